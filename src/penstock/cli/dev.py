@@ -1,0 +1,84 @@
+"""`penstock dev`: the development broker, the locked jars, Java."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import Output
+
+app = typer.Typer(help="Development tools: a Kafka broker, the locked jars, Java.", no_args_is_help=True)
+kafka = typer.Typer(help="A real Kafka broker on this machine, in the background.", no_args_is_help=True)
+app.add_typer(kafka, name="kafka")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@kafka.command("up")
+def kafka_up(
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on. Left out: 9092, or a free one where that is taken.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Start the broker, or find it running."""
+    from penstock.dev import service
+
+    Output.choose(json).record("Development Kafka", service.as_dict(service.up(port)))
+
+
+@kafka.command("down")
+def kafka_down(json: Json = False) -> None:
+    """Stop the broker; its topics stay for the next time."""
+    from penstock.dev import service
+
+    Output.choose(json).record("Development Kafka", service.as_dict(service.down()))
+
+
+@kafka.command("status")
+def kafka_status(json: Json = False) -> None:
+    """Say whether the broker runs, and where. Exit status 1 when it does not."""
+    from penstock.dev import service
+
+    now = service.status()
+    Output.choose(json).record("Development Kafka", service.as_dict(now))
+    if not now.running:
+        raise typer.Exit(1)
+
+
+@app.command("jars")
+def jars(
+    names: Annotated[list[str] | None, typer.Argument(help="Sets to fetch; all when none is named.")] = None,
+    json: Json = False,
+) -> None:
+    """Fetch the locked jars into the cache; does nothing when they are there."""
+    from penstock.runtime.jars import is_present, jar_folder, jar_set, locked
+
+    output = Output.choose(json)
+    rows = []
+    for name in names or sorted(locked()):
+        had = is_present(name)
+        if not had:
+            output.line(f"Fetching {len(locked()[name])} jars of {name} …")
+        found = jar_set(name)
+        size = sum(jar.size for jar in locked()[name])
+        rows.append(
+            {
+                "set": name,
+                "jars": len(found),
+                "megabytes": round(size / 1e6, 1),
+                "fetched": not had,
+                "folder": str(jar_folder(name)),
+            }
+        )
+    output.table("Locked jars", rows)
+
+
+@app.command("java")
+def java(json: Json = False) -> None:
+    """Show the Java that Spark and the broker will run on."""
+    from penstock.runtime.java import find_java
+
+    found = find_java()
+    Output.choose(json).record("Java", {"home": str(found.home), "version": found.version, "found_by": found.origin})

@@ -1,0 +1,55 @@
+"""The `penstock` command. Commands are thin: they parse, call the package, and hand the result to an `Output`.
+
+Nothing heavy is imported before a command runs, so `penstock --help` answers at once. Exit status: 0 for success, 1
+for an error, 2 for a command that was misspelt.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from penstock.cli import demo, dev, run
+from penstock.cli.output import Output
+from penstock.errors import PenstockError
+
+app = typer.Typer(
+    name="penstock",
+    help="Exactly-once for PySpark Structured Streaming.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,  # our own errors are shown by main(), a stranger's traceback must stay whole
+)
+app.add_typer(dev.app, name="dev")
+app.command("run", context_settings=run.PASS_ON)(run.run)
+app.command("demo")(demo.demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        Output.for_people().line(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """Exactly-once for PySpark Structured Streaming."""
+
+
+def main() -> None:
+    """The entry point: an error of ours is shown as its three sentences, without a traceback."""
+    try:
+        app()
+    except PenstockError as error:
+        # What follows `run` belongs to the job; everywhere else --json was meant for us.
+        Output.choose("--json" in sys.argv and sys.argv[1:2] != ["run"]).error(error)
+        sys.exit(1)

@@ -1,0 +1,112 @@
+"""How commands speak: a table for people or JSON for programs, behind one interface. Commands never print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock.errors import PenstockError
+
+
+class Output(ABC):
+    """Results go to stdout, errors to stderr, so a pipe only ever carries results."""
+
+    @staticmethod
+    def for_people() -> Output:
+        return TableOutput()
+
+    @staticmethod
+    def choose(as_json: bool) -> Output:
+        return JsonOutput() if as_json else TableOutput()
+
+    @abstractmethod
+    def record(self, title: str, fields: Mapping[str, Any]) -> None:
+        """One thing and its properties."""
+
+    @abstractmethod
+    def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Many things with the same properties."""
+
+    @abstractmethod
+    def line(self, text: str) -> None:
+        """A sentence for people; programs are not shown it."""
+
+    @abstractmethod
+    def error(self, error: PenstockError) -> None:
+        """What happened, what is safe, what to do."""
+
+
+class JsonOutput(Output):
+    """One JSON document on stdout per command; an error is one on stderr."""
+
+    def record(self, title: str, fields: Mapping[str, Any]) -> None:
+        self._write(dict(fields))
+
+    def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._write([dict(row) for row in rows])
+
+    def line(self, text: str) -> None:
+        pass
+
+    def error(self, error: PenstockError) -> None:
+        sys.stderr.write(error.to_json() + "\n")
+
+    def _write(self, body: Any) -> None:
+        sys.stdout.write(json.dumps(body, indent=2, default=str) + "\n")
+
+
+class TableOutput(Output):
+    """For a terminal, and readable in a log file."""
+
+    def record(self, title: str, fields: Mapping[str, Any]) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+        for key, value in fields.items():
+            if value not in (None, ""):
+                table.add_row(Text(key.replace("_", " "), style="bold"), Text(_shown(value)))
+        self._console().print(table)
+
+    def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        for key in rows[0] if rows else ():
+            table.add_column(key.replace("_", " "))
+        for row in rows:
+            table.add_row(*(Text(_shown(value)) for value in row.values()))
+        self._console().print(table)
+
+    def line(self, text: str) -> None:
+        self._console().print(text, markup=False, highlight=False)
+
+    def error(self, error: PenstockError) -> None:
+        from rich.panel import Panel
+        from rich.text import Text
+
+        parts = [("What happened", error.happened), ("What is safe", error.safe), ("What to do", error.to_do)]
+        body = Text("\n\n").join(
+            Text.assemble((f"{label}\n", "bold"), sentence) for label, sentence in parts if sentence
+        )
+        self._console(stderr=True).print(
+            Panel(body, title=type(error).__name__, title_align="left", border_style="red")
+        )
+
+    def _console(self, *, stderr: bool = False) -> Console:
+        from rich.console import Console
+
+        return Console(stderr=stderr, soft_wrap=not stderr)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)

@@ -1,0 +1,52 @@
+"""The job that the demo kills: an ordinary Penstock job with a pass-through and a stateful output.
+
+python -m penstock.dev.demo_job CONFIG.json
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pyspark.sql import functions as f
+
+from penstock import Checkpoints, DataGenSource, FileSink, Job, KafkaSink, KafkaSource
+from penstock.dev.demo_driver import JobConfig
+from penstock.dev.demo_truth import COLUMNS
+
+_PAYMENT = "id bigint, account string, amount bigint"
+
+
+def build(config: JobConfig) -> Job:
+    """The job, ready to run."""
+    folder = Path(config.folder)
+    job = Job("demo", checkpoints=Checkpoints(interval="200ms", storage=(folder / "checkpoints").as_uri()))
+    if config.mode == "kafka":
+        _on_kafka(job, config)
+    else:
+        _on_files(job, config, folder / "out")
+    return job
+
+
+def _on_files(job: Job, config: JobConfig, out: Path) -> None:
+    source = DataGenSource(
+        rows=config.rows, rate=config.rate, columns=COLUMNS, max_rows_per_epoch=config.rows_per_epoch
+    )
+    rows = job.read(source, uid="payments")
+    job.write(rows, FileSink(str(out / "payments")), uid="payments")
+    totals = rows.groupBy("account").agg(f.count("*").alias("n"), f.sum("amount").alias("total"))
+    job.write(totals, FileSink(str(out / "totals")), uid="totals", output_mode="update")
+
+
+def _on_kafka(job: Job, config: JobConfig) -> None:
+    source = KafkaSource("payments", servers=config.servers, max_offsets_per_epoch=config.rows_per_epoch)
+    messages = job.read(source, uid="payments")
+    job.write(messages.select("key", "value"), KafkaSink("payments-out", servers=config.servers), uid="payments")
+    rows = messages.select(f.from_json(f.col("value").cast("string"), _PAYMENT).alias("row")).select("row.*")
+    totals = rows.groupBy("account").agg(f.count("*").alias("n"), f.sum("amount").alias("total"))
+    shaped = totals.select(f.col("account").alias("key"), f.to_json(f.struct("account", "n", "total")).alias("value"))
+    job.write(shaped, KafkaSink("totals-out", servers=config.servers), uid="totals", output_mode="update")
+
+
+if __name__ == "__main__":
+    build(JobConfig.read(Path(sys.argv[1]))).run()

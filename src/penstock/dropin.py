@@ -1,0 +1,124 @@
+"""`exactly_once`: one line for a query that exists already."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import Checkpoints
+from penstock.epoch.coordinator import Coordinator, Timing
+from penstock.epoch.open import ledger_at, spark_log_at
+from penstock.epoch.outputs import EpochOutputs
+from penstock.errors import ConfigurationError
+from penstock.naming import check_name
+from penstock.runtime.events import Events
+from penstock.sinks.base import CheckContext, TwoPhaseSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class ExactlyOnce:
+    """A `foreachBatch` function. With the checkpoint's location it recovers when made, before the query starts;
+    without, at the first batch, where a decided epoch is proven by running it again."""
+
+    def __init__(
+        self, sink: TwoPhaseSink, uid: str, job: str, checkpoint: str | None, spark: SparkSession | None, limits: Checkpoints
+    ) -> None:
+        from pyspark.sql import SparkSession as Session
+
+        session = spark or Session.getActiveSession()
+        if session is None:
+            raise ConfigurationError(
+                "There is no Spark session yet.",
+                safe="nothing was started.",
+                to_do="make the session before penstock.exactly_once, or pass spark=….",
+            )
+        self._spark, self._sink, self._uid, self._job = session, sink, check_name(uid, "uid"), check_name(job, "job")
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._checkpoint = checkpoint
+        self._run_id: str | None = None
+        sink.check(CheckContext(job, limits.interval_seconds, limits.timeout_seconds), uid)
+        self._coordinator: Coordinator | None = None
+        if checkpoint is not None:
+            self._coordinator = self._open(checkpoint)
+            self._coordinator.recover()
+
+    def __call__(self, batch: DataFrame, epoch: int) -> None:
+        with self._lock:
+            execution = self._execution()
+            location = str(execution.resolvedCheckpointRoot())
+            self._check_location(location)
+            run_id = str(execution.runId())
+            if self._coordinator is None or self._run_id not in (None, run_id):
+                # The query was started again: what it left is recovered by replay, its own log being in use.
+                self._coordinator = self._open(location)
+            self._run_id = run_id
+        self._coordinator(batch, epoch)
+
+    def _open(self, checkpoint: str) -> Coordinator:
+        def body(batch: DataFrame, outputs: EpochOutputs) -> None:
+            outputs.write(batch, self._uid)
+
+        return Coordinator(
+            job=self._job,
+            query=self._uid,
+            sinks={self._uid: self._sink},
+            sources=(),
+            ledger=ledger_at(f"{checkpoint.rstrip('/')}/_penstock", self._spark, retained=self._limits.retained),
+            log=spark_log_at(checkpoint, self._spark),
+            events=Events(),
+            body=body,
+            executed_plan=lambda: self._execution().lastExecution().executedPlan(),
+            watermark_policy=str(self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")),
+            timing=Timing(commit_seconds=self._limits.commit_timeout_seconds),
+        )
+
+    def _execution(self) -> Any:
+        query_id = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        jvm: Any = self._spark._jvm
+        found = self._spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(query_id)) if query_id else None
+        if found is None:
+            raise ConfigurationError(
+                "The query was not started from the Spark session that penstock.exactly_once was made with.",
+                safe="nothing was written.",
+                to_do="pass that session: penstock.exactly_once(…, spark=session).",
+            )
+        return found.streamingQuery()
+
+    def _check_location(self, actual: str) -> None:
+        given = self._checkpoint
+        if given is not None and _plain(given) != _plain(actual):
+            raise ConfigurationError(
+                f"penstock.exactly_once was told checkpoint={given!r}, but the query's checkpointLocation is {actual!r}.",
+                safe="nothing was written.",
+                to_do="give both the same location.",
+            )
+
+
+def _plain(location: str) -> str:
+    from penstock.epoch.storage import local_path
+
+    path = local_path(location)
+    return str(path.resolve()) if path is not None else location.rstrip("/")
+
+
+def exactly_once(
+    sink: TwoPhaseSink,
+    *,
+    uid: str,
+    job: str = "penstock",
+    checkpoint: str | None = None,
+    spark: SparkSession | None = None,
+    limits: Checkpoints | None = None,
+) -> ExactlyOnce:
+    """A drop-in for `writeStream.foreachBatch` that makes the query end-to-end exactly-once.
+
+        df.writeStream.foreachBatch(penstock.exactly_once(sink, uid="alerts", checkpoint=path)) \\
+          .option("checkpointLocation", path).start()
+
+    `job` and `uid` name what the sink leaves in the other system; keep them over restarts. The ledger lives in the
+    folder `_penstock` of the query's checkpoint.
+    """
+    return ExactlyOnce(sink, uid, job, checkpoint, spark, limits or Checkpoints())

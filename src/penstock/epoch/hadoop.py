@@ -1,0 +1,122 @@
+"""The ledger's storage on any Hadoop file system, through the driver's JVM.
+
+HDFS: written aside, flushed to disk on the data nodes, then renamed without overwriting, which the name node does
+atomically. S3 has no rename; there the object is put under its name on the condition that there is none
+(`If-None-Match`), which Hadoop's connector refuses to promise where the store cannot. Whatever the storage says of itself,
+`Ledger.prove_atomic` sees at every start that a second create is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from penstock.epoch.storage import AlreadyExists, Storage
+from penstock.errors import LedgerError, StorageFull
+from penstock.testing.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CONDITIONAL = "fs.option.create.conditional.overwrite"
+_OBJECT_STORES = frozenset({"s3a", "s3"})
+
+
+class HadoopStorage(Storage):
+    """A folder on a Hadoop file system."""
+
+    _serial = itertools.count()
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        jvm: Any = spark._jvm
+        self._jvm = jvm
+        self._conf = spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+        self._root = jvm.org.apache.hadoop.fs.Path(location)
+        self._fs = self._root.getFileSystem(self._conf)
+        self.location = str(self._fs.makeQualified(self._root).toString())
+        self._object_store = self._fs.getScheme() in _OBJECT_STORES
+
+    def create(self, name: str, data: bytes) -> None:
+        target = self._path(name)
+        with self._errors(f"writing {self.location}/{name}", name):
+            self._fs.mkdirs(target.getParent())
+            if self._object_store:
+                self._put(target, data)
+            else:
+                self._write_and_rename(target, data)
+
+    def read(self, name: str) -> bytes | None:
+        with self._errors(f"reading {self.location}/{name}", name):
+            path = self._path(name)
+            if not self._fs.exists(path):
+                return None
+            stream = self._fs.open(path)
+            try:
+                return bytes(stream.readAllBytes())
+            finally:
+                stream.close()
+
+    def list(self, folder: str) -> list[str]:
+        with self._errors(f"listing {self.location}/{folder}", folder):
+            path = self._path(folder)
+            if not self._fs.exists(path):
+                return []
+            names = [str(status.getPath().getName()) for status in self._fs.listStatus(path)]
+            return sorted(name for name in names if not name.startswith("."))
+
+    def delete(self, name: str) -> None:
+        with self._errors(f"deleting {self.location}/{name}", name):
+            self._fs.delete(self._path(name), False)
+
+    def _put(self, target: Any, data: bytes) -> None:
+        stream = self._fs.createFile(target).overwrite(False).must(_CONDITIONAL, True).build()
+        stream.write(data)
+        failpoint("ledger.aside")
+        stream.close()
+
+    def _write_and_rename(self, target: Any, data: bytes) -> None:
+        aside = self._jvm.org.apache.hadoop.fs.Path(
+            target.getParent(), f".{target.getName()}.{os.getpid()}.{next(self._serial)}.tmp"
+        )
+        try:
+            stream = self._fs.create(aside, True)
+            stream.write(data)
+            stream.hsync()
+            stream.close()
+            failpoint("ledger.aside")
+            context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(target.toUri(), self._conf)
+            options = self._jvm.java.lang.reflect.Array.newInstance(
+                self._jvm.java.lang.Class.forName("org.apache.hadoop.fs.Options$Rename"), 0
+            )
+            context.rename(aside, target, options)
+        finally:
+            self._fs.delete(aside, False)
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+
+    @contextmanager
+    def _errors(self, what: str, name: str) -> Iterator[None]:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            yield
+        except Py4JJavaError as error:
+            kind = str(error.java_exception.getClass().getName())
+            said = str(error.java_exception.getMessage())
+            if "FileAlreadyExists" in kind or ("PathExists" in kind):
+                raise AlreadyExists(name) from None
+            if "No space left" in said or "QuotaExceeded" in kind:
+                raise StorageFull(
+                    f"No space left while {what}: {said}.",
+                    safe="no decision was lost: an epoch whose decision could not be written is replayed.",
+                    to_do="free space where the checkpoints are; the job then goes on if its strategy retries.",
+                ) from error
+            raise LedgerError(
+                f"The storage refused while {what}: {kind}: {said}.",
+                safe="nothing was decided by this attempt that a restart would not find.",
+                to_do="see that the location exists, is reachable and may be written by this user.",
+            ) from error

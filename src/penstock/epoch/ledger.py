@@ -1,0 +1,227 @@
+"""The ledger: generations, claims and manifests, each a small sealed file that is created once and never changed.
+
+    generations/00000007.json          this run registered (before it looked at anything)
+    claims/00000007.json               what it found, and the decision it honours
+    epochs/0000000012.g00000007.json   manifest: the decision to commit epoch 12, by generation 7
+
+A sealed file is one line of JSON with its format's name and version, and a SHA-256 of its body: a half-written or
+altered file is told from a good one, and a file of a newer version is refused, never misread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId
+from penstock.epoch.storage import AlreadyExists, Storage
+from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
+
+VERSION = 1
+"""Of every file here. A change of meaning raises it, and `unseal` keeps reading the older ones."""
+
+_MANIFEST = re.compile(r"^(\d{10})\.g(\d{8})\.json$")
+_NUMBERED = re.compile(r"^(\d{8})\.json$")
+_KEEP_GENERATIONS = 20  # enough to see who ran before whom; the newest is what fences
+
+
+def seal(kind: str, body: Mapping[str, Any]) -> bytes:
+    """The bytes of a ledger file."""
+    text = _canonical(body)
+    sealed = {"format": f"penstock/{kind}", "version": VERSION, "sha256": _digest(text), "body": body}
+    return (_canonical(sealed) + "\n").encode()
+
+
+def unseal(kind: str, data: bytes, where: str) -> dict[str, Any]:
+    """The body of a ledger file, or the error that says what is wrong with it."""
+    try:
+        sealed = json.loads(data)
+        found, version, body = sealed["format"], sealed["version"], sealed["body"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _corrupt(where, "it is not a whole ledger file") from error
+    if not isinstance(version, int) or found != f"penstock/{kind}":
+        raise _corrupt(where, f"it says {found!r} where 'penstock/{kind}' belongs")
+    if version > VERSION:
+        raise LedgerFromTheFuture(
+            f"{where} has version {version}; this Penstock reads up to {VERSION}.",
+            safe="nothing was read further, started or changed.",
+            to_do="run this job with the Penstock that wrote the ledger, or a newer one.",
+        )
+    if not isinstance(body, dict) or sealed.get("sha256") != _digest(_canonical(body)):
+        raise _corrupt(where, "its checksum does not match its content")
+    return body
+
+
+class Ledger:
+    """One query's ledger. Every method may be called by several runs at once, from any process."""
+
+    def __init__(self, storage: Storage, *, retained: int = 100, now: Callable[[], float] = time.time) -> None:
+        self._storage = storage
+        self._retained = retained
+        self._now = now
+
+    @property
+    def location(self) -> str:
+        return self._storage.location
+
+    def prove_atomic(self) -> None:
+        """See with one's own eyes that the storage refuses a second create; no decision would be safe without."""
+        name = f"probe/{self._now():.6f}.json"
+        data = seal("probe", {})
+        self._storage.create(name, data)
+        try:
+            self._storage.create(name, data)
+        except AlreadyExists:
+            return
+        finally:
+            self._storage.delete(name)
+        raise StorageNotAtomic(
+            f"{self.location} let the same file be created twice.",
+            safe="nothing was started.",
+            to_do="use storage with atomic create (a local disk, HDFS, S3 with conditional writes) for checkpoints.",
+        )
+
+    # Generations
+
+    def register(self, facts: Mapping[str, Any]) -> int:
+        """Become the newest generation. `facts` say who runs (host, process, uids) and must hold no secret."""
+        generation = self.newest_generation() + 1
+        while True:
+            try:
+                self._storage.create(
+                    f"generations/{generation:08d}.json", seal("generation", {**facts, "registered": self._now()})
+                )
+            except AlreadyExists:
+                generation += 1
+            else:
+                self._forget("generations", generation)
+                self._forget("claims", generation)
+                return generation
+
+    def newest_generation(self) -> int:
+        """The newest registered generation, 0 before the first."""
+        return max(self._numbered("generations"), default=0)
+
+    def generation(self, number: int) -> dict[str, Any] | None:
+        """What generation `number` said of itself."""
+        return self._body("generation", f"generations/{number:08d}.json")
+
+    # Claims
+
+    def claim(self, claim: Claim, query: str | None) -> None:
+        honours = claim.honours and [claim.honours.epoch, claim.honours.generation]
+        body = {"generation": claim.generation, "epoch": claim.epoch, "honours": honours, "query": query}
+        self._storage.create(f"claims/{claim.generation:08d}.json", seal("claim", body))
+
+    def claims(self, query: str | None) -> tuple[Claim, ...]:
+        """The claims made for this Spark query; another query's (the checkpoint was replaced) say nothing of it."""
+        found = []
+        for number in self._numbered("claims"):
+            body = self._body("claim", f"claims/{number:08d}.json")
+            if body is not None and body["query"] == query:
+                honours = DecisionId(*body["honours"]) if body["honours"] else None
+                found.append(Claim(body["generation"], body["epoch"], honours))
+        return tuple(found)
+
+    # Manifests
+
+    def decide(self, decision: Decision, *, query: str | None, barrier: str | None) -> None:
+        """The commit point: when this returns, the decision is durable. When it raises, it may or may not be."""
+        body = {
+            "epoch": decision.id.epoch,
+            "generation": decision.id.generation,
+            "query": query,
+            "barrier": barrier,
+            "watermark": decision.watermark,
+            "decided": self._now(),
+            "committables": [
+                [one.sink, one.writer, one.rows, one.checksum, one.format, dict(one.payload)]
+                for one in decision.committables
+            ],
+        }
+        name = f"epochs/{decision.id.epoch:010d}.g{decision.id.generation:08d}.json"
+        try:
+            self._storage.create(name, seal("manifest", body))
+        except AlreadyExists:
+            raise LedgerError(
+                f"{self.location}/{name} exists already, though generation {decision.id.generation} is this run's own.",
+                safe="the decision that exists is honoured by the next start; this one was not written.",
+                to_do="let the job restart.",
+            ) from None
+
+    def decisions(self, epoch: int, query: str | None) -> tuple[Decision, ...]:
+        """All decisions for `epoch` that were made for this Spark query."""
+        return tuple(manifest.decision for manifest in self.manifests(epoch) if manifest.query == query)
+
+    def manifests(self, epoch: int) -> tuple[Manifest, ...]:
+        """Every manifest of `epoch`, read and verified."""
+        found = []
+        for name in self._storage.list("epochs"):
+            match = _MANIFEST.match(name)
+            if match and int(match[1]) == epoch:
+                body = self._body("manifest", f"epochs/{name}")
+                if body is not None:
+                    found.append(Manifest.of(body))
+        return tuple(found)
+
+    def prune(self, epoch: int) -> None:
+        """Forget manifests that are too old to be needed, now that `epoch` is complete."""
+        if epoch % 50:
+            return  # one listing now and then instead of one per epoch
+        for name in self._storage.list("epochs"):
+            match = _MANIFEST.match(name)
+            if match and int(match[1]) < epoch - self._retained:
+                self._storage.delete(f"epochs/{name}")
+
+    def _numbered(self, folder: str) -> list[int]:
+        return [int(match[1]) for name in self._storage.list(folder) if (match := _NUMBERED.match(name))]
+
+    def _forget(self, folder: str, newest: int) -> None:
+        for number in self._numbered(folder):
+            if number <= newest - _KEEP_GENERATIONS:
+                self._storage.delete(f"{folder}/{number:08d}.json")
+
+    def _body(self, kind: str, name: str) -> dict[str, Any] | None:
+        data = self._storage.read(name)
+        return None if data is None else unseal(kind, data, f"{self.location}/{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A decision as it stands in the ledger. `barrier` is a digest of the input positions it was made for."""
+
+    decision: Decision
+    query: str | None
+    barrier: str | None
+    decided: float
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Manifest:
+        committables = tuple(
+            Committable(sink, writer, rows, checksum, payload, format)
+            for sink, writer, rows, checksum, format, payload in body["committables"]
+        )
+        decision = Decision(DecisionId(body["epoch"], body["generation"]), committables, body["watermark"])
+        return cls(decision, body["query"], body["barrier"], body["decided"])
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _corrupt(where: str, why: str) -> LedgerCorrupt:
+    return LedgerCorrupt(
+        f"{where} cannot be trusted: {why}.",
+        safe="nothing was committed, aborted or started because of it; open transactions stay as they are until they expire.",
+        to_do="restore the file from a copy. If it is a manifest and none of that epoch's transactions was committed,"
+        " it may be deleted instead: the epoch then replays from the same positions.",
+    )

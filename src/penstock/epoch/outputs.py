@@ -1,0 +1,82 @@
+"""What a query writes in one epoch: a Spark job per output, whose tasks prepare and report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from penstock.epoch.protocol import Committable, WriterId
+from penstock.epoch.task import RESULT_SCHEMA, attempt_of, committable, fault_in, hashed, writer_task
+from penstock.errors import ConfigurationError, DuplicateUid
+from penstock.sinks.base import Committer, SinkScope, TwoPhaseSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class EpochOutputs:
+    """Handed to a query's body once per epoch. `write` prepares; nothing becomes visible before the decision."""
+
+    def __init__(
+        self,
+        epoch: int,
+        attempt: int,
+        generation: int,
+        job: str,
+        sinks: Mapping[str, TwoPhaseSink],
+        committers: Mapping[str, Committer],
+        frame: DataFrame,
+        only: frozenset[WriterId] | None,
+    ) -> None:
+        self.epoch = epoch
+        self.committables: list[Committable] = []
+        self.strays = False
+        self._attempt, self._generation, self._job = attempt, generation, job
+        self._sinks, self._committers = sinks, committers
+        self._frame, self._only = frame, only
+        self._written: set[str] = set()
+
+    def write(self, frame: DataFrame, uid: str) -> None:
+        """Write `frame` into the sink named `uid`, once per epoch. Returns when every task has prepared."""
+        if uid not in self._sinks:
+            raise ConfigurationError(
+                f"The epoch writes to {uid!r}, which is not one of its sinks {sorted(self._sinks)}.",
+                safe="the epoch is not decided; nothing of it is visible.",
+                to_do="name every sink of the epoch where it is declared.",
+            )
+        if uid in self._written:
+            raise DuplicateUid(
+                f"Sink {uid!r} is written twice in epoch {self.epoch}.",
+                safe="the epoch is not decided; nothing of it is visible.",
+                to_do="union the two DataFrames, or give each output a sink and a uid of its own.",
+            )
+        self._written.add(uid)
+        sink = self._sinks[uid]
+        task = writer_task(
+            sink,
+            SinkScope(self._job, uid, self._generation),
+            epoch=self.epoch,
+            attempt=self._attempt,
+            hints=dict(self._committers[uid].hints()),
+            only=None if self._only is None else frozenset(writer for name, writer in self._only if name == uid),
+        )
+        try:
+            rows = hashed(sink.shape(frame)).mapInArrow(task, RESULT_SCHEMA).collect()
+        except Exception as error:
+            # A task's own error comes back as Spark's text; give the caller the error itself.
+            fault = fault_in(str(error))
+            if fault is not None:
+                raise fault from error
+            raise
+        self.committables.extend(committable(uid, row[0]) for row in rows)
+        self.strays = self.strays or any(attempt_of(row[0]) > 0 for row in rows) or _speculates(frame)
+
+    def execute_rest(self) -> None:
+        """Run the plan if no output did: a stateful plan that is not executed leaves a checkpoint that cannot restart."""
+        if not self._written:
+            self._frame.write.format("noop").mode("overwrite").save()
+
+
+def _speculates(frame: DataFrame) -> bool:
+    """With speculation the winner may be a first attempt and a loser still have prepared something."""
+    return frame.sparkSession.sparkContext.getConf().get("spark.speculation", "false") == "true"

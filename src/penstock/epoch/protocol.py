@@ -1,0 +1,356 @@
+"""The epoch protocol: pure, without I/O, clock, Spark or any other system.
+
+Two coroutines say everything. Each yields an action, is sent what became of it, and goes on; whoever drives them
+(`coordinator.py` for real, the exploration tests for every interleaving there is) carries the actions out.
+
+* `recover` runs once, before Spark's query starts: it finishes what an earlier run decided.
+* `run_epoch` runs one epoch: prepare everywhere, decide once, commit everywhere.
+
+An exception thrown in by the driver (storage failed, process stopping) leaves both without another action: nothing is
+ever aborted because a decision *might* not have been written. What is durable by then is what the next `recover` finds.
+
+Why nobody is lost and nobody doubled, when two runs overlap:
+
+* A run first registers its generation, **then** looks for decisions. A deciding run first writes its decision, **then**
+  looks for newer generations. So of two overlapping runs at least one sees the other.
+* Having looked, and before doing anything, a run writes a *claim*: the epoch it found and the decision it honours, if
+  any. A decision of an older generation that the newest claim does not honour was written after that run had looked;
+  its author therefore saw the newer generation and committed nothing: it is void. Without the claim, a third run could
+  not tell such a decision from one that was half carried out, while the second run may have replaced the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+WriterId = tuple[str, int]
+"""Sink uid and writer number: the name of a writer inside one epoch."""
+
+
+class Outcome(Enum):
+    """What is proven about one committable after an attempt to commit it."""
+
+    COMMITTED = "committed"
+    ALREADY_COMMITTED = "already committed"
+    LOST = "lost"  # the other system ended it; final, it can never become visible any more
+    UNKNOWN = "unknown"  # nothing is proven: ask again, never guess
+
+    @property
+    def visible(self) -> bool:
+        return self in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Committable:
+    """What one writer prepared: enough to commit or abort it from any process, later.
+
+    `payload` is JSON-able and versioned by `format`, both owned by the sink. `rows` and `checksum` (the sum of the
+    rows' 64-bit hashes, modulo 2**64, so independent of their order) are how a replay is proven equal. A writer
+    without rows prepared nothing and has nothing to commit.
+    """
+
+    sink: str
+    writer: int
+    rows: int
+    checksum: int
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    format: int = 1
+
+    @property
+    def id(self) -> WriterId:
+        return (self.sink, self.writer)
+
+    def with_payload(self, **more: Any) -> Committable:
+        return replace(self, payload={**self.payload, **more})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DecisionId:
+    """Of several decisions for one epoch the highest generation's counts."""
+
+    epoch: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The commit point of an epoch over all its sinks, once durable. `watermark` is the one batch N leads to, None
+    where it is not known for sure."""
+
+    id: DecisionId
+    committables: tuple[Committable, ...]
+    watermark: int | None = 0
+
+    @property
+    def to_commit(self) -> tuple[Committable, ...]:
+        return tuple(committable for committable in self.committables if committable.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a run saw when it started: the epoch that comes next, and the decision it honours there."""
+
+    generation: int
+    epoch: int
+    honours: DecisionId | None
+
+
+# Actions. Each says what its driver sends back.
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Become the newest generation, durably. → `int`, the generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Read Spark's log and the ledger. → `Found`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteClaim:
+    """Make the claim durable. → None."""
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class NewestGeneration:
+    """→ `int`, the newest registered generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreCommit:
+    """Run the plan and prepare. With `only`, those writers alone write; all others just count and sum.
+    → `Prepared` or `Failed`."""
+
+    epoch: int
+    only: frozenset[WriterId] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Create the manifest atomically. → None; an exception means that it may or may not exist."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Commit every committable that has rows, idempotently. → mapping of `WriterId` to `Outcome`."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class FinishLog:
+    """Complete Spark's own log for the epoch. → True, or False where the log's format is not one we know."""
+
+    epoch: int
+    watermark: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Find whatever this and older generations left open, except `keep`, and abort it. → None."""
+
+    keep: tuple[Committable, ...]
+
+
+Action = Register | Look | WriteClaim | NewestGeneration | PreCommit | Decide | Commit | FinishLog | Sweep
+
+
+# What comes back.
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Spark's log says that `epoch` comes next: its barrier may be written (`barrier`), its commit is not."""
+
+    epoch: int
+    barrier: bool
+    decisions: tuple[Decision, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Every task reported. `strays`: attempts failed or raced on the way, so leftovers are possible."""
+
+    committables: tuple[Committable, ...]
+    watermark: int | None = 0
+    strays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A task, a sink or the plan failed before the decision."""
+
+    error: BaseException
+
+
+# How the coroutines end.
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The next epoch was decided already: run its plan only to prove it equal, and rewrite the `lost` writers."""
+
+    decision: Decision
+    lost: frozenset[WriterId]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Recovery is over; Spark's query may start. `action` says what was done, for people."""
+
+    generation: int
+    epoch: int
+    action: str  # "none", "finished", "void", "repair" or "verify"
+    replay: Replay | None = None
+
+
+class ProtocolStop(Exception):
+    """The epoch or the recovery ends here; the next run's recovery takes over."""
+
+
+class Fenced(ProtocolStop):
+    """A newer generation exists: touch nothing, exit."""
+
+    def __init__(self, own: int, newest: int) -> None:
+        super().__init__(f"generation {own} is superseded by {newest}")
+        self.own, self.newest = own, newest
+
+
+class NotPrepared(ProtocolStop):
+    """Before the decision: all is aborted, the epoch replays."""
+
+    def __init__(self, epoch: int, error: BaseException) -> None:
+        super().__init__(f"epoch {epoch} was not prepared")
+        self.epoch, self.error = epoch, error
+
+
+class Unproven(ProtocolStop):
+    """After the decision: outcomes that nobody could prove in time."""
+
+    def __init__(self, decision: Decision, writers: Collection[WriterId]) -> None:
+        super().__init__(f"epoch {decision.id.epoch}: the outcome of {len(writers)} writers is unknown")
+        self.decision, self.writers = decision, tuple(sorted(writers))
+
+
+class Lost(ProtocolStop):
+    """After the decision, in the run that made it: the next recovery repairs."""
+
+    def __init__(self, decision: Decision, writers: Collection[WriterId]) -> None:
+        super().__init__(f"epoch {decision.id.epoch}: {len(writers)} writers are lost")
+        self.decision, self.writers = decision, tuple(sorted(writers))
+
+
+class Differs(ProtocolStop):
+    """The replay is not what was decided, so the lost writers cannot be repaired with proof."""
+
+    def __init__(self, replay: Replay, writers: Collection[WriterId]) -> None:
+        super().__init__(f"epoch {replay.decision.id.epoch}: the replay differs at {len(writers)} writers")
+        self.replay, self.writers = replay, tuple(sorted(writers))
+
+
+def honoured(found: Found) -> Decision | None:
+    """The decision that counts for the epoch that comes next, if there is one."""
+    if not found.barrier:
+        return None
+    claim = max(found.claims, key=lambda one: one.generation, default=None)
+    valid = [
+        decision
+        for decision in found.decisions
+        if decision.id.epoch == found.epoch
+        and (claim is None or decision.id.generation >= claim.generation or decision.id == claim.honours)
+    ]
+    return max(valid, key=lambda decision: decision.id, default=None)
+
+
+def recover() -> Generator[Action, Any, Resume]:
+    """Finish what an earlier run decided, abort what it did not, and say how the next epoch is to be run."""
+    generation: int = yield Register()
+    found: Found = yield Look()
+    decision = honoured(found)
+    yield WriteClaim(Claim(generation, found.epoch, decision.id if decision else None))
+    if decision is None:
+        yield Sweep(())
+        return Resume(generation, found.epoch, "none")
+
+    outcomes: Mapping[WriterId, Outcome] = yield Commit(decision)
+    lost = _settled(decision, outcomes)
+    if not lost:
+        finished: bool = yield FinishLog(found.epoch, decision.watermark)
+        yield Sweep(decision.committables)
+        if finished:
+            return Resume(generation, found.epoch + 1, "finished")
+        return Resume(generation, found.epoch, "verify", Replay(decision, frozenset()))
+    if len(lost) == len(decision.to_commit):
+        # Nothing of it is visible or ever will be. The next decision for this epoch outranks it by its generation.
+        yield Sweep(())
+        return Resume(generation, found.epoch, "void")
+    yield Sweep(decision.committables)
+    return Resume(generation, found.epoch, "repair", Replay(decision, lost))
+
+
+def run_epoch(generation: int, epoch: int, replay: Replay | None = None) -> Generator[Action, Any, Decision | None]:
+    """One epoch from barrier to visible. When this returns, Spark may write its commit; when it raises, it must not.
+
+    Returns the decision carried out, None where a replay proved that all was visible already."""
+    yield from _still_newest(generation)
+    prepared: Prepared | Failed = yield PreCommit(epoch, replay.lost if replay else None)
+    if isinstance(prepared, Failed):
+        yield Sweep(replay.decision.committables if replay else ())
+        raise NotPrepared(epoch, prepared.error)
+
+    committables = prepared.committables
+    if replay is not None:
+        differing = _differences(replay.decision, prepared)
+        if differing:
+            yield Sweep(replay.decision.committables)
+            raise Differs(replay, differing)
+        if not replay.lost:
+            return None
+        rewritten = {one.id: one for one in prepared.committables if one.id in replay.lost}
+        committables = tuple(rewritten.get(old.id, old) for old in replay.decision.committables)
+
+    decision = Decision(DecisionId(epoch, generation), committables, prepared.watermark)
+    yield Decide(decision)
+    yield from _still_newest(generation)
+    outcomes: Mapping[WriterId, Outcome] = yield Commit(decision)
+    lost = _settled(decision, outcomes)
+    if lost:
+        raise Lost(decision, lost)
+    if prepared.strays:
+        yield Sweep(decision.committables)
+    return decision
+
+
+def _still_newest(generation: int) -> Generator[Action, Any, None]:
+    newest: int = yield NewestGeneration()
+    if newest > generation:
+        raise Fenced(generation, newest)
+
+
+def _settled(decision: Decision, outcomes: Mapping[WriterId, Outcome]) -> frozenset[WriterId]:
+    """The lost writers; a writer that nobody answered for is unknown, and unknown never becomes committed."""
+    answered = {one.id: outcomes.get(one.id, Outcome.UNKNOWN) for one in decision.to_commit}
+    unknown = [writer for writer, outcome in answered.items() if outcome is Outcome.UNKNOWN]
+    if unknown:
+        raise Unproven(decision, unknown)
+    return frozenset(writer for writer, outcome in answered.items() if outcome is Outcome.LOST)
+
+
+def _differences(decision: Decision, prepared: Prepared) -> set[WriterId]:
+    """Writers whose replay does not hold exactly the decided rows, on either side."""
+    before, now = _counted(decision.committables), _counted(prepared.committables)
+    return {writer for writer in before.keys() | now.keys() if before.get(writer) != now.get(writer)}
+
+
+def _counted(committables: Iterable[Committable]) -> dict[WriterId, tuple[int, int]]:
+    return {one.id: (one.rows, one.checksum) for one in committables if one.rows}

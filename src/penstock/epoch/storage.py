@@ -1,0 +1,173 @@
+"""Small durable files with one strong promise: of two creates of one name, exactly one succeeds.
+
+Everything the ledger writes goes through `Storage`. Names are relative, with `/` between folders.
+
+| implementation | where | how a create is atomic |
+|---|---|---|
+| `LocalStorage` | `file:` and plain paths | written aside, synced, then hard-linked to its name: the link fails if the name exists |
+| `MemoryStorage` | `memory:` | a dictionary behind a lock; gone with the process, for tests and jobs that may start over |
+| `HadoopStorage` | any other scheme | see `penstock.epoch.hadoop` |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from penstock.errors import LedgerError, StorageFull
+from penstock.testing.failpoints import failpoint
+
+
+class AlreadyExists(Exception):
+    """Somebody else created that name first. Not an error by itself: the caller decides."""
+
+
+class Storage(ABC):
+    """A folder of small files."""
+
+    location: str
+
+    @abstractmethod
+    def create(self, name: str, data: bytes) -> None:
+        """Durable and whole under `name` when this returns; `AlreadyExists` if the name was taken. After any other
+        error the file may or may not be there: only reading it tells."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """The file's bytes, or None where there is no such file."""
+
+    @abstractmethod
+    def list(self, folder: str) -> list[str]:
+        """Names (without the folder) directly below `folder`, sorted; empty where there is no such folder."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Gone when this returns; no error if it was gone before."""
+
+
+@contextlib.contextmanager
+def storage_errors(what: str) -> Iterator[None]:
+    """Turns the operating system's refusals into the ledger's."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(
+                f"No space left while {what}.",
+                safe="no decision was lost: an epoch whose decision could not be written is replayed from the same positions.",
+                to_do="free space where the checkpoints are; the job then goes on by itself if its restart strategy retries.",
+            ) from error
+        raise LedgerError(
+            f"The storage refused while {what}: {error}.",
+            safe="nothing was decided by this attempt that a restart would not find.",
+            to_do="see that the folder exists, is reachable and may be written by this user.",
+        ) from error
+
+
+class LocalStorage(Storage):
+    """A folder on a POSIX file system."""
+
+    _serial = itertools.count()
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: set[Path] = set()
+        self.location = f"file://{root}"
+
+    def create(self, name: str, data: bytes) -> None:
+        target = self._root / name
+        aside = target.with_name(f".{target.name}.{os.getpid()}.{next(self._serial)}.tmp")
+        with storage_errors(f"writing {target}"):
+            self._ensure_folder(target.parent)
+            try:
+                with open(aside, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                failpoint("ledger.aside")
+                try:
+                    os.link(aside, target)
+                except FileExistsError:
+                    raise AlreadyExists(name) from None
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(aside)
+            self._sync_folder(target.parent)
+
+    def read(self, name: str) -> bytes | None:
+        with storage_errors(f"reading {self._root / name}"):
+            try:
+                return (self._root / name).read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def list(self, folder: str) -> list[str]:
+        with storage_errors(f"listing {self._root / folder}"):
+            try:
+                return sorted(name for name in os.listdir(self._root / folder) if not name.startswith("."))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def delete(self, name: str) -> None:
+        with storage_errors(f"deleting {self._root / name}"), contextlib.suppress(FileNotFoundError):
+            os.unlink(self._root / name)
+
+    def _ensure_folder(self, folder: Path) -> None:
+        if folder in self._known and folder.is_dir():
+            return
+        missing = [folder, *itertools.takewhile(lambda parent: not parent.exists(), folder.parents)]
+        folder.mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            # A new folder's own entry must survive a power cut too, or the file inside is synced in vain.
+            self._sync_folder(made.parent)
+        self._known.add(folder)
+
+    @staticmethod
+    def _sync_folder(folder: Path) -> None:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class MemoryStorage(Storage):
+    """A dictionary: for tests, and for `memory:` jobs, which start over when their process ends."""
+
+    def __init__(self, location: str = "memory:") -> None:
+        self.location = location
+        self._files: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def create(self, name: str, data: bytes) -> None:
+        with self._lock:
+            if name in self._files:
+                raise AlreadyExists(name)
+            self._files[name] = data
+
+    def read(self, name: str) -> bytes | None:
+        return self._files.get(name)
+
+    def list(self, folder: str) -> list[str]:
+        start = folder.rstrip("/") + "/"
+        with self._lock:
+            return sorted(name[len(start) :] for name in self._files if name.startswith(start))
+
+    def delete(self, name: str) -> None:
+        with self._lock:
+            self._files.pop(name, None)
+
+
+def local_path(location: str) -> Path | None:
+    """The path behind a plain or `file:` location, None for any other scheme."""
+    parsed = urlparse(location)
+    if parsed.scheme == "file":
+        return Path(unquote(parsed.path))
+    return Path(location).absolute() if parsed.scheme == "" else None

@@ -1,0 +1,145 @@
+"""What runs in a Spark task: one writer, from its first row to prepared.
+
+A task answers with one JSON line: its committable, or an error that no retry can cure. Errors that a retry may cure
+are raised, so that Spark tries the task again by its own rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.epoch.protocol import Committable
+from penstock.errors import PenstockError, from_json
+from penstock.sinks.base import SinkScope, TwoPhaseSink, Writer, WriterScope
+from penstock.testing.failpoints import failpoint
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+HASH_COLUMN = "__penstock_hash"
+RESULT_SCHEMA = "result string"
+_MODULO = 1 << 64
+_MARKED = re.compile(r"penstock-task-error (\{.*?\}) end-of-penstock-task-error", re.DOTALL)
+
+
+class TaskFault(Exception):
+    """Carries a Penstock error through Spark's text-only reporting of task failures."""
+
+    def __init__(self, error: PenstockError) -> None:
+        super().__init__(f"penstock-task-error {error.to_json()} end-of-penstock-task-error")
+
+
+def fault_in(text: str) -> PenstockError | None:
+    """The Penstock error inside a Spark failure's text, if a task raised one."""
+    match = _MARKED.search(text)
+    if match is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return from_json(match[1])
+    return None
+
+
+def hashed(frame: DataFrame) -> DataFrame:
+    """`frame` with a 64-bit hash of each row as its last column, computed by Spark. Nulls are told apart by position."""
+    from pyspark.sql import functions as F
+
+    columns = [_hashable(F.col(f"`{field.name}`"), field.dataType) for field in frame.schema.fields]
+    nulls = [F.col(f"`{field.name}`").isNull() for field in frame.schema.fields if field.nullable]
+    return frame.withColumn(HASH_COLUMN, F.xxhash64(*columns, *nulls))
+
+
+def _hashable(column: Column, kind: Any) -> Column:
+    """Spark refuses to hash maps and variants; those are hashed as JSON. Should a replay order a map's entries
+    otherwise, the checksums differ and recovery stops: an error on the safe side."""
+    from pyspark.sql import functions as F
+
+    text = kind.simpleString()
+    return F.to_json(F.struct(column)) if "map<" in text or "variant" in text else column
+
+
+def writer_task(
+    sink: TwoPhaseSink,
+    scope: SinkScope,
+    *,
+    epoch: int,
+    attempt: int,
+    hints: Mapping[str, Any],
+    only: frozenset[int] | None,
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function for `mapInArrow`. With `only`, writers outside it count and sum but write nothing."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        where = WriterScope(scope, epoch, attempt, context.partitionId(), context.taskAttemptId(), hints)
+        writing = only is None or where.partition in only
+        result = _write(sink, where, batches, writing)
+        yield pa.RecordBatch.from_pydict({"result": [json.dumps({**result, "attempt": context.attemptNumber()})]})
+
+    return run
+
+
+def _write(sink: TwoPhaseSink, scope: WriterScope, batches: Iterator[pa.RecordBatch], writing: bool) -> dict[str, Any]:
+    writer: Writer | None = None
+    rows = checksum = 0
+    payload: Mapping[str, Any] = {}
+    try:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            rows += batch.num_rows
+            checksum = (checksum + _sum_of_hashes(batch)) % _MODULO
+            if not writing:
+                continue
+            if writer is None:
+                writer = sink.open_writer(scope)
+                failpoint("task.opened")
+            writer.write(batch.drop_columns([HASH_COLUMN]))
+        if writer is not None:
+            failpoint("task.written")
+            payload = writer.pre_commit()
+            failpoint("task.prepared")
+    except PenstockError as error:
+        _abort(writer)
+        if error.retryable:
+            raise TaskFault(error) from error
+        return {"error": error.to_json()}
+    except BaseException:
+        _abort(writer)
+        raise
+    return {"writer": scope.partition, "rows": rows, "checksum": checksum, "payload": dict(payload)}
+
+
+def _abort(writer: Writer | None) -> None:
+    if writer is not None:
+        # The failure under way is what matters; what abort leaves behind, the driver's sweep finds by prefix.
+        with contextlib.suppress(Exception):
+            writer.abort()
+
+
+def _sum_of_hashes(batch: pa.RecordBatch) -> int:
+    import numpy as np
+
+    hashes = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+    return int(np.sum(hashes.view(np.uint64), dtype=np.uint64))
+
+
+def committable(sink: str, line: str) -> Committable:
+    """What one task reported; an error that it reported is raised."""
+    body = json.loads(line)
+    if "error" in body:
+        raise from_json(body["error"])
+    return Committable(sink, body["writer"], body["rows"], body["checksum"], body["payload"])
+
+
+def attempt_of(line: str) -> int:
+    """Which attempt of its task reported; above 0, earlier ones failed and may have left something open."""
+    return int(json.loads(line)["attempt"])

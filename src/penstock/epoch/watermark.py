@@ -1,0 +1,65 @@
+"""The watermark a finished batch leads to, computed as Spark computes it, so that recovery can complete Spark's log.
+
+Spark keeps, for each `EventTimeWatermark` node of the plan, the highest event time seen minus the delay; the query's
+watermark is their minimum (or maximum, by `multipleWatermarkPolicy`) and never goes back. Our number is not taken on
+trust: each epoch compares the one before with what Spark then wrote, and after a difference says None, "not known",
+upon which recovery proves an epoch by replay instead of completing the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_NODE = "EventTimeWatermarkExec"
+
+
+class WatermarkTracker:
+    """One query run's watermarks. `start` is the watermark in the first barrier this run executes."""
+
+    def __init__(self, policy: str = "min") -> None:
+        self._choose = max if policy.lower() == "max" else min
+        self._nodes: dict[int, int] = {}
+        self._global: int | None = None
+        self._trusted = True
+        self._has_nodes: bool | None = None
+
+    @property
+    def needed(self) -> bool:
+        """Whether the plan has watermarks at all; without, the answer is what it was at the start."""
+        return bool(self._has_nodes)
+
+    def start(self, watermark: int) -> None:
+        if self._global is None:
+            self._global = watermark
+
+    def verify(self, committed: int | None) -> None:
+        """Compare with what Spark wrote for the epoch before."""
+        if committed is not None and self._global is not None and committed != self._global:
+            self._trusted = False
+
+    def advance(self, executed_plan: Any) -> int | None:
+        """The watermark after the batch whose plan (a JVM object; None: not to be had) was just executed."""
+        if executed_plan is None:
+            return None
+        if self._has_nodes is False:
+            return self._global
+        nodes = list(_watermark_nodes(executed_plan))
+        self._has_nodes = bool(nodes)
+        for index, node in enumerate(nodes):
+            stats = node.eventTimeStats().value()
+            if stats.count() > 0:
+                self._nodes[index] = max(self._nodes.get(index, 0), stats.max() - node.delayMs())
+            else:
+                self._nodes.setdefault(index, 0)
+        if self._nodes:
+            self._global = max(self._global or 0, self._choose(self._nodes.values()))
+        return self._global if self._trusted else None
+
+
+def _watermark_nodes(plan: Any) -> Iterator[Any]:
+    if plan.getClass().getSimpleName() == _NODE:
+        yield plan
+    children = plan.children()
+    for index in range(children.size()):
+        yield from _watermark_nodes(children.apply(index))

@@ -1,0 +1,198 @@
+"""Every error Penstock raises on purpose.
+
+    PenstockError
+    ├── ConfigurationError            the job cannot work as written; nothing was started
+    │   ├── DuplicateUid              two sources or two sinks share a uid
+    │   ├── UidChanged                the checkpoint was written by other uids
+    │   ├── GuaranteeError            a link of the chain promises less than the job asks
+    │   ├── TimeoutsContradict        transaction, checkpoint and broker timeouts cannot hold together
+    │   ├── TopicMissing              a topic does not exist and may not be created
+    │   ├── AccessDenied              wrong password, missing right
+    │   └── MissingExtra              a client library is not installed
+    ├── DataError                     a row that can never be written
+    │   ├── SchemaMismatch            columns the sink cannot take
+    │   └── ValueTooLarge             larger than the target accepts
+    ├── LedgerError                   the ledger could not be read or written
+    │   ├── LedgerFromTheFuture       written by a newer version of Penstock
+    │   ├── LedgerCorrupt             half-written or altered file
+    │   ├── StorageFull               no space left
+    │   └── StorageNotAtomic          the storage cannot refuse a second create
+    ├── EpochError                    one epoch could not be completed
+    │   ├── PreCommitFailed           before the decision: everything is aborted, the epoch replays
+    │   ├── OutcomeUnknown            after the decision: a commit could neither be proven done nor lost
+    │   ├── WritersLost               after the decision: the other system ended prepared writers
+    │   └── ReplayDiffers             the replay is not what was decided, so it cannot be repaired
+    ├── Superseded                    a newer run of the job has taken over; this one must not write
+    ├── JobStopped                    the gate is closed: stop or cancel was asked for
+    ├── SystemUnavailable             the other system does not answer
+    └── DevelopmentError              the development tools (broker, jars, Java) could not do their work
+
+Each message says what happened, what is safe, and what to do, in that order. `retryable` tells the restart
+strategy whether trying again can help: `True` for what time or an operator outside can cure, `False` for what
+only a change of program, configuration or data can.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+
+class PenstockError(Exception):
+    """The root. `happened`, `safe` and `to_do` are the three sentences of the message."""
+
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, happened: str, *, safe: str = "", to_do: str = "") -> None:
+        self.happened = happened
+        self.safe = safe
+        self.to_do = to_do
+        super().__init__(happened, safe, to_do)
+
+    def __str__(self) -> str:
+        parts = [self.happened]
+        if self.safe:
+            parts.append(f"Safe: {self.safe}")
+        if self.to_do:
+            parts.append(f"To do: {self.to_do}")
+        return "\n".join(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self).__name__, self.happened, self.safe, self.to_do))
+
+    def to_json(self) -> str:
+        """One line that `from_json` turns into the same error in another process."""
+        return json.dumps(
+            {"error": type(self).__name__, "happened": self.happened, "safe": self.safe, "to_do": self.to_do}
+        )
+
+
+class ConfigurationError(PenstockError):
+    """The job cannot work as written; nothing was started."""
+
+
+class DuplicateUid(ConfigurationError):
+    """Two sources or two sinks share a uid."""
+
+
+class UidChanged(ConfigurationError):
+    """The checkpoint belongs to other uids than the program has."""
+
+
+class GuaranteeError(ConfigurationError):
+    """A link of the chain promises less than the job asks."""
+
+
+class TimeoutsContradict(ConfigurationError):
+    """Transaction, checkpoint and broker timeouts cannot hold together."""
+
+
+class TopicMissing(ConfigurationError):
+    """A topic does not exist and may not be created."""
+
+
+class AccessDenied(ConfigurationError):
+    """Wrong password, or a right is missing."""
+
+
+class MissingExtra(ConfigurationError):
+    """A client library is not installed; the message names the extra."""
+
+
+class DataError(PenstockError):
+    """A row that can never be written, however often it is tried."""
+
+
+class SchemaMismatch(DataError):
+    """Columns or types that the sink cannot take."""
+
+
+class ValueTooLarge(DataError):
+    """A row larger than the target accepts."""
+
+
+class LedgerError(PenstockError):
+    """The ledger could not be read or written."""
+
+    retryable = True
+
+
+class LedgerFromTheFuture(LedgerError):
+    """Written by a newer version of Penstock than this one."""
+
+    retryable = False
+
+
+class LedgerCorrupt(LedgerError):
+    """A file of the ledger is half-written or altered."""
+
+    retryable = False
+
+
+class StorageFull(LedgerError):
+    """No space left where checkpoints, staging files or logs go."""
+
+
+class StorageNotAtomic(LedgerError):
+    """The storage cannot refuse a second create, so no decision on it would be safe."""
+
+    retryable = False
+
+
+class EpochError(PenstockError):
+    """One epoch could not be completed."""
+
+    retryable = True
+
+
+class PreCommitFailed(EpochError):
+    """Before the decision: everything is aborted and the epoch replays from the same positions."""
+
+
+class OutcomeUnknown(EpochError):
+    """After the decision: a commit could neither be proven done nor lost."""
+
+
+class WritersLost(EpochError):
+    """After the decision: the other system ended prepared writers (expired or fenced)."""
+
+
+class ReplayDiffers(EpochError):
+    """A replay produced other rows than the decision recorded, so lost writers cannot be repaired."""
+
+    retryable = False
+
+
+class Superseded(PenstockError):
+    """A newer run of the job has taken over; this one must not write any more."""
+
+
+class JobStopped(PenstockError):
+    """The gate is closed: stop or cancel was asked for."""
+
+
+class SystemUnavailable(PenstockError):
+    """The other system does not answer."""
+
+    retryable = True
+
+
+class DevelopmentError(PenstockError):
+    """The development tools (broker, jars, Java) could not do their work."""
+
+
+def _subclasses(root: type[PenstockError]) -> dict[str, type[PenstockError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found.update(_subclasses(child))
+    return found
+
+
+def _rebuild(name: str, happened: str, safe: str, to_do: str) -> PenstockError:
+    return _subclasses(PenstockError).get(name, PenstockError)(happened, safe=safe, to_do=to_do)
+
+
+def from_json(line: str) -> PenstockError:
+    """The error that `to_json` wrote; an unknown name becomes a plain `PenstockError`."""
+    body = json.loads(line)
+    return _rebuild(body["error"], body["happened"], body.get("safe", ""), body.get("to_do", ""))

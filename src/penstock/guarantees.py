@@ -1,0 +1,65 @@
+"""What each link of the chain promises, and what the whole chain therefore gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from penstock.errors import GuaranteeError
+
+
+class Guarantee(IntEnum):
+    """Ordered: a chain gives the least of its links."""
+
+    AT_MOST_ONCE = 0
+    AT_LEAST_ONCE = 1
+    EFFECTIVELY_ONCE = 2  # idempotent: a replay converges, and may be seen on the way
+    EXACTLY_ONCE = 3
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One part of the chain: what it is, what it promises, why, and what would lift it."""
+
+    kind: str  # "source", "engine" or "sink"
+    name: str
+    guarantee: Guarantee
+    because: str
+    lift: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Source → engine → sinks of one query."""
+
+    links: tuple[Link, ...]
+
+    @property
+    def weakest(self) -> Link:
+        return min(self.links, key=lambda link: link.guarantee)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.weakest.guarantee
+
+    def require(self, wanted: Guarantee) -> None:
+        """Refuse to start a job that asks for more than its weakest link gives."""
+        if self.guarantee < wanted:
+            link = self.weakest
+            raise GuaranteeError(
+                f"The job asks for {wanted}, but its {link.kind} {link.name!r} gives {link.guarantee}: {link.because}.",
+                safe="nothing was started.",
+                to_do=link.lift or f"ask for {link.guarantee}, or use another {link.kind}.",
+            )
+
+    def explain(self) -> str:
+        """The chain, line by line, with the weakest link named."""
+        lines = [f"{link.kind:>7}  {link.name}: {link.guarantee} ({link.because})" for link in self.links]
+        weakest = self.weakest
+        lines.append(f"  gives  {self.guarantee}; the weakest link is {weakest.kind} {weakest.name}")
+        if weakest.lift:
+            lines.append(f"   lift  {weakest.lift}")
+        return "\n".join(lines)

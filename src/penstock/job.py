@@ -1,0 +1,299 @@
+"""`Job`: read sources, write sinks, run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import Checkpoints
+from penstock.epoch.open import storage_at
+from penstock.epoch.outputs import EpochOutputs
+from penstock.epoch.storage import AlreadyExists, local_path
+from penstock.errors import ConfigurationError, DuplicateUid, UidChanged
+from penstock.guarantees import Chain, Guarantee, Link
+from penstock.naming import check_name
+from penstock.runtime import spark as spark_session
+from penstock.runtime.events import Events, Listener
+from penstock.runtime.lineage import Lineage
+from penstock.runtime.query import QueryPlan, QueryRunner
+from penstock.runtime.restart import RestartStrategy
+from penstock.sinks.base import CheckContext, Finding, TwoPhaseSink
+from penstock.sources.base import Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("penstock")
+
+EpochFunction = Callable[["DataFrame", "Epoch"], None]
+
+
+class Epoch:
+    """What a function under `@job.epoch` writes through. All its outputs become visible together, or none does."""
+
+    def __init__(self, outputs: EpochOutputs, uids: Mapping[int, str]) -> None:
+        self._outputs, self._uids = outputs, uids
+
+    @property
+    def id(self) -> int:
+        return self._outputs.epoch
+
+    def write(self, frame: DataFrame, sink: str | TwoPhaseSink) -> None:
+        """Prepare `frame` in `sink`: one of the sinks the epoch was declared with, or its uid."""
+        uid = sink if isinstance(sink, str) else self._uids.get(id(sink))
+        if uid is None:
+            raise ConfigurationError(
+                f"Epoch {self.id} writes to a sink that it was not declared with: {sink!r}.",
+                safe="the epoch is not decided; nothing of it is visible.",
+                to_do="name it in @job.epoch(frame, sinks={'uid': sink, …}).",
+            )
+        self._outputs.write(frame, uid)
+
+
+class Job:
+    """One streaming job: a name, its checkpoints, its sources and sinks.
+
+    `name` and the uids name everything the job leaves in other systems; changing one is starting another job.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        checkpoints: Checkpoints | None = None,
+        restart: RestartStrategy | None = None,
+        conf: Mapping[str, str] | None = None,
+        spark: SparkSession | None = None,
+        allow_non_restored_state: bool = False,
+    ) -> None:
+        self.name = check_name(name, "job")
+        self.checkpoints = checkpoints or Checkpoints()
+        self._restart = restart or RestartStrategy.exponential_delay()
+        self._conf = dict(conf or {})
+        self._spark = spark
+        self._allow_non_restored = allow_non_restored_state
+        self._sources: dict[str, Source] = {}
+        self._plans: dict[str, QueryPlan] = {}
+        self._sinks: dict[str, TwoPhaseSink] = {}
+        self._lineage = Lineage()
+        self._runners: list[QueryRunner] = []
+        self._wake = threading.Event()
+        self._stop_asked = False
+        self.ran = False
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session, made when first needed."""
+        if self._spark is None:
+            self._spark = spark_session.session(
+                self.name, conf=self._conf, jars=(), local_storage=local_path(self.checkpoints.storage) is not None
+            )
+        return self._spark
+
+    def read(self, source: Source, *, uid: str) -> DataFrame:
+        """An ordinary streaming DataFrame. `uid` names the source in the checkpoint."""
+        check_name(uid, "source uid")
+        if uid in self._sources:
+            raise _twice("sources", uid)
+        if self._spark is None:
+            self._spark = spark_session.session(
+                self.name,
+                conf={**source.spark_conf(), **self._conf},
+                jars=source.jars(),
+                local_storage=local_path(self.checkpoints.storage) is not None,
+            )
+        spark_session.ensure_jars(self.spark, source.jars())
+        frame = source.load(self.spark, uid)
+        self._sources[uid] = source
+        self._lineage.remember(uid, frame)
+        return frame
+
+    def write(
+        self,
+        frame: DataFrame,
+        sink: TwoPhaseSink,
+        *,
+        uid: str,
+        output_mode: str = "append",
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write `frame` into `sink`, exactly once. Each write is a query of its own, with a checkpoint of its own."""
+
+        def body(batch: DataFrame, outputs: EpochOutputs) -> None:
+            outputs.write(batch, uid)
+
+        self._add(frame, {uid: sink}, uid, body, output_mode, options)
+
+    def epoch(
+        self,
+        frame: DataFrame,
+        *,
+        uid: str | None = None,
+        sinks: Mapping[str, TwoPhaseSink],
+        output_mode: str = "append",
+        options: Mapping[str, str] | None = None,
+        persist: bool = True,
+    ) -> Callable[[EpochFunction], EpochFunction]:
+        """Decorate `f(batch, epoch)`: everything it writes with `epoch.write(frame, sink)` is under one decision.
+
+        `sinks` names each output. The batch is computed once and kept while the function runs (`persist`), so that
+        all outputs are of the same rows even where the plan is not deterministic.
+        """
+
+        def decorate(function: EpochFunction) -> EpochFunction:
+            name = uid or str(getattr(function, "__name__", "epoch"))
+            uids = {id(sink): key for key, sink in sinks.items()}
+
+            def body(batch: DataFrame, outputs: EpochOutputs) -> None:
+                with _kept(batch, persist):
+                    function(batch, Epoch(outputs, uids))
+
+            self._add(frame, sinks, name, body, output_mode, options)
+            return function
+
+        return decorate
+
+    def explain(self) -> str:
+        """The chain of each query, the guarantee of each link, and the weakest."""
+        return "\n\n".join(f"query {uid}\n{self._chain(plan).explain()}" for uid, plan in self._plans.items())
+
+    def check(self) -> list[Finding]:
+        """Ask every source and sink whether it can work, writing nothing. Raises what cannot; returns what is unwise."""
+        context = CheckContext(self.name, self.checkpoints.interval_seconds, self.checkpoints.timeout_seconds)
+        findings: list[Finding] = []
+        for uid, source in self._sources.items():
+            findings.extend(source.check(context, uid))
+        for uid, sink in self._sinks.items():
+            findings.extend(sink.check(context, uid))
+        return findings
+
+    def run(self, on_event: Listener | None = None) -> None:
+        """Run until every bounded query is done, `stop` is called, SIGTERM or SIGINT arrives, or the job fails for good.
+
+        Raises what made it fail. When this returns, no epoch is half done."""
+        self.ran = True
+        if not self._plans:
+            raise ConfigurationError(
+                f"Job {self.name!r} writes nothing.", safe="nothing was started.", to_do="call job.write before job.run."
+            )
+        for plan in self._plans.values():
+            self._chain(plan).require(Guarantee.EXACTLY_ONCE)
+        for finding in self.check():
+            log.warning("%s: %s", finding.sink, finding.message)
+        self._check_uids()
+        events = Events()
+        if on_event is not None:
+            events.listen(on_event)
+        self._runners = [
+            QueryRunner(self.name, plan, self.spark, self.checkpoints, self._restart, events, self._wake.set)
+            for plan in self._plans.values()
+        ]
+        with _signals(self.stop):
+            for runner in self._runners:
+                runner.start()
+            self._wait()
+        for runner in self._runners:
+            if runner.error is not None:
+                raise runner.error
+
+    def stop(self) -> None:
+        """Ask for a clean end: each query finishes the epoch under way. Safe from any thread and from a signal."""
+        self._stop_asked = True
+        self._wake.set()
+
+    def _wait(self) -> None:
+        while any(runner.alive for runner in self._runners):
+            self._wake.wait(0.5)
+            self._wake.clear()
+            if self._stop_asked or any(runner.error is not None for runner in self._runners):
+                for runner in self._runners:
+                    runner.stop()
+
+    def _add(
+        self,
+        frame: DataFrame,
+        sinks: Mapping[str, TwoPhaseSink],
+        uid: str,
+        body: Callable[[DataFrame, EpochOutputs], None],
+        output_mode: str,
+        options: Mapping[str, str] | None,
+    ) -> None:
+        for name in {uid, *sinks}:
+            check_name(name, "uid")
+        for name, sink in sinks.items():
+            if name in self._sinks:
+                raise _twice("sinks", name)
+            self._sinks[name] = sink
+            sink.shape(frame) if len(sinks) == 1 else None
+        if uid in self._plans:
+            raise _twice("queries", uid)
+        sources = {name: self._sources[name] for name in self._lineage.sources(frame)}
+        self._plans[uid] = QueryPlan(uid, frame, dict(sinks), sources, body, output_mode, dict(options or {}))
+
+    def _chain(self, plan: QueryPlan) -> Chain:
+        engine = Link("engine", "spark", Guarantee.EXACTLY_ONCE, "positions and state in the checkpoint, epochs replay")
+        sources = [source.link(uid) for uid, source in plan.sources.items()]
+        return Chain((*sources, engine, *(sink.link(uid) for uid, sink in plan.sinks.items())))
+
+    def _check_uids(self) -> None:
+        """A query that the checkpoint knows and the program does not would be lost silently; a renamed one start over."""
+        storage = storage_at(f"{self.checkpoints.storage.rstrip('/')}/{self.name}", self.spark)
+        known = {name.removesuffix(".json") for name in storage.list("queries") if name.endswith(".json")}
+        gone = sorted(known - self._plans.keys())
+        if gone and not self._allow_non_restored:
+            new = sorted(self._plans.keys() - known)
+            raise UidChanged(
+                f"The checkpoint of job {self.name!r} has the queries {sorted(known)}, the program has"
+                f" {sorted(self._plans)}: {gone} would be left behind" + (f" and {new} start from the beginning." if new else "."),
+                safe="nothing was started; the checkpoint is as it was.",
+                to_do="give the query its former uid, or pass allow_non_restored_state=True to leave it behind on purpose.",
+            )
+        for uid, plan in self._plans.items():
+            with suppress(AlreadyExists):
+                facts = {"version": 1, "sources": list(plan.sources), "sinks": sorted(plan.sinks)}
+                storage.create(f"queries/{uid}.json", json.dumps(facts).encode())
+
+
+def _twice(what: str, uid: str) -> DuplicateUid:
+    return DuplicateUid(
+        f"Two {what} of the job have the uid {uid!r}.",
+        safe="nothing was started.",
+        to_do="give each a uid of its own; it names what belongs to it in the checkpoint and in other systems.",
+    )
+
+
+@contextmanager
+def _kept(batch: DataFrame, persist: bool) -> Iterator[None]:
+    if not persist:
+        yield
+        return
+    batch.persist()
+    try:
+        # In full, before the function sees it: a stateful plan that is read only in part breaks its checkpoint.
+        batch.write.format("noop").mode("overwrite").save()
+        yield
+    finally:
+        batch.unpersist()
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT stop cleanly while the job runs. Only the main thread may install handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,216 @@
+"""One query of a job: recovered, started, watched, restarted as its strategy says, stopped cleanly."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import Checkpoints
+from penstock.deadline import Deadline
+from penstock.epoch.coordinator import Body, Coordinator, Timing
+from penstock.epoch.open import ledger_at, spark_log_at
+from penstock.epoch.spark_log import Barrier, SparkLog
+from penstock.errors import JobStopped, PreCommitFailed
+from penstock.runtime.events import Events
+from penstock.runtime.restart import Restarts, RestartStrategy
+from penstock.sinks.base import TwoPhaseSink
+from penstock.sources.base import Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+log = logging.getLogger("penstock")
+
+_POLL_SECONDS = 0.1  # how soon a failed or finished query is noticed
+_DRAIN_SECONDS = 10.0  # how long Spark may take to log an epoch that is committed; without the log, recovery finishes it
+
+
+@dataclass(frozen=True)
+class QueryPlan:
+    """What a query is, before it runs."""
+
+    uid: str
+    frame: DataFrame
+    sinks: Mapping[str, TwoPhaseSink]
+    sources: Mapping[str, Source]
+    body: Body
+    output_mode: str = "append"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+class QueryRunner:
+    """Runs one plan to its end in a thread of its own."""
+
+    def __init__(
+        self,
+        job: str,
+        plan: QueryPlan,
+        spark: SparkSession,
+        checkpoints: Checkpoints,
+        strategy: RestartStrategy,
+        events: Events,
+        ended: Callable[[], None],
+    ) -> None:
+        self._job, self.plan, self._spark = job, plan, spark
+        self._checkpoints, self._events, self._ended = checkpoints, events, ended
+        self._restarts = Restarts(strategy)
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._query: StreamingQuery | None = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"penstock-query-{plan.uid}", daemon=True)
+
+    @property
+    def folder(self) -> str:
+        return f"{self._checkpoints.storage.rstrip('/')}/{self._job}/{self.plan.uid}"
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the epoch under way finish, begin no other, end. Returns when the query has ended."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._once()
+                    break
+                except BaseException as error:
+                    if self._stopping.is_set():
+                        break
+                    wait = self._restarts.delay(error)
+                    if wait is None:
+                        self.error = error
+                        break
+                    log.warning("query %s failed and restarts in %.1f s: %s", self.plan.uid, wait, error)
+                    self._events.emit("restarting", query=self.plan.uid, seconds=wait, error=str(error))
+                    self._stopping.wait(wait)
+        finally:
+            self._events.emit("stopped", query=self.plan.uid, error=str(self.error) if self.error else None)
+            self._ended()
+
+    def _once(self) -> None:
+        """One start of the query: recover, run until it ends. Raises what made it fail."""
+        self._restarts.started()
+        plan = self.plan
+        coordinator = Coordinator(
+            job=self._job,
+            query=plan.uid,
+            sinks=plan.sinks,
+            sources=list(plan.sources),
+            ledger=ledger_at(f"{self.folder}/ledger", self._spark, retained=self._checkpoints.retained),
+            log=self._spark_log(),
+            events=self._events,
+            body=plan.body,
+            executed_plan=self._executed_plan,
+            watermark_policy=str(self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")),
+            timing=Timing(commit_seconds=self._checkpoints.commit_timeout_seconds),
+            on_complete=self._completed,
+        )
+        try:
+            resume = coordinator.recover()
+            if self._already_finished(resume.epoch):
+                return
+            self._watch(coordinator)
+        finally:
+            coordinator.close()
+            self._query = None
+
+    def _watch(self, coordinator: Coordinator) -> None:
+        if self._stopping.is_set():
+            return
+        query = self._query = self._start_spark(coordinator)
+        while query.isActive and not self._wake.is_set():
+            self._wake.wait(_POLL_SECONDS)
+        self._drain(coordinator, query)
+        failure = coordinator.failure
+        if failure is None and not self._wake.is_set() and (exception := query.exception()) is not None:
+            raise PreCommitFailed(
+                f"Spark ended query {self.plan.uid!r}: {_short(exception)}",
+                safe="no epoch was decided in the meantime; it goes on from its last complete epoch.",
+                to_do="see the cause above.",
+            ) from exception
+        if failure is not None and not isinstance(failure, JobStopped):
+            raise failure
+
+    def _drain(self, coordinator: Coordinator, query: StreamingQuery) -> None:
+        """Stop between two epochs: after Spark has logged the last one, before the next has begun."""
+        coordinator.close_gate()
+        patience = Deadline(_DRAIN_SECONDS)
+        log = self._spark_log()
+        while query.isActive and log.next_epoch()[0] <= coordinator.completed and not patience.passed():
+            time.sleep(_POLL_SECONDS / 5)
+        if query.isActive:
+            query.stop()
+
+    @property
+    def plan_is_bounded(self) -> bool:
+        return bool(self.plan.sources) and all(source.bounded for source in self.plan.sources.values())
+
+    def _start_spark(self, coordinator: Coordinator) -> StreamingQuery:
+        writer = (
+            self.plan.frame.writeStream.queryName(f"{self._job}.{self.plan.uid}")
+            .outputMode(self.plan.output_mode)
+            .option("checkpointLocation", f"{self.folder}/spark")
+            .options(**dict(self.plan.options))
+            .foreachBatch(coordinator)
+        )
+        interval = self._checkpoints.interval_seconds
+        if interval > 0:
+            writer = writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds")
+        return writer.start()
+
+    def _spark_log(self) -> SparkLog:
+        return spark_log_at(f"{self.folder}/spark", self._spark)
+
+    def _executed_plan(self) -> Any:
+        """The plan Spark executed last, a JVM object; None where the query cannot be found."""
+        query_id = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        jvm: Any = self._spark._jvm
+        found = self._spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(query_id))
+        return found.streamingQuery().lastExecution().executedPlan() if found is not None else None
+
+    def _completed(self, epoch: int, barrier: Barrier | None) -> None:
+        if barrier is None:
+            return
+        positions = list(zip(self.plan.sources.items(), barrier.offsets, strict=False))
+        for (uid, source), offset in positions:
+            if offset is not None:
+                source.publish(self._job, uid, offset)
+        if self.plan_is_bounded and self._all_finished(barrier):
+            self._wake.set()
+
+    def _already_finished(self, next_epoch: int) -> bool:
+        """A bounded job that was killed after its last commit has nothing left to do."""
+        if not self.plan_is_bounded or next_epoch == 0:
+            return False
+        log = self._spark_log()
+        epoch, pending = log.next_epoch()
+        barrier = None if pending else log.barrier(epoch - 1)
+        return barrier is not None and self._all_finished(barrier)
+
+    def _all_finished(self, barrier: Barrier) -> bool:
+        offsets = barrier.offsets
+        sources = list(self.plan.sources.values())
+        return len(offsets) == len(sources) and all(
+            offset is not None and source.finished(offset) for source, offset in zip(sources, offsets, strict=True)
+        )
+
+
+def _short(error: BaseException) -> str:
+    text = error.desc if isinstance(getattr(error, "desc", None), str) else str(error)
+    return "\n".join(str(text).strip().splitlines()[:8])

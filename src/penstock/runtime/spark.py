@@ -1,0 +1,114 @@
+"""The Spark session a job needs: what every job wants set, and nothing the user has set already."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.runtime.jars import is_present, jar_set
+from penstock.runtime.java import find_java
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_FAST_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_KAFKA_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+
+#: Why each: see docs/reference/session.md.
+DEFAULTS: Mapping[str, str] = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
+    "spark.python.worker.reuse": "true",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def session(name: str, *, conf: Mapping[str, str], jars: Iterable[str], local_storage: bool) -> SparkSession:
+    """The running session if there is one, otherwise a new one. `conf` is the user's and wins over everything here;
+    so does whatever spark-submit, spark-defaults or a running session says."""
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    # A worker must be this very interpreter, or it lacks the packages the job imports.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    running = SparkSession.getActiveSession()
+    if running is None:
+        os.environ["JAVA_HOME"] = str(find_java().home)
+        given = SparkConf()  # what spark-submit passed on
+        wanted = dict(conf)
+        if not given.contains("spark.master") and "spark.master" not in wanted:
+            wanted["spark.master"] = "local[*]"
+        for key, value in _defaults(wanted.get("spark.master", given.get("spark.master", "")), local_storage).items():
+            if not given.contains(key):
+                wanted.setdefault(key, value)
+        paths = [str(path) for one in jars if (one == "spark-kafka" or is_present(one)) for path in jar_set(one)]
+        if paths:
+            listed = wanted.get("spark.jars", given.get("spark.jars", ""))
+            wanted["spark.jars"] = ",".join(filter(None, [listed or "", *paths]))
+        builder = SparkSession.builder.appName(name)
+        for key, value in wanted.items():
+            builder = builder.config(key, value)
+        running = builder.getOrCreate()
+        running.sparkContext.setLogLevel(conf.get("penstock.log.level", "ERROR"))
+    ensure_jars(running, jars)
+    return running
+
+
+def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:
+    """See that a running session has the jars too: under spark-submit, and where a job adds a source later."""
+    for name in sets:
+        if name == "spark-kafka" and not _loads(spark, _KAFKA_CLASS):
+            _add(spark, jar_set(name))
+
+
+def _defaults(master: str | None, local_storage: bool) -> dict[str, str]:
+    defaults = dict(DEFAULTS)
+    cores = _local_cores(master or "")
+    if cores:
+        # 200 shuffle partitions, Spark's default, are 200 state stores and 200 tasks an epoch on one machine.
+        defaults["spark.sql.shuffle.partitions"] = str(cores)
+        defaults["spark.ui.enabled"] = "false"
+        defaults["spark.driver.host"] = "127.0.0.1"
+        defaults["spark.driver.bindAddress"] = "127.0.0.1"
+    if local_storage:
+        # The other manager starts a `readlink` process for every file it renames.
+        defaults[_FILE_MANAGER] = _FAST_FILE_MANAGER
+    return defaults
+
+
+def _local_cores(master: str) -> int:
+    """The cores of a local master, 0 for a cluster, whose shuffle partitions are its owner's business."""
+    if not master.startswith("local"):
+        return 0
+    inside = master.partition("[")[2].rstrip("]").partition(",")[0]
+    if inside == "*":
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(inside) if inside.isdigit() else 1
+
+
+def _loads(spark: SparkSession, name: str) -> bool:
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        _loader(spark).loadClass(name)
+    except Py4JJavaError:
+        return False
+    return True
+
+
+def _add(spark: SparkSession, jars: Iterable[Path]) -> None:
+    jvm: Any = spark._jvm
+    loader = _loader(spark)
+    for jar in jars:
+        spark.sparkContext._jsc.addJar(str(jar))  # for the executors
+        loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())  # for the driver
+
+
+def _loader(spark: SparkSession) -> Any:
+    return spark._jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()  # type: ignore[union-attr]

@@ -1,0 +1,172 @@
+"""What a sink is, and the two-phase contract that users may implement for their own systems.
+
+A sink object is a description: small, picklable, without connections. In a task it opens a `Writer`, in the driver
+a `Committer`; the two share nothing but the committables that writers hand back, because either may die at any time.
+
+    task    open_writer ── write… ── pre_commit ──▶ Committable          (or abort)
+    driver  open_committer ── seal ── [decision in the ledger] ── commit  (or abort)
+    restart open_committer ── commit what was decided ── abort_dangling what was not
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.epoch.protocol import Committable, Outcome
+from penstock.guarantees import Guarantee, Link
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from penstock.deadline import Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class SinkScope:
+    """Which sink of which run: what a committer is opened with.
+
+    `prefix` names everything this sink ever leaves in the other system, over all generations.
+    """
+
+    job: str
+    uid: str
+    generation: int
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.job}-{self.uid}"
+
+
+@dataclass(frozen=True, slots=True)
+class WriterScope:
+    """Which writer of which attempt: what a writer is opened with, in a task.
+
+    (`generation`, `epoch`, `attempt`, `partition`, `task_attempt`) is unique over all runs: two attempts of one task
+    never share a name. `hints` is what the sink's committer wanted its writers to know this epoch.
+    """
+
+    sink: SinkScope
+    epoch: int
+    attempt: int
+    partition: int
+    task_attempt: int
+    hints: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckContext:
+    """The numbers a start-up check compares a system's limits with."""
+
+    job: str
+    interval_seconds: float
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something a check wants a person to know; anything worse is raised as an error."""
+
+    sink: str
+    message: str
+
+
+__all__ = [
+    "CheckContext",
+    "Committable",
+    "Committer",
+    "Finding",
+    "Outcome",
+    "Sink",
+    "SinkScope",
+    "TwoPhaseSink",
+    "Writer",
+    "WriterScope",
+]
+
+
+class Writer(ABC):
+    """One task's hand on the target. Used by one thread, from open to pre_commit or abort."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Hand over rows. May buffer; must not make anything visible."""
+
+    @abstractmethod
+    def pre_commit(self) -> Mapping[str, Any]:
+        """Flush and leave everything prepared: afterwards a commit can only fail if the other system loses it."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Undo what this writer did. Called after any failure; must not raise for what is already gone."""
+
+
+class Committer(ABC):
+    """The driver's hand on the target. Every method is idempotent and may be called from any process."""
+
+    def hints(self) -> Mapping[str, Any]:
+        """What this epoch's writers should know; travels to every task, so keep it small."""
+        return {}
+
+    def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
+        """Confirm that all are really prepared and complete their payloads; raise if one is not. Before the decision."""
+        return committables
+
+    @abstractmethod
+    def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
+        """Make all visible, in parallel where possible; by writer number, what is proven of each. Raises nothing
+        that concerns a single committable: what could not be proven by the deadline is UNKNOWN."""
+
+    @abstractmethod
+    def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
+        """Undo what was prepared and will never be decided."""
+
+    @abstractmethod
+    def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
+        """Find by prefix whatever this and older generations left open, except `keep`, abort it so that its writer,
+        should it still live, can do nothing more, and return how many there were. Never touches newer generations."""
+
+    def close(self) -> None:
+        """Free connections."""
+
+
+class Sink(ABC):
+    """A description of where rows go."""
+
+    @abstractmethod
+    def link(self, uid: str) -> Link:
+        """What this sink promises and why, for the weakest-link computation."""
+
+    @abstractmethod
+    def shape(self, frame: DataFrame) -> DataFrame:
+        """The columns and types the writer takes, from what the user gave; `SchemaMismatch` where that cannot be."""
+
+    def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
+        """Connect, compare what the other system allows with what the job needs, write nothing. Raises a
+        `ConfigurationError` or `SystemUnavailable` for what cannot work."""
+        return ()
+
+    def describe(self) -> str:
+        """One line for people; never a secret."""
+        return type(self).__name__
+
+
+class TwoPhaseSink(Sink):
+    """A sink whose system can prepare now and commit later. Extend this for your own."""
+
+    def link(self, uid: str) -> Link:
+        return Link("sink", uid, Guarantee.EXACTLY_ONCE, f"two-phase commit, {self.describe()}")
+
+    def shape(self, frame: DataFrame) -> DataFrame:
+        return frame
+
+    @abstractmethod
+    def open_writer(self, scope: WriterScope) -> Writer:
+        """In a task: begin. Called once the first row is there, so that empty partitions cost nothing."""
+
+    @abstractmethod
+    def open_committer(self, scope: SinkScope) -> Committer:
+        """In the driver: what commits, aborts and finds leftovers."""

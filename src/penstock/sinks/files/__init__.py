@@ -1,0 +1,102 @@
+"""Files in a folder, exactly once: Parquet, JSON lines or CSV."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from penstock.errors import AccessDenied, ConfigurationError, StorageFull
+from penstock.sinks.base import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
+from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
+from penstock.sinks.files.encode import COMPRESSIONS, check_options, encoder, shape
+from penstock.sinks.files.storage import full_disk_named, is_local, normalise, open_storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["FileSink"]
+
+#: Below this a check warns: an epoch of a busy job writes more.
+_LITTLE_SPACE = 1 << 30
+
+
+class FileSink(TwoPhaseSink):
+    """One file for every writer and epoch in the folder `path`, there completely or not at all.
+
+    `path` is a local or mounted folder (plain or `file:`) or an `hdfs://` address; storage without an atomic rename
+    is refused. When tasks run on several machines all of them must reach the same folder.
+
+    `options` are Spark's options for JSON or CSV (`timestampFormat`, `sep`, `header`, `lineSep`, …); unlike Spark's
+    writers, text keeps the microseconds of timestamps. `compression` is snappy for Parquet and none for text, unless
+    given. Readers (Spark, Hive, pyarrow) may list the folder at any
+    time: a file is visible only when its whole epoch is decided, and it never changes afterwards. They may also
+    move files away as soon as they see them. The folder `_penstock` inside belongs to the sink.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        format: Literal["parquet", "json", "csv"] = "parquet",
+        options: Mapping[str, str] | None = None,
+        compression: str | None = None,
+    ) -> None:
+        if format not in COMPRESSIONS:
+            raise ConfigurationError(
+                f"FileSink has no format {format!r}.", safe="nothing was started.", to_do="use parquet, json or csv."
+            )
+        self.path = normalise(path)
+        self.format = format
+        self.options = dict(options or {})
+        self.compression = (compression or ("snappy" if format == "parquet" else "none")).lower()
+        if self.compression not in COMPRESSIONS[format]:
+            raise ConfigurationError(
+                f"FileSink cannot compress {format} with {compression!r}.",
+                safe="nothing was started.",
+                to_do=f"use one of {', '.join(COMPRESSIONS[format])}.",
+            )
+        check_options(format, self.options)
+
+    def shape(self, frame: DataFrame) -> DataFrame:
+        return shape(self.format, frame, self.options)
+
+    def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
+        if not is_local(self.path):
+            open_storage(self.path).names("")
+            return ()
+        folder = Path(self.path)
+        nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        if not nearest.is_dir():
+            raise ConfigurationError(
+                f"{nearest} is a file, so {folder} cannot be a folder of files.",
+                safe="nothing was started.",
+                to_do="give FileSink the path of a folder.",
+            )
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise AccessDenied(
+                f"This user may not write in {nearest}.",
+                safe="nothing was started.",
+                to_do="grant the right to write, or choose another folder.",
+            )
+        space = os.statvfs(nearest)
+        free = space.f_bavail * space.f_frsize
+        if free == 0:
+            raise StorageFull(f"No space is left in {nearest}.", safe="nothing was started.", to_do="free some space.")
+        if free < _LITTLE_SPACE:
+            return (Finding(uid, f"only {free >> 20} MiB are free in {nearest}"),)
+        return ()
+
+    def open_writer(self, scope: WriterScope) -> Writer:
+        ending = f".{self.format}{COMPRESSIONS[self.format][self.compression]}"
+        staged, final = names_of(scope, ending)
+        with full_disk_named(self.path, "nothing of this epoch is visible"):
+            file = open_storage(self.path).stage(staged)
+        return FileWriter(staged, final, file, encoder(self.format, file.stream, self.compression, self.options))
+
+    def open_committer(self, scope: SinkScope) -> Committer:
+        return FileCommitter(open_storage(self.path), scope)
+
+    def describe(self) -> str:
+        return f"{self.format} files in {self.path}"

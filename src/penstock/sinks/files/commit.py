@@ -1,0 +1,239 @@
+"""Hidden while written, renamed when decided: the writer and the committer of the file sink.
+
+    <path>/part-<uid>-e<epoch>-w<partition>-<token>.parquet                          visible
+    <path>/_penstock/<job>/<uid>/staged/g…-e…-a…-p…-t…-<token>.parquet                prepared
+    <path>/_penstock/<job>/<uid>/receipts/e<epoch>-<token>                           what a commit set out to rename
+
+Readers skip folders that begin with `_`, and a rename is one step, so nobody ever sees half a file.
+
+How a commit is proven. A staged file leaves its place in two ways: a commit renames it, an abort removes it. Before
+the first rename of an epoch the committer writes a receipt, durably, with the names of the files that are still
+staged at that moment; an abort takes a name off its receipt before it removes the file. So afterwards:
+
+| staged | final | in a receipt | means |
+|---|---|---|---|
+| there | gone | any | prepared: rename it now |
+| there | there | any | somebody put a file under a name of ours: unknown, a person must look |
+| gone | there, of the size the manifest says | any | committed |
+| gone | there, of another size | yes / no | committed and changed since / unknown |
+| gone | gone | yes | committed, and a reader has already moved the file away |
+| gone | gone | no | lost: no commit ever began while the file was there |
+
+The receipts of the last epochs are kept, because only of those will anyone ask again. The proof leans on one thing:
+nobody else touches the folder `_penstock`.
+
+A final name carries a random token, so the file of a void decision and its replacement are never taken for each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from penstock.errors import PreCommitFailed
+from penstock.sinks.base import Committable, Committer, Outcome, SinkScope, Writer, WriterScope
+from penstock.sinks.files.encode import Encoder
+from penstock.sinks.files.storage import StagedFile, Storage, full_disk_named, is_full
+from penstock.testing.failpoints import failpoint
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.deadline import Deadline
+
+log = logging.getLogger(__name__)
+
+#: Epochs whose receipts are kept. One would do in order; the rest is for epochs that commit side by side.
+KEPT_RECEIPTS = 16
+
+_STAGED = re.compile(r"^g(?P<generation>\d+)-e\d+-a\d+-p\d+-t\d+-[0-9a-f]+\.")
+_RECEIPT = re.compile(r"^e(?P<epoch>\d+)-[0-9a-f]+$")
+
+
+def label(name: str) -> str:
+    """`name` as part of a file name: unambiguous, never hidden, never too long."""
+    quoted = quote(name, safe="").replace(".", "%2E")
+    return quoted if len(quoted) <= 80 else f"{quoted[:60]}-{sha256(name.encode()).hexdigest()[:16]}"
+
+
+def private_folder(scope: SinkScope) -> str:
+    return f"_penstock/{label(scope.job)}/{label(scope.uid)}"
+
+
+def names_of(scope: WriterScope, ending: str) -> tuple[str, str]:
+    """The hidden and the final name of one writer's file."""
+    token = secrets.token_hex(6)
+    staged = (
+        f"{private_folder(scope.sink)}/staged/g{scope.sink.generation:08d}-e{scope.epoch:010d}-a{scope.attempt}"
+        f"-p{scope.partition:05d}-t{scope.task_attempt}-{token}{ending}"
+    )
+    return staged, f"part-{label(scope.sink.uid)}-e{scope.epoch:010d}-w{scope.partition:05d}-{token}{ending}"
+
+
+class FileWriter(Writer):
+    """Writes one hidden file."""
+
+    def __init__(self, staged: str, final: str, file: StagedFile, encoder: Encoder) -> None:
+        self._staged = staged
+        self._final = final
+        self._file = file
+        self._encoder = encoder
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        with full_disk_named(self._staged, "nothing of this epoch is visible"):
+            self._encoder.write(batch)
+
+    def pre_commit(self) -> Mapping[str, Any]:
+        with full_disk_named(self._staged, "nothing of this epoch is visible"):
+            self._encoder.close()
+            try:
+                size = self._file.settle()
+            except FileNotFoundError as error:
+                raise PreCommitFailed(
+                    f"The hidden file {self._staged} was removed while it was written: a newer run has taken over, or "
+                    "somebody cleaned the folder.",
+                    safe="nothing of this epoch is visible; it replays from the same positions.",
+                    to_do="nothing if the job was restarted; otherwise keep other programs out of _penstock.",
+                ) from error
+        return {"staged": self._staged, "final": self._final, "bytes": size}
+
+    def abort(self) -> None:
+        self._file.discard()
+
+
+class FileCommitter(Committer):
+    """Renames, proves, sweeps."""
+
+    def __init__(self, storage: Storage, scope: SinkScope) -> None:
+        self._storage = storage
+        self._scope = scope
+        self._staged = f"{private_folder(scope)}/staged"
+        self._receipts = f"{private_folder(scope)}/receipts"
+        with full_disk_named(self._staged, "nothing was started"):
+            storage.create_folder(self._staged)
+            storage.create_folder(self._receipts)
+
+    def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
+        for committable in committables:
+            found = self._storage.size(committable.payload["staged"])
+            if found != committable.payload["bytes"]:
+                raise PreCommitFailed(
+                    f"The hidden file of writer {committable.writer} of sink {committable.sink!r} is "
+                    f"{'gone' if found is None else 'not as it was written'}: {committable.payload['staged']}.",
+                    safe="nothing of this epoch is visible; it replays from the same positions.",
+                    to_do="if tasks run on several machines, see that all reach the same folder.",
+                )
+        return committables
+
+    def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        gone: list[Committable] = []
+        with full_disk_named(self._staged, "the epoch is decided and its files are kept until they can be renamed"):
+            staged = [c.payload["staged"] for c in committables if self._storage.size(c.payload["staged"]) is not None]
+            if staged:
+                self._write_receipt(epoch, staged)
+            for committable in committables:
+                outcome = Outcome.UNKNOWN if deadline.passed() else self._rename(committable)
+                if outcome is None:
+                    gone.append(committable)
+                    continue
+                outcomes[committable.writer] = outcome
+                if len(outcomes) == 1:
+                    failpoint("commit.first")
+            if gone:
+                # Read only now: a receipt written before a file was seen missing is certainly in the list.
+                began = self._names_on_receipts()
+                outcomes.update({c.writer: self._prove(c, began) for c in gone})
+            if staged:
+                self._storage.sync("")
+                self._storage.sync(self._staged)
+                self._drop_receipts_before(epoch - KEPT_RECEIPTS)
+        return outcomes
+
+    def _rename(self, committable: Committable) -> Outcome | None:
+        """None where the staged file is gone and the outcome has to be proven."""
+        staged, final = committable.payload["staged"], committable.payload["final"]
+        try:
+            self._storage.rename(staged, final)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if is_full(error):
+                raise
+            if self._storage.size(staged) is None:
+                return None
+            log.error("%s could not be renamed to %s, it stays prepared: %s", staged, final, error)
+            return Outcome.UNKNOWN
+        return Outcome.COMMITTED
+
+    def _prove(self, committable: Committable, began: Collection[str]) -> Outcome:
+        if committable.payload["staged"] in began:
+            return Outcome.ALREADY_COMMITTED
+        size = self._storage.size(committable.payload["final"])
+        if size is None:
+            return Outcome.LOST
+        return Outcome.ALREADY_COMMITTED if size == committable.payload["bytes"] else Outcome.UNKNOWN
+
+    def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
+        self._remove([committable.payload["staged"] for committable in committables])
+
+    def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
+        kept = {committable.payload["staged"] for committable in keep}
+        return self._remove(
+            [
+                name
+                for name, generation in self._all_staged()
+                if generation <= self._scope.generation and name not in kept
+            ]
+        )
+
+    def _all_staged(self) -> list[tuple[str, int]]:
+        matches = ((name, _STAGED.match(name)) for name in self._storage.names(self._staged))
+        return [(f"{self._staged}/{name}", int(match["generation"])) for name, match in matches if match]
+
+    def _remove(self, staged: Sequence[str]) -> int:
+        there = [name for name in staged if self._storage.size(name) is not None]
+        self._strike(there)
+        removed = [name for name in there if self._storage.remove(name)]
+        # Once more: what this call removed was never renamed, whatever a receipt of the last instant claims.
+        self._strike(removed)
+        return len(removed)
+
+    def _write_receipt(self, epoch: int, staged: Sequence[str]) -> None:
+        content = "".join(f"{name}\n" for name in staged).encode()
+        self._storage.write_durably(f"{self._receipts}/e{epoch:010d}-{secrets.token_hex(6)}", content)
+
+    def _strike(self, staged: Sequence[str]) -> None:
+        """Take names off the receipts: they will be removed, not renamed."""
+        if not staged:
+            return
+        struck = set(staged)
+        for epoch, receipt in self._all_receipts():
+            names = self._read_receipt(receipt)
+            if struck.isdisjoint(names):
+                continue
+            left = [name for name in names if name not in struck]
+            if left:
+                self._write_receipt(epoch, left)  # before the old one goes: no name is ever without its receipt
+            self._storage.remove(receipt)
+
+    def _names_on_receipts(self) -> set[str]:
+        return {name for _, receipt in self._all_receipts() for name in self._read_receipt(receipt)}
+
+    def _read_receipt(self, receipt: str) -> list[str]:
+        # A receipt cut short by a crash lists names that were not renamed yet; the cut name matches nothing.
+        return self._storage.read(receipt).decode(errors="replace").split("\n")[:-1]
+
+    def _all_receipts(self) -> list[tuple[int, str]]:
+        matches = ((name, _RECEIPT.match(name)) for name in self._storage.names(self._receipts))
+        return [(int(match["epoch"]), f"{self._receipts}/{name}") for name, match in matches if match]
+
+    def _drop_receipts_before(self, epoch: int) -> None:
+        for number, receipt in self._all_receipts():
+            if number < epoch:
+                self._storage.remove(receipt)

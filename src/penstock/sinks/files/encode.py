@@ -1,0 +1,235 @@
+"""Rows as bytes: Parquet by pyarrow, JSON lines and CSV rendered by Spark and only joined here.
+
+Spark renders text itself (`to_json`, `to_csv`), so decimals, binaries, nulls and quotes look exactly as Spark's own
+writers would write them, and every option of theirs works. In a task one string column is left, and its lines are joined without touching rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from penstock.errors import ConfigurationError, SchemaMismatch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+#: What each format can be compressed with, and the ending readers recognise it by. Parquet names it inside the file.
+COMPRESSIONS: Mapping[str, Mapping[str, str]] = {
+    "parquet": dict.fromkeys(("none", "snappy", "gzip", "zstd", "lz4", "brotli"), ""),
+    "json": {"none": "", "gzip": ".gz", "bz2": ".bz2"},
+    "csv": {"none": "", "gzip": ".gz", "bz2": ".bz2"},
+}
+
+#: A row group of Parquet: large enough to compress and skip well, small enough for a task's memory.
+ROW_GROUP_BYTES = 64 << 20
+ROW_GROUP_ROWS = 1 << 20
+
+#: Spark's own writers cut timestamps to milliseconds; what was decided must not lose digits on the way.
+LOSSLESS: Mapping[str, str] = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+_OURS = ("header", "lineSep", "encoding", "charset", "compression", "pretty")
+
+
+class Encoder(ABC):
+    """Writes batches into one stream and closes it."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is buffered, and the end of the file; closes the stream."""
+
+
+class ParquetEncoder(Encoder):
+    def __init__(self, stream: Any, compression: str) -> None:
+        self._stream = stream
+        self._compression = compression
+        self._writer: Any = None
+        self._batches: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        # Spark sends batches of some thousand rows; a row group for each would make tiny, slow files.
+        self._batches.append(batch)
+        self._bytes += batch.nbytes
+        self._rows += batch.num_rows
+        if self._bytes >= ROW_GROUP_BYTES or self._rows >= ROW_GROUP_ROWS:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not self._batches:
+            return
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._stream,
+                self._batches[0].schema,
+                compression=self._compression,
+                coerce_timestamps="us",  # what Spark has, and what it reads back without loss
+                store_schema=False,  # Arrow's own schema would carry this session's time zone into every reader
+            )
+        self._writer.write_table(pa.Table.from_batches(self._batches), row_group_size=ROW_GROUP_ROWS)
+        self._batches, self._bytes, self._rows = [], 0, 0
+
+    def close(self) -> None:
+        self._write_group()
+        if self._writer is not None:
+            self._writer.close()
+        self._stream.close()
+
+
+class LinesEncoder(Encoder):
+    """One string column, one line each. Null lines are empty lines."""
+
+    def __init__(self, stream: Any, compression: str, *, header: bool, separator: str) -> None:
+        import pyarrow as pa
+
+        self._stream = stream if compression == "none" else pa.CompressedOutputStream(stream, compression)
+        self._header = header
+        self._separator = separator
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if self._header:
+            self._stream.write((unquote(batch.schema.names[0]) + self._separator).encode())
+            self._header = False
+        self._stream.write(joined(batch.column(0), self._separator))
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def joined(column: pa.Array, separator: str) -> pa.Buffer:
+    """The strings of a column, each followed by `separator`, as one buffer."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    text = column.cast(pa.large_string())  # 64-bit offsets: a batch of long lines may pass 2 GiB
+    nothing, between = (pa.scalar(part, pa.large_string()) for part in ("", separator))
+    ended = pc.binary_join_element_wise(text, nothing, between, null_handling="replace", null_replacement="")
+    if len(ended) == 0:
+        return pa.py_buffer(b"")
+    offsets, data = ended.buffers()[1:3]
+    edges = pa.Array.from_buffers(pa.int64(), ended.offset + len(ended) + 1, [None, offsets])
+    first, last = edges[ended.offset].as_py(), edges[ended.offset + len(ended)].as_py()
+    return data.slice(first, last - first)
+
+
+def encoder(kind: str, stream: Any, compression: str, options: Mapping[str, str]) -> Encoder:
+    if kind == "parquet":
+        return ParquetEncoder(stream, compression)
+    header = kind == "csv" and str(options.get("header", "false")).lower() == "true"
+    return LinesEncoder(stream, compression, header=header, separator=options.get("lineSep", "\n"))
+
+
+def check_options(kind: str, options: Mapping[str, str]) -> None:
+    """Refuse what would be silently ignored."""
+    problem = ""
+    if kind == "parquet" and options:
+        problem = f"Parquet files take no options, but {sorted(options)} were given"
+    elif options.get("encoding", options.get("charset", "utf-8")).lower().replace("_", "-") not in ("utf-8", "utf8"):
+        problem = "text files are written in UTF-8 only"
+    elif str(options.get("pretty", "false")).lower() == "true":
+        problem = "pretty JSON would spread a row over several lines"
+    elif options.get("lineSep", "\n") == "":
+        problem = "lines need a separator"
+    if problem:
+        raise ConfigurationError(
+            f"FileSink cannot write {kind} as asked: {problem}.",
+            safe="nothing was started.",
+            to_do="remove the option; the compression has its own parameter.",
+        )
+
+
+def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
+    """The columns a writer of this format takes."""
+    from pyspark.sql import functions as f
+
+    _refuse_columns(kind, frame)
+    if kind == "parquet":
+        return frame
+    rendering = {**LOSSLESS, **{name: str(value) for name, value in options.items() if name not in _OURS}}
+    # Backticks, so that a column whose name has a dot is not taken for a field of a struct.
+    row = f.struct(*(f.col("`" + name.replace("`", "``") + "`") for name in frame.columns))
+    if kind == "json":
+        return frame.select(f.to_json(row, rendering).alias("value"))
+    # The name of the only column carries the header to the tasks: they see neither this frame nor its names. Spark
+    # would take a dot in it for a field of a struct.
+    header = quote(csv_header(frame.columns, rendering), safe="").replace(".", "%2E")
+    return frame.select(f.to_csv(row, rendering).alias(header))
+
+
+def csv_header(names: list[str], options: Mapping[str, str]) -> str:
+    """The names as one line of CSV, quoted where they must be."""
+    separator = options.get("sep", options.get("delimiter", ","))
+    mark = options.get("quote", '"')
+    escape = options.get("escape", "\\")
+    always = str(options.get("quoteAll", "false")).lower() == "true"
+
+    def field(name: str) -> str:
+        if not always and not any(special in name for special in (separator, mark, "\n", "\r")):
+            return name
+        return mark + name.replace(mark, escape + mark) + mark
+
+    return separator.join(field(name) for name in names)
+
+
+def _refuse_columns(kind: str, frame: DataFrame) -> None:
+    from pyspark.sql import types as t
+
+    problems = [] if frame.columns else ["there are no columns"]
+    lower = [name.lower() for name in frame.columns]
+    problems += [f"column {name} is there twice" for name in sorted({name for name in lower if lower.count(name) > 1})]
+    flat_only = kind == "csv"
+
+    def unfit(kind_of: DataType) -> bool:
+        if isinstance(kind_of, t.ArrayType):
+            return flat_only or unfit(kind_of.elementType)
+        if isinstance(kind_of, t.MapType):
+            return flat_only or unfit(kind_of.keyType) or unfit(kind_of.valueType)
+        if isinstance(kind_of, t.StructType):
+            return flat_only or not kind_of.fields or any(unfit(field.dataType) for field in kind_of.fields)
+        if isinstance(kind_of, t.BinaryType):
+            return flat_only
+        return kind == "parquet" and not isinstance(kind_of, _parquet_types())
+
+    for column in frame.schema.fields:
+        if unfit(column.dataType):
+            problems.append(f"column {column.name} is {column.dataType.simpleString()}")
+    if problems:
+        raise SchemaMismatch(
+            f"FileSink cannot write these rows as {kind}: {'; '.join(problems)}.",
+            safe="nothing was written.",
+            to_do="select, rename or cast the columns, for example with to_json for nested ones.",
+        )
+
+
+def _parquet_types() -> tuple[type[DataType], ...]:
+    from pyspark.sql import types as t
+
+    return (
+        t.BooleanType,
+        t.ByteType,
+        t.ShortType,
+        t.IntegerType,
+        t.LongType,
+        t.FloatType,
+        t.DoubleType,
+        t.DecimalType,
+        t.StringType,
+        t.BinaryType,
+        t.DateType,
+        t.TimestampType,
+        t.TimestampNTZType,
+    )

@@ -1,0 +1,134 @@
+"""What must hold before a job may write to Kafka, asked from the cluster; nothing is written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.deadline import Deadline
+from penstock.errors import TimeoutsContradict
+from penstock.sinks.kafka import faults
+from penstock.sinks.kafka.librdkafka import Handle
+from penstock.sinks.kafka.wire import wire
+
+if TYPE_CHECKING:
+    from penstock.sinks.base import CheckContext
+    from penstock.sinks.kafka.lanes import Lanes
+
+SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the cluster allows; None where it does not say (a right may be missing)."""
+
+    max_transaction_timeout: float | None = None
+    replicas: int | None = None
+    min_in_sync: int | None = None
+    max_message_bytes: int | None = None
+
+
+def timeouts(context: CheckContext, transaction_timeout: float) -> None:
+    """An epoch must fit into a transaction: it is open from the first row to the commit."""
+    needed = context.interval_seconds + context.timeout_seconds
+    if transaction_timeout <= needed:
+        raise TimeoutsContradict(
+            f"transaction_timeout is {transaction_timeout:g} s, but an epoch may take {needed:g} s: the interval of "
+            f"{context.interval_seconds:g} s and the checkpoint timeout of {context.timeout_seconds:g} s.",
+            safe="nothing was started.",
+            to_do="raise transaction_timeout above that sum, or lower the checkpoint timeout.",
+        )
+
+
+def reach(servers: str, settings: Mapping[str, str], topic: str | None) -> bool:
+    """Connect as the writers will; whether `topic` exists (True if none is named). Raises `AccessDenied` or
+    `SystemUnavailable` with the client's own reason."""
+    seen: list[tuple[int, str]] = []
+    plain = {name: value for name, value in settings.items() if name not in ("transaction.timeout.ms",)}
+    handle = Handle(plain, lambda row: None, lambda code, reason: seen.append((code, reason)))
+    started = time.monotonic()
+    try:
+        while True:
+            code, count = handle.partitions(topic, 0.5) if topic else (handle.reach(0.5), 1)
+            if code == 0 and count:
+                return True
+            if code in (faults.UNKNOWN_TOPIC_OR_PARTITION, faults.UNKNOWN_TOPIC):
+                return False
+            handle.poll(0)
+            refused = [trouble for trouble in seen if trouble[0] in (faults.AUTHENTICATION, faults.SSL)]
+            waited = time.monotonic() - started
+            if refused or code in faults.DENIED or waited > SECONDS:
+                reasons = refused or [t for t in seen if t[0] != faults.ALL_BROKERS_DOWN]
+                why, text = reasons[0] if reasons and code not in faults.DENIED else (code, handle.text(code))
+                raise faults.from_code(
+                    why, text, servers=servers, doing="connecting", topic=topic or "", seconds=waited
+                )
+    finally:
+        handle.destroy()
+
+
+def limits(lanes: Lanes, topic: str | None) -> Limits:
+    """The cluster's numbers. What may not be read is left out: the broker will enforce it anyway."""
+    deadline = Deadline(SECONDS)
+    broker = lanes.ask(lambda admin: _config(admin, "BROKER", None, "transaction.max.timeout.ms"), deadline)
+    most = broker.get("transaction.max.timeout.ms")
+    if topic is None:
+        return Limits(most / 1000 if most else None)
+    found = lanes.ask(
+        lambda admin: _config(admin, "TOPIC", topic, "min.insync.replicas", "max.message.bytes"), deadline
+    )
+    return Limits(
+        most / 1000 if most else None,
+        lanes.ask(lambda admin: _replicas(admin, topic), deadline),
+        found.get("min.insync.replicas"),
+        found.get("max.message.bytes"),
+    )
+
+
+def broker_limit(transaction_timeout: float, most: float | None) -> None:
+    if most is not None and transaction_timeout > most:
+        raise TimeoutsContradict(
+            f"transaction_timeout is {transaction_timeout:g} s, but the brokers allow {most:g} s at most "
+            f"(transaction.max.timeout.ms={most * 1000:.0f}).",
+            safe="nothing was started.",
+            to_do=f"say transaction_timeout='{most:g}s' or less, or raise transaction.max.timeout.ms on the brokers.",
+        )
+
+
+def warnings(topic: str, found: Limits, batch_bytes: int) -> list[str]:
+    """What works but may lose or refuse rows later."""
+    said = []
+    if found.replicas == 1:
+        said.append(f"topic {topic!r} has replication factor 1: rows are lost with its one broker's disk")
+    elif found.min_in_sync == 1 and found.replicas is not None:
+        said.append(
+            f"topic {topic!r} has {found.replicas} replicas but min.insync.replicas=1: rows confirmed by a single "
+            "broker can be lost with it; 2 is usual"
+        )
+    if found.max_message_bytes is not None and found.max_message_bytes < batch_bytes:
+        said.append(
+            f"topic {topic!r} takes {found.max_message_bytes:,} bytes a batch, the sink sends up to {batch_bytes:,}: "
+            f"set the option batch.size to {found.max_message_bytes} or less"
+        )
+    return said
+
+
+def _config(admin: Any, kind: str, name: str | None, *keys: str) -> dict[str, int]:
+    if name is None:
+        name = str(next(iter(admin._manager.cluster.brokers())).node_id)
+    try:
+        answer = admin.describe_configs([wire().ConfigResource(kind, name, list(keys))], config_filter="all")
+    except wire().errors.KafkaError:
+        return {}
+    values = next(iter(next(iter(answer.values())).values()))
+    return {key: int(values[key]["value"]) for key in keys if key in values}
+
+
+def _replicas(admin: Any, topic: str) -> int | None:
+    try:
+        parts = admin.describe_topics([topic])[0]["partitions"]
+    except wire().errors.KafkaError:
+        return None
+    return min((len(part["replica_nodes"]) for part in parts), default=None)

@@ -1,0 +1,287 @@
+"""The driver's hand on Kafka: ends prepared transactions and proves how they ended.
+
+A committable names one transaction: id, producer id P, epoch E, and the moment S at which the broker saw it begin. No
+answer but success is believed; otherwise `DescribeTransactions` is asked, and this table decides:
+
+| the broker says of the id | outcome |
+|---|---|
+| P, E, S, Ongoing | still prepared: commit again |
+| P, E, S, PrepareCommit | markers are on their way: ask again |
+| P, E, S, CompleteCommit | already committed |
+| P, E or higher, S, PrepareAbort, PrepareEpochFence or CompleteAbort | lost (a) |
+| P, E, another S | already committed (b) |
+| P, E + 1, another S, PrepareAbort or CompleteAbort | already committed (b), and the later one expired or was fenced |
+| Empty, Dead | unknown (c) |
+| another producer id, a lower epoch, anything else | unknown (d) |
+| NotFound | unknown (d) |
+| no answer by the deadline | unknown |
+
+(a) Aborted, expired or fenced. An epoch only rises when an open transaction is ended in its writer's place, so a
+higher one with our S cannot follow a commit.
+(b) A writer begins again only after its driver said that the last transaction is committed, or aborted; and what is
+aborted was never decided.
+(c) Somebody initialised the id again. Ours may have been committed before that, or aborted by it.
+(d) The cluster has forgotten the id (`transactional.id.expiration.ms`), and perhaps it was used anew. Probably lost long
+ago, but that is no proof.
+
+EndTxn's success is proof as well: the broker gives it only for P and E, while Ongoing or already committed.
+A committable that this process has not sealed itself (recovery) is looked up *before* it is committed: its writer may
+have gone on to a later transaction under the same P and E, which must not be committed by mistake.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.errors import PreCommitFailed, SystemUnavailable
+from penstock.sinks.base import Committable, Committer, Outcome
+from penstock.sinks.kafka.transactions import Described, Ended, Ending
+from penstock.testing.failpoints import active, failpoint
+
+if TYPE_CHECKING:
+    from penstock.deadline import Deadline
+
+#: Transactions whose end writers are told of. Each live producer has one entry; a forgotten one costs a new producer.
+_MOST_HINTED = 2_000
+_POLL = 0.005
+_ABORTED = ("PrepareAbort", "PrepareEpochFence", "CompleteAbort")
+
+
+class Transactions(Protocol):
+    """What a committer needs of the cluster; `TransactionClient` is the real one."""
+
+    def describe(self, ids: Iterable[str], deadline: Deadline) -> Mapping[str, Described]: ...
+    def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]: ...
+    def list_open(self, prefix: str, deadline: Deadline) -> Sequence[str]: ...
+    def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]: ...
+    def close(self) -> None: ...
+
+
+def judge(payload: Mapping[str, Any], described: Described) -> Outcome | None:
+    """The table above; None where asking or committing again can tell."""
+    if described.producer_id != payload["producer_id"] or described.state in ("NotFound", "Empty", "Dead"):
+        return Outcome.UNKNOWN
+    ahead = described.producer_epoch - payload["producer_epoch"]
+    if described.started == payload["started"]:
+        if ahead >= 0 and described.state in _ABORTED:
+            return Outcome.LOST
+        if ahead == 0 and described.state == "CompleteCommit":
+            return Outcome.ALREADY_COMMITTED
+        if ahead == 0 and described.state in ("Ongoing", "PrepareCommit"):
+            return None
+        return Outcome.UNKNOWN
+    if ahead == 0 or (ahead == 1 and described.state in _ABORTED):
+        return Outcome.ALREADY_COMMITTED
+    return Outcome.UNKNOWN
+
+
+class KafkaCommitter(Committer):
+    """Commits, aborts and sweeps one sink's transactions; names begin with `prefix`, `-g` and the run's generation."""
+
+    def __init__(self, client: Transactions, prefix: str, generation: int) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._generation = generation
+        self._name = re.compile(rf"{re.escape(prefix)}-g(\d{{6,}})-[0-9a-f]{{12}}")
+        self._sealed: set[tuple[str, int]] = set()
+        # Ids with a request that was never answered. It may yet reach the broker and would end whatever that producer
+        # has open then, so writers are never told to go on with one of these.
+        self._unsure: set[str] = set()
+        self._committed: OrderedDict[str, int] = OrderedDict()
+        self._aborted: OrderedDict[str, int] = OrderedDict()
+        self._proven: OrderedDict[tuple[str, int], None] = OrderedDict()
+
+    def hints(self) -> Mapping[str, Any]:
+        return {"committed": dict(self._committed), "aborted": dict(self._aborted)}
+
+    def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
+        """Ask the brokers for every writer's transaction: it must be open; its producer id, epoch and start are added."""
+        named = {_id(c): c for c in committables if _id(c)}
+        states = self._client.describe(named, deadline)
+        if len(states) < len(named):
+            raise SystemUnavailable(
+                f"Kafka did not confirm {len(named) - len(states)} of {len(named)} prepared writers in time.",
+                safe="nothing of this epoch is visible.",
+                to_do="nothing: the epoch is aborted and replays.",
+            )
+        gone = {name: described for name, described in states.items() if not described.open}
+        if gone:
+            name, described = next(iter(gone.items()))
+            raise PreCommitFailed(
+                f"{len(gone)} of {len(named)} prepared Kafka transactions are not open: {name} is {described.state}.",
+                safe="nothing of this epoch is visible.",
+                to_do="if this repeats, raise the sink's transaction_timeout above the time an epoch takes.",
+            )
+        sealed = []
+        for committable in committables:
+            described = states.get(_id(committable), Described(""))
+            if described.open:
+                committable = committable.with_payload(
+                    producer_id=described.producer_id,
+                    producer_epoch=described.producer_epoch,
+                    started=described.started,
+                )
+                self._sealed.add(_key(committable))
+            sealed.append(committable)
+        return sealed
+
+    def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        waiting: dict[str, Committable] = {}
+        for committable in committables:
+            if not _id(committable):
+                outcomes[committable.writer] = Outcome.COMMITTED  # it wrote nothing
+            elif _key(committable) in self._proven:
+                outcomes[committable.writer] = Outcome.ALREADY_COMMITTED
+            elif "producer_id" not in committable.payload:
+                outcomes[committable.writer] = Outcome.UNKNOWN  # never sealed: nothing to prove it by
+            else:
+                waiting[_id(committable)] = committable
+        foreign = [name for name, committable in waiting.items() if _key(committable) not in self._sealed]
+        if foreign:
+            self._look(foreign, waiting, outcomes, deadline, ask=True)
+        if active("commit.first") and len(waiting) > 1:
+            first = next(iter(waiting))
+            self._end({first: waiting[first]}, outcomes, deadline)
+            if waiting[first].writer in outcomes:
+                del waiting[first]
+            failpoint("commit.first")
+        self._end(waiting, outcomes, deadline)
+        for committable in waiting.values():
+            outcomes.setdefault(committable.writer, Outcome.UNKNOWN)
+        self._sealed.difference_update(
+            _key(c) for c in committables if _id(c) and outcomes[c.writer] is not Outcome.UNKNOWN
+        )
+        return outcomes
+
+    def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
+        """End the writers' transactions but leave their producers usable; what cannot be ended so is fenced."""
+        named = {_id(c): c for c in committables if _id(c)}
+        if not named:
+            return
+        states = self._client.describe(named, deadline)
+        endings = [
+            Ending(name, described.producer_id, described.producer_epoch)
+            for name, described in states.items()
+            if described.open and _same(named[name].payload, described)
+        ]
+        ended = self._client.end(endings, False, deadline)
+        self._unsure.update(name for name, answer in ended.items() if not answer.sure)
+        for name, answer in ended.items():
+            if answer.done:
+                self._remember(self._aborted, named[name])
+        left = set(named) - {name for name, answer in ended.items() if answer.done}
+        left -= {name for name, described in states.items() if not described.open}
+        left -= {n for n, d in states.items() if not _same(named[n].payload, d)}
+        if left:
+            self._unfinished(self._client.fence(left, deadline))
+        self._sealed.difference_update(_key(c) for c in named.values())
+
+    def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
+        kept = {_id(c) for c in keep}
+        found = [
+            name
+            for name in self._client.list_open(f"{self._prefix}-g", deadline)
+            if name not in kept and self._mine(name)
+        ]
+        if found:
+            self._unfinished(self._client.fence(found, deadline))
+        return len(found)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _mine(self, name: str) -> bool:
+        match = self._name.fullmatch(name)
+        return match is not None and int(match[1]) <= self._generation
+
+    def _end(self, waiting: Mapping[str, Committable], outcomes: dict[int, Outcome], deadline: Deadline) -> None:
+        """EndTxn for all, then look at those that did not simply succeed, until all are proven or time is up."""
+        left = dict(waiting)
+        while left:
+            answers = self._client.end([_ending(c) for c in left.values()], True, deadline)
+            self._unsure.update(name for name, answer in answers.items() if not answer.sure)
+            for name in [name for name, answer in answers.items() if answer.done]:
+                committable = left.pop(name)
+                outcomes[committable.writer] = Outcome.COMMITTED
+                self._prove(committable, hint=True)
+            if left:
+                self._look(list(left), left, outcomes, deadline, ask=False)
+                left = {name: c for name, c in left.items() if c.writer not in outcomes}
+            if deadline.passed():
+                return
+            if left:
+                time.sleep(_POLL)
+
+    def _look(
+        self,
+        names: Sequence[str],
+        waiting: dict[str, Committable],
+        outcomes: dict[int, Outcome],
+        deadline: Deadline,
+        *,
+        ask: bool,
+    ) -> None:
+        """Describe `names` and take those that are proven out of `waiting`. With `ask`, also those that could not be
+        described: they must not be committed unseen."""
+        states = self._client.describe(names, deadline)
+        for name in names:
+            verdict = judge(waiting[name].payload, states[name]) if name in states else None
+            if verdict is None and name not in states and ask:
+                verdict = Outcome.UNKNOWN
+            if verdict is not None:
+                committable = waiting.pop(name)
+                outcomes[committable.writer] = verdict
+                if verdict.visible:
+                    self._prove(committable, hint=False)
+
+    def _prove(self, committable: Committable, *, hint: bool) -> None:
+        self._proven[_key(committable)] = None
+        while len(self._proven) > 10 * _MOST_HINTED:
+            self._proven.popitem(last=False)
+        if hint:
+            self._remember(self._committed, committable)
+
+    def _remember(self, where: OrderedDict[str, int], committable: Committable) -> None:
+        name, sequence = _key(committable)
+        self._committed.pop(name, None)
+        self._aborted.pop(name, None)
+        if name in self._unsure:
+            return
+        where[name] = sequence
+        while len(where) > _MOST_HINTED:
+            where.popitem(last=False)
+
+    def _unfinished(self, names: Collection[str]) -> None:
+        if names:
+            raise SystemUnavailable(
+                f"{len(names)} open Kafka transactions could not be aborted in time, among them {min(names)}.",
+                safe="they stay invisible; readers with read_committed wait behind them until they time out.",
+                to_do="check the brokers; the next start of the job aborts them.",
+            )
+
+
+def _id(committable: Committable) -> str:
+    return committable.payload.get("transactional_id") or ""
+
+
+def _key(committable: Committable) -> tuple[str, int]:
+    return _id(committable), committable.payload["sequence"]
+
+
+def _ending(committable: Committable) -> Ending:
+    payload = committable.payload
+    return Ending(_id(committable), payload["producer_id"], payload["producer_epoch"])
+
+
+def _same(payload: Mapping[str, Any], described: Described) -> bool:
+    """Whether `described` is the transaction of `payload`; one that was never sealed can only be taken at its id."""
+    return "started" not in payload or (described.producer_id, described.producer_epoch, described.started) == (
+        payload["producer_id"],
+        payload["producer_epoch"],
+        payload["started"],
+    )

@@ -1,0 +1,124 @@
+"""`KafkaSink`: rows into Kafka topics, one transaction per task, visible all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigurationError
+from penstock.sinks.base import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
+from penstock.sinks.kafka import faults, settings
+from penstock.sinks.kafka.columns import shaped
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from penstock.sinks.kafka.committer import KafkaCommitter
+    from penstock.sinks.kafka.lanes import Lanes
+    from penstock.sinks.kafka.writer import KafkaWriter
+
+
+@dataclass(frozen=True, repr=False)
+class KafkaSink(TwoPhaseSink):
+    """Exactly once into Kafka, for readers with `isolation.level=read_committed`.
+
+    Takes the columns of Spark's own Kafka sink: `value` (string or binary) and, where there are any, `key`, `topic`,
+    `partition`, `headers`, and besides them `timestamp`. `topic` here wins over the column.
+
+    `options` are client settings (SASL, TLS, compression, …) in librdkafka's names, or in Spark's with `kafka.` in
+    front. Their secrets never appear in a message, a log or the ledger.
+
+    A transaction that is not committed within `transaction_timeout` is aborted by the broker; a job that is down longer
+    between decision and commit repairs it from a replay. The default is the brokers' own default maximum.
+
+    `create_topic` creates a missing `topic`, with `partitions` and `replication` or the broker's defaults, when the
+    job starts. Without it a missing topic is an error.
+    """
+
+    topic: str | None = None
+    servers: str = field(kw_only=True)
+    transactional_id_prefix: str | None = field(default=None, kw_only=True)
+    transaction_timeout: str | float = field(default="15min", kw_only=True)
+    create_topic: bool = field(default=False, kw_only=True)
+    partitions: int | None = field(default=None, kw_only=True)
+    replication: int | None = field(default=None, kw_only=True)
+    options: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", settings.normalised(self.options))
+        if self.create_topic and self.topic is None:
+            raise ConfigurationError(
+                "create_topic needs the topic's name, and this sink takes it from the column 'topic'.",
+                safe="nothing was started.",
+                to_do="say KafkaSink('topic', create_topic=True, …), or create the topics beforehand.",
+            )
+        settings.seconds(self.transaction_timeout)
+
+    def __repr__(self) -> str:
+        shown = settings.shown(self.options)
+        return f"KafkaSink({self.topic!r}, servers={self.servers!r}, options={shown})"
+
+    def describe(self) -> str:
+        return f"Kafka topic {self.topic or '(column topic)'} at {self.servers}"
+
+    def shape(self, frame: DataFrame) -> DataFrame:
+        return shaped(frame, self.topic)
+
+    def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
+        from penstock.sinks.kafka import check
+
+        timeout = settings.seconds(self.transaction_timeout)
+        check.timeouts(context, timeout)
+        exists = check.reach(self.servers, self._producer_settings(), self.topic)
+        if not exists and not self.create_topic:
+            raise faults.missing(str(self.topic))
+        lanes = self._lanes()
+        try:
+            found = check.limits(lanes, self.topic if exists else None)
+        finally:
+            lanes.close()
+        check.broker_limit(timeout, found.max_transaction_timeout)
+        batch = int(self.options.get("batch.size", 1_000_000))
+        return [Finding(uid, said) for said in check.warnings(self.topic or "", found, batch)]
+
+    def open_writer(self, scope: WriterScope) -> KafkaWriter:
+        from penstock.sinks.kafka.pool import Key
+        from penstock.sinks.kafka.writer import KafkaWriter
+
+        made = tuple(sorted(self._producer_settings().items()))
+        return KafkaWriter(scope, Key(self._prefix(scope.sink), scope.sink.generation, made), self.topic)
+
+    def open_committer(self, scope: SinkScope) -> KafkaCommitter:
+        from penstock.sinks.kafka.committer import KafkaCommitter
+        from penstock.sinks.kafka.topics import create
+        from penstock.sinks.kafka.transactions import TransactionClient
+
+        lanes = self._lanes()
+        if self.create_topic and self.topic is not None:
+            try:
+                create(lanes, self.topic, self.partitions, self.replication)
+            except BaseException:
+                lanes.close()
+                raise
+        client = TransactionClient(lanes, transaction_timeout=settings.seconds(self.transaction_timeout))
+        return KafkaCommitter(client, self._prefix(scope), scope.generation)
+
+    def _prefix(self, scope: SinkScope) -> str:
+        # The scope's part stays: two sinks with one prefix of the user's must not sweep each other's transactions.
+        return f"{self.transactional_id_prefix}-{scope.prefix}" if self.transactional_id_prefix else scope.prefix
+
+    def _producer_settings(self) -> dict[str, str]:
+        return settings.for_producer(self.servers, self.options, settings.seconds(self.transaction_timeout))
+
+    def _lanes(self) -> Lanes:
+        from penstock.sinks.kafka.lanes import Lanes
+
+        return Lanes(self.servers, self.options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, ({name: getattr(self, name) for name in self.__dataclass_fields__},))
+
+
+def _rebuild(fields: Mapping[str, Any]) -> KafkaSink:
+    return KafkaSink(**fields)

@@ -1,0 +1,244 @@
+"""The driver's view of Kafka transactions: describe, end, list and fence them by name, from any process.
+
+Kafka keeps a transaction at the broker that coordinates its id, not at the client that opened it. So whoever knows id,
+producer id and epoch may end it.
+
+Every method works until its deadline, finds coordinators again when they move, and reconnects. None raises for what a
+single transaction answers; `SystemUnavailable` and `AccessDenied` are raised where nothing can be asked at all.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import SystemUnavailable
+from penstock.sinks.kafka import faults
+from penstock.sinks.kafka.lanes import REQUEST_SECONDS, Lanes, NotSent
+from penstock.sinks.kafka.wire import wire
+
+if TYPE_CHECKING:
+    from penstock.deadline import Deadline
+
+_MOST_CACHED = 20_000
+_MOVED = (faults.COORDINATOR_LOADING, faults.COORDINATOR_NOT_AVAILABLE, faults.NOT_COORDINATOR)
+#: No answer came; not a code of Kafka's.
+SILENT = -1000
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What the coordinator says of one transactional id. `state` is Kafka's own word, or `NotFound`."""
+
+    state: str
+    producer_id: int = -1
+    producer_epoch: int = -1
+    started: int = -1
+
+    @property
+    def open(self) -> bool:
+        return self.state == "Ongoing"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A transaction to end: exactly this one, by producer id and epoch."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last answer to an attempt to end a transaction.
+
+    `sure` is False if some request got no answer: it may still be on its way to the broker, and could meet a later
+    transaction of the same producer. Such a producer must not be used again.
+    """
+
+    code: int
+    sure: bool
+
+    @property
+    def done(self) -> bool:
+        return self.code == 0
+
+
+class TransactionClient:
+    """One cluster, seen from the driver. Safe to use from several threads."""
+
+    def __init__(self, lanes: Lanes, *, transaction_timeout: float) -> None:
+        self._lanes = lanes
+        self._timeout_ms = int(transaction_timeout * 1000)
+        self._coordinators: dict[str, int] = {}
+
+    def describe(self, ids: Iterable[str], deadline: Deadline) -> Mapping[str, Described]:
+        """What the brokers say of each id; one that could not be asked in time is absent."""
+        waiting = list(dict.fromkeys(ids))
+        found: dict[str, Described] = {}
+        for pause in _pauses(deadline):
+            by_node: dict[int, list[str]] = {}
+            for name, node in self._find(waiting, deadline).items():
+                by_node.setdefault(node, []).append(name)
+            requests = [(node, wire().DescribeTransactions(transactional_ids=group)) for node, group in by_node.items()]
+            for answer in self._lanes.send(requests, deadline):
+                for state in getattr(answer, "transaction_states", ()):
+                    if state.error_code == 0:
+                        found[state.transactional_id] = Described(
+                            state.transaction_state,
+                            state.producer_id,
+                            state.producer_epoch,
+                            state.transaction_start_time_ms,
+                        )
+                    elif state.error_code == faults.TRANSACTIONAL_ID_NOT_FOUND:
+                        found[state.transactional_id] = Described("NotFound")
+                    else:
+                        _raise_denied(state.error_code)
+            waiting = [name for name in waiting if name not in found]
+            self._forget(waiting)
+            if not waiting:
+                break
+            time.sleep(pause)
+        return found
+
+    def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]:
+        """Commit or abort all, side by side. Waits out CONCURRENT_TRANSACTIONS, moved coordinators and lost
+        connections; any other answer is the caller's to judge."""
+        waiting = {ending.transactional_id: ending for ending in endings}
+        answers: dict[str, Ended] = {name: Ended(SILENT, True) for name in waiting}
+        for pause in _pauses(deadline):
+            nodes = self._find(waiting, deadline)
+            names = list(nodes)
+            requests = [
+                (
+                    nodes[name],
+                    # Version 3 leaves the epoch as it is, so that the writer's producer can go on with it.
+                    wire().EndTxn(
+                        transactional_id=name,
+                        producer_id=waiting[name].producer_id,
+                        producer_epoch=waiting[name].producer_epoch,
+                        committed=commit,
+                        max_version=3,
+                    ),
+                )
+                for name in names
+            ]
+            for name, answer in zip(names, self._lanes.send(requests, deadline), strict=True):
+                code = getattr(answer, "error_code", SILENT)
+                sure = answers[name].sure and (code != SILENT or isinstance(answer, NotSent))
+                answers[name] = Ended(code, sure)
+                if code == SILENT or code in _MOVED:
+                    self._forget((name,))
+                elif code != faults.CONCURRENT_TRANSACTIONS:
+                    del waiting[name]
+            if not waiting:
+                break
+            time.sleep(pause)
+        return answers
+
+    def list_open(self, prefix: str, deadline: Deadline) -> Sequence[str]:
+        """Transactional ids that begin with `prefix` and have a transaction open."""
+        pending: set[int] | None = None
+        pattern: dict[str, str] = {}
+        found: set[str] = set()
+        for pause in _pauses(deadline):
+            if pending is None:
+                try:
+                    pending, patterns = self._lanes.ask(_brokers, deadline)
+                except SystemUnavailable:
+                    time.sleep(pause)
+                    continue
+                # Brokers before 4.1 know no pattern and list all; the filter below is for them.
+                pattern = {"transactional_id_pattern": f"{re.escape(prefix)}.*"} if patterns else {}
+            nodes = sorted(pending)
+            requests = [(node, wire().ListTransactions(state_filters=["Ongoing"], **pattern)) for node in nodes]
+            for node, answer in zip(nodes, self._lanes.send(requests, deadline), strict=True):
+                code = getattr(answer, "error_code", SILENT)
+                _raise_denied(code)
+                if code == 0:
+                    pending.discard(node)
+                    ids = (state.transactional_id for state in answer.transaction_states)
+                    found.update(name for name in ids if name.startswith(prefix))
+            if not pending:
+                return sorted(found)
+            time.sleep(pause)
+        raise faults.unreachable(self._lanes.servers, "open transactions could not be listed", REQUEST_SECONDS)
+
+    def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]:
+        """Abort the open transactions of `ids` and bump their epochs, so that a writer that still lives can do nothing
+        more. Returns those not fenced by the deadline.
+
+        Asks for the abort and then only looks: initialising again after the abort would wipe the state that proves it.
+        """
+        waiting = set(ids)
+        for pause in _pauses(deadline):
+            states = self.describe(waiting, deadline)
+            waiting -= {name for name, described in states.items() if _settled(described)}
+            if not waiting:
+                break
+            nodes = self._find([name for name in waiting if name in states and states[name].open], deadline)
+            requests = [
+                (
+                    node,
+                    wire().InitProducerId(
+                        transactional_id=name, transaction_timeout_ms=self._timeout_ms, max_version=4
+                    ),
+                )
+                for name, node in nodes.items()
+            ]
+            for answer in self._lanes.send(requests, deadline):
+                _raise_denied(getattr(answer, "error_code", SILENT))
+            time.sleep(pause)
+        return waiting
+
+    def close(self) -> None:
+        self._lanes.close()
+
+    def _find(self, ids: Iterable[str], deadline: Deadline) -> dict[str, int]:
+        """The coordinating broker of each id that has one just now."""
+        wanted = list(ids)
+        unknown = [name for name in wanted if name not in self._coordinators]
+        if unknown:
+            if len(self._coordinators) > _MOST_CACHED:
+                self._coordinators.clear()
+                unknown = wanted
+            request = wire().FindCoordinator(key_type=1, coordinator_keys=unknown, min_version=4)
+            for answer in self._lanes.send([(None, request)], deadline):
+                for row in getattr(answer, "coordinators", ()):
+                    _raise_denied(row.error_code)
+                    if row.error_code == 0:
+                        self._coordinators[row.key] = row.node_id
+        return {name: self._coordinators[name] for name in wanted if name in self._coordinators}
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        for name in ids:
+            self._coordinators.pop(name, None)
+
+
+def _raise_denied(code: int) -> None:
+    if code in faults.DENIED:
+        raise faults.denied(faults.DENIED[code], f"code {code}")
+
+
+def _brokers(admin: Any) -> tuple[set[int], bool]:
+    """The cluster's brokers, and whether they filter transactions by pattern."""
+    manager = admin._manager
+    nodes = {broker.node_id for broker in manager.cluster.brokers()}
+    return nodes, manager.broker_version_data.api_version(wire().ListTransactions) >= 2
+
+
+def _settled(described: Described) -> bool:
+    return described.state not in ("Ongoing", "PrepareAbort", "PrepareEpochFence")
+
+
+def _pauses(deadline: Deadline) -> Iterable[float]:
+    """Waits between rounds: short at first, because a broker writes its markers in a few milliseconds."""
+    pause = 0.002
+    yield pause
+    while not deadline.passed():
+        pause = min(pause * 1.6, 0.25)
+        yield min(pause, deadline.remaining())

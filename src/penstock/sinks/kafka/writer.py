@@ -1,0 +1,87 @@
+"""One task's transaction: rows in, a prepared transaction out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import EpochError
+from penstock.sinks.base import Writer, WriterScope
+from penstock.sinks.kafka.columns import ACCEPTED
+from penstock.sinks.kafka.pool import POOL, Key, Pool
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.sinks.kafka.producer import Producer
+
+
+class KafkaWriter(Writer):
+    """Opening takes a producer and begins; the broker learns of the transaction with the first row.
+
+    After pre_commit the rows are at the broker, invisible to read_committed readers, and stay so until the driver ends
+    the transaction or its timeout passes, whether this process lives or not.
+    """
+
+    def __init__(self, scope: WriterScope, key: Key, topic: str | None, pool: Pool = POOL) -> None:
+        self._key, self._topic, self._pool = key, topic, pool
+        self._producer: Producer | None = pool.acquire(key, scope.hints)
+        self._prepared = self._tainted = False
+        try:
+            self._producer.begin()
+        except BaseException:
+            self._drop()
+            raise
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        columns = {name: batch.column(name) for name in batch.schema.names if name in ACCEPTED}
+        self._guarded(lambda producer: producer.send(columns, self._topic))
+
+    def pre_commit(self) -> Mapping[str, Any]:
+        producer = self._guarded(lambda producer: producer.flush())
+        if producer.rows == 0:
+            # The broker knows nothing of it: nothing to commit, nothing to prove.
+            self.abort()
+            return {"transactional_id": None}
+        self._prepared = True
+        self._pool.park(self._key, producer)
+        return {
+            "transactional_id": producer.transactional_id,
+            "sequence": producer.sequence,
+            "topics": sorted(producer.topics),
+        }
+
+    def abort(self) -> None:
+        """Also after pre_commit, as long as no driver has seen the committable."""
+        producer, self._producer = self._producer, None
+        if producer is None or (self._prepared and not self._pool.reclaim(producer)):
+            return
+        # After an error librdkafka gives itself a new epoch behind the abort, and may drop rows of the next
+        # transaction meanwhile. What is left open here the driver fences.
+        if producer.abort() and not self._tainted:
+            self._pool.release(self._key, producer)
+        else:
+            producer.destroy()
+
+    def _drop(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.destroy()
+
+    def _guarded(self, work: Callable[[Producer], None]) -> Producer:
+        producer = self._mine()
+        try:
+            work(producer)
+        except BaseException:
+            self._tainted = True
+            raise
+        return producer
+
+    def _mine(self) -> Producer:
+        if self._producer is None or self._prepared:
+            raise EpochError(
+                "A Kafka writer was used after it had been prepared or aborted.",
+                safe="its transaction is unchanged.",
+                to_do="open a new writer for every task attempt.",
+            )
+        return self._producer

@@ -1,0 +1,166 @@
+"""Named points in the protocol that a test can make crash, raise, hang or delay.
+
+    PENSTOCK_FAILPOINTS="epoch.decided=crash@3;sink.pre_commit=delay(0.2)"
+
+Each entry is `name=action` with an optional `@N`: only the N-th passing in this process acts. Actions:
+
+| action | effect |
+|---|---|
+| `crash` | SIGKILL to this process, at once |
+| `raise` | `InjectedFault`, an error that counts as retryable |
+| `hang` | wait for ever (until the file named by `PENSTOCK_FAILPOINTS_RELEASE` exists) |
+| `delay(S)` | sleep S seconds |
+
+With `PENSTOCK_FAILPOINTS_ONCE=DIR` an action happens once over all processes: the first to create
+`DIR/<name>` acts, later ones pass. That is how a test kills a driver at one step and lets its successor through.
+
+`hooked` calls a test's own function instead, in the process that passes the point. Off, a point costs two
+comparisons with None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import ConfigurationError, EpochError
+
+VARIABLE = "PENSTOCK_FAILPOINTS"
+ONCE = "PENSTOCK_FAILPOINTS_ONCE"
+RELEASE = "PENSTOCK_FAILPOINTS_RELEASE"
+
+#: Every point there is, with the process it stands in. Fault tests walk this table, so a new point is tested by itself.
+POINTS: dict[str, str] = {
+    # recovery, in the driver, before the query starts
+    "recover.registered": "driver",  # generation registered, nothing looked at yet
+    "recover.looked": "driver",  # decisions read, no claim yet
+    "recover.claimed": "driver",  # claim durable, nothing committed yet
+    "recover.committed": "driver",  # decided writers committed again, Spark's log not completed
+    "recover.finished": "driver",  # Spark's log completed
+    "recover.swept": "driver",  # leftovers of older runs aborted
+    # one epoch, in the driver
+    "epoch.opened": "driver",  # barrier written, this run is the newest
+    "epoch.precommitted": "driver",  # all tasks prepared, nothing sealed
+    "epoch.sealed": "driver",  # sinks confirmed what is prepared, no decision yet
+    "epoch.decided": "driver",  # manifest durable
+    "epoch.confirmed": "driver",  # still the newest run after the decision
+    "epoch.committed": "driver",  # all writers committed, Spark's log not written
+    "epoch.aborted": "driver",  # a failed attempt's writers aborted
+    # one writer, in a task's Python process
+    "task.opened": "worker",  # transaction open, no row written
+    "task.written": "worker",  # all rows handed over, not flushed
+    "task.prepared": "worker",  # flushed and prepared, not reported
+    # inside the ledger
+    "ledger.aside": "driver",  # file written aside and synced, not yet under its name
+    # inside the committers
+    "commit.first": "driver",  # the first writer of the epoch is committed, the others are not
+}
+
+
+class InjectedFault(EpochError):
+    """Raised by a failpoint on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    action: str
+    seconds: float
+    nth: int | None
+
+
+_ENTRY = re.compile(r"^(?P<name>[\w.]+)=(?P<action>crash|raise|hang|delay)(\((?P<seconds>[\d.]+)\))?(@(?P<nth>\d+))?$")
+
+
+def parse(text: str) -> dict[str, _Rule]:
+    """The rules in `text`; a malformed entry or an unknown point is a `ConfigurationError`."""
+    rules: dict[str, _Rule] = {}
+    for entry in filter(None, (part.strip() for part in text.split(";"))):
+        match = _ENTRY.match(entry)
+        if match is None or match["name"] not in POINTS:
+            raise ConfigurationError(
+                f"{VARIABLE} has an entry that names no failpoint: {entry!r}.",
+                to_do="write name=crash|raise|hang|delay(S), optionally @N, with a name from penstock.testing.failpoints.POINTS.",
+            )
+        rules[match["name"]] = _Rule(
+            match["action"], float(match["seconds"] or 0), int(match["nth"]) if match["nth"] else None
+        )
+    return rules
+
+
+_rules: dict[str, _Rule] | None = parse(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
+_hooks: dict[str, Callable[[], None]] | None = None
+_passed: Counter[str] = Counter()
+
+
+def reload() -> None:
+    """Read the environment again; for tests that change it inside one process."""
+    global _rules
+    text = os.environ.get(VARIABLE)
+    _rules = parse(text) if text else None
+    _passed.clear()
+
+
+@contextlib.contextmanager
+def hooked(name: str, hook: Callable[[], None]) -> Iterator[None]:
+    """While this lasts, `hook` is called, once, when this process passes `name`: to kill something else, just then."""
+    global _hooks
+    if name not in POINTS:
+        raise ConfigurationError(f"{name!r} is no failpoint.", to_do="take a name from POINTS.")
+    _hooks = {**(_hooks or {}), name: hook}
+    try:
+        yield
+    finally:
+        _hooks = {key: value for key, value in (_hooks or {}).items() if key != name} or None
+
+
+def active(name: str) -> bool:
+    """Whether anybody asks for something at `name`; for code that only takes a detour so as to pass it."""
+    return (_rules is not None and name in _rules) or (_hooks is not None and name in _hooks)
+
+
+def failpoint(name: str) -> None:
+    """Pass the point `name`. Does nothing unless the environment or a test in this process asked for it."""
+    if _rules is None and _hooks is None:
+        return
+    if _hooks is not None:
+        _call_hook(name)
+    rule = _rules.get(name) if _rules is not None else None
+    if rule is not None:
+        _act(name, rule)
+
+
+def _call_hook(name: str) -> None:
+    global _hooks
+    hook = (_hooks or {}).get(name)
+    if hook is not None:
+        _hooks = {key: value for key, value in (_hooks or {}).items() if key != name} or None
+        hook()
+
+
+def _act(name: str, rule: _Rule) -> None:
+    _passed[name] += 1
+    if rule.nth is not None and _passed[name] != rule.nth:
+        return
+    once = os.environ.get(ONCE)
+    if once:
+        try:
+            os.close(os.open(Path(once) / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            return
+    if rule.action == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif rule.action == "raise":
+        raise InjectedFault(f"Failpoint {name} raised on purpose.", safe="this is a test.", to_do="nothing.")
+    elif rule.action == "delay":
+        time.sleep(rule.seconds)
+    else:
+        release = os.environ.get(RELEASE)
+        while not (release and Path(release).exists()):
+            time.sleep(0.02)

@@ -1,0 +1,275 @@
+"""The judge of a run: what should be there against what is there, in plain Python, without Spark.
+
+| question | function |
+|---|---|
+| is every row there, exactly once | `compare` |
+| do the rows of each key stand in the order they were written | `per_key_order` |
+| was each epoch seen wholly or not at all | `epoch_atomicity` |
+
+A verdict is a value: `ok` for programs, `lines()` for people, `to_dict()` for files. Nothing here raises because a run
+was bad, only because the question makes no sense.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import SchemaMismatch
+from penstock.testing.atomicity import AtomicityVerdict, Observation, Sighting, epoch_atomicity
+
+__all__ = [
+    "AtomicityVerdict",
+    "Observation",
+    "OrderVerdict",
+    "Sighting",
+    "Verdict",
+    "compare",
+    "epoch_atomicity",
+    "per_key_order",
+]
+
+Column: TypeAlias = "np.ndarray[Any, Any]"
+
+#: How many offending values a verdict names; the counts are always complete.
+EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How two multisets differ. `lost + found - duplicated - unexpected == expected`, always.
+
+    A copy too many is `duplicated` if the value was expected at all, otherwise `unexpected`.
+    """
+
+    expected: int
+    found: int
+    lost: int
+    duplicated: int
+    unexpected: int
+    examples: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return not (self.lost or self.duplicated or self.unexpected)
+
+    def lines(self) -> list[str]:
+        head = f"{self.expected:,} rows expected, {self.found:,} found"
+        if self.ok:
+            return [f"{head}: each exactly once"]
+        counts = {"lost": self.lost, "duplicated": self.duplicated, "unexpected": self.unexpected}
+        return [head] + [
+            f"{count:,} {kind}, such as {', '.join(map(repr, self.examples[kind]))}"
+            for kind, count in counts.items()
+            if count
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "expected": self.expected,
+            "found": self.found,
+            "lost": self.lost,
+            "duplicated": self.duplicated,
+            "unexpected": self.unexpected,
+            "examples": {kind: list(map(str, values)) for kind, values in self.examples.items()},
+        }
+
+
+def compare(expected: Any, actual: Any) -> Verdict:
+    """Compare two multisets of rows.
+
+    Each side is a mapping from value to count, any iterable of hashable values, or columns: a numpy or Arrow array, or
+    an Arrow table, whose rows are then the values. With columns on both sides no Python object is made per row, which
+    carries millions of rows; integers are the fastest. Columns of types that cannot be compared are a
+    `SchemaMismatch`, a value that is missing (null) equals another missing one.
+    """
+    left, right = _columns(expected), _columns(actual)
+    if left is None or right is None:
+        return _compare_counts(_counter(expected), _counter(actual))
+    if left.schema.names != right.schema.names:
+        raise _mismatch(left.schema, right.schema)
+    if left.num_columns == 1 and all(_plain_integers(side.column(0)) for side in (left, right)):
+        return _compare_integers(_to_numpy(left.column(0)), _to_numpy(right.column(0)))
+    return _compare_tables(left, right)
+
+
+def _columns(side: Any) -> pa.Table | None:
+    if isinstance(side, pa.Table):
+        return side
+    if isinstance(side, pa.RecordBatch):
+        return pa.Table.from_batches([side])
+    if isinstance(side, range):
+        side = np.arange(side.start, side.stop, side.step, dtype=np.int64)
+    if isinstance(side, np.ndarray):
+        side = pa.array(side)
+    if isinstance(side, (pa.Array, pa.ChunkedArray)):
+        return pa.table({"value": side})
+    return None
+
+
+def _counter(side: Any) -> Counter[Any]:
+    if isinstance(side, Mapping):
+        return Counter(side)
+    table = _columns(side)
+    if table is None:
+        return Counter(side)
+    columns = [column.to_pylist() for column in table.columns]
+    return Counter(columns[0] if len(columns) == 1 else zip(*columns, strict=True))
+
+
+def _compare_counts(expected: Counter[Any], actual: Counter[Any]) -> Verdict:
+    missing = expected - actual
+    extra = actual - expected
+    groups = {
+        "lost": missing,
+        "duplicated": Counter({value: count for value, count in extra.items() if expected[value] > 0}),
+        "unexpected": Counter({value: count for value, count in extra.items() if expected[value] <= 0}),
+    }
+    return Verdict(
+        expected=expected.total(),
+        found=actual.total(),
+        lost=groups["lost"].total(),
+        duplicated=groups["duplicated"].total(),
+        unexpected=groups["unexpected"].total(),
+        examples={kind: list(group)[:EXAMPLES] for kind, group in groups.items() if group},
+    )
+
+
+def _compare_integers(expected: Column, actual: Column) -> Verdict:
+    values, where = np.unique(np.concatenate([expected, actual]), return_inverse=True)
+    wanted = np.bincount(where[: len(expected)], minlength=len(values))
+    seen = np.bincount(where[len(expected) :], minlength=len(values))
+    return _judge(wanted, seen, lambda rows: [int(value) for value in values[rows]])
+
+
+def _compare_tables(expected: pa.Table, actual: pa.Table) -> Verdict:
+    try:
+        actual = actual.cast(expected.schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _mismatch(expected.schema, actual.schema) from error
+    names = expected.schema.names
+    sides = []
+    for table, wanted in ((expected, 1), (actual, 0)):
+        table = table.rename_columns([f"c{number}" for number in range(len(names))])
+        table = table.append_column("wanted", pa.array(np.full(len(table), wanted, dtype=np.int64)))
+        sides.append(table.append_column("seen", pa.array(np.full(len(table), 1 - wanted, dtype=np.int64))))
+    keys = [f"c{number}" for number in range(len(names))]
+    groups = pa.concat_tables(sides).group_by(keys).aggregate([("wanted", "sum"), ("seen", "sum")])
+
+    def examples(rows: Column) -> list[Any]:
+        few = groups.select(keys).take(pa.array(rows))
+        return list(zip(*(column.to_pylist() for column in few.columns), strict=True))
+
+    return _judge(_to_numpy(groups.column("wanted_sum")), _to_numpy(groups.column("seen_sum")), examples)
+
+
+def _judge(wanted: Column, seen: Column, name: Callable[[Column], list[Any]]) -> Verdict:
+    surplus = seen - wanted
+    rows = {
+        "lost": np.flatnonzero(surplus < 0),
+        "duplicated": np.flatnonzero((surplus > 0) & (wanted > 0)),
+        "unexpected": np.flatnonzero((surplus > 0) & (wanted == 0)),
+    }
+    return Verdict(
+        expected=int(wanted.sum()),
+        found=int(seen.sum()),
+        lost=int(-surplus[rows["lost"]].sum()),
+        duplicated=int(surplus[rows["duplicated"]].sum()),
+        unexpected=int(surplus[rows["unexpected"]].sum()),
+        examples={kind: name(where[:EXAMPLES]) for kind, where in rows.items() if len(where)},
+    )
+
+
+def _plain_integers(column: pa.ChunkedArray) -> bool:
+    return bool(pa.types.is_integer(column.type)) and column.null_count == 0 and column.type != pa.uint64()
+
+
+def _to_numpy(column: pa.ChunkedArray) -> Column:
+    return np.asarray(column.to_numpy())
+
+
+def _mismatch(expected: pa.Schema, actual: pa.Schema) -> SchemaMismatch:
+    def show(schema: pa.Schema) -> str:
+        return ", ".join(f"{column.name} {column.type}" for column in schema)
+
+    return SchemaMismatch(
+        f"Rows of ({show(expected)}) cannot be compared with rows of ({show(actual)}).",
+        safe="nothing was changed.",
+        to_do="give both sides the same columns, of types that convert into each other without loss.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OrderVerdict:
+    """Whether each key's numbers only ever grew."""
+
+    rows: int
+    keys: int
+    backwards: int  # a number smaller than the one before it, of the same key
+    repeated: int  # a number equal to the one before it, of the same key
+    examples: Sequence[tuple[Any, Any, Any]] = ()  # key, number, the number that followed
+
+    @property
+    def ok(self) -> bool:
+        return not (self.backwards or self.repeated)
+
+    def lines(self) -> list[str]:
+        head = f"{self.rows:,} rows of {self.keys:,} keys"
+        if self.ok:
+            return [f"{head}: in order"]
+        places = ", ".join(f"{key!r}: {number!r} then {after!r}" for key, number, after in self.examples)
+        return [f"{head}: {self.backwards:,} times backwards, {self.repeated:,} times repeated, such as {places}"]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "rows": self.rows,
+            "keys": self.keys,
+            "backwards": self.backwards,
+            "repeated": self.repeated,
+            "examples": [[str(part) for part in place] for place in self.examples],
+        }
+
+
+def per_key_order(keys: Any, numbers: Any) -> OrderVerdict:
+    """Whether, for each key, `numbers` strictly increase in the order given.
+
+    Two columns of equal length: numpy or Arrow arrays, or sequences. Rows of other keys may stand in between.
+    """
+    names = pc.dictionary_encode(_flat(keys), null_encoding="encode")
+    codes = np.asarray(names.indices.to_numpy(zero_copy_only=False))
+    values = np.asarray(_flat(numbers).to_numpy(zero_copy_only=False))
+    if len(codes) != len(values):
+        raise SchemaMismatch(
+            f"There are {len(codes):,} keys and {len(values):,} numbers.",
+            safe="nothing was changed.",
+            to_do="give one number for each key.",
+        )
+    order = np.argsort(codes, kind="stable")
+    codes, values = codes[order], values[order]
+    same_key = codes[1:] == codes[:-1]
+    backwards = same_key & (values[1:] < values[:-1])
+    repeated = same_key & (values[1:] == values[:-1])
+    places = np.flatnonzero(backwards | repeated)[:EXAMPLES]
+    return OrderVerdict(
+        rows=len(codes),
+        keys=len(names.dictionary),
+        backwards=int(backwards.sum()),
+        repeated=int(repeated.sum()),
+        examples=tuple(
+            (names.dictionary[int(codes[at])].as_py(), values[at].item(), values[at + 1].item()) for at in places
+        ),
+    )
+
+
+def _flat(column: Any) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        return column.combine_chunks()
+    return column if isinstance(column, pa.Array) else pa.array(column)

@@ -1,0 +1,371 @@
+"""What every two-phase sink must do, as a suite for pytest or for a plain loop. Use it on your own sink:
+
+    class TestMySink(SinkContract):
+        @pytest.fixture(autouse=True)
+        def harness_for_this_test(self, tmp_path):
+            self.harness = MyHarness(tmp_path)      # a target that is empty at the start of each test
+
+A harness makes the sink, reads what an ordinary reader of the target sees, and makes rows. Every committable travels
+through JSON and every commit is done by a fresh committer, because that is what a restart does.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from penstock.deadline import Deadline
+from penstock.sinks.base import (
+    CheckContext,
+    Committable,
+    Finding,
+    Outcome,
+    SinkScope,
+    TwoPhaseSink,
+    Writer,
+    WriterScope,
+)
+from penstock.testing.sink_process import prepare_and_die
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Seconds one step may take: generous, because a contract is not a benchmark.
+PATIENCE = 60.0
+
+LOST = {Outcome.LOST}
+VISIBLE = {Outcome.COMMITTED, Outcome.ALREADY_COMMITTED}
+
+
+class SinkHarness(ABC):
+    """One empty target and the sink that writes to it."""
+
+    @abstractmethod
+    def make_sink(self) -> TwoPhaseSink: ...
+
+    @abstractmethod
+    def read_visible(self) -> list[Any]:
+        """What an ordinary reader sees now, in any order, in the form of `expected`."""
+
+    @abstractmethod
+    def rows(self, n: int, start: int = 0) -> pa.RecordBatch:
+        """`n` different rows in the sink's shape, numbered from `start`."""
+
+    def expected(self, batch: pa.RecordBatch) -> list[Any]:
+        """The rows of `batch` as `read_visible` returns them."""
+        return [tuple(row.values()) for row in batch.to_pylist()]
+
+    def special(self) -> pa.RecordBatch | None:
+        """Rows with nulls, empty values and text from all over the world; None if the target has no such thing."""
+        return None
+
+    def large(self) -> pa.RecordBatch | None:
+        """A row with a value of some hundred kilobytes."""
+        return None
+
+    def expire(self, sink: TwoPhaseSink, committable: Committable) -> bool:
+        """Let the other system end a prepared writer, as its timeout or its administrator would. False: it cannot."""
+        return False
+
+
+class SinkContract:
+    """Set `harness` before each test."""
+
+    harness: SinkHarness
+    uid = "contract"
+
+    @property
+    def job(self) -> str:
+        """A job of its own for every test, so that tests may share one running system."""
+        if not hasattr(self, "_job"):
+            self._job = f"job-{uuid.uuid4().hex[:8]}"
+        return self._job
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def scope(self, generation: int = 1, uid: str | None = None) -> SinkScope:
+        return SinkScope(self.job, uid or self.uid, generation)
+
+    def open_writer(
+        self, sink: TwoPhaseSink, scope: SinkScope, *, epoch: int, writer: int = 0, attempt: int = 0
+    ) -> Writer:
+        committer = sink.open_committer(scope)
+        try:
+            hints = json.loads(json.dumps(dict(committer.hints())))
+        finally:
+            committer.close()
+        return sink.open_writer(WriterScope(scope, epoch, attempt, writer, attempt, hints))
+
+    def prepare(
+        self,
+        sink: TwoPhaseSink,
+        batches: Sequence[pa.RecordBatch],
+        *,
+        epoch: int = 0,
+        generation: int = 1,
+        attempt: int = 0,
+        uid: str | None = None,
+    ) -> list[Committable]:
+        """One writer for each batch, all prepared and sealed."""
+        scope = self.scope(generation, uid)
+        committables = []
+        for number, batch in enumerate(batches):
+            writer = self.open_writer(sink, scope, epoch=epoch, writer=number, attempt=attempt)
+            writer.write(batch)
+            committables.append(Committable(scope.uid, number, batch.num_rows, 0, writer.pre_commit()))
+        return self.seal(sink, scope, committables)
+
+    def seal(self, sink: TwoPhaseSink, scope: SinkScope, committables: Sequence[Committable]) -> list[Committable]:
+        committer = sink.open_committer(scope)
+        try:
+            return [through_json(one) for one in committer.seal(committables, Deadline(PATIENCE))]
+        finally:
+            committer.close()
+
+    def commit(
+        self,
+        sink: TwoPhaseSink,
+        committables: Sequence[Committable],
+        *,
+        epoch: int = 0,
+        generation: int = 1,
+        uid: str | None = None,
+        seconds: float = PATIENCE,
+    ) -> set[Outcome]:
+        committer = sink.open_committer(self.scope(generation, uid))
+        try:
+            outcomes = committer.commit(epoch, [through_json(one) for one in committables], Deadline(seconds))
+        finally:
+            committer.close()
+        assert set(outcomes) == {one.writer for one in committables}, "every writer needs an outcome"
+        return set(outcomes.values())
+
+    def abort(self, sink: TwoPhaseSink, committables: Sequence[Committable], *, generation: int = 1) -> None:
+        committer = sink.open_committer(self.scope(generation))
+        try:
+            committer.abort([through_json(one) for one in committables], Deadline(PATIENCE))
+        finally:
+            committer.close()
+
+    def sweep(self, sink: TwoPhaseSink, *, generation: int, keep: Collection[Committable] = ()) -> int:
+        committer = sink.open_committer(self.scope(generation))
+        try:
+            return committer.abort_dangling([through_json(one) for one in keep], Deadline(PATIENCE))
+        finally:
+            committer.close()
+
+    def assert_visible(self, *batches: pa.RecordBatch) -> None:
+        wanted = [row for batch in batches for row in self.harness.expected(batch)]
+        found = self.harness.read_visible()
+        assert sorted(map(repr, found)) == sorted(map(repr, wanted)), f"visible: {found}\nwanted: {wanted}"
+
+    # ── one epoch ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def test_prepared_rows_are_invisible_until_the_commit(self) -> None:
+        sink, rows = self.harness.make_sink(), self.harness.rows(10)
+        prepared = self.prepare(sink, [rows])
+        self.assert_visible()
+        assert self.commit(sink, prepared) == {Outcome.COMMITTED}
+        self.assert_visible(rows)
+
+    def test_a_second_commit_changes_nothing_and_says_so(self) -> None:
+        sink, rows = self.harness.make_sink(), self.harness.rows(10)
+        prepared = self.prepare(sink, [rows])
+        self.commit(sink, prepared)
+        assert self.commit(sink, prepared) <= VISIBLE
+        assert self.commit(self.harness.make_sink(), prepared, generation=2) <= VISIBLE
+        self.assert_visible(rows)
+
+    def test_several_writers_become_visible_together(self) -> None:
+        sink, batches = self.harness.make_sink(), [self.harness.rows(5, start) for start in (0, 5, 10)]
+        prepared = self.prepare(sink, batches)
+        self.assert_visible()
+        assert self.commit(sink, prepared) == {Outcome.COMMITTED}
+        self.assert_visible(*batches)
+
+    def test_a_writer_takes_many_batches(self) -> None:
+        sink, batches = self.harness.make_sink(), [self.harness.rows(50, start) for start in range(0, 500, 50)]
+        writer = self.open_writer(sink, self.scope(), epoch=0)
+        for batch in batches:
+            writer.write(batch)
+        prepared = self.seal(sink, self.scope(), [Committable(self.uid, 0, 500, 0, writer.pre_commit())])
+        self.commit(sink, prepared)
+        self.assert_visible(*batches)
+
+    def test_epochs_follow_each_other(self) -> None:
+        sink, batches = self.harness.make_sink(), [self.harness.rows(4, start) for start in range(0, 40, 4)]
+        for epoch, batch in enumerate(batches):
+            assert self.commit(sink, self.prepare(sink, [batch], epoch=epoch), epoch=epoch) == {Outcome.COMMITTED}
+            self.assert_visible(*batches[: epoch + 1])
+
+    def test_an_empty_epoch_is_nothing(self) -> None:
+        sink = self.harness.make_sink()
+        assert self.seal(sink, self.scope(), []) == []
+        assert self.commit(sink, []) == set()
+        self.abort(sink, [])
+        self.assert_visible()
+
+    def test_nulls_and_all_the_worlds_text_survive(self) -> None:
+        sink, rows = self.harness.make_sink(), self.harness.special()
+        if rows is not None:
+            self.commit(sink, self.prepare(sink, [rows]))
+            self.assert_visible(rows)
+
+    def test_a_large_value_survives(self) -> None:
+        sink, rows = self.harness.make_sink(), self.harness.large()
+        if rows is not None:
+            self.commit(sink, self.prepare(sink, [rows]))
+            self.assert_visible(rows)
+
+    # ── after a crash ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def test_a_killed_writers_rows_are_committed_from_another_process(self) -> None:
+        sink, rows = self.harness.make_sink(), self.harness.rows(10)
+        payload = prepare_and_die(sink, WriterScope(self.scope(), 0, 0, 0, 0), rows, PATIENCE)
+        prepared = self.seal(sink, self.scope(), [Committable(self.uid, 0, 10, 0, payload)])
+        self.assert_visible()
+        assert self.commit(self.harness.make_sink(), prepared, generation=2) <= VISIBLE
+        self.assert_visible(rows)
+
+    def test_a_commit_cut_short_is_finished_by_the_next_run(self) -> None:
+        sink, batches = self.harness.make_sink(), [self.harness.rows(5), self.harness.rows(5, 5)]
+        prepared = self.prepare(sink, batches)
+        self.commit(sink, prepared[:1])
+        assert self.commit(self.harness.make_sink(), prepared, generation=2) <= VISIBLE
+        self.assert_visible(*batches)
+
+    def test_a_commit_without_time_guesses_nothing(self) -> None:
+        sink, rows = self.harness.make_sink(), self.harness.rows(5)
+        prepared = self.prepare(sink, [rows])
+        assert self.commit(sink, prepared, seconds=0.0) <= VISIBLE | {Outcome.UNKNOWN}
+        assert self.commit(sink, prepared) <= VISIBLE
+        self.assert_visible(rows)
+
+    # ── undone ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def test_what_a_writer_aborts_is_gone(self) -> None:
+        sink = self.harness.make_sink()
+        writer = self.open_writer(sink, self.scope(), epoch=0)
+        writer.write(self.harness.rows(5))
+        writer.abort()
+        writer.abort()
+        rows = self.harness.rows(5, 5)
+        self.commit(sink, self.prepare(sink, [rows], attempt=1))
+        self.assert_visible(rows)
+
+    def test_what_the_driver_aborts_is_lost_for_good(self) -> None:
+        sink = self.harness.make_sink()
+        prepared = self.prepare(sink, [self.harness.rows(5), self.harness.rows(5, 5)])
+        self.abort(sink, prepared)
+        self.abort(sink, prepared)
+        assert self.commit(sink, prepared) == LOST
+        self.assert_visible()
+
+    def test_an_abort_after_the_commit_takes_nothing_back(self) -> None:
+        sink, rows = self.harness.make_sink(), self.harness.rows(5)
+        prepared = self.prepare(sink, [rows])
+        self.commit(sink, prepared)
+        self.abort(sink, prepared)
+        self.sweep(sink, generation=2)
+        assert self.commit(sink, prepared, generation=2) <= VISIBLE
+        self.assert_visible(rows)
+
+    def test_what_the_other_system_ended_is_lost_and_proven(self) -> None:
+        sink, rows = self.harness.make_sink(), self.harness.rows(5)
+        [prepared] = self.prepare(sink, [rows])
+        if not self.harness.expire(sink, prepared):
+            return
+        assert self.commit(sink, [prepared], generation=2) == LOST
+        self.assert_visible()
+        self.commit(sink, self.prepare(sink, [rows], generation=2), generation=2)
+        self.assert_visible(rows)
+
+    # ── leftovers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def test_leftovers_are_found_and_aborted(self) -> None:
+        sink = self.harness.make_sink()
+        payload = prepare_and_die(sink, WriterScope(self.scope(), 0, 0, 0, 0), self.harness.rows(5), PATIENCE)
+        [prepared] = self.seal(sink, self.scope(), [Committable(self.uid, 0, 5, 0, payload)])
+        assert self.sweep(sink, generation=2) >= 1
+        assert self.commit(sink, [prepared]) == LOST
+        rows = self.harness.rows(5, 5)
+        self.commit(sink, self.prepare(sink, [rows], generation=2), generation=2)
+        self.assert_visible(rows)
+
+    def test_an_earlier_attempt_of_this_run_is_a_leftover_too(self) -> None:
+        sink = self.harness.make_sink()
+        first = self.prepare(sink, [self.harness.rows(5)], attempt=0)
+        assert self.sweep(sink, generation=1) >= 1
+        rows = self.harness.rows(5, 5)
+        second = self.prepare(sink, [rows], attempt=1)
+        assert self.commit(sink, first) == LOST
+        assert self.commit(sink, second) == {Outcome.COMMITTED}
+        self.assert_visible(rows)
+
+    def test_what_is_decided_is_kept(self) -> None:
+        sink, batches = self.harness.make_sink(), [self.harness.rows(5), self.harness.rows(5, 5)]
+        decided, undecided = self.prepare(sink, batches)
+        self.sweep(sink, generation=2, keep=[decided])
+        assert self.commit(sink, [decided], generation=2) <= VISIBLE
+        assert self.commit(sink, [undecided], generation=2) == LOST
+        self.assert_visible(batches[0])
+
+    def test_newer_runs_are_not_touched(self) -> None:
+        sink, rows = self.harness.make_sink(), self.harness.rows(5)
+        prepared = self.prepare(sink, [rows], generation=3)
+        self.sweep(sink, generation=2)
+        assert self.commit(sink, prepared, generation=3) == {Outcome.COMMITTED}
+        self.assert_visible(rows)
+
+    def test_other_sinks_with_a_similar_name_are_not_touched(self) -> None:
+        sink, rows = self.harness.make_sink(), self.harness.rows(5)
+        for name in (f"{self.uid}-2", f"{self.uid}2"):
+            prepared = self.prepare(sink, [rows], uid=name)
+            self.sweep(sink, generation=2)
+            assert self.commit(sink, prepared, uid=name) == {Outcome.COMMITTED}
+        self.assert_visible(rows, rows)
+
+    def test_a_fenced_writer_shows_nothing(self) -> None:
+        sink, zombie_rows, rows = self.harness.make_sink(), self.harness.rows(5), self.harness.rows(5, 5)
+        zombie = self.open_writer(sink, self.scope(1), epoch=0)
+        zombie.write(zombie_rows)
+        self.sweep(sink, generation=2)
+        self.commit(sink, self.prepare(sink, [rows], generation=2), generation=2)
+        try:
+            zombie.write(zombie_rows)
+            payload = zombie.pre_commit()
+        except Exception:
+            zombie.abort()  # refused at once: the best that can happen
+        else:
+            self.sweep(sink, generation=2)
+            assert self.commit(sink, [Committable(self.uid, 0, 10, 0, payload)]) == LOST
+        self.assert_visible(rows)
+
+    # ── the description ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def test_the_sink_travels_to_workers(self) -> None:
+        sink, rows = pickle.loads(pickle.dumps(self.harness.make_sink())), self.harness.rows(3)
+        self.commit(sink, self.prepare(sink, [rows]))
+        self.assert_visible(rows)
+
+    def test_a_healthy_target_passes_the_check(self) -> None:
+        sink = self.harness.make_sink()
+        findings = sink.check(CheckContext(self.job, interval_seconds=1.0, timeout_seconds=30.0), self.uid)
+        assert all(isinstance(finding, Finding) for finding in findings)
+        self.assert_visible()
+
+    def test_it_says_what_it_is(self) -> None:
+        sink = self.harness.make_sink()
+        assert sink.describe()
+        assert sink.link(self.uid).name == self.uid
+
+
+def through_json(committable: Committable) -> Committable:
+    """`committable` as the ledger gives it back."""
+    body: Mapping[str, Any] = json.loads(json.dumps(asdict(committable)))
+    return Committable(**body)

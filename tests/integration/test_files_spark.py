@@ -1,0 +1,174 @@
+"""What the file sink writes, Spark reads back the same; and the generator replays the same rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.deadline import Deadline
+from penstock.errors import ConfigurationError, SchemaMismatch
+from penstock.sinks.base import Committable, Outcome, SinkScope, WriterScope
+from penstock.sinks.files import FileSink
+from penstock.sinks.files.encode import LOSSLESS
+from penstock.sources.datagen import DataGenSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# mapInArrow warns about the newest pandas, although it never touches it.
+pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+
+SCOPE = SinkScope("integration", "files", 1)
+
+EVERYTHING = """
+    id bigint, flag boolean, tiny tinyint, small smallint, whole int, single float, double double,
+    money decimal(12,2), huge decimal(38,10), text string, raw binary, day date, moment timestamp, local timestamp_ntz,
+    list array<string>, point struct<x: int, y: array<double>>, counts map<string, int>
+"""
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    from pyspark.sql import SparkSession
+
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYSPARK_PYTHON", sys.executable)
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "Europe/Warsaw")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+    patch.undo()
+
+
+def everything(spark: SparkSession) -> DataFrame:
+    zone = dt.UTC
+    full = (
+        1, True, -7, 300, 70_000, 1.5, -2.25, Decimal("12.30"), Decimal("-1234567890123456789012345678.0123456789"),
+        'Zażółć, "日本語"\n🚀', bytearray(b"\x00\xff"), dt.date(1969, 7, 20),
+        dt.datetime(2026, 3, 29, 0, 59, 59, 123456, zone), dt.datetime(1900, 1, 1, 0, 0, 0, 1),
+        ["a", None, ""], (1, [0.5, None]), {"a": 1, "b": None},
+    )  # fmt: skip
+    null = (2, *([None] * 16))
+    empty = (3, False, 0, 0, 0, 0.0, 0.0, Decimal(0), Decimal(0), "", bytearray(), None, None, None, [], (None, []), {})
+    return spark.createDataFrame([full, null, empty], EVERYTHING)
+
+
+def write(sink: FileSink, frame: DataFrame) -> None:
+    """One epoch with one writer for each partition, as a job does it."""
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import json
+
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        number = TaskContext.get().partitionId()  # type: ignore[union-attr]
+        writer = sink.open_writer(WriterScope(SCOPE, 0, 0, number, 0))
+        rows = 0
+        for batch in batches:
+            writer.write(batch)
+            rows += batch.num_rows
+        payload = json.dumps(dict(writer.pre_commit()))
+        yield pa.RecordBatch.from_pydict({"writer": [number], "rows": [rows], "payload": [payload]})
+
+    import json
+
+    shaped = sink.shape(frame)
+    answers = shaped.mapInArrow(task, "writer bigint, rows bigint, payload string").collect()
+    committables = [Committable("files", row.writer, row.rows, 0, json.loads(row.payload)) for row in answers]
+    committer = sink.open_committer(SCOPE)
+    outcomes = committer.commit(0, committer.seal(committables, Deadline(30)), Deadline(30))
+    assert set(outcomes.values()) == {Outcome.COMMITTED}
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "gzip", "none"])
+def test_parquet_comes_back_with_every_type(spark: SparkSession, tmp_path: Path, compression: str | None) -> None:
+    frame = everything(spark)
+    write(FileSink(str(tmp_path / "out"), compression=compression), frame)
+    back = spark.read.parquet(str(tmp_path / "out"))
+    assert back.schema.simpleString() == frame.schema.simpleString()
+    assert back.orderBy("id").collect() == frame.orderBy("id").collect()
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "bz2"])
+def test_json_is_what_spark_itself_writes(spark: SparkSession, tmp_path: Path, compression: str | None) -> None:
+    frame = everything(spark)
+    write(FileSink(str(tmp_path / "ours"), format="json", compression=compression), frame)
+    frame.write.options(**LOSSLESS).json(str(tmp_path / "sparks"))
+    ours, sparks = (sorted(r.value for r in spark.read.text(str(tmp_path / n)).collect()) for n in ("ours", "sparks"))
+    assert ours == sparks
+    back = spark.read.schema(frame.schema).json(str(tmp_path / "ours"))
+    assert back.orderBy("id").collect() == frame.orderBy("id").collect()
+
+
+@pytest.mark.parametrize("options", [{}, {"header": "true", "sep": ";", "nullValue": "NULL"}, {"quoteAll": "true"}])
+def test_csv_is_what_spark_itself_writes(spark: SparkSession, tmp_path: Path, options: dict[str, str]) -> None:
+    frame = everything(spark).drop("raw", "list", "point", "counts").withColumnRenamed("text", "te;x.t").coalesce(1)
+    write(FileSink(str(tmp_path / "ours"), format="csv", options=options), frame)
+    frame.write.options(**LOSSLESS, **options).csv(str(tmp_path / "sparks"))
+    ours, sparks = (next((tmp_path / name).glob("part-*")).read_text() for name in ("ours", "sparks"))
+    assert ours == sparks
+    back = spark.read.schema(frame.schema).options(multiLine="true", **options).csv(str(tmp_path / "ours"))
+    assert [row.moment for row in back.collect()] == [row.moment for row in frame.collect()]
+
+
+def test_columns_that_cannot_be_written_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    frame = everything(spark)
+    with pytest.raises(SchemaMismatch, match="column list is array<string>"):
+        FileSink(str(tmp_path), format="csv").shape(frame)
+    with pytest.raises(SchemaMismatch, match="column span is interval"):
+        FileSink(str(tmp_path)).shape(frame.selectExpr("interval '1' day AS span"))
+    with pytest.raises(SchemaMismatch, match="column id is there twice"):
+        FileSink(str(tmp_path)).shape(frame.selectExpr("id", "id AS ID"))
+
+
+def drain(frame: DataFrame, checkpoint: Path, into: list[tuple[int, int, list[Any]]], **trigger: Any) -> None:
+    def keep(batch: DataFrame, epoch: int) -> None:
+        into.append((epoch, batch.rdd.getNumPartitions(), batch.orderBy("id").collect()))
+
+    stream = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint))
+    query = stream.trigger(**trigger).start()
+    query.awaitTermination(60)
+    query.stop()
+
+
+def test_the_generator_gives_every_row_once_over_restarts(spark: SparkSession, tmp_path: Path) -> None:
+    source = DataGenSource(1_000, max_rows_per_epoch=300, partitions=3, seed=7)
+    seen: list[tuple[int, int, list[Any]]] = []
+    drain(source.load(spark, "numbers"), tmp_path / "c", seen, availableNow=True)
+    drain(source.load(spark, "numbers"), tmp_path / "c", seen, availableNow=True)
+    assert [len(rows) for _, _, rows in seen] == [300, 300, 300, 100]
+    assert {parts for _, parts, _ in seen} == {3}
+    rows = [row for _, _, batch in seen for row in batch]
+    assert [row.id for row in rows] == list(range(1_000))
+    again: list[tuple[int, int, list[Any]]] = []
+    other = DataGenSource(1_000, max_rows_per_epoch=1_000, partitions=1, seed=7)
+    drain(other.load(spark, "numbers"), tmp_path / "d", again, availableNow=True)
+    assert rows == again[0][2]
+    last = (tmp_path / "c" / "offsets" / "3").read_text().splitlines()[-1]
+    assert source.finished(last)
+
+
+def test_an_endless_generator_ends_an_available_now_run(spark: SparkSession, tmp_path: Path) -> None:
+    seen: list[tuple[int, int, list[Any]]] = []
+    source = DataGenSource(rate=5.0, max_rows_per_epoch=50, columns={"id": "id", "twice": "id * 2"})
+    drain(source.load(spark, "numbers"), tmp_path / "c", seen, availableNow=True)
+    assert [len(rows) for _, _, rows in seen] == [50]
+    assert seen[0][2][3].asDict() == {"id": 3, "twice": 6}
+
+
+def test_a_column_that_would_replay_otherwise_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ConfigurationError, match="pure function"):
+        DataGenSource(10, columns={"x": "rand()"}).load(spark, "numbers")

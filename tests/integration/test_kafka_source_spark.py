@@ -1,0 +1,180 @@
+"""Kafka read through Spark, plainly and over SASL_SSL, with nothing but librdkafka's settings; positions in the group."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.errors import AccessDenied, SystemUnavailable, TopicMissing
+from penstock.sinks.base import CheckContext
+from penstock.sources.kafka import KafkaSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.dev.broker import Broker
+    from penstock.dev.security import SecurityFiles
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+pytest.importorskip("cryptography")
+
+CONTEXT = CheckContext("job", interval_seconds=1.0, timeout_seconds=10.0)
+PASSWORD = 'a "quoted\\ password'
+
+
+@pytest.fixture(scope="module")
+def security(tmp_path_factory: pytest.TempPathFactory) -> SecurityFiles:
+    from penstock.dev.security import make_security
+
+    return make_security(tmp_path_factory.mktemp("security"), users={"alice": PASSWORD})
+
+
+@pytest.fixture(scope="module")
+def secure_broker(tmp_path_factory: pytest.TempPathFactory, security: SecurityFiles) -> Iterator[Broker]:
+    from penstock.dev.broker import Broker
+
+    with Broker.start(tmp_path_factory.mktemp("kafka"), security=security, heap="512m") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    from pyspark.sql import SparkSession
+
+    from penstock.runtime.jars import jar_set
+
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYSPARK_PYTHON", sys.executable)
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.jars", ",".join(map(str, jar_set("spark-kafka"))))
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+    patch.undo()
+
+
+@pytest.fixture
+def topic(secure_broker: Broker) -> str:
+    """Ten committed rows, and five of a transaction that was aborted."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": secure_broker.servers})
+    for future in admin.create_topics([NewTopic(name, 2, 1)]).values():
+        future.result(30)
+    producer = confluent_kafka.Producer({"bootstrap.servers": secure_broker.servers, "transactional.id": name})
+    producer.init_transactions(30)
+    for start, rows, end in ((0, 10, producer.commit_transaction), (100, 5, producer.abort_transaction)):
+        producer.begin_transaction()
+        for number in range(start, start + rows):
+            producer.produce(name, str(number), partition=number % 2)
+        producer.flush(30)
+        end(30)
+    return name
+
+
+def drain(frame: DataFrame, checkpoint: Path) -> tuple[list[int], Any]:
+    seen: list[int] = []
+
+    def keep(batch: DataFrame, _: int) -> None:
+        seen.extend(row.number for row in batch.selectExpr("cast(cast(value AS string) AS int) AS number").collect())
+
+    stream = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint))
+    query = stream.trigger(availableNow=True).start()
+    assert query.awaitTermination(90)
+    progress = query.lastProgress
+    assert progress is not None
+    return sorted(seen), progress["sources"][0]["endOffset"]
+
+
+def test_committed_rows_are_read_with_librdkafkas_settings(
+    spark: SparkSession, secure_broker: Broker, security: SecurityFiles, topic: str, tmp_path: Path
+) -> None:
+    source = KafkaSource(topic, servers=secure_broker.sasl_servers, options=security.client("alice"))
+    assert source.check(CONTEXT, "orders") == ()
+    seen, end = drain(source.load(spark, "orders"), tmp_path / "checkpoint")
+    assert seen == list(range(10))
+    source.publish("job", "orders", end)
+    assert group_positions(secure_broker, "penstock-job-orders", topic) == end_positions(end, topic)
+
+
+def test_positions_are_mirrored_to_the_group_of_choice(secure_broker: Broker, topic: str) -> None:
+    source = KafkaSource(topic, servers=secure_broker.servers, group="lag")
+    for offset in range(1, 5):
+        source.publish("job", "orders", f'{{"{topic}": {{"0": {offset}, "1": {offset}}}}}')
+    assert group_positions(secure_broker, "lag", topic, wanted={0: 4, 1: 4}) == {0: 4, 1: 4}
+
+
+def end_positions(end: Any, topic: str) -> dict[int, int]:
+    import json
+
+    parsed = json.loads(end) if isinstance(end, str) else end
+    return {int(partition): offset for partition, offset in parsed[topic].items()}
+
+
+def group_positions(broker: Broker, group: str, topic: str, wanted: dict[int, int] | None = None) -> dict[int, int]:
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": broker.servers, "group.id": group})
+    try:
+        give_up = time.monotonic() + 15
+        while True:
+            answered = consumer.committed([confluent_kafka.TopicPartition(topic, n) for n in (0, 1)], timeout=10)
+            found = {one.partition: one.offset for one in answered}
+            there = found == wanted if wanted is not None else all(offset >= 0 for offset in found.values())
+            if there or time.monotonic() > give_up:
+                return found
+            time.sleep(0.1)
+    finally:
+        consumer.close()
+
+
+def test_the_check_names_what_is_wrong(secure_broker: Broker, security: SecurityFiles, topic: str) -> None:
+    with pytest.raises(TopicMissing, match="no topic 'nothing'"):
+        KafkaSource([topic, "nothing"], servers=secure_broker.servers).check(CONTEXT, "orders")
+    with pytest.raises(AccessDenied):
+        wrong = security.client("alice", "wrong")
+        KafkaSource(topic, servers=secure_broker.sasl_servers, options=wrong).check(CONTEXT, "orders")
+    with pytest.raises(SystemUnavailable):
+        KafkaSource(topic, servers=secure_broker.sasl_servers).check(CheckContext("job", 1.0, 2.0), "orders")
+    [finding] = KafkaSource(pattern="nothing.*", servers=secure_broker.servers).check(CONTEXT, "orders")
+    assert "no topic matches" in finding.message
+    assert KafkaSource(pattern="orders-.*", servers=secure_broker.servers).check(CONTEXT, "orders") == ()
+
+
+def test_a_forbidden_topic_is_not_called_missing(secure_broker: Broker, security: SecurityFiles, topic: str) -> None:
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        AdminClient,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    admin = AdminClient({"bootstrap.servers": secure_broker.servers})
+    forbid = AclBinding(
+        ResourceType.TOPIC,
+        topic,
+        ResourcePatternType.LITERAL,
+        "User:alice",
+        "*",
+        AclOperation.ALL,
+        AclPermissionType.DENY,
+    )
+    for future in admin.create_acls([forbid]).values():
+        future.result(30)
+    with pytest.raises(AccessDenied):
+        source = KafkaSource(topic, servers=secure_broker.sasl_servers, options=security.client("alice"))
+        give_up = time.monotonic() + 10  # the broker applies a new right a moment later
+        while time.monotonic() < give_up:
+            source.check(CONTEXT, "orders")
+            time.sleep(0.1)

@@ -1,0 +1,374 @@
+"""A small world for the epoch protocol: ledger, Spark's log, sinks, and runs of a job that come, stall and die.
+
+`Simulation.steps` says what one run may do next in a given world; `exploration.py` walks through all of it. The runs
+are driven by the real coroutines of `penstock.epoch.protocol`, or by broken variants.
+
+What may happen, and how few kinds of steps are enough for it:
+
+* **A crash** is a run that never takes another step, so whatever holds in every reachable world holds after a crash at
+  every point. A **zombie** is a run that takes one after a newer run has started. A write that is stuck on its way and
+  arrives after its author has died is an author that waited before it, and died then.
+* **Looking, preparing, committing and sweeping** go read by read and transaction by transaction: others act, and
+  crashes fall, between. Commits happen in any order.
+* **An error of the storage** may be thrown in at any action, with the action done or not. The coroutines must then
+  leave without another action (`Moment` sees to that), which makes it a crash before or after that action.
+* **Faults** come out of one budget: a transaction *expires*, an acknowledgement of a commit is *lost* (the commit
+  done or not), pre-commit *fails* midway and leaves open what it opened, a *stray* attempt of a task leaves a second
+  transaction open. An expiry commutes with every step that does not ask for this transaction, so it comes with one
+  that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from penstock.epoch import protocol as p
+
+EVERY_WRITER: tuple[p.WriterId, ...] = (("left", 0), ("right", 0), ("right", 1))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The bounds of a world. `rows` says, by epoch, which writers have rows; the others report none."""
+
+    rows: tuple[tuple[p.WriterId, ...], ...]
+    deterministic: bool = True  # else each execution of the plan is a version of its own, of rows and of state
+    log_known: bool = True  # can Spark's commit log be completed from outside?
+    generations: int = 3
+    alive: int = 2
+    faults: int = 1
+    strict: bool = True  # complain about what is only dangerous (4, 6 and 7 of `exploration.py`), not only of harm
+
+
+class Protocol(NamedTuple):
+    """What is put to the test."""
+
+    recover: Callable[[], Generator[p.Action, Any, p.Resume]] = p.recover
+    run_epoch: Callable[[int, int, p.Replay | None], Generator[p.Action, Any, p.Decision | None]] = p.run_epoch
+
+
+class Violation(Exception):
+    """The protocol did, or allowed, what it must not; `trace` is how it came to that."""
+
+    trace: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n  ".join(("", *self.trace, f"⇒ {self.args[0]}"))
+
+
+class Transaction(NamedTuple):
+    """One writer's transaction in the other system. A run executes an epoch once, so this names it for good."""
+
+    epoch: int
+    generation: int
+    writer: p.WriterId
+    stray: bool = False
+
+    def __repr__(self) -> str:
+        return f"{self.epoch}/g{self.generation}/{self.writer[0]}{self.writer[1]}{'/stray' * self.stray}"
+
+
+class World(NamedTuple):
+    """All that outlives a process. A transaction that is neither open nor committed was aborted."""
+
+    faults: int  # how many may still happen
+    states: tuple[tuple[int, bool], ...]  # by epoch: version of the state, and whether a superseded run left it
+    newest: int = 0
+    claims: frozenset[int] = frozenset()  # numbers given by `Simulation.number`, as decisions
+    decisions: frozenset[int] = frozenset()
+    barriers: int = 0  # offsets/0 … are written
+    commits: int = 0  # commits/0 … are written
+    open: frozenset[Transaction] = frozenset()
+    committed: frozenset[Transaction] = frozenset()
+    expired: frozenset[Transaction] = frozenset()
+
+
+class Payload(dict[str, Transaction]):
+    """A payload that can be part of a key."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+class Moment:
+    """A coroutine after a history of answers. Coroutines cannot be copied, so it is run again from its beginning,
+    once for each history: the same answers lead to the same object, and moments compare by identity."""
+
+    def __init__(self, make: Callable[[], Generator[p.Action, Any, Any]], history: tuple[Any, ...] = ()) -> None:
+        self._make, self._history, self._after = make, history, dict[Any, Moment]()
+        self.action: p.Action | None = None
+        self.result: Any = None
+        self.stop: p.ProtocolStop | None = None
+        coroutine = make()
+        try:
+            action = next(coroutine)
+            for answer in history:
+                action = coroutine.send(answer)
+            self.action = action
+        except StopIteration as end:
+            self.result = end.value
+        except p.ProtocolStop as stop:
+            self.stop = stop
+        else:
+            self._leaves_on_error(coroutine)
+
+    def then(self, answer: Any) -> Moment:
+        key = tuple(answer.items()) if isinstance(answer, dict) else answer
+        if key not in self._after:
+            self._after[key] = Moment(self._make, (*self._history, answer))
+        return self._after[key]
+
+    def _leaves_on_error(self, coroutine: Generator[p.Action, Any, Any]) -> None:
+        try:
+            coroutine.throw(OSError("storage failed"))
+        except OSError:
+            return
+        raise Violation(f"goes on after {self.action} has failed")
+
+
+class Driver(NamedTuple):
+    """A living run: where it is in its life (`stage`), in its coroutine (`moment`) and in its action (`done`)."""
+
+    stage: str  # "recover", "start", "barrier", "epoch" or "finish"
+    moment: Moment
+    generation: int = 0
+    epoch: int = -1
+    done: tuple[Any, ...] = ()
+    replay: int | None = None  # what recovery handed over, numbered
+    late: bool = False  # a newer generation was registered already when it decided
+    proven: int = -1  # the last epoch of which it was told that every writer is visible
+
+
+class Step(NamedTuple):
+    """One thing that a driver may do next; of several, the first is the one without a fault."""
+
+    told: tuple[Any, ...]  # for people, put together only when somebody reads it
+    world: World
+    driver: Driver | None  # None: it ended
+    stop: p.ProtocolStop | None = None
+
+
+class Simulation:
+    """What one run may do next: its coroutine's action, or Spark's part of the work."""
+
+    def __init__(self, scenario: Scenario, protocol: Protocol) -> None:
+        self.scenario, self._protocol = scenario, protocol
+        self._recovering = Moment(protocol.recover)
+        self._epochs: dict[tuple[int, int, int | None], Moment] = {}
+        self._numbers: dict[Any, int] = {}
+        self._values: list[Any] = []
+
+    def number(self, value: Any) -> int:
+        """A number for a value, so that worlds are quick to compare."""
+        if value not in self._numbers:
+            self._numbers[value] = len(self._values)
+            self._values.append(value)
+        return self._numbers[value]
+
+    def first_world(self) -> World:
+        return World(self.scenario.faults, tuple((0, False) for _ in self.scenario.rows))
+
+    def fresh_driver(self) -> Driver:
+        return Driver("recover", self._recovering)
+
+    def decisions(self, world: World) -> list[p.Decision]:
+        return sorted((self._values[number] for number in world.decisions), key=lambda one: one.id)
+
+    def steps(self, world: World, driver: Driver) -> Iterator[Step]:
+        match driver.stage:
+            case "start":
+                yield self._start_query(world, driver)
+            case "barrier":
+                yield self._write_barrier(world, driver)
+            case "finish":
+                yield self._write_commit(world, driver)
+            case _:
+                yield from self._carry_out(world, driver)
+
+    def _carry_out(self, world: World, driver: Driver) -> Iterator[Step]:
+        match driver.moment.action:
+            case p.NewestGeneration():
+                yield self._answer(world, driver, world.newest, "reads the newest generation:", world.newest)
+            case p.Commit(decision):
+                yield from self._commit(world, driver, decision)
+            case p.Sweep(keep):
+                yield self._sweep(world, driver, keep)
+            case p.PreCommit(epoch, only):
+                yield from self._pre_commit(world, driver, epoch, only)
+            case p.Register():
+                newest = world.newest + 1
+                yield self._answer(world._replace(newest=newest), driver._replace(generation=newest), newest, "starts")
+            case p.Look():
+                yield self._look(world, driver)
+            case p.WriteClaim(claim):
+                after = world._replace(claims=world.claims | {self.number(claim)})
+                yield self._answer(after, driver, None, "claims to honour", claim.honours)
+            case p.Decide(decision):
+                if decision.id in (one.id for one in self.decisions(world)):
+                    raise Violation(f"{decision.id} is decided twice")
+                after = world._replace(decisions=world.decisions | {self.number(decision)})
+                decided = driver._replace(late=world.newest > driver.generation)
+                yield self._answer(after, decided, None, "decides", [one.payload["at"] for one in decision.to_commit])
+            case p.FinishLog(epoch) if self.scenario.log_known:
+                after = self._with_commit(world, driver, epoch) if world.commits == epoch else world
+                yield self._answer(after, driver, True, "itself writes commits/", epoch)
+            case p.FinishLog():
+                yield self._answer(world, driver, False, "does not know the format of Spark's log")
+
+    def _answer(self, world: World, driver: Driver, answer: Any, *told: Any) -> Step:
+        """The action is done: on to the coroutine's next, or to what Spark does after its end."""
+        moment = driver.moment.then(answer)
+        told = (driver.generation, *told)
+        if moment.action:
+            return Step(told, world, driver._replace(moment=moment, done=()))
+        if moment.stop:
+            return Step((*told, "and stops:", moment.stop), world, None, moment.stop)
+        driver = driver._replace(moment=self._recovering, done=())
+        if driver.stage == "epoch":
+            return Step(told, world, driver._replace(stage="finish"))
+        replay = None if moment.result.replay is None else self.number(moment.result.replay)
+        return Step(
+            (*told, "and has recovered:", moment.result.action), world, driver._replace(stage="start", replay=replay)
+        )
+
+    def _look(self, world: World, driver: Driver) -> Step:
+        """Spark's log, then the claims, then the decisions."""
+        match driver.done:
+            case ():
+                done: tuple[Any, ...] = (world.commits, world.barriers > world.commits)
+                return Step((driver.generation, "reads Spark's log:", done), world, driver._replace(done=done))
+            case (epoch, barrier):
+                claims = sorted((self._values[number] for number in world.claims), key=lambda one: one.generation)
+                done = (epoch, barrier, tuple(claims))
+                return Step((driver.generation, "reads the claims"), world, driver._replace(done=done))
+            case (epoch, barrier, claims):
+                decisions = self.decisions(world)
+                found = p.Found(epoch, barrier, tuple(decisions), claims)
+                return self._answer(world, driver, found, "reads the decisions:", [one.id for one in decisions])
+        raise AssertionError
+
+    def _pre_commit(
+        self, world: World, driver: Driver, epoch: int, only: frozenset[p.WriterId] | None
+    ) -> Iterator[Step]:
+        """Opens one transaction; the answer comes with the last. Every step may be the one that leaves state."""
+        generation, with_rows = driver.generation, self.scenario.rows[epoch]
+        version = 1 if self.scenario.deterministic else generation
+        if not self.scenario.deterministic:
+            state = (version, world.newest > generation)
+            world = world._replace(states=(*world.states[:epoch], state, *world.states[epoch + 1 :]))
+        writing = [Transaction(epoch, generation, writer) for writer in with_rows if only is None or writer in only]
+        opening = frozenset(writing[len(driver.done) :][:1])
+        after = world._replace(open=world.open | opening)
+        if len(driver.done) + 1 < len(writing):
+            yield Step((generation, "opens", *opening), after, driver._replace(done=(*driver.done, True)))
+        else:
+            committables = tuple(
+                p.Committable(*writer, rows=5, checksum=version, payload=Payload(at=at) if at in writing else Payload())
+                if writer in with_rows
+                else p.Committable(*writer, rows=0, checksum=0, payload=Payload())
+                for writer, at in ((writer, Transaction(epoch, generation, writer)) for writer in EVERY_WRITER)
+            )
+            yield self._answer(after, driver, p.Prepared(committables), "has prepared", writing)
+            if opening and world.faults:
+                strays = {one._replace(stray=True) for one in opening}
+                after = after._replace(open=after.open | strays, faults=world.faults - 1)
+                prepared = p.Prepared(committables, strays=True)
+                yield self._answer(after, driver, prepared, "has prepared", writing, "and left", strays)
+        if world.faults:
+            failed = world._replace(faults=world.faults - 1)
+            yield self._answer(failed, driver, p.Failed(_TASK_FAILED), "fails to prepare epoch", epoch)
+
+    def _commit(self, world: World, driver: Driver, decision: p.Decision) -> Iterator[Step]:
+        """Commits one committable of the decision, whichever, or finds out what became of it."""
+        if driver.late and decision.id.generation == driver.generation and self.scenario.strict:
+            raise Violation(f"g{driver.generation} carries {decision.id} out, though superseded when it decided")
+        asked = dict(driver.done)
+        if len(asked) == len(decision.to_commit):
+            yield self._outcomes(world, driver, decision, asked, "has nothing to commit")
+        for one in decision.to_commit:
+            if one.id in asked:
+                continue
+            at = one.payload["at"]
+            visible = world._replace(open=world.open - {at}, committed=world.committed | {at})
+            fewer = world.faults - 1
+            if at in world.committed:
+                may_be = [(world, p.Outcome.ALREADY_COMMITTED, "already committed")]
+            elif at in world.open:
+                gone = world._replace(open=world.open - {at}, expired=world.expired | {at}, faults=fewer)
+                may_be = [
+                    (visible, p.Outcome.COMMITTED, "committed"),
+                    (gone, p.Outcome.LOST, "expired"),
+                    (visible._replace(faults=fewer), p.Outcome.UNKNOWN, "unknown, but done"),
+                ]
+            elif at in world.expired or not self.scenario.strict:
+                may_be = [(world, p.Outcome.LOST, "lost")]
+            else:
+                raise Violation(f"g{driver.generation} commits {at}, which was swept before")
+            may_be.append((world._replace(faults=fewer), p.Outcome.UNKNOWN, "unknown, not done"))
+            for after, outcome, told in may_be:
+                if after.faults >= 0:
+                    yield self._outcomes(after, driver, decision, {**asked, one.id: outcome}, "commits", at, told)
+
+    def _outcomes(
+        self, world: World, driver: Driver, decision: p.Decision, outcomes: dict[p.WriterId, p.Outcome], *told: Any
+    ) -> Step:
+        if len(outcomes) < len(decision.to_commit):
+            done = tuple(sorted(outcomes.items(), key=lambda item: item[0]))
+            return Step((driver.generation, *told), world, driver._replace(done=done))
+        if all(outcome.visible for outcome in outcomes.values()):
+            driver = driver._replace(proven=decision.id.epoch)
+        return self._answer(world, driver, {one.id: outcomes[one.id] for one in decision.to_commit}, *told)
+
+    def _sweep(self, world: World, driver: Driver, keep: tuple[p.Committable, ...]) -> Step:
+        """Aborts one transaction after the other, until none is left."""
+        kept = {one.payload.get("at") for one in keep}
+        left = sorted(one for one in world.open if one.generation <= driver.generation and one not in kept)
+        if not left:
+            return self._answer(world, driver, None, "has swept")
+        return Step((driver.generation, "aborts", left[0]), world._replace(open=world.open - {left[0]}), driver)
+
+    # Spark's part.
+
+    def _start_query(self, world: World, driver: Driver) -> Step:
+        """Spark reads its log once: an epoch with a barrier but no commit runs again, else the next one begins."""
+        driver = driver._replace(epoch=world.commits, stage="barrier")
+        told = (driver.generation, "starts its query at epoch", driver.epoch)
+        if world.commits == len(self.scenario.rows):
+            return Step(told, world, None)
+        return Step(told, world, self._enter(driver) if world.barriers > world.commits else driver)
+
+    def _write_barrier(self, world: World, driver: Driver) -> Step:
+        if world.barriers > driver.epoch:
+            return Step((driver.generation, "is stopped by Spark: there is an offsets/", driver.epoch), world, None)
+        after = world._replace(barriers=driver.epoch + 1)
+        return Step((driver.generation, "writes offsets/", driver.epoch), after, self._enter(driver))
+
+    def _enter(self, driver: Driver) -> Driver:
+        replay: p.Replay | None = None if driver.replay is None else self._values[driver.replay]
+        if replay and replay.decision.id.epoch != driver.epoch:
+            replay, driver = None, driver._replace(replay=None)
+        key = (driver.generation, driver.epoch, driver.replay)
+        if key not in self._epochs:
+            self._epochs[key] = Moment(lambda: self._protocol.run_epoch(key[0], key[1], replay))
+        return driver._replace(stage="epoch", moment=self._epochs[key], replay=None)
+
+    def _write_commit(self, world: World, driver: Driver) -> Step:
+        if world.commits > driver.epoch:
+            return Step((driver.generation, "is stopped by Spark: there is a commits/", driver.epoch), world, None)
+        after, told = (
+            self._with_commit(world, driver, driver.epoch),
+            (driver.generation, "writes commits/", driver.epoch),
+        )
+        if after.commits == len(self.scenario.rows):
+            return Step(told, after, None)
+        return Step(told, after, driver._replace(stage="barrier", epoch=after.commits))
+
+    def _with_commit(self, world: World, driver: Driver, epoch: int) -> World:
+        if driver.proven != epoch and self.scenario.strict:
+            raise Violation(f"g{driver.generation} writes commits/{epoch} without proof that all is visible")
+        return world._replace(commits=epoch + 1)
+
+
+_TASK_FAILED = RuntimeError("a task failed")

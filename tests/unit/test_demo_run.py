@@ -1,0 +1,188 @@
+"""The demo's own machinery (start, kill, restart, judge) against a stand-in for the job, so that it runs in seconds.
+
+The stand-in keeps Penstock's promise in the simplest way there is: a decision is a file. It starts two helpers, one of
+which leaves the process group as Spark's Python workers do, to see that a kill reaches every process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.dev import demo, demo_driver
+from penstock.dev.demo import DemoOptions, run_demo
+from penstock.dev.demo_driver import JobConfig, JobProcess
+from penstock.dev.demo_view import LiveView, PlainView
+
+STAND_IN = """
+import json, os, pathlib, subprocess, sys, time
+import pyarrow as pa, pyarrow.parquet as pq
+from penstock.dev.demo_driver import JobConfig
+from penstock.dev.demo_truth import Truth
+
+config = JobConfig.read(pathlib.Path(sys.argv[1]))
+flaw = os.environ.get("STAND_IN_FLAW", "")
+home = pathlib.Path(config.folder)
+events = open(os.environ["PENSTOCK_EVENTS"], "a", buffering=1)
+helpers = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sleep", "600"], process_group=0)]
+(home / "helpers").open("a").write("".join(f"{one.pid}\\n" for one in helpers))
+
+def say(event, **more):
+    events.write(json.dumps({"time": time.time(), "event": event, "generation": 1, **more}) + "\\n")
+
+def commit(query, epoch, rows):
+    done = home / "out" / query / f"part-{query}-e{epoch:010d}-w00000-00.parquet"
+    done.parent.mkdir(parents=True, exist_ok=True)
+    if not done.exists():
+        pq.write_table(rows, home / "aside")
+        (home / "aside").rename(done)
+    if flaw == "repeat" and epoch == 3:
+        pq.write_table(rows, done.with_name(done.name.replace("-00.", "-01.")))
+
+say("started")
+ledger = home / "ledger"
+ledger.mkdir(exist_ok=True)
+table, size, epoch, sums = Truth(config.rows).payments, 200, 0, {}
+while epoch * size < config.rows:
+    rows = table.slice(epoch * size, size)
+    touched = {}
+    for row in rows.to_pylist():
+        n, total = sums.get(row["account"], (0, 0))
+        sums[row["account"]] = touched[row["account"]] = (n + 1, total + row["amount"])
+    pairs = [(account, *pair) for account, pair in touched.items()]
+    totals = pa.table(dict(zip(("account", "n", "total"), zip(*pairs))))
+    decision, finished = ledger / f"{epoch}.decided", ledger / f"{epoch}.finished"
+    if not finished.exists():
+        for query, part in (("payments", rows), ("totals", totals)):
+            found = decision.exists()
+            if not found:
+                say("opened", query=query, epoch=epoch)
+                time.sleep(0.01)
+                say("precommitted", query=query, epoch=epoch, rows=len(part))
+        decision.touch()
+        for query, part in (("payments", rows), ("totals", totals)):
+            if found:
+                commit(query, epoch, part)
+                say("committed", query=query, epoch=epoch, rows=len(part), recovery=True)
+                say("recovered", query=query, epoch=epoch + 1, action="finished")
+            else:
+                say("decided", query=query, epoch=epoch)
+                if not (flaw == "lose" and epoch == 3):
+                    commit(query, epoch, part)
+                say("committed", query=query, epoch=epoch, rows=len(part), commit_ms=1.0)
+        finished.touch()
+    epoch += 1
+say("stopped")
+for one in helpers:
+    one.kill()
+sys.exit(3 if flaw == "fail" else 0)
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    script = tmp_path / "stand_in.py"
+    script.write_text(STAND_IN)
+    monkeypatch.setattr(demo_driver, "COMMAND", (sys.executable, str(script)))
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(_fresh(tmp_path / "demo")))
+    return tmp_path / "demo"
+
+
+def _fresh(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_killed_twice_and_nothing_lost(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_demo(DemoOptions(rows=12_000, kills=2, json=True, seed=5, keep=True)) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["kills"], result["recoveries"]) == (2, 2)
+    assert (result["rows_out"], result["lost"], result["duplicated"], result["totals_wrong"]) == (12_000, 0, 0, 0)
+    assert result["atomicity"]["observations"] > 0
+    assert len(result["killed_while"]) == len(result["recovery_seconds"]) == 2
+    assert not any(alive(int(pid)) for pid in (stand_in / "helpers").read_text().split())
+    assert result["folder"] == str(stand_in)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+@pytest.mark.parametrize(
+    ("flaw", "says"), [("lose", "200 lost"), ("repeat", "200 duplicated"), ("fail", "exit status 3")]
+)
+def test_a_flawed_job_does_not_pass(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flaw: str, says: str
+) -> None:
+    monkeypatch.setenv("STAND_IN_FLAW", flaw)
+    assert run_demo(DemoOptions(rows=2_000, kills=0)) == 1
+    shown = capsys.readouterr().out
+    assert says in shown
+    assert stand_in.exists()  # what could be looked into is kept
+    assert str(stand_in) in shown
+
+
+def test_lines_for_a_pipe_and_a_page_for_a_terminal(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    assert run_demo(DemoOptions(rows=2_000, kills=1, seed=1)) == 0
+    lines = capsys.readouterr().out
+    assert "job started again" in lines
+    assert "kill 1: SIGKILL while" in lines
+    assert "Nothing lost, nothing twice, nothing wrong" in lines
+    assert not stand_in.exists()
+
+    console = Console(force_terminal=True, width=120, record=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "open_view", lambda title, as_json: LiveView(title, console))
+        assert run_demo(DemoOptions(rows=2_000, kills=1, seed=1)) == 0
+    page = console.export_text()
+    assert "exactly once" in page
+    assert "rows out" in page
+    assert "job started again" in page
+
+
+def test_ctrl_c_leaves_nothing_behind(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: PlainView, text: str) -> None:
+        if text == "job started":
+            time.sleep(1.0)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(PlainView, "note", interrupt)
+    assert run_demo(DemoOptions(rows=10_000_000, kills=1)) == 130
+    assert not stand_in.exists()
+
+
+def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_driver, "COMMAND", ("true",))
+    job = JobProcess(tmp_path, tmp_path / "job.json", 1)
+    assert job.events() == []
+    file = tmp_path / "events-1.jsonl"
+    file.write_text('{"event": "started"}\n{"eve')
+    assert job.events() == [{"event": "started"}]
+    with file.open("a") as more:
+        more.write('nt": "opened"}\n')
+    assert job.events() == [{"event": "opened"}]
+    assert job.events() == []
+    while job.status is None:
+        time.sleep(0.01)
+    job.stop()
+    assert job.kill() is False
+    assert job.tail() == []
+
+
+def test_a_config_survives_its_file(tmp_path: Path) -> None:
+    config = JobConfig("/somewhere", "kafka", 10, 2.5, "localhost:9092")
+    config.write(tmp_path / "job.json")
+    assert JobConfig.read(tmp_path / "job.json") == config
+    assert config.rows_per_epoch == 1

@@ -1,0 +1,249 @@
+"""The demo's verdict must not be kind: each way to spoil its outputs has to end in exit status 1."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.dev import demo
+from penstock.dev.demo import DemoOptions, run_demo
+from penstock.dev.demo_driver import JobConfig
+from penstock.dev.demo_files import FileStage, output_folder
+from penstock.dev.demo_plan import PHASES, Moment, Progress, moments
+from penstock.dev.demo_result import judge
+from penstock.dev.demo_truth import COLUMNS, Truth
+
+ROWS, EPOCH, WRITERS = 3_000, 500, 2
+
+
+def write_outputs(folder: Path) -> None:
+    """What a faultless run leaves behind: an epoch every 500 rows, two writers for each, totals in update mode."""
+    table = Truth(ROWS).payments
+    sums: dict[str, tuple[int, int]] = {}
+    for epoch in range(ROWS // EPOCH):
+        rows = table.slice(epoch * EPOCH, EPOCH)
+        half = EPOCH // WRITERS
+        for writer in range(WRITERS):
+            _write(folder, "payments", epoch, writer, rows.slice(writer * half, half))
+        touched = {}
+        for row in rows.to_pylist():
+            n, total = sums.get(row["account"], (0, 0))
+            sums[row["account"]] = touched[row["account"]] = (n + 1, total + row["amount"])
+        for writer in range(WRITERS):
+            mine = {account: pair for account, pair in touched.items() if int(account[-1]) % WRITERS == writer}
+            columns = {
+                "account": list(mine),
+                "n": [n for n, _ in mine.values()],
+                "total": [t for _, t in mine.values()],
+            }
+            _write(folder, "totals", epoch, writer, pa.table(columns))
+
+
+def _write(folder: Path, name: str, epoch: int, writer: int, rows: pa.Table) -> None:
+    target = output_folder(folder, name)
+    target.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows, target / f"part-{name}-e{epoch:010d}-w{writer:05d}-0123456789ab.parquet")
+
+
+def files(folder: Path, name: str) -> list[Path]:
+    return sorted(output_folder(folder, name).glob("*.parquet"))
+
+
+def drop(folder: Path, name: str) -> None:
+    files(folder, name)[4].unlink()
+
+
+def double(folder: Path, name: str) -> None:
+    file = files(folder, name)[4]
+    shutil.copy(file, file.with_name(file.name.replace("0123456789ab", "ba9876543210")))
+
+
+def alter(folder: Path, name: str, column: str) -> None:
+    file = files(folder, name)[4]
+    rows = pq.read_table(file)
+    values = rows.column(column).to_pylist()
+    values[0] += 1
+    pq.write_table(rows.set_column(rows.schema.get_field_index(column), column, pa.array(values)), file)
+
+
+def swap_epochs(folder: Path, name: str) -> None:
+    first, second = files(folder, name)[0], files(folder, name)[2 * WRITERS]
+    aside = first.with_name("aside")
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
+
+
+@pytest.fixture
+def play(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, dict[str, object]]]:
+    """`penstock demo --json` where the job is replaced by prepared outputs and then something that spoils them."""
+
+    def run(spoil: Callable[[Path], None] = lambda folder: None) -> tuple[int, dict[str, object]]:
+        def pretend(self: demo._Run) -> None:
+            write_outputs(self.folder)
+            spoil(self.folder)
+
+        monkeypatch.setattr(demo._Run, "until_done", pretend)
+        status = run_demo(DemoOptions(rows=ROWS, kills=0, json=True, seed=1))
+        result = json.loads(capsys.readouterr().out)
+        if result["folder"]:
+            shutil.rmtree(result["folder"])
+        return status, result
+
+    return run
+
+
+def test_a_faultless_run_passes_and_leaves_nothing_behind(play: Callable[..., tuple[int, dict[str, object]]]) -> None:
+    status, result = play()
+    assert (status, result["ok"]) == (0, True)
+    assert (result["rows_in"], result["rows_out"], result["lost"], result["duplicated"]) == (ROWS, ROWS, 0, 0)
+    assert (result["totals_accounts"], result["totals_wrong"]) == (500, 0)
+    assert result["folder"] is None
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (lambda folder: drop(folder, "payments"), {"lost": 250, "duplicated": 0}),
+        (lambda folder: double(folder, "payments"), {"lost": 0, "duplicated": 250}),
+        (lambda folder: alter(folder, "payments", "amount"), {"lost": 1, "unexpected": 1}),
+        (lambda folder: alter(folder, "totals", "total"), {"lost": 0, "totals_wrong": 1}),
+        (lambda folder: alter(folder, "totals", "n"), {"lost": 0, "totals_wrong": 1}),
+        (lambda folder: double(folder, "totals"), {"lost": 0, "totals_wrong": 0}),
+        (lambda folder: swap_epochs(folder, "totals"), {"lost": 0, "totals_wrong": 0}),
+        (lambda folder: shutil.rmtree(output_folder(folder, "totals")), {"totals_wrong": 500, "totals_accounts": 0}),
+        (lambda folder: shutil.rmtree(output_folder(folder, "payments")), {"lost": ROWS, "rows_out": 0}),
+    ],
+)
+def test_every_fault_is_found(
+    play: Callable[..., tuple[int, dict[str, object]]], spoil: Callable[[Path], None], expected: dict[str, object]
+) -> None:
+    status, result = play(spoil)
+    assert (status, result["ok"]) == (1, False)
+    assert {key: result[key] for key in expected} == expected
+
+
+def test_a_file_that_cannot_be_read_is_no_success(play: Callable[..., tuple[int, dict[str, object]]]) -> None:
+    status, result = play(lambda folder: files(folder, "totals")[0].write_bytes(b"half a file") and None)
+    assert status == 1
+    assert result["error"]
+
+
+def test_a_lost_last_total_is_found(tmp_path: Path) -> None:
+    totals = pa.table({"account": ["acc-0000"], "n": [1], "total": [11]})
+    verdict = Truth(ROWS).judge_totals(totals)
+    assert (verdict.wrong, verdict.unfinished, verdict.ok) == (0, 500, False)
+    assert Truth(1).judge_totals(totals).ok
+    strangers = pa.table({"account": ["nobody", "acc-0000", "acc-0000"], "n": [1, 0, 9999], "total": [11, 0, 11]})
+    assert Truth(ROWS).judge_totals(strangers).wrong == 3
+
+
+def test_the_judge_and_the_definition_agree_on_the_last_totals() -> None:
+    truth = Truth(ROWS)
+    by_account = truth.payments.group_by("account").aggregate([("id", "count"), ("amount", "sum")])
+    expected = {row["account"]: (row["id_count"], row["amount_sum"]) for row in by_account.to_pylist()}
+    assert truth.last_totals == expected
+    assert set(COLUMNS) == {"id", "account", "amount", "ts"}
+    assert pc.count_distinct(truth.payments.column("account")).as_py() == 500
+    assert np.array_equal(truth.payments.column("id").to_numpy(), np.arange(ROWS))
+
+
+def test_a_reader_that_sees_half_an_epoch_after_its_commit_is_a_finding(tmp_path: Path) -> None:
+    stage = FileStage(JobConfig(str(tmp_path), "files", ROWS, 1000.0))
+    write_outputs(tmp_path)
+    hidden = files(tmp_path, "payments")[1]
+    aside = hidden.rename(tmp_path / hidden.name)
+    stage.look()
+    aside.rename(hidden)
+    stage.look()
+    progress = Progress(ROWS, [])
+    outputs = stage.outputs(progress)
+    now = outputs.looks[0].at
+    done = {"payments": {0: (now - 2, now - 1)}}
+    under_way = {"payments": {0: (now - 1, now + 1)}}
+    assert judge(ROWS, outputs, done)[2].to_dict()["findings"] == {"torn": 1}
+    assert judge(ROWS, outputs, under_way)[2].ok
+
+
+def event(name: str, query: str = "payments", **more: object) -> dict[str, object]:
+    return {"time": 100.0, "event": name, "query": query, **more}
+
+
+def test_a_job_that_only_had_to_finish_has_recovered_when_it_ends() -> None:
+    progress = Progress(100, [])
+    progress.killed()
+    progress.restarted(98.0)
+    assert feed(progress, event("stopped")) == ["recovered in 2.0 s, to do was: nothing"]
+
+
+def test_kills_are_spread_over_the_run_and_over_the_phases() -> None:
+    for seed in range(50):
+        plan = moments(5, 200_000, random.Random(seed))
+        assert {moment.phase for moment in plan} == set(PHASES)
+        rows = [moment.rows for moment in plan]
+        assert rows == sorted(rows)
+        assert 0 < rows[0] < rows[-1] < 0.95 * 200_000
+        assert moments(5, 200_000, random.Random(seed)) == plan
+    assert moments(0, 10, random.Random(0)) == []
+    assert len(moments(12, 1000, random.Random(0))) == 12
+
+
+def test_no_kill_before_the_job_has_committed_something_since_its_start() -> None:
+    plan = [Moment(10, "decided", 0.5)]
+    progress = Progress(100, plan)
+    progress.restarted(90.0)
+    feed(progress, event("decided", epoch=0))
+    assert progress.kill_after(event("decided", epoch=0)) is None
+    feed(progress, event("committed", epoch=0, rows=20))
+    assert progress.kill_after(event("committed", epoch=0)) is None
+    assert progress.kill_after(event("decided", epoch=1)) == 0.5
+    assert progress.killed() == "payments epoch 0 committed"
+    assert progress.kill_after(event("decided", epoch=1)) is None
+
+
+def feed(progress: Progress, *events: dict[str, object]) -> list[str]:
+    return [line for one in events for line in progress.take(one)]
+
+
+def test_no_kill_once_all_rows_are_there() -> None:
+    progress = Progress(100, moments(1, 100, random.Random(0)))
+    feed(progress, event("committed", epoch=0, rows=100))
+    assert all(progress.kill_after(event(name, epoch=1)) is None for name in PHASES)
+
+
+def test_a_recovery_is_timed_from_the_restart_to_the_first_commit() -> None:
+    progress = Progress(100, moments(1, 100, random.Random(0)))
+    progress.restarted(50.0)
+    feed(progress, event("decided", epoch=3), event("precommitted", epoch=3, rows=7))
+    progress.killed()
+    progress.restarted(95.0)
+    again = event("committed", epoch=3, rows=7, recovery=True)
+    lines = feed(progress, again, again, event("recovered", epoch=4, action="finished"))
+    assert lines == []
+    lines = feed(progress, event("committed", epoch=4, rows=1), event("committed", epoch=5, rows=1))
+    assert lines == ["recovered in 5.0 s, to do was: finished"]
+    assert progress.committed == {"payments": 9}
+    assert [recovery.seconds for recovery in progress.recoveries] == [5.0]
+    assert progress.spans["payments"][3] == (100.0, 100.0)
+    assert progress.sizes("payments") == {3: 7}
+    assert feed(progress, event("failed", error="no")) == ["payments failed: no"]
+
+
+def test_rows_before_the_last_stable_offsets_belong_to_the_first_epochs() -> None:
+    kafka = pytest.importorskip("penstock.dev.demo_kafka", exc_type=ImportError)
+    places = [np.array([0, 1, 4, 5]), np.array([2, 9])]  # markers and aborted rows lie in between
+    assert kafka._visible(places, [4, 3]) == 3
+    assert kafka._visible(places, [6, 10]) == 6
+    assert kafka._by_epoch(3, {0: 2, 1: 2, 2: 2}) == {0: 2, 1: 1, 2: 0}
+    assert kafka._by_epoch(7, {0: 2, 1: 4}) == {0: 2, 1: 4, -1: 1}

@@ -1,0 +1,268 @@
+"""How a transaction ended: the whole table, and what a committer does with a cluster that answers as told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from penstock.deadline import Deadline
+from penstock.errors import PreCommitFailed, SystemUnavailable
+from penstock.sinks.base import Committable, Outcome
+from penstock.sinks.kafka import faults
+from penstock.sinks.kafka.committer import KafkaCommitter, judge
+from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
+from penstock.testing import failpoints
+
+P, E, S = 7, 3, 1000
+OURS = {"producer_id": P, "producer_epoch": E, "started": S}
+FENCED, BAD_STATE = 90, 48
+
+
+def committable(writer: int, generation: int = 1, sequence: int = 1, **payload: Any) -> Committable:
+    name = f"job-u-g{generation:06d}-{writer:012x}"
+    return Committable("u", writer, 10, 0, {"transactional_id": name, "sequence": sequence, **payload})
+
+
+class Fake:
+    """A cluster: states by id, and answers to EndTxn in order (the last one repeats)."""
+
+    def __init__(self, states: Mapping[str, Described] | None = None) -> None:
+        self.states = dict(states or {})
+        self.answers: dict[str, list[Ended]] = {}
+        self.ended: list[tuple[str, bool]] = []
+        self.fenced: list[str] = []
+        self.unfenced: set[str] = set()
+
+    def describe(self, ids: Iterable[str], deadline: Deadline) -> Mapping[str, Described]:
+        return {name: self.states[name] for name in ids if name in self.states}
+
+    def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]:
+        self.ended += [(ending.transactional_id, commit) for ending in endings]
+        told = {}
+        for ending in endings:
+            queue = self.answers.get(ending.transactional_id, [Ended(0, True)])
+            told[ending.transactional_id] = queue.pop(0) if len(queue) > 1 else queue[0]
+        return told
+
+    def list_open(self, prefix: str, deadline: Deadline) -> Sequence[str]:
+        return sorted(name for name, state in self.states.items() if state.open and name.startswith(prefix))
+
+    def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]:
+        self.fenced += sorted(ids)
+        return self.unfenced
+
+    def close(self) -> None: ...
+
+
+def opened(*committables: Committable) -> Fake:
+    return Fake({c.payload["transactional_id"]: Described("Ongoing", P + c.writer, E, S) for c in committables})
+
+
+def sealed(fake: Fake, *committables: Committable) -> tuple[KafkaCommitter, Sequence[Committable]]:
+    committer = KafkaCommitter(fake, "job-u", 1)
+    return committer, committer.seal(committables, Deadline(1))
+
+
+@pytest.mark.parametrize(
+    ("state", "pid", "epoch", "started", "outcome"),
+    [
+        ("Ongoing", P, E, S, None),
+        ("PrepareCommit", P, E, S, None),
+        ("CompleteCommit", P, E, S, Outcome.ALREADY_COMMITTED),
+        ("PrepareAbort", P, E, S, Outcome.LOST),
+        ("CompleteAbort", P, E, S, Outcome.LOST),
+        ("PrepareEpochFence", P, E + 1, S, Outcome.LOST),
+        ("PrepareAbort", P, E + 1, S, Outcome.LOST),
+        ("CompleteAbort", P, E + 1, S, Outcome.LOST),
+        ("CompleteCommit", P, E + 1, S, Outcome.UNKNOWN),
+        ("Ongoing", P, E + 1, S, Outcome.UNKNOWN),
+        ("CompleteAbort", P, E - 1, S, Outcome.UNKNOWN),
+        ("Ongoing", P, E, S + 5, Outcome.ALREADY_COMMITTED),
+        ("CompleteCommit", P, E, S + 5, Outcome.ALREADY_COMMITTED),
+        ("CompleteAbort", P, E, S + 5, Outcome.ALREADY_COMMITTED),
+        ("CompleteAbort", P, E + 1, S + 5, Outcome.ALREADY_COMMITTED),
+        ("CompleteCommit", P, E + 1, S + 5, Outcome.UNKNOWN),
+        ("Ongoing", P, E + 2, S + 5, Outcome.UNKNOWN),
+        ("Empty", P, E, S, Outcome.UNKNOWN),
+        ("Empty", P, E + 1, -1, Outcome.UNKNOWN),
+        ("Dead", P, E, S, Outcome.UNKNOWN),
+        ("CompleteAbort", P + 1, 0, S, Outcome.UNKNOWN),
+        ("CompleteCommit", P + 1, E, S, Outcome.UNKNOWN),
+        ("NotFound", -1, -1, -1, Outcome.UNKNOWN),
+        ("SomethingNew", P, E, S, Outcome.UNKNOWN),
+    ],
+)
+def test_the_table(state: str, pid: int, epoch: int, started: int, outcome: Outcome | None) -> None:
+    assert judge(OURS, Described(state, pid, epoch, started)) is outcome
+
+
+def test_sealed_and_committed() -> None:
+    parts = [committable(n) for n in range(3)]
+    fake = opened(*parts)
+    committer, ready = sealed(fake, *parts)
+    assert ready[1].payload["producer_id"] == P + 1
+    assert committer.commit(5, ready, Deadline(1)) == dict.fromkeys(range(3), Outcome.COMMITTED)
+    assert committer.hints()["committed"] == {c.payload["transactional_id"]: 1 for c in parts}
+    fake.ended.clear()
+    assert committer.commit(5, ready, Deadline(1)) == dict.fromkeys(range(3), Outcome.ALREADY_COMMITTED)
+    assert fake.ended == []
+
+
+def test_a_writer_without_rows_has_nothing_to_commit() -> None:
+    empty = Committable("u", 0, 0, 0, {"transactional_id": None})
+    committer, ready = sealed(Fake(), empty)
+    assert committer.commit(1, ready, Deadline(1)) == {0: Outcome.COMMITTED}
+    committer.abort(ready, Deadline(1))
+
+
+@pytest.mark.parametrize("state", ["CompleteAbort", "Empty", "NotFound", "CompleteCommit"])
+def test_only_open_transactions_are_sealed(state: str) -> None:
+    part = committable(0)
+    with pytest.raises(PreCommitFailed, match=state):
+        sealed(Fake({part.payload["transactional_id"]: Described(state, P, E, S)}), part)
+
+
+def test_silence_is_not_a_seal() -> None:
+    with pytest.raises(SystemUnavailable, match="1 of 1"):
+        sealed(Fake(), committable(0))
+
+
+@pytest.mark.parametrize("code", [FENCED, BAD_STATE, faults.CONCURRENT_TRANSACTIONS, SILENT])
+@pytest.mark.parametrize(
+    ("state", "epoch", "outcome"),
+    [
+        ("CompleteCommit", E, Outcome.ALREADY_COMMITTED),
+        ("CompleteAbort", E + 1, Outcome.LOST),
+        ("Empty", E + 1, Outcome.UNKNOWN),
+        ("NotFound", -1, Outcome.UNKNOWN),
+    ],
+)
+def test_no_answer_but_success_is_believed(code: int, state: str, epoch: int, outcome: Outcome) -> None:
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    name = part.payload["transactional_id"]
+    fake.answers[name] = [Ended(code, True)]
+    fake.states[name] = Described(state, P, epoch, S)
+    assert committer.commit(1, ready, Deadline(1)) == {0: outcome}
+    assert committer.hints()["committed"] == {}  # not proven by a clean answer, so its producer is not reused
+
+
+def test_markers_on_their_way_are_waited_for() -> None:
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    name = part.payload["transactional_id"]
+    fake.states[name] = Described("PrepareCommit", P, E, S)
+    fake.answers[name] = [Ended(BAD_STATE, True), Ended(0, True)]
+    assert committer.commit(1, ready, Deadline(1)) == {0: Outcome.COMMITTED}
+
+
+def test_a_lost_answer_keeps_the_producer_from_being_reused() -> None:
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    fake.answers[part.payload["transactional_id"]] = [Ended(0, False)]
+    assert committer.commit(1, ready, Deadline(1)) == {0: Outcome.COMMITTED}
+    assert committer.hints()["committed"] == {}
+
+
+def test_nothing_by_the_deadline_is_unknown() -> None:
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    fake.answers[part.payload["transactional_id"]] = [Ended(SILENT, False)]
+    fake.states.clear()
+    assert committer.commit(1, ready, Deadline(0.02)) == {0: Outcome.UNKNOWN}
+    fake.answers.clear()
+    assert committer.commit(1, ready, Deadline(1)) == {0: Outcome.COMMITTED}
+    assert committer.hints()["committed"] == {}  # the request without an answer may still be on its way
+
+
+def test_a_restart_looks_before_it_commits() -> None:
+    part = committable(0)
+    _, ready = sealed(opened(part), part)
+    later = Fake({part.payload["transactional_id"]: Described("Ongoing", P, E, S + 9)})
+    assert KafkaCommitter(later, "job-u", 2).commit(1, ready, Deadline(1)) == {0: Outcome.ALREADY_COMMITTED}
+    assert later.ended == []
+    silent = Fake()
+    assert KafkaCommitter(silent, "job-u", 2).commit(1, ready, Deadline(1)) == {0: Outcome.UNKNOWN}
+    assert silent.ended == []
+    still = opened(part)
+    assert KafkaCommitter(still, "job-u", 2).commit(1, ready, Deadline(1)) == {0: Outcome.COMMITTED}
+
+
+def test_never_sealed_is_never_committed() -> None:
+    fake = opened(committable(0))
+    assert KafkaCommitter(fake, "job-u", 1).commit(1, [committable(0)], Deadline(1)) == {0: Outcome.UNKNOWN}
+    assert fake.ended == []
+
+
+def test_aborting_ends_exactly_these_and_frees_their_producers() -> None:
+    parts = [committable(n) for n in range(2)]
+    fake = opened(*parts)
+    committer, ready = sealed(fake, *parts)
+    names = [part.payload["transactional_id"] for part in parts]
+    fake.states[names[1]] = Described("Ongoing", P + 1, E, S + 9)  # its producer has gone on
+    committer.abort(ready, Deadline(1))
+    assert fake.ended == [(names[0], False)]
+    assert fake.fenced == []
+    assert committer.hints()["aborted"] == {names[0]: 1}
+
+
+def test_what_cannot_be_ended_is_fenced() -> None:
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    name = part.payload["transactional_id"]
+    fake.answers[name] = [Ended(SILENT, False)]
+    committer.abort(ready, Deadline(1))
+    assert fake.fenced == [name]
+    fake.unfenced = {name}
+    with pytest.raises(SystemUnavailable, match=name):
+        committer.abort(ready, Deadline(1))
+
+
+def test_sweeping_spares_newer_runs_other_sinks_and_what_is_kept() -> None:
+    names = [
+        "job-u-g000001-0123456789ab",
+        "job-u-g000002-0123456789ab",
+        "job-u-g000003-0123456789ab",
+        "job-u-g000001-ffffffffffff",
+        "job-u-g000001-other-g000001-0123456789ab",
+        "job-u2-g000001-0123456789ab",
+    ]
+    fake = Fake({name: Described("Ongoing", P, E, S) for name in names})
+    committer = KafkaCommitter(fake, "job-u", 2)
+    keep = [Committable("u", 0, 1, 0, {"transactional_id": names[3], "sequence": 1})]
+    assert committer.abort_dangling(keep, Deadline(1)) == 2
+    assert fake.fenced == names[:2]
+
+
+def test_the_failpoint_stands_between_the_first_and_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [committable(n) for n in range(3)]
+    fake = opened(*parts)
+    committer, ready = sealed(fake, *parts)
+    monkeypatch.setenv(failpoints.VARIABLE, "commit.first=raise")
+    failpoints.reload()
+    try:
+        with pytest.raises(failpoints.InjectedFault):
+            committer.commit(1, ready, Deadline(1))
+    finally:
+        monkeypatch.delenv(failpoints.VARIABLE)
+        failpoints.reload()
+    assert len(fake.ended) == 1
+    assert committer.commit(1, ready, Deadline(1)) == {
+        0: Outcome.ALREADY_COMMITTED,
+        1: Outcome.COMMITTED,
+        2: Outcome.COMMITTED,
+    }
+
+
+def test_hints_stay_small() -> None:
+    parts = [committable(n) for n in range(2500)]
+    committer, ready = sealed(opened(*parts), *parts)
+    committer.commit(1, ready, Deadline(5))
+    assert len(committer.hints()["committed"]) == 2000

@@ -1,0 +1,105 @@
+"""The C structs built from Arrow arrays, read back through ctypes as librdkafka would."""
+
+from __future__ import annotations
+
+import ctypes as c
+import datetime as dt
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.errors import SchemaMismatch
+from penstock.sinks.kafka.librdkafka import Message
+from penstock.sinks.kafka.messages import ARGUMENT, MESSAGE, arguments, messages, spans
+
+VALUES = [b"one", None, b"", b"four"]
+
+
+def read(address: int, length: int) -> bytes | None:
+    return None if address == 0 else c.string_at(int(address), int(length))
+
+
+def seen(array: pa.Array) -> list[bytes | None]:
+    return [read(a, n) for a, n in zip(*spans(array), strict=True)]
+
+
+def test_the_numpy_struct_is_the_c_struct() -> None:
+    assert MESSAGE.itemsize == c.sizeof(Message)
+    fields = MESSAGE.fields
+    assert fields is not None
+    for name in ("err", "rkt", "partition", "payload", "len", "key", "key_len", "offset", "private"):
+        assert fields[name][1] == getattr(Message, name).offset
+    assert ARGUMENT.itemsize == 72
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_null_and_empty_differ(kind: pa.DataType) -> None:
+    assert seen(pa.array(VALUES, kind)) == VALUES
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_strings_are_their_utf8_bytes(kind: pa.DataType) -> None:
+    assert seen(pa.array(["é", None, ""], kind)) == ["é".encode(), None, b""]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+@pytest.mark.parametrize(("start", "length"), [(0, 4), (1, 3), (2, 1), (3, 1), (4, 0)])
+def test_slices(kind: pa.DataType, start: int, length: int) -> None:
+    assert seen(pa.array(VALUES, kind).slice(start, length)) == VALUES[start : start + length]
+
+
+def test_only_nulls_only_empties_and_nothing() -> None:
+    assert seen(pa.nulls(3, pa.binary())) == [None] * 3
+    assert seen(pa.array([b"", b""])) == [b"", b""]
+    assert seen(pa.array([], pa.binary())) == []
+
+
+def test_partition_null_means_choose() -> None:
+    built = messages(pa.array([b"a", b"b"]), None, pa.array([3, None], pa.int32()))
+    assert built["partition"].tolist() == [3, -1]
+    assert built["key"].tolist() == [0, 0]
+
+
+def test_arguments_carry_timestamp_and_headers() -> None:
+    moment = dt.datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=dt.UTC)
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    headers = pa.array(
+        [
+            [{"key": "dropped", "value": b"x"}],
+            [{"key": "a", "value": b"1"}, {"key": "b", "value": None}],
+            None,
+            [],
+            [{"key": "a", "value": b""}],
+        ],
+        kind,
+    ).slice(1)
+    values, keys = pa.array([b"v1", b"v2", b"v3", b"v4"]), pa.array([b"k", None, b"", b"k"])
+    rows = messages(values, keys, None)  # points into the two
+    stamps = pa.array([moment, None, moment, moment], pa.timestamp("us", "UTC"))
+    built = arguments(rows, np.full(4, 77, "u8"), stamps, headers)
+
+    assert built.counts == [8, 6, 6, 7]
+    told = [[(int(a["vtype"]), a) for a in _row(built, n)] for n in range(4)]
+    assert [tag for tag, _ in told[0]] == [2, 3, 4, 5, 7, 8, 9, 9]
+    assert int(told[0][0][1]["a"]) == 77
+    assert np.int32(np.uint32(told[0][1][1]["a"])) == -1
+    assert read(told[0][2][1]["a"], told[0][2][1]["b"]) == b"v1"
+    assert int(told[0][5][1]["a"]) == int(moment.timestamp() * 1000)
+    assert int(told[1][5][1]["a"]) == 0
+    named = [(c.string_at(int(a["a"])), read(a["b"], a["c"])) for tag, a in told[0] if tag == 9]
+    assert named == [(b"a", b"1"), (b"b", None)]
+    assert [(c.string_at(int(a["a"])), read(a["b"], a["c"])) for tag, a in told[3] if tag == 9] == [(b"a", b"")]
+
+
+@pytest.mark.parametrize("key", [None, "a\0b"])
+def test_headers_that_cannot_be_written(key: str | None) -> None:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    rows = messages(pa.array([b"v"]), None, None)
+    with pytest.raises(SchemaMismatch):
+        arguments(rows, np.zeros(1, "u8"), None, pa.array([[{"key": key, "value": b""}]], kind))
+
+
+def _row(built: object, number: int) -> np.ndarray:
+    start = (built.starts[number] - built.memory.ctypes.data) // ARGUMENT.itemsize  # type: ignore[attr-defined]
+    return built.memory[start : start + built.counts[number]]  # type: ignore[attr-defined,no-any-return]

@@ -1,0 +1,137 @@
+"""When a worker may use a producer again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import pytest
+
+from penstock.sinks.kafka.pool import Key, Pool
+
+
+class FakeProducer:
+    """Remembers what was done to it; `healthy` is what commit and abort answer."""
+
+    made: list[FakeProducer] = []
+
+    def __init__(self, settings: Mapping[str, str], transactional_id: str) -> None:
+        self.transactional_id, self.sequence, self.healthy = transactional_id, 0, True
+        self.did: list[str] = []
+        FakeProducer.made.append(self)
+
+    def begin(self) -> None:
+        self.sequence += 1
+
+    def commit(self) -> bool:
+        self.did.append("commit")
+        return self.healthy
+
+    def abort(self) -> bool:
+        self.did.append("abort")
+        return self.healthy
+
+    def destroy(self) -> None:
+        self.did.append("destroy")
+
+    def abandon(self) -> None:
+        self.did.append("abandon")
+
+
+KEY = Key("job-u", 3, (("bootstrap.servers", "s"), ("sasl.password", "hunter2")))
+
+
+@pytest.fixture
+def pool() -> Pool:
+    FakeProducer.made = []
+    return Pool(FakeProducer, limit=3)  # type: ignore[arg-type]
+
+
+def prepared(pool: Pool, key: Key = KEY) -> FakeProducer:
+    producer = pool.acquire(key, {})
+    producer.begin()
+    pool.park(key, producer)
+    return producer  # type: ignore[return-value]
+
+
+def test_names_are_unique_and_tell_the_run(pool: Pool) -> None:
+    names = {KEY.transactional_id() for _ in range(100)}
+    assert len(names) == 100
+    assert all(name.startswith("job-u-g000003-") and len(name) == len("job-u-g000003-") + 12 for name in names)
+    assert "hunter2" not in repr(KEY)
+
+
+def test_committed_by_the_driver_is_confirmed_and_reused(pool: Pool) -> None:
+    first = prepared(pool)
+    assert pool.acquire(KEY, {"committed": {first.transactional_id: 1}}) is first
+    assert first.did == ["commit"]
+
+
+def test_aborted_by_the_driver_is_reused(pool: Pool) -> None:
+    first = prepared(pool)
+    assert pool.acquire(KEY, {"aborted": {first.transactional_id: 1}}) is first
+    assert first.did == ["abort"]
+
+
+@pytest.mark.parametrize("hints", [{}, {"committed": {}}, {"aborted": {"other": 1}}])
+def test_what_may_be_decided_is_left_alone(pool: Pool, hints: dict[str, dict[str, int]]) -> None:
+    first = prepared(pool)
+    assert pool.acquire(KEY, hints) is not first
+    assert first.did == []
+
+
+def test_an_earlier_transaction_of_the_same_producer_does_not_count(pool: Pool) -> None:
+    first = prepared(pool)
+    hints = {"committed": {first.transactional_id: 1}}
+    again = pool.acquire(KEY, hints)
+    again.begin()
+    pool.park(KEY, again)
+    assert pool.acquire(KEY, hints) is not first
+
+
+def test_a_producer_that_does_not_recover_is_replaced(pool: Pool) -> None:
+    first = prepared(pool)
+    first.healthy = False
+    assert pool.acquire(KEY, {"committed": {first.transactional_id: 1}}) is not first
+    assert first.did == ["commit", "destroy"]
+
+
+def test_an_older_run_is_freed_but_never_aborted(pool: Pool) -> None:
+    first = prepared(pool)
+    newer = Key(KEY.prefix, 4, KEY.settings)
+    second = pool.acquire(newer, {"committed": {first.transactional_id: 1}})
+    assert second is not first
+    assert first.did == ["destroy"]
+
+
+def test_other_settings_are_another_producer(pool: Pool) -> None:
+    free = pool.acquire(KEY, {})
+    pool.release(KEY, free)
+    assert pool.acquire(Key(KEY.prefix, 3, (("bootstrap.servers", "elsewhere"),)), {}) is not free
+
+
+def test_the_longest_unused_goes_first(pool: Pool) -> None:
+    parked = [prepared(pool) for _ in range(5)]
+    assert [producer.did for producer in parked] == [["destroy"], ["destroy"], [], [], []]
+    assert len(pool) == 3
+
+
+def test_one_producer_one_user(pool: Pool) -> None:
+    free = pool.acquire(KEY, {})
+    pool.release(KEY, free)
+    assert pool.acquire(KEY, {}) is free
+    assert pool.acquire(KEY, {}) is not free
+
+
+def test_reclaiming(pool: Pool) -> None:
+    first = prepared(pool)
+    assert pool.reclaim(first)  # type: ignore[arg-type]
+    assert not pool.reclaim(first)  # type: ignore[arg-type]
+
+
+def test_a_forked_child_inherits_nothing(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = pool.acquire(KEY, {})
+    pool.release(KEY, first)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert pool.acquire(KEY, {}) is not first
+    assert first.did == ["abandon"]  # type: ignore[attr-defined]

@@ -1,0 +1,215 @@
+"""How KafkaSource turns what a user writes into what Spark's connector and librdkafka take."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable
+from penstock.guarantees import Guarantee
+from penstock.kafka_options import for_admin, for_java, split_options
+from penstock.sinks.base import CheckContext
+from penstock.sources.kafka import TUNED, KafkaSource
+from penstock.sources.kafka_group import GroupPublisher
+
+SECRET = 's3cr"et\\'
+
+
+def source(**more: Any) -> KafkaSource:
+    return KafkaSource("orders", servers="localhost:9092", **more)
+
+
+def test_the_defaults_are_exact_and_fast() -> None:
+    options = source().reader_options("in")
+    assert options["subscribe"] == "orders"
+    assert options["startingOffsets"] == "earliest"
+    assert options["failOnDataLoss"] == "true"
+    assert options["kafka.bootstrap.servers"] == "localhost:9092"
+    assert options["kafka.isolation.level"] == "read_committed"
+    assert {name: options[f"kafka.{name}"] for name in TUNED} == TUNED
+    assert not any(f"kafka.{name}" in source(tuned=False).reader_options("in") for name in TUNED)
+
+
+def test_what_the_user_says_wins_in_any_spelling() -> None:
+    options = source(
+        options={
+            "kafka.max.poll.records": 7,
+            "fetch.max.wait.ms": "99",
+            "isolation.level": "read_uncommitted",
+            "includeHeaders": True,
+            "minpartitions": 8,
+            "groupIdPrefix": "mine",
+        }
+    ).reader_options("in")
+    assert options["kafka.max.poll.records"] == "7"
+    assert options["kafka.fetch.max.wait.ms"] == "99"
+    assert options["kafka.isolation.level"] == "read_uncommitted"
+    assert options["includeHeaders"] == "true"
+    assert options["minPartitions"] == "8"
+    assert options["groupIdPrefix"] == "mine"
+    assert not any(name.startswith("kafka.kafka.") for name in options)
+
+
+def test_topics_positions_and_limits() -> None:
+    listed = KafkaSource(["a", "b"], servers=["h:1", "h:2"], starting={"a": {"0": 5}}, max_offsets_per_epoch=10)
+    options = listed.reader_options("in")
+    assert options["subscribe"] == "a,b"
+    assert options["kafka.bootstrap.servers"] == "h:1,h:2"
+    assert options["startingOffsets"] == '{"a": {"0": 5}}'
+    assert options["maxOffsetsPerTrigger"] == "10"
+    by_pattern = KafkaSource(pattern="a.*", servers="h:1").reader_options("in")
+    assert by_pattern["subscribePattern"] == "a.*"
+    assert "subscribe" not in by_pattern
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"servers": "h:1"},
+        {"servers": "h:1", "topics": "a", "pattern": "b"},
+        {"servers": " ", "topics": "a"},
+        {"servers": "h:1", "topics": "a", "starting": "yesterday"},
+        {"servers": "h:1", "topics": "a", "max_offsets_per_epoch": 0},
+    ],
+)
+def test_contradictions_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="KafkaSource"):
+        KafkaSource(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "module"), [("PLAIN", "plain.PlainLoginModule"), ("SCRAM-SHA-512", "scram.ScramLoginModule")]
+)
+def test_a_login_becomes_jaas_and_comes_back(mechanism: str, module: str) -> None:
+    user = {
+        "security.protocol": "sasl_ssl",
+        "sasl.mechanisms": mechanism,
+        "sasl.username": "ann",
+        "sasl.password": SECRET,
+    }
+    java = for_java(user)
+    assert java["security.protocol"] == "SASL_SSL"
+    assert java["sasl.mechanism"] == mechanism
+    assert java["sasl.jaas.config"] == (
+        f'org.apache.kafka.common.security.{module} required username="ann" password="s3cr\\"et\\\\";'
+    )
+    assert "sasl.password" not in java
+    admin = for_admin("h:1", java)
+    assert admin["sasl.username"] == "ann"
+    assert admin["sasl.password"] == SECRET
+    assert admin["sasl.mechanisms"] == mechanism
+    assert "sasl.jaas.config" not in admin
+
+
+def test_pem_files_become_stores(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("-----BEGIN PRIVATE KEY-----")
+    (tmp_path / "cert").write_text("-----BEGIN CERTIFICATE-----")
+    java = for_java(
+        {
+            "ssl.ca.location": "/etc/ca.pem",
+            "ssl.key.location": str(tmp_path / "key"),
+            "ssl.certificate.location": str(tmp_path / "cert"),
+            "ssl.endpoint.identification.algorithm": "none",
+        }
+    )
+    assert java == {
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": "/etc/ca.pem",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.key": "-----BEGIN PRIVATE KEY-----",
+        "ssl.keystore.certificate.chain": "-----BEGIN CERTIFICATE-----",
+        "ssl.endpoint.identification.algorithm": "",
+    }
+    assert for_admin("h:1", java)["ssl.ca.location"] == "/etc/ca.pem"
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        for_java({"ssl.key.location": str(tmp_path / "none"), "ssl.certificate.location": "x"})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"enable.ssl.certificate.verification": "false"},
+        {"ssl.key.pem": "-----BEGIN PRIVATE KEY-----"},
+        {"ssl.key.pem": "-----BEGIN RSA PRIVATE KEY-----", "ssl.certificate.pem": "x"},
+        {"sasl.username": "a", "sasl.mechanism": "OAUTHBEARER"},
+    ],
+)
+def test_what_java_cannot_do_is_said(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="Java"):
+        for_java(wrong)
+
+
+def test_the_drivers_own_client_gets_only_what_concerns_the_connection() -> None:
+    _, client = split_options({"kafka.max.poll.records": 1, "kafka.security.protocol": "SSL", "client.id": "x"})
+    assert for_admin("h:1", client) == {"security.protocol": "SSL", "client.id": "x", "bootstrap.servers": "h:1"}
+
+
+def test_no_secret_is_ever_shown() -> None:
+    secretive = source(options={"sasl.username": "ann", "sasl.password": SECRET})
+    for shown in (repr(secretive), secretive.describe(), str(secretive.link("in"))):
+        assert SECRET not in shown
+    assert secretive.jars() == ("spark-kafka",)
+
+
+def test_ignoring_losses_lowers_the_guarantee() -> None:
+    assert source().link("in").guarantee is Guarantee.EXACTLY_ONCE
+    assert source(options={"failOnDataLoss": False}).link("in").guarantee is Guarantee.AT_MOST_ONCE
+
+
+def test_a_broker_that_is_not_there() -> None:
+    pytest.importorskip("confluent_kafka")
+    nowhere = KafkaSource("orders", servers="localhost:1")
+    with pytest.raises(SystemUnavailable, match="does not answer"):
+        nowhere.check(CheckContext("job", 1.0, 0.5), "in")
+
+
+def test_a_refused_login_is_told_from_silence() -> None:
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    from penstock.sources.kafka_check import translated
+
+    silence = confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT)
+    refused = confluent_kafka.KafkaError(confluent_kafka.KafkaError._AUTHENTICATION)
+    assert isinstance(translated(silence, [refused], "h:1"), AccessDenied)
+    assert isinstance(translated(silence, [], "h:1"), SystemUnavailable)
+
+
+def test_only_the_newest_positions_are_published_and_not_too_often() -> None:
+    sent: list[Any] = []
+    arrived = threading.Event()
+
+    def send(group: str, positions: Any) -> None:
+        sent.append((group, positions))
+        arrived.set()
+
+    publisher = GroupPublisher(send, "g", pause=30.0)
+    publisher.publish({"orders": {"0": 1}})
+    assert arrived.wait(5)
+    for end in range(2, 50):
+        publisher.publish({"orders": {"0": end}})
+    publisher.flush()
+    publisher.flush()
+    assert sent == [("g", {"orders": {"0": 1}}), ("g", {"orders": {"0": 49}})]
+
+
+def test_a_group_that_cannot_be_reached_is_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
+    def send(*_: object) -> None:
+        raise RuntimeError("no coordinator")
+
+    publisher = GroupPublisher(send, "g", pause=30.0)
+    with caplog.at_level(logging.WARNING):
+        for end in range(5):
+            publisher._try({"orders": {"0": end}})
+    assert [record.message for record in caplog.records] == [
+        "positions could not be told to consumer group g, lag tools will not see this job: no coordinator"
+    ]
+
+
+def test_publishing_survives_pickling_and_nothing() -> None:
+    one = source()
+    one.publish("job", "in", None)
+    assert pickle.loads(pickle.dumps(one)).topics == ("orders",)

@@ -1,0 +1,333 @@
+"""The epoch protocol, path by path: what it asks for, in which order, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from penstock.epoch import protocol as p
+from penstock.epoch.protocol import (
+    Claim,
+    Commit,
+    Decide,
+    FinishLog,
+    Look,
+    NewestGeneration,
+    Outcome,
+    PreCommit,
+    Register,
+    Sweep,
+    WriteClaim,
+)
+
+A, B = ("orders", 0), ("totals", 0)
+STILL_NEWEST = (NewestGeneration(), 2)
+
+
+def committable(writer: p.WriterId, by: int, *, rows: int = 10, checksum: int = 77) -> p.Committable:
+    return p.Committable(*writer, rows=rows, checksum=checksum, payload={"by": by})
+
+
+def decided(by: int, *committables: p.Committable, epoch: int = 5) -> p.Decision:
+    return p.Decision(p.DecisionId(epoch, by), committables or (committable(A, by), committable(B, by)), watermark=9)
+
+
+def play(coroutine: Generator[p.Action, Any, Any], *story: tuple[p.Action, Any]) -> Any:
+    """Each line of the story is the action that must come and the answer to it. Returns what the coroutine returns."""
+    left = list(story)
+    try:
+        action = next(coroutine)
+        while left:
+            expected, answer = left.pop(0)
+            assert action == expected
+            action = coroutine.send(answer)
+    except StopIteration as end:
+        assert not left
+        return end.value
+    except p.ProtocolStop:
+        assert not left
+        raise
+    pytest.fail(f"the story ends, the protocol goes on with {action}")
+
+
+def begins(*decisions: p.Decision, honours: p.Decision | None) -> list[tuple[p.Action, Any]]:
+    """How every recovery of generation 2 begins."""
+    return [
+        (Register(), 2),
+        (Look(), p.Found(5, True, decisions)),
+        (WriteClaim(Claim(2, 5, honours.id if honours else None)), None),
+        STILL_NEWEST,
+    ]
+
+
+# One epoch.
+
+
+def test_an_epoch_is_prepared_decided_and_committed() -> None:
+    mine = decided(2)
+    ended = play(
+        p.run_epoch(2, 5),
+        STILL_NEWEST,
+        (PreCommit(5, None), p.Prepared(mine.committables, watermark=9)),
+        (Decide(mine), None),
+        STILL_NEWEST,
+        (Commit(mine), {A: Outcome.COMMITTED, B: Outcome.ALREADY_COMMITTED}),
+    )
+    assert ended == mine
+
+
+def test_strays_are_swept_after_the_commit() -> None:
+    mine = decided(2)
+    play(
+        p.run_epoch(2, 5),
+        STILL_NEWEST,
+        (PreCommit(5, None), p.Prepared(mine.committables, watermark=9, strays=True)),
+        (Decide(mine), None),
+        STILL_NEWEST,
+        (Commit(mine), {A: Outcome.COMMITTED, B: Outcome.COMMITTED}),
+        (Sweep(mine.committables), None),
+    )
+
+
+def test_a_writer_without_rows_has_nothing_to_commit() -> None:
+    mine = decided(2, committable(A, 2), committable(B, 2, rows=0))
+    assert [one.id for one in mine.to_commit] == [A]
+    ended = play(
+        p.run_epoch(2, 5),
+        STILL_NEWEST,
+        (PreCommit(5, None), p.Prepared(mine.committables, watermark=9)),
+        (Decide(mine), None),
+        STILL_NEWEST,
+        (Commit(mine), {A: Outcome.COMMITTED}),
+    )
+    assert ended == mine
+
+
+def test_a_failed_pre_commit_is_swept_and_nothing_is_decided() -> None:
+    error = RuntimeError("disk full")
+    with pytest.raises(p.NotPrepared) as stopped:
+        play(p.run_epoch(2, 5), STILL_NEWEST, (PreCommit(5, None), p.Failed(error)), (Sweep(()), None))
+    assert (stopped.value.epoch, stopped.value.error) == (5, error)
+
+
+def test_a_superseded_run_does_not_begin() -> None:
+    with pytest.raises(p.Fenced) as stopped:
+        play(p.run_epoch(2, 5), (NewestGeneration(), 3))
+    assert (stopped.value.own, stopped.value.newest) == (2, 3)
+
+
+def test_a_run_that_is_superseded_when_it_decides_commits_nothing() -> None:
+    mine = decided(2)
+    with pytest.raises(p.Fenced):
+        play(
+            p.run_epoch(2, 5),
+            STILL_NEWEST,
+            (PreCommit(5, None), p.Prepared(mine.committables, watermark=9)),
+            (Decide(mine), None),
+            (NewestGeneration(), 3),
+        )
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "stop", "writers"),
+    [
+        ({A: Outcome.COMMITTED, B: Outcome.LOST}, p.Lost, (B,)),
+        ({A: Outcome.COMMITTED, B: Outcome.UNKNOWN}, p.Unproven, (B,)),
+        ({A: Outcome.LOST, B: Outcome.UNKNOWN}, p.Unproven, (B,)),
+        ({A: Outcome.COMMITTED}, p.Unproven, (B,)),  # nobody answered for B
+        ({}, p.Unproven, (A, B)),
+    ],
+)
+def test_an_epoch_whose_writers_are_not_all_visible_does_not_return(
+    outcomes: dict[p.WriterId, Outcome], stop: type[p.Lost] | type[p.Unproven], writers: tuple[p.WriterId, ...]
+) -> None:
+    mine = decided(2)
+    with pytest.raises(stop) as stopped:
+        play(
+            p.run_epoch(2, 5),
+            STILL_NEWEST,
+            (PreCommit(5, None), p.Prepared(mine.committables, watermark=9)),
+            (Decide(mine), None),
+            STILL_NEWEST,
+            (Commit(mine), outcomes),
+        )
+    assert isinstance(stopped.value, p.Lost | p.Unproven)
+    assert (stopped.value.decision, stopped.value.writers) == (mine, writers)
+
+
+def test_nothing_is_aborted_because_the_decision_might_not_have_been_written() -> None:
+    mine = decided(2)
+    epoch = p.run_epoch(2, 5)
+    assert [next(epoch), epoch.send(2)] == [NewestGeneration(), PreCommit(5, None)]
+    assert epoch.send(p.Prepared(mine.committables, watermark=9)) == Decide(mine)
+    with pytest.raises(OSError, match="timed out"):
+        epoch.throw(OSError("timed out"))
+
+
+# Recovery.
+
+
+def test_a_first_run_finds_nothing_and_sweeps() -> None:
+    resume = play(
+        p.recover(),
+        (Register(), 1),
+        (Look(), p.Found(0, False)),
+        (WriteClaim(Claim(1, 0, None)), None),
+        (NewestGeneration(), 1),
+        (Sweep(()), None),
+    )
+    assert resume == p.Resume(1, 0, "none")
+
+
+def test_a_recovery_that_is_superseded_after_its_claim_touches_nothing() -> None:
+    *before, _ = begins(decided(1), honours=decided(1))
+    with pytest.raises(p.Fenced):
+        play(p.recover(), *before, (NewestGeneration(), 3))
+
+
+def test_what_was_decided_is_committed_and_the_log_completed() -> None:
+    theirs = decided(1)
+    resume = play(
+        p.recover(),
+        *begins(theirs, honours=theirs),
+        (Commit(theirs), {A: Outcome.ALREADY_COMMITTED, B: Outcome.COMMITTED}),
+        (FinishLog(5, 9), True),
+        (Sweep(theirs.committables), None),
+    )
+    assert resume == p.Resume(2, 6, "finished")
+
+
+def test_a_log_of_unknown_format_is_completed_by_a_replay_that_proves_itself() -> None:
+    theirs = decided(1)
+    resume = play(
+        p.recover(),
+        *begins(theirs, honours=theirs),
+        (Commit(theirs), {A: Outcome.COMMITTED, B: Outcome.COMMITTED}),
+        (FinishLog(5, 9), False),
+        (Sweep(theirs.committables), None),
+    )
+    assert resume == p.Resume(2, 5, "verify", p.Replay(theirs, frozenset()))
+    again = p.Prepared((committable(A, 2), committable(B, 2)))
+    assert play(p.run_epoch(2, 5, resume.replay), STILL_NEWEST, (PreCommit(5, frozenset()), again)) is None
+
+
+def test_a_decision_that_lost_everything_is_void() -> None:
+    theirs = decided(1)
+    resume = play(
+        p.recover(),
+        *begins(theirs, honours=theirs),
+        (Commit(theirs), {A: Outcome.LOST, B: Outcome.LOST}),
+        (Sweep(()), None),
+    )
+    assert resume == p.Resume(2, 5, "void")
+
+
+def test_a_decision_that_lost_a_part_is_repaired_writer_by_writer() -> None:
+    theirs = decided(1)
+    resume = play(
+        p.recover(),
+        *begins(theirs, honours=theirs),
+        (Commit(theirs), {A: Outcome.COMMITTED, B: Outcome.LOST}),
+        (Sweep(theirs.committables), None),
+    )
+    assert resume == p.Resume(2, 5, "repair", p.Replay(theirs, frozenset({B})))
+
+    repaired = decided(2, committable(A, 1), committable(B, 2))
+    ended = play(
+        p.run_epoch(2, 5, resume.replay),
+        STILL_NEWEST,
+        (PreCommit(5, frozenset({B})), p.Prepared((committable(A, 2), committable(B, 2)), watermark=9)),
+        (Decide(repaired), None),
+        STILL_NEWEST,
+        (Commit(repaired), {A: Outcome.ALREADY_COMMITTED, B: Outcome.COMMITTED}),
+    )
+    assert ended == repaired
+
+
+@pytest.mark.parametrize(
+    "replayed",
+    [
+        (committable(A, 2), committable(B, 2, rows=11)),
+        (committable(A, 2), committable(B, 2, checksum=78)),
+        (committable(A, 2),),
+        (committable(A, 2), committable(B, 2), committable(("totals", 1), 2)),
+        (committable(A, 2, checksum=78), committable(B, 2)),  # the writer that differs need not be the lost one
+    ],
+)
+def test_a_replay_that_differs_stops_and_decides_nothing(replayed: tuple[p.Committable, ...]) -> None:
+    replay = p.Replay(decided(1), frozenset({B}))
+    with pytest.raises(p.Differs) as stopped:
+        play(
+            p.run_epoch(2, 5, replay),
+            STILL_NEWEST,
+            (PreCommit(5, frozenset({B})), p.Prepared(replayed)),
+            (Sweep(replay.decision.committables), None),
+        )
+    assert stopped.value.replay == replay
+    assert len(stopped.value.writers) == 1
+
+
+def test_a_replay_that_fails_keeps_what_is_decided() -> None:
+    replay = p.Replay(decided(1), frozenset({B}))
+    with pytest.raises(p.NotPrepared):
+        play(
+            p.run_epoch(2, 5, replay),
+            STILL_NEWEST,
+            (PreCommit(5, frozenset({B})), p.Failed(RuntimeError("gone"))),
+            (Sweep(replay.decision.committables), None),
+        )
+
+
+def test_a_recovery_that_cannot_prove_an_outcome_does_not_guess() -> None:
+    theirs = decided(1)
+    with pytest.raises(p.Unproven) as stopped:
+        play(
+            p.recover(),
+            *begins(theirs, honours=theirs),
+            (Commit(theirs), {A: Outcome.COMMITTED, B: Outcome.UNKNOWN}),
+        )
+    assert stopped.value.writers == (B,)
+
+
+def test_a_decided_epoch_without_rows_is_simply_finished() -> None:
+    theirs = decided(1, committable(A, 1, rows=0))
+    resume = play(
+        p.recover(),
+        *begins(theirs, honours=theirs),
+        (Commit(theirs), {}),
+        (FinishLog(5, 9), True),
+        (Sweep(theirs.committables), None),
+    )
+    assert resume.action == "finished"
+
+
+# Which decision counts.
+
+
+@pytest.mark.parametrize(
+    ("decisions", "claims", "counts"),
+    [
+        pytest.param((), (), None, id="there is none"),
+        pytest.param((1,), (), 1, id="the only one"),
+        pytest.param((1, 3), (), 3, id="the highest generation's"),
+        pytest.param((1,), (Claim(1, 5, None),), 1, id="its author's own claim was before it"),
+        pytest.param((1,), (Claim(2, 5, p.DecisionId(5, 1)),), 1, id="the newest claim honours it"),
+        pytest.param((1,), (Claim(2, 5, None),), None, id="the newest claim had looked before it"),
+        pytest.param((1,), (Claim(2, 5, p.DecisionId(5, 1)), Claim(3, 5, None)), None, id="an older claim honours it"),
+        pytest.param((1, 2), (Claim(3, 5, p.DecisionId(5, 1)),), 1, id="the newest claim had not seen the higher one"),
+        pytest.param((1, 2), (Claim(2, 5, p.DecisionId(5, 1)),), 2, id="the claimant decided itself"),
+    ],
+)
+def test_the_decision_that_counts(decisions: tuple[int, ...], claims: tuple[Claim, ...], counts: int | None) -> None:
+    honoured = p.honoured(p.Found(5, True, tuple(decided(by) for by in decisions), claims))
+    assert (honoured.id.generation if honoured else None) == counts
+
+
+def test_decisions_for_other_epochs_do_not_count() -> None:
+    assert p.honoured(p.Found(5, True, (decided(1, epoch=4), decided(1, epoch=6)))) is None
+
+
+def test_no_decision_counts_where_the_barrier_is_not_written() -> None:
+    assert p.honoured(p.Found(5, False, (decided(1),))) is None
