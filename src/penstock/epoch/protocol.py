@@ -17,6 +17,9 @@ Why nobody is lost and nobody doubled, when two runs overlap:
   any. A decision of an older generation that the newest claim does not honour was written after that run had looked;
   its author therefore saw the newer generation and committed nothing: it is void. Without the claim, a third run could
   not tell such a decision from one that was half carried out, while the second run may have replaced the state.
+* Having claimed, and still before doing anything, it looks for newer generations once more: whoever registered since may
+  have looked without seeing the claim, so only a claim made by the then newest run is acted on. So the order of a
+  start is always: register → look → claim → look for newer generations → act.
 """
 
 from __future__ import annotations
@@ -278,6 +281,7 @@ def recover() -> Generator[Action, Any, Resume]:
     found: Found = yield Look()
     decision = honoured(found)
     yield WriteClaim(Claim(generation, found.epoch, decision.id if decision else None))
+    yield from _still_newest(generation)
     if decision is None:
         yield Sweep(())
         return Resume(generation, found.epoch, "none")
