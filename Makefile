@@ -79,7 +79,7 @@ faults: setup servers ## Tests that kill, pause and cut off
 	$(PYTEST) tests/faults --durations=10
 
 bench-kafka: setup ## Throughput and latency, Kafka to Kafka, beside Spark's own sink
-	$(BIN)/python bench/kafka.py
+	$(BIN)/python bench/bench_kafka.py
 
 bench: setup servers ## All benchmarks
 	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done

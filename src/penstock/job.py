@@ -84,7 +84,7 @@ class Job:
         self._runners: list[QueryRunner] = []
         self._wake = threading.Event()
         self._stop_asked = False
-        self.ran = False
+        self.started = False
 
     @property
     def spark(self) -> SparkSession:
@@ -127,6 +127,7 @@ class Job:
         def body(batch: DataFrame, outputs: EpochOutputs) -> None:
             outputs.write(batch, uid)
 
+        sink.shape(frame)  # a frame that the sink cannot take is refused here, not in the first epoch
         self._add(frame, {uid: sink}, uid, body, output_mode, options)
 
     def epoch(
@@ -176,7 +177,7 @@ class Job:
         """Run until every bounded query is done, `stop` is called, SIGTERM or SIGINT arrives, or the job fails for good.
 
         Raises what made it fail. When this returns, no epoch is half done."""
-        self.ran = True
+        self.started = True
         if not self._plans:
             raise ConfigurationError(
                 f"Job {self.name!r} writes nothing.", safe="nothing was started.", to_do="call job.write before job.run."
@@ -225,13 +226,12 @@ class Job:
     ) -> None:
         for name in {uid, *sinks}:
             check_name(name, "uid")
-        for name, sink in sinks.items():
+        for name in sinks:
             if name in self._sinks:
                 raise _twice("sinks", name)
-            self._sinks[name] = sink
-            sink.shape(frame) if len(sinks) == 1 else None
         if uid in self._plans:
             raise _twice("queries", uid)
+        self._sinks.update(sinks)
         sources = {name: self._sources[name] for name in self._lineage.sources(frame)}
         self._plans[uid] = QueryPlan(uid, frame, dict(sinks), sources, body, output_mode, dict(options or {}))
 

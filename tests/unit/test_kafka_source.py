@@ -196,14 +196,20 @@ def test_only_the_newest_positions_are_published_and_not_too_often() -> None:
     assert sent == [("g", {"orders": {"0": 1}}), ("g", {"orders": {"0": 49}})]
 
 
-def test_a_group_that_cannot_be_reached_is_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
-    def send(*_: object) -> None:
-        raise RuntimeError("no coordinator")
+def test_a_group_that_cannot_be_reached_is_tried_again_and_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
+    tried: list[Any] = []
+    mended = threading.Event()
 
-    publisher = GroupPublisher(send, "g", pause=30.0)
+    def send(_: str, positions: Any) -> None:
+        tried.append(positions)
+        if len(tried) < 6:
+            raise RuntimeError("no coordinator")
+        mended.set()
+
     with caplog.at_level(logging.WARNING):
-        for end in range(5):
-            publisher._try({"orders": {"0": end}})
+        GroupPublisher(send, "g", pause=0.01).publish({"orders": {"0": 1}})
+        assert mended.wait(5)
+    assert tried == [{"orders": {"0": 1}}] * 6
     assert [record.message for record in caplog.records] == [
         "positions could not be told to consumer group g, lag tools will not see this job: no coordinator"
     ]

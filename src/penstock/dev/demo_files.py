@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.dev.demo_driver import JobConfig
-from penstock.dev.demo_plan import Progress
 from penstock.dev.demo_result import Outputs
 from penstock.testing.oracle import Observation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.dev.demo_driver import JobConfig
+    from penstock.dev.demo_plan import Progress
 
 #: The two outputs; the names of their queries too.
 OUTPUTS = ("payments", "totals")

@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.deadline import Deadline
 from penstock.dev.broker import Broker
-from penstock.dev.demo_driver import JobConfig
-from penstock.dev.demo_plan import Progress
 from penstock.dev.demo_result import Outputs
 from penstock.dev.demo_truth import Truth
 from penstock.errors import DevelopmentError, MissingExtra
 from penstock.testing.oracle import Observation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.dev.demo_driver import JobConfig
+    from penstock.dev.demo_plan import Progress
 
 try:
     from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition

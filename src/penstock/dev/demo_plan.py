@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter, deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from penstock.dev.demo_driver import Event
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+
+    from penstock.dev.demo_driver import Event
 
 #: The steps of an epoch after which a kill may come. "any" is any line, and then some part of a second.
 PHASES = ("opened", "precommitted", "decided", "committed", "any")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event as Flag
 from threading import Thread
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import pyarrow as pa
-
-from penstock.dev.demo_driver import JobConfig
-from penstock.dev.demo_plan import Progress
 from penstock.dev.demo_truth import TotalsVerdict, Truth
-from penstock.testing.atomicity import Commits, Sizes
 from penstock.testing.oracle import AtomicityVerdict, Observation, Verdict, epoch_atomicity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from penstock.dev.demo_driver import JobConfig
+    from penstock.dev.demo_plan import Progress
+    from penstock.testing.atomicity import Commits, Sizes
 
 #: Between two looks of the concurrent reader: several in every epoch would only slow the job down.
 LOOK_SECONDS = 0.2

@@ -6,16 +6,18 @@ generator, of the plan or of a sink shows as a difference. All arithmetic is on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.testing.oracle import OrderVerdict, Verdict, compare, per_key_order
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ACCOUNTS = 500
 

@@ -9,6 +9,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,8 +18,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from penstock.dev.demo_plan import Progress
-from penstock.dev.demo_result import DemoResult
+if TYPE_CHECKING:
+    from penstock.dev.demo_plan import Progress
+    from penstock.dev.demo_result import DemoResult
 
 #: Redrawing takes some milliseconds of a core that Spark needs.
 _REDRAW_SECONDS = 0.2

@@ -88,8 +88,8 @@ def _run(command: Sequence[str | Path], folder: Path) -> tuple[int, str]:
             timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired as late:
-        partial = late.stdout or b""
-        text = partial.decode(errors="replace") if isinstance(partial, bytes) else partial
+        partial: bytes | str = late.stdout or b""  # bytes even in text mode, on some versions of Python
+        text = partial if isinstance(partial, str) else partial.decode(errors="replace")
         return 1, f"{text}\nno end after {_SECONDS:.0f} seconds"
     return done.returncode, done.stdout
 

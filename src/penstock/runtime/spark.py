@@ -13,6 +13,7 @@ from penstock.runtime.java import find_java
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -31,16 +32,16 @@ DEFAULTS: Mapping[str, str] = {
 def session(name: str, *, conf: Mapping[str, str], jars: Iterable[str], local_storage: bool) -> SparkSession:
     """The running session if there is one, otherwise a new one. `conf` is the user's and wins over everything here;
     so does whatever spark-submit, spark-defaults or a running session says."""
-    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     # A worker must be this very interpreter, or it lacks the packages the job imports.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    running = SparkSession.getActiveSession()
+    # "Active" is a matter of threads; in another one the session that was made first is still there.
+    running = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if running is None:
         os.environ["JAVA_HOME"] = str(find_java().home)
-        given = SparkConf()  # what spark-submit passed on
+        given = _given(conf)
         wanted = dict(conf)
         if not given.contains("spark.master") and "spark.master" not in wanted:
             wanted["spark.master"] = "local[*]"
@@ -58,6 +59,15 @@ def session(name: str, *, conf: Mapping[str, str], jars: Iterable[str], local_st
         running.sparkContext.setLogLevel(conf.get("penstock.log.level", "ERROR"))
     ensure_jars(running, jars)
     return running
+
+
+def _given(conf: Mapping[str, str]) -> SparkConf:
+    """What is set already, by the user, spark-submit or spark-defaults. Only the JVM knows it all, so it is started
+    here, with the user's settings: some, such as its memory, count only then."""
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized(conf=SparkConf().setAll(list(conf.items())))
+    return SparkConf()
 
 
 def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:

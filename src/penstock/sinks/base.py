@@ -38,7 +38,8 @@ class SinkScope:
 
     @property
     def prefix(self) -> str:
-        return f"{self.job}-{self.uid}"
+        # A colon stands in no name, so no two of job and uid make the same prefix.
+        return f"{self.job}:{self.uid}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Positions of committed epochs, told to a Kafka consumer group so that ordinary lag tools see them.
 
 They are a mirror, never the truth: Spark's checkpoint decides where a job goes on. So everything here is best effort,
-beside the epoch, and a broker that refuses is mentioned once in the log and asked again later.
+beside the epoch, and a broker that goes on refusing is mentioned once in the log and asked again later.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 PAUSE = 1.0
 #: Seconds a request may take: long enough for a group coordinator to move, and nobody waits for it.
 PATIENCE = 10.0
+#: Failures in a row before it is worth a line: a group's coordinator may move, or be new and still loading.
+PATIENT_TRIES = 3
 
 Positions = Mapping[str, Mapping[str, int]]
 Send = Callable[[str, Positions], None]
@@ -33,7 +35,7 @@ class GroupPublisher:
         self._pause = pause
         self._newest: Positions | None = None
         self._there = threading.Condition()
-        self._complained = False
+        self._failures = 0
         self._thread: threading.Thread | None = None
 
     def publish(self, positions: Positions) -> None:
@@ -50,8 +52,21 @@ class GroupPublisher:
         """Send what is waiting, in the calling thread; the last epoch of a job that ends is seen that way."""
         with self._there:
             positions, self._newest = self._newest, None
-        if positions is not None:
-            self._try(positions)
+        if positions is None:
+            return
+        try:
+            self._send(self._group, positions)
+            self._failures = 0
+        except Exception as error:
+            self._failures += 1
+            with self._there:
+                self._newest = self._newest or positions  # tried again after the pause, unless newer ones came
+            if self._failures == PATIENT_TRIES:
+                log.warning(
+                    "positions could not be told to consumer group %s, lag tools will not see this job: %s",
+                    self._group,
+                    error,
+                )
 
     def _run(self) -> None:
         while True:
@@ -60,19 +75,6 @@ class GroupPublisher:
                     self._there.wait()
             self.flush()
             time.sleep(self._pause)
-
-    def _try(self, positions: Positions) -> None:
-        try:
-            self._send(self._group, positions)
-            self._complained = False
-        except Exception as error:
-            if not self._complained:
-                log.warning(
-                    "positions could not be told to consumer group %s, lag tools will not see this job: %s",
-                    self._group,
-                    error,
-                )
-            self._complained = True
 
 
 def librdkafka_sender(settings: Mapping[str, str]) -> Send:

@@ -42,7 +42,7 @@ def timeouts(context: CheckContext, transaction_timeout: float) -> None:
         )
 
 
-def reach(servers: str, settings: Mapping[str, str], topic: str | None) -> bool:
+def reach(servers: str, settings: Mapping[str, str], topic: str | None, seconds: float = SECONDS) -> bool:
     """Connect as the writers will; whether `topic` exists (True if none is named). Raises `AccessDenied` or
     `SystemUnavailable` with the client's own reason."""
     seen: list[tuple[int, str]] = []
@@ -59,7 +59,7 @@ def reach(servers: str, settings: Mapping[str, str], topic: str | None) -> bool:
             handle.poll(0)
             refused = [trouble for trouble in seen if trouble[0] in (faults.AUTHENTICATION, faults.SSL)]
             waited = time.monotonic() - started
-            if refused or code in faults.DENIED or waited > SECONDS:
+            if refused or code in faults.DENIED or waited > seconds:
                 reasons = refused or [t for t in seen if t[0] != faults.ALL_BROKERS_DOWN]
                 why, text = reasons[0] if reasons and code not in faults.DENIED else (code, handle.text(code))
                 raise faults.from_code(

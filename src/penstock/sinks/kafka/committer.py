@@ -21,8 +21,8 @@ higher one with our S cannot follow a commit.
 (b) A writer begins again only after its driver said that the last transaction is committed, or aborted; and what is
 aborted was never decided.
 (c) Somebody initialised the id again. Ours may have been committed before that, or aborted by it.
-(d) The cluster has forgotten the id (`transactional.id.expiration.ms`), and perhaps it was used anew. Probably lost long
-ago, but that is no proof.
+(d) The cluster has forgotten the id (`transactional.id.expiration.ms`), and perhaps it was used anew. Probably lost
+long ago, but that is no proof.
 
 EndTxn's success is proof as well: the broker gives it only for P and E, while Ongoing or already committed.
 A committable that this process has not sealed itself (recovery) is looked up *before* it is committed: its writer may
@@ -99,7 +99,7 @@ class KafkaCommitter(Committer):
         return {"committed": dict(self._committed), "aborted": dict(self._aborted)}
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
-        """Ask the brokers for every writer's transaction: it must be open; its producer id, epoch and start are added."""
+        """Ask the brokers for every writer's transaction: it must be open. Adds producer id, epoch and start."""
         named = {_id(c): c for c in committables if _id(c)}
         states = self._client.describe(named, deadline)
         if len(states) < len(named):

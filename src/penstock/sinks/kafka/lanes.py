@@ -24,6 +24,7 @@ LANES = 4
 #: A broker that has not answered by then is asked again over a new connection.
 REQUEST_SECONDS = 15.0
 CONNECT_SECONDS = 5.0
+_REFUSAL_SECONDS = 2.0
 _IN_FLIGHT = 250
 
 _T = TypeVar("_T")
@@ -39,6 +40,7 @@ class Lanes:
     def __init__(self, servers: str, options: Mapping[str, str]) -> None:
         wire()  # missing is better said here than from a thread
         self.servers = servers
+        self._options = dict(options)
         self._config = {
             name: _Secret(value) if "password" in name and isinstance(value, str) else value
             for name, value in settings.for_admin(servers, options).items()
@@ -137,8 +139,19 @@ class Lanes:
         if admin is None:
             if self._closed:
                 raise NotSent
-            admin = self._admins[lane] = _connect(self.servers, self._config, min(seconds, CONNECT_SECONDS))
+            try:
+                admin = self._admins[lane] = _connect(self.servers, self._config, min(seconds, CONNECT_SECONDS))
+            except SystemUnavailable:
+                self._raise_refusal()
+                raise
         return admin
+
+    def _raise_refusal(self) -> None:
+        """`AccessDenied` if that is why nobody answers: kafka-python only says that it could not connect in time."""
+        if "security.protocol" in self._options:
+            from penstock.sinks.kafka.check import reach
+
+            reach(self.servers, settings.for_producer(self.servers, self._options, 60), None, _REFUSAL_SECONDS)
 
     def _replace(self, lane: int) -> None:
         admin, self._admins[lane] = self._admins[lane], None

@@ -1,0 +1,55 @@
+"""Resident memory of this process and of everything it started, from /proc."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+
+def resident_megabytes(pid: int | None = None) -> float:
+    """What one process holds in memory now; 0 where it has ended."""
+    try:
+        text = Path(f"/proc/{pid or os.getpid()}/statm").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def family(root: int) -> list[int]:
+    """`root` and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, todo = [], [root]
+    while todo:
+        pid = todo.pop()
+        found.append(pid)
+        todo.extend(children.get(pid, ()))
+    return found
+
+
+class PeakMemory:
+    """The highest sum over the family while the block runs, looked at four times a second."""
+
+    def __init__(self) -> None:
+        self.megabytes = 0.0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.25):
+            self.megabytes = max(self.megabytes, sum(map(resident_megabytes, family(os.getpid()))))

@@ -1,0 +1,62 @@
+"""Fixtures that any test may ask for: a real Kafka broker, one with passwords, and topics on them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.dev.broker import Broker
+from penstock.dev.security import SecurityFiles, make_security
+
+LAYERS = ("unit", "contract", "integration", "faults")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test's folder is its marker, so that `-m unit` and `tests/unit` can never differ."""
+    for item in items:
+        layer = Path(str(item.path)).relative_to(Path(__file__).parent).parts[0]
+        if layer in LAYERS:
+            item.add_marker(layer)
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One broker for the whole run; leave it running and use topics of your own."""
+    with Broker.start(tmp_path_factory.mktemp("kafka")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def security(tmp_path_factory: pytest.TempPathFactory) -> SecurityFiles:
+    """Certificates and two users for `sasl_broker`."""
+    return make_security(tmp_path_factory.mktemp("security"), users={"alice": 'wonder"land\\1', "bob": "builder"})
+
+
+@pytest.fixture(scope="session")
+def sasl_broker(tmp_path_factory: pytest.TempPathFactory, security: SecurityFiles) -> Iterator[Broker]:
+    """One broker with a SASL_SSL listener beside the plain one, for the whole run."""
+    with Broker.start(tmp_path_factory.mktemp("sasl-kafka"), security=security, heap="512m") as started:
+        yield started
+
+
+@pytest.fixture
+def topic(broker: Broker) -> Callable[..., str]:
+    """Makes topics with names nobody else has: `topic()`, `topic(partitions=4)`, `topic(config={...})`."""
+
+    def make(partitions: int = 1, *, prefix: str = "t", config: dict[str, str] | None = None) -> str:
+        return create_topic(broker.servers, partitions, prefix=prefix, config=config)
+
+    return make
+
+
+def create_topic(servers: str, partitions: int = 1, *, prefix: str = "t", config: dict[str, str] | None = None) -> str:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    name = f"{prefix}-{uuid.uuid4().hex[:12]}"
+    admin = AdminClient({"bootstrap.servers": servers})
+    [made] = admin.create_topics([NewTopic(name, partitions, 1, config=config or {})], request_timeout=30).values()
+    made.result()
+    return name

@@ -1,0 +1,42 @@
+"""A driver dies by SIGKILL at every point there is, one after the other, and its successor goes on each time."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from penstock.testing.failpoints import POINTS
+from tests.support.case import Case
+from tests.support.waiting import until
+
+DRIVER = [name for name, process in POINTS.items() if process == "driver"]
+
+
+def test_driver_killed_at_every_point(case: Callable[..., Case]) -> None:
+    """One chain for a job with a stateless and a stateful query: each run dies at the first point that it passes and
+    that no run before it has died at, until one gets through.
+
+    `recover.committed` and `recover.finished` follow from the deaths between decision and log; `commit.first` from
+    every epoch having two writers; `epoch.aborted` needs an attempt that fails, so one task raises."""
+    world = case(count=True)
+    points = {**dict.fromkeys(DRIVER, "crash"), "task.written": "raise"}
+    died: list[str] = []
+    while True:
+        world.source.feed(100)  # a new epoch for both queries, whatever the last run had come to
+        run = world.start(points)
+
+        def over() -> bool:
+            missing = [point for point in DRIVER if not world.acted(point)]
+            return run.status is not None or (not missing and world.visible())  # noqa: B023
+
+        until(over, lambda: f"the job to die or get through; died at {died}\n{run.tail()}", 60)  # noqa: B023
+        if run.status is None:
+            break
+        assert run.wait() == -signal.SIGKILL, run.tail()
+        new = [point for point in DRIVER if world.acted(point) and point not in died]
+        assert new, f"it was killed, but at no point; died before at {died}"
+        died += new
+    world.finish(run)
+    assert sorted(died) == sorted(DRIVER)
+    assert world.acted("task.written")
+    assert len(died) >= len(DRIVER) - 1

@@ -1,0 +1,74 @@
+"""One Spark session for all of these tests, made the way a job makes it, and a hand on the broker's topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from running import Kafka, Watched
+
+from penstock.testing import failpoints
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock import Job
+    from penstock.dev.broker import Broker
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> SparkSession:
+    """The session that is there, or a new one where another module has stopped it; nobody stops this one."""
+    from penstock.runtime.spark import session
+
+    warehouse = str(tmp_path_factory.getbasetemp() / "warehouse")
+    conf = {"spark.master": "local[2]", "spark.sql.warehouse.dir": warehouse, "spark.sql.session.timeZone": "UTC"}
+    return session("tests", conf=conf, jars=["spark-kafka"], local_storage=True)
+
+
+@pytest.fixture
+def kafka(broker: Broker) -> Kafka:
+    return Kafka(broker.servers)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> str:
+    return str(tmp_path / "checkpoints")
+
+
+@pytest.fixture
+def crash_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[CrashAt]:
+    """`crash_at("epoch.decided", 3)`: the third passing of that point from now on raises, as a crash would."""
+    yield CrashAt(monkeypatch)
+    monkeypatch.undo()
+    failpoints.reload()
+
+
+class CrashAt:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+
+    def __call__(self, point: str, passing: int = 1) -> None:
+        self._patch.setenv(failpoints.VARIABLE, f"{point}=raise@{passing}")
+        failpoints.reload()
+
+    def no_more(self) -> None:
+        self._patch.delenv(failpoints.VARIABLE)
+        failpoints.reload()
+
+
+@pytest.fixture
+def running() -> Iterator[type[Watched]]:
+    """`with running(job) as run:` runs a job beside the test; whatever a failing test leaves is stopped."""
+    started: list[Watched] = []
+
+    class Running(Watched):
+        def __init__(self, job: Job) -> None:
+            super().__init__(job)
+            started.append(self)
+
+    yield Running
+    for one in started:
+        one.end()

@@ -1,0 +1,189 @@
+"""The development broker is a real one: it keeps its data, it knows passwords, it stays and goes when told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from penstock.dev.broker import Broker
+from penstock.dev.ports import answers_kafka, free_port
+from penstock.dev.security import SecurityFiles
+from penstock.errors import DevelopmentError
+from tests.conftest import create_topic
+
+
+def send(settings: dict[str, Any], topic: str, values: list[bytes]) -> None:
+    producer = Producer({**settings, "delivery.timeout.ms": 20_000})
+    for value in values:
+        producer.produce(topic, value)
+    assert producer.flush(20) == 0
+
+
+def receive(settings: dict[str, Any], topic: str, count: int) -> list[bytes]:
+    consumer = Consumer({**settings, "group.id": f"g-{topic}", "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    found: list[bytes] = []
+    end = time.monotonic() + 20
+    try:
+        while len(found) < count and time.monotonic() < end:
+            found += [message.value() for message in consumer.consume(count - len(found), 0.2) if not message.error()]
+    finally:
+        consumer.close()
+    return found
+
+
+def test_what_is_sent_is_received(broker: Broker, topic: Callable[..., str]) -> None:
+    name, settings = topic(), {"bootstrap.servers": broker.servers}
+    send(settings, name, [b"a", b"b"])
+    assert receive(settings, name, 2) == [b"a", b"b"]
+
+
+def test_topics_are_made_as_asked(broker: Broker, topic: Callable[..., str]) -> None:
+    name = topic(partitions=3)
+    metadata = AdminClient({"bootstrap.servers": broker.servers}).list_topics(name, timeout=10)
+    assert len(metadata.topics[name].partitions) == 3
+    missing = AdminClient({"bootstrap.servers": broker.servers}).list_topics("never-made", timeout=10)
+    assert missing.topics["never-made"].error is not None, "a misspelt topic must not appear by itself"
+
+
+def test_data_outlives_kill_9_and_a_clean_restart(tmp_path: Path) -> None:
+    with Broker.start(tmp_path / "kafka", heap="512m") as broker:
+        settings = {"bootstrap.servers": broker.servers}
+        name = create_topic(broker.servers)
+        send(settings, name, [b"before"])
+        first, servers = broker.pid, broker.servers
+        broker.kill()
+        assert not broker.running
+        assert not answers_kafka(broker.port)
+        with pytest.raises(DevelopmentError, match="not running"):
+            _ = broker.pid
+        broker.restart()
+        assert broker.servers == servers
+        assert broker.pid != first
+        send(settings, name, [b"between"])
+        broker.restart()
+        send(settings, name, [b"after"])
+        assert receive(settings, name, 3) == [b"before", b"between", b"after"]
+    assert not broker.running
+
+
+def test_a_paused_broker_is_silent_and_comes_back(tmp_path: Path) -> None:
+    with Broker.start(tmp_path / "kafka", heap="512m") as broker:
+        broker.pause()
+        assert not answers_kafka(broker.port, timeout=0.5)
+        broker.resume()
+        assert answers_kafka(broker.port, timeout=10)
+        broker.pause()  # leaving must end it all the same
+    assert not broker.running
+
+
+def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(DevelopmentError, match="not-a-number") as caught:
+        Broker.start(tmp_path / "kafka", properties={"num.io.threads": "not-a-number"})
+    assert str(tmp_path / "kafka" / "broker.log") in caught.value.to_do
+
+
+def test_the_right_password_over_tls(sasl_broker: Broker, security: SecurityFiles) -> None:
+    name = create_topic(sasl_broker.servers)
+    for user in security.users:
+        settings = {"bootstrap.servers": sasl_broker.sasl_servers, **security.client(user)}
+        send(settings, name, [user.encode()])
+    settings = {"bootstrap.servers": sasl_broker.sasl_servers, **security.client()}
+    assert receive(settings, name, 2) == [b"alice", b"bob"]
+
+
+@pytest.mark.parametrize("wrong", ["password", "certificate"])
+def test_a_wrong_password_or_authority_is_refused(
+    sasl_broker: Broker, security: SecurityFiles, tmp_path: Path, wrong: str
+) -> None:
+    from penstock.dev.security import make_security
+
+    client = security.client("alice", password="wrong")
+    if wrong == "certificate":
+        other = make_security(tmp_path, {"alice": "x"})
+        client = {**security.client("alice"), "ssl.ca.location": str(other.ca)}
+    errors: list[str] = []
+    settings = {
+        "bootstrap.servers": sasl_broker.sasl_servers,
+        **client,
+        "error_cb": lambda error: errors.append(error.name()),
+    }
+    admin = AdminClient(settings)
+    with pytest.raises(KafkaException):
+        admin.list_topics(timeout=3)
+    admin.poll(1)
+    assert ("_AUTHENTICATION" if wrong == "password" else "_SSL") in errors
+
+
+def test_a_plain_broker_has_no_sasl_listener(broker: Broker) -> None:
+    with pytest.raises(DevelopmentError, match="no SASL_SSL listener"):
+        _ = broker.sasl_servers
+
+
+class Command:
+    """`penstock dev kafka …` in processes of their own, over one cache that holds the jars already."""
+
+    def __init__(self, cache: Path) -> None:
+        from penstock.runtime.jars import jar_folder, jar_set
+
+        jar_set("kafka-broker")
+        (cache / "jars").mkdir(parents=True)
+        (cache / "jars" / jar_folder("kafka-broker").name).symlink_to(jar_folder("kafka-broker"))
+        self.environment = {**os.environ, "PENSTOCK_CACHE": str(cache)}
+
+    def __call__(self, *arguments: str) -> tuple[int, dict[str, Any]]:
+        line = "from penstock.cli.main import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", line, "dev", "kafka", *arguments, "--json"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        return done.returncode, json.loads(done.stdout or done.stderr)
+
+
+def test_up_status_down(tmp_path: Path) -> None:
+    penstock, port = Command(tmp_path / "cache"), free_port()
+    try:
+        assert penstock("status")[0] == 1
+        status, up = penstock("up", "--port", str(port))
+        assert (status, up["running"], up["servers"]) == (0, True, f"127.0.0.1:{port}")
+        name = create_topic(up["servers"])
+        assert penstock("up") == (0, up), "a second up finds the first"
+        assert penstock("up", "--port", str(free_port()))[1]["error"] == "DevelopmentError"
+        assert penstock("status") == (0, up)
+
+        os.kill(up["pid"], 9)
+        status, now = penstock("status")
+        assert (status, now["running"]) == (1, False)
+        assert "gone" in now["note"]
+
+        status, again = penstock("up", "--port", str(port))
+        assert status == 0
+        assert again["pid"] != up["pid"]
+        metadata = AdminClient({"bootstrap.servers": again["servers"]}).list_topics(timeout=10)
+        assert name in metadata.topics, "topics stay from one time to the next"
+    finally:
+        status, down = penstock("down")
+    assert (status, down["running"]) == (0, False)
+    assert str(again["pid"]) in down["note"]
+    assert not answers_kafka(port)
+    assert penstock("down")[0] == 0, "a second down has nothing to do"
+
+
+def test_a_taken_port_is_an_error_when_asked_for(tmp_path: Path, broker: Broker) -> None:
+    status, answer = Command(tmp_path / "cache")("up", "--port", str(broker.port))
+    assert status == 1
+    assert f"Port {broker.port} is taken" in answer["happened"]

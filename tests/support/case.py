@@ -1,0 +1,179 @@
+"""One fault test's world: topics of its own, a pipeline over them, runs of it, and the verdict at the end."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from penstock.testing import failpoints
+from tests.conftest import create_topic
+from tests.faults.jobs import pipeline
+from tests.faults.jobs.pipeline import Pipeline
+from tests.support.kafka import (
+    Input,
+    Tail,
+    assert_copied,
+    assert_counted,
+    assert_nothing_open,
+    complete,
+    counted,
+)
+from tests.support.processes import JobProcess
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock import Job
+
+SCRIPT = Path(pipeline.__file__)
+
+
+class Case:
+    """Input and outputs have two partitions, so that every epoch has two writers."""
+
+    def __init__(self, servers: str, folder: Path, *, count: bool = False, **config: Any) -> None:
+        self.servers, self.folder = servers, folder
+        self.once, self.release = folder / "once", folder / "release"
+        self.once.mkdir(parents=True)
+        self.source = Input(servers, create_topic(servers, 2, prefix="in"))
+        self.config = Pipeline(
+            name=f"job-{uuid4().hex[:12]}",
+            servers=servers,
+            source=self.source.topic,
+            storage=str(folder / "checkpoints"),
+            copy_to=create_topic(servers, 2, prefix="copy"),
+            count_to=create_topic(servers, 2, prefix="count") if count else None,
+            **config,
+        )
+        self._open = ExitStack()
+        assert self.config.copy_to is not None
+        self.copy = self._open.enter_context(Tail(servers, self.config.copy_to))
+        self.count = self._open.enter_context(Tail(servers, self.config.count_to)) if self.config.count_to else None
+
+    # Runs
+
+    def start(self, points: str | Mapping[str, str] = "", **environment: str) -> JobProcess:
+        """A run as a process of its own. Each failpoint acts once over all runs; `marker` tells when it has."""
+        text = points if isinstance(points, str) else ";".join(f"{name}={act}" for name, act in points.items())
+        arguments = [str(self.config.write(self.folder / "config.json"))]
+        given = {
+            failpoints.VARIABLE: text,
+            failpoints.ONCE: str(self.once),
+            failpoints.RELEASE: str(self.release),
+        }
+        process = JobProcess(SCRIPT, arguments, self.folder, environment={**given, **environment})
+        self._open.enter_context(process)
+        return process
+
+    def build(self, spark: SparkSession) -> Job:
+        """The same job, inside this process."""
+        return pipeline.build(self.config, spark)
+
+    def acted(self, point: str) -> bool:
+        return (self.once / point).exists()
+
+    # Conditions
+
+    def visible(self) -> bool:
+        """Whether every row that was fed is in every output."""
+        return complete(self.copy, self.source) and (self.count is None or counted(self.count, self.source))
+
+    def wait_visible(self, process: JobProcess | None = None, seconds: float = 60.0) -> None:
+        """Return when all that was fed is visible; fail at once if `process` ends before."""
+
+        def seen() -> bool:
+            assert process is None or process.status is None, f"it ended with {process.status}\n{process.tail()}"
+            return self.visible()
+
+        until(seen, lambda: self._missing(process), seconds)
+
+    def wait_acted(self, point: str, process: JobProcess | None = None, seconds: float = 60.0) -> None:
+        until(
+            lambda: self.acted(point), lambda: f"{point} to be passed\n{process.tail() if process else ''}", seconds
+        )
+
+    # Files
+
+    def commits(self, query: str = "copy") -> set[int]:
+        """The epochs in Spark's commit log."""
+        folder = Path(self.config.storage) / self.config.name / query / "spark" / "commits"
+        return {int(file.name) for file in folder.iterdir() if file.name.isdigit()} if folder.exists() else set()
+
+    def manifests(self, query: str = "copy") -> list[dict[str, Any]]:
+        """The decisions in the ledger, oldest first."""
+        folder = Path(self.config.storage) / self.config.name / query / "ledger" / "epochs"
+        return [json.loads(file.read_text())["body"] for file in sorted(folder.glob("*.json"))]
+
+    # The end
+
+    def assert_exact(self) -> None:
+        """The oracle's verdict: nothing left open, nothing lost, nothing doubled, order kept, totals true."""
+        assert_nothing_open(self.servers, self.config.name)
+        assert self.config.copy_to is not None
+        assert_copied(self.source, self.servers, self.config.copy_to)
+        if self.config.count_to is not None:
+            assert_counted(self.source, self.servers, self.config.count_to)
+
+    def finish(self, process: JobProcess) -> None:
+        """Wait until all is visible, end the run cleanly, and judge."""
+        self.wait_visible(process)
+        process.terminate()
+        assert process.wait() == 0, process.tail()
+        self.assert_exact()
+
+    def close(self) -> None:
+        self._open.close()
+
+    def _missing(self, process: JobProcess | None) -> str:
+        counted = f", {len(self.count.values)} totals" if self.count else ""
+        said = f"\n{process.tail()}" if process else ""
+        return f"all rows: {len(self.copy.values)} of {len(self.source.rows)} are visible{counted}{said}"
+
+
+class Running:
+    """A job running in a thread of this process. What made it fail is in `error`, what it told in `events`."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.error: BaseException | None = None
+        self.events: list[Mapping[str, Any]] = []
+        self._thread = threading.Thread(target=self._run, name="test-job", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End it cleanly; raises what it failed of."""
+        self.job.stop()
+        self.join()
+
+    def join(self, seconds: float = 90.0) -> None:
+        self._thread.join(seconds)
+        assert not self.alive, "the job does not end"
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            self.job.run(on_event=self.events.append)
+        except BaseException as error:
+            self.error = error
+
+
+@contextmanager
+def running(job: Job) -> Iterator[Running]:
+    """Runs `job` until the block ends."""
+    run = Running(job)
+    try:
+        yield run
+    finally:
+        run.job.stop()
+        run._thread.join(90)

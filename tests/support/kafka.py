@@ -1,0 +1,207 @@
+"""Kafka as a bystander sees it: feeds a topic, reads what is committed, lists transactions. Nothing of the product."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import confluent_kafka as ck
+from kafka import KafkaAdminClient
+
+from penstock.testing.oracle import compare, per_key_order
+from tests.support.waiting import until
+
+#: Neither open nor on its way to an end.
+_ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One input row: the `number`-th of its key, counted from 1."""
+
+    id: int
+    key: str
+    number: int
+    amount: int
+
+    @property
+    def value(self) -> str:
+        return json.dumps({"id": self.id, "key": self.key, "number": self.number, "amount": self.amount})
+
+
+class Input:
+    """A topic that is fed in portions, and the memory of all that was fed."""
+
+    def __init__(self, servers: str, topic: str, keys: int = 20) -> None:
+        self.topic, self.rows = topic, list[Row]()
+        self._servers, self._keys, self._count = servers, keys, Counter[str]()
+
+    def feed(self, rows: int = 100) -> None:
+        """Add `rows` rows, spread over all keys, and return when the broker has them."""
+        producer = ck.Producer({"bootstrap.servers": self._servers, "enable.idempotence": True, "linger.ms": 1})
+        for _ in range(rows):
+            key = f"k{len(self.rows) % self._keys}"
+            self._count[key] += 1
+            row = Row(len(self.rows), key, self._count[key], (len(self.rows) * 7919) % 1000)
+            self.rows.append(row)
+            producer.produce(self.topic, key=row.key, value=row.value)
+        assert producer.flush(60) == 0, "the broker did not take the input"
+
+    def totals(self) -> dict[tuple[str, int], int]:
+        """For each key and each n, the sum of its first n amounts."""
+        sums: dict[str, int] = defaultdict(int)
+        found = {}
+        for row in self.rows:
+            sums[row.key] += row.amount
+            found[row.key, row.number] = sums[row.key]
+        return found
+
+
+def read_committed(servers: str, topic: str) -> list[Any]:
+    """Every committed message, partition by partition in order, up to the first open transaction or the log's end."""
+    reader = _consumer(servers)
+    try:
+        found = reader.list_topics(topic, 30).topics[topic].partitions
+        rows: list[Any] = []
+        for number in sorted(found):
+            place = ck.TopicPartition(topic, number, 0)
+            reader.assign([place])
+            while True:
+                message = reader.poll(30)
+                assert message is not None, f"{topic}-{number} could not be read"
+                if message.error() is None:
+                    rows.append(message)
+                elif message.error().code() == ck.KafkaError._PARTITION_EOF:
+                    break
+                else:
+                    assert message.error().retriable(), message.error()
+        return rows
+    finally:
+        reader.close()
+
+
+@dataclass
+class Tail:
+    """Follows a topic with read_committed, to know when something is there. Verdicts read anew."""
+
+    servers: str
+    topic: str
+    values: list[dict[str, Any]] = field(default_factory=list)
+    _reader: Any = None
+
+    def read(self) -> list[dict[str, Any]]:
+        if self._reader is None:
+            self._reader = _consumer(self.servers)
+            found = self._reader.list_topics(self.topic, 30).topics[self.topic].partitions
+            self._reader.assign([ck.TopicPartition(self.topic, number, 0) for number in found])
+        while messages := self._reader.consume(1000, 0.02):
+            self.values += [json.loads(one.value()) for one in messages if one.error() is None]
+        return self.values
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+    def __enter__(self) -> Tail:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def assert_copied(source: Input, servers: str, topic: str) -> None:
+    """The topic holds each input row exactly once, and each key's rows in their order."""
+    rows = [json.loads(message.value()) for message in read_committed(servers, topic)]
+    verdict = compare([row.id for row in source.rows], [row["id"] for row in rows])
+    assert verdict.ok, verdict.lines()
+    order = per_key_order([row["key"] for row in rows], [row["number"] for row in rows])
+    assert order.ok, order.lines()
+
+
+def assert_counted(source: Input, servers: str, topic: str) -> None:
+    """Each (key, n, total) is a true prefix of the input, none stands there twice, and the last of each key is there."""
+    rows = [json.loads(message.value()) for message in read_committed(servers, topic)]
+    truth = source.totals()
+    wrong = [row for row in rows if truth.get((row["key"], row["n"])) != row["total"]]
+    assert not wrong, f"{len(wrong)} of {len(rows)} totals are not true, such as {wrong[:5]}"
+    order = per_key_order([row["key"] for row in rows], [row["n"] for row in rows])
+    assert order.ok, order.lines()
+    last = {row["key"]: row["n"] for row in rows}
+    verdict = compare(Counter(row.key for row in source.rows), last)
+    assert verdict.ok, verdict.lines()
+
+
+def transactions(servers: str, prefix: str) -> dict[str, str]:
+    """The state of every transaction whose id begins with `prefix`."""
+    with _admin(servers) as admin:
+        listed = [one for group in admin.list_transactions().values() for one in group]
+    return {one.transactional_id: str(one.state.value) for one in listed if one.transactional_id.startswith(prefix)}
+
+
+def open_transactions(servers: str, prefix: str) -> list[str]:
+    return sorted(name for name, state in transactions(servers, prefix).items() if state not in _ENDED)
+
+
+def assert_nothing_open(servers: str, prefix: str) -> None:
+    """No transaction under `prefix` is open. One that is just being ended gets the moment its markers take."""
+    until(
+        lambda: all(state == "Ongoing" or state in _ENDED for state in transactions(servers, prefix).values()),
+        f"the transactions {prefix}* to be written to their ends",
+        10,
+    )
+    assert open_transactions(servers, prefix) == []
+
+
+def _consumer(servers: str) -> Any:
+    return ck.Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": uuid.uuid4().hex,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 20,
+            "reconnect.backoff.max.ms": 500,
+        }
+    )
+
+
+@contextmanager
+def _admin(servers: str) -> Iterator[Any]:
+    admin = KafkaAdminClient(bootstrap_servers=servers)
+    try:
+        yield admin
+    finally:
+        admin.close()
+
+
+def complete(tail: Tail, source: Input) -> bool:
+    """Whether as many rows are visible as were fed."""
+    return len(tail.read()) >= len(source.rows)
+
+
+def counted(tail: Tail, source: Input) -> bool:
+    """Whether the newest count of every key is that of the input."""
+    newest = {row["key"]: row["n"] for row in tail.read()}
+    return sum(newest.values()) >= len(source.rows)
+
+
+__all__: Sequence[str] = [
+    "Input",
+    "Row",
+    "Tail",
+    "assert_copied",
+    "assert_counted",
+    "assert_nothing_open",
+    "complete",
+    "counted",
+    "open_transactions",
+    "read_committed",
+    "transactions",
+]
