@@ -82,7 +82,7 @@ bench-kafka: setup ## Throughput and latency, Kafka to Kafka, beside Spark's own
 	$(BIN)/python bench/bench_kafka.py
 
 bench: setup servers ## All benchmarks
-	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 soak: setup ## The demo, for long: make soak SOAK="--rows 5000000 --kills 60"
 	$(BIN)/penstock demo $(SOAK)

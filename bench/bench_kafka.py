@@ -15,15 +15,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kafka_load import create_topics, feed, open_writers_and_commit
 from rich.console import Console
 from rich.table import Table
 
+from kafka_load import create_topics, feed, open_writers_and_commit
 from penstock.dev.broker import Broker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 HERE = Path(__file__).parent
 WARM_UP = 2  # epochs: class loading, JIT, connections
@@ -46,16 +48,18 @@ def main() -> None:
     parser.add_argument("--only", choices=("throughput", "memory", "writers"))
     options = parser.parse_args()
     results: dict[str, Any] = {"rows": options.rows, "row_bytes": 100, "partitions": 4, "epoch_rows": options.epoch}
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        with Broker.start(Path(folder) / "broker") as broker:
-            if options.only in (None, "throughput"):
-                throughput(broker.servers, Path(folder), options, results)
-            if options.only in (None, "memory"):
-                memory(broker.servers, Path(folder), options, results)
-            if options.only in (None, "writers"):
-                results["writers"] = open_writers_and_commit(broker.servers, options.writers)
-                seconds = results["writers"]["commit_seconds"]
-                console.print(f"{options.writers:,} open writers committed after one decision in {seconds:.2f} s")
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
+        Broker.start(Path(folder) / "broker") as broker,
+    ):
+        if options.only in (None, "throughput"):
+            throughput(broker.servers, Path(folder), options, results)
+        if options.only in (None, "memory"):
+            memory(broker.servers, Path(folder), options, results)
+        if options.only in (None, "writers"):
+            results["writers"] = open_writers_and_commit(broker.servers, options.writers)
+            seconds = results["writers"]["commit_seconds"]
+            console.print(f"{options.writers:,} open writers committed after one decision in {seconds:.2f} s")
     (HERE / "results").mkdir(exist_ok=True)
     if options.only is None:
         (HERE / "results" / "kafka.json").write_text(json.dumps(results, indent=2) + "\n")
@@ -82,7 +86,12 @@ def throughput(servers: str, folder: Path, options: argparse.Namespace, results:
     results["ratio_defaults"] = best["penstock, tuned"] / best["spark, defaults"]
     results["ratio_both_default_consumers"] = best["penstock, defaults"] / best["spark, defaults"]
     results["ratio_both_tuned"] = best["penstock, tuned"] / best["spark, tuned"]
-    commits = [ms for own in (rounds["penstock, tuned"], rounds["penstock, defaults"]) for one in own for ms in one["decided_to_visible_ms"]]
+    commits = [
+        ms
+        for own in (rounds["penstock, tuned"], rounds["penstock, defaults"])
+        for one in own
+        for ms in one["decided_to_visible_ms"]
+    ]
     results["decided_to_visible_ms"] = {"p50": statistics.median(commits), "max": max(commits), "epochs": len(commits)}
     table = Table(title=f"Kafka → Kafka, {options.rows:,} rows of 100 bytes, 4 partitions, steady state")
     for column in ("sink", "guarantee", "rows/s", "peak memory (driver, JVM and workers)"):
@@ -96,7 +105,9 @@ def throughput(servers: str, folder: Path, options: argparse.Namespace, results:
     console.print(f"both with Spark's default consumers: {results['ratio_both_default_consumers']:.2f} times")
     console.print(f"both with tuned consumers: {results['ratio_both_tuned']:.2f} times")
     shown = results["decided_to_visible_ms"]
-    console.print(f"decision to visible, 4 writers: p50 {shown['p50']:.1f} ms, max {shown['max']:.1f} ms over {shown['epochs']} epochs")
+    console.print(
+        f"decided to visible, 4 writers, {shown['epochs']} epochs: p50 {shown['p50']:.1f} ms, max {shown['max']:.1f} ms"
+    )
 
 
 def memory(servers: str, folder: Path, options: argparse.Namespace, results: dict[str, Any]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +13,9 @@ from penstock.deadline import Deadline
 from penstock.sinks.base import Committable, SinkScope, WriterScope
 from penstock.sinks.kafka import KafkaSink
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 def create_topics(servers: str, topics: Mapping[str, int]) -> None:
     admin = AdminClient({"bootstrap.servers": servers})
@@ -22,7 +24,7 @@ def create_topics(servers: str, topics: Mapping[str, int]) -> None:
 
 
 def feed(servers: str, topic: str, rows: int, *, batch: int = 100_000) -> None:
-    """`rows` messages: an 8-byte key and 100 bytes of JSON, spread evenly over the partitions, through our own writer."""
+    """`rows` messages of an 8-byte key and 100 bytes of JSON, spread over the partitions, through our own writer."""
     sink = KafkaSink(topic, servers=servers)
     scope = SinkScope("bench", "feed", 1)
     committer = sink.open_committer(scope)
@@ -40,7 +42,12 @@ def feed(servers: str, topic: str, rows: int, *, batch: int = 100_000) -> None:
 def messages(first: int, count: int) -> pa.RecordBatch:
     ids = np.arange(first, first + count)
     keys = pa.array([f"{number % 10_000:08d}" for number in ids]).cast(pa.binary())
-    values = pa.array([f'{{"id":{number:016d},"account":"{number % 10_000:08d}","amount":{number % 997:08d},"pad":"{"x" * 24}"}}' for number in ids])
+    values = pa.array(
+        [
+            f'{{"id":{number:016d},"account":"{number % 10_000:08d}","amount":{number % 997:08d},"pad":"{"x" * 24}"}}'
+            for number in ids
+        ]
+    )
     return pa.RecordBatch.from_arrays([keys, values.cast(pa.binary())], names=["key", "value"])
 
 

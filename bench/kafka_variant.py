@@ -6,14 +6,15 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memory import PeakMemory, resident_megabytes
-
 from penstock import Checkpoints, DataGenSource, Job, KafkaSink, KafkaSource, RestartStrategy
 from penstock.runtime.spark import session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 WARM_UP = 2
 TUNED = {

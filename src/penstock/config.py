@@ -1,4 +1,4 @@
-"""What a user may steer: checkpoints and restarts. Durations are seconds or text such as `200ms`, `1s`, `15min`, `1h`."""
+"""What a user may steer. Durations are seconds, or text such as `200ms`, `1s`, `15min`, `1h`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DURATION = re.compile(r"^\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>ms|s|sec|min|m|h
 
 
 def seconds(value: float | str, name: str) -> float:
-    """A duration in seconds; text without a unit, or a negative one, is a `ConfigurationError` that names the setting."""
+    """A duration in seconds; one without a unit, or negative, is a `ConfigurationError` that names the setting."""
     if isinstance(value, str):
         match = _DURATION.match(value)
         if match is None:
@@ -33,8 +33,8 @@ def seconds(value: float | str, name: str) -> float:
 class Checkpoints:
     """How often epochs are cut, how long one may take, and where checkpoints and the ledger live.
 
-    `interval` 0 starts each epoch as soon as the one before is complete. `storage` is a folder: a path, a `file:` URI or
-    any Hadoop file system URI. `retained` is how many decided epochs the ledger keeps for looking back.
+    `interval` 0 starts each epoch as soon as the one before is complete. `storage` is a folder: a path, a `file:` URI
+    or any Hadoop file system URI. `retained` is how many decided epochs the ledger keeps for looking back.
     """
 
     interval: float | str = 0.0

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Checkpoints
 from penstock.epoch.coordinator import Coordinator, Timing
 from penstock.epoch.open import ledger_at, spark_log_at
-from penstock.epoch.outputs import EpochOutputs
 from penstock.errors import ConfigurationError
 from penstock.naming import check_name
 from penstock.runtime.events import Events
@@ -17,13 +16,21 @@ from penstock.sinks.base import CheckContext, TwoPhaseSink
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from penstock.epoch.outputs import EpochOutputs
+
 
 class ExactlyOnce:
     """A `foreachBatch` function. With the checkpoint's location it recovers when made, before the query starts;
     without, at the first batch, where a decided epoch is proven by running it again."""
 
     def __init__(
-        self, sink: TwoPhaseSink, uid: str, job: str, checkpoint: str | None, spark: SparkSession | None, limits: Checkpoints
+        self,
+        sink: TwoPhaseSink,
+        uid: str,
+        job: str,
+        checkpoint: str | None,
+        spark: SparkSession | None,
+        limits: Checkpoints,
     ) -> None:
         from pyspark.sql import SparkSession as Session
 
@@ -91,7 +98,7 @@ class ExactlyOnce:
         given = self._checkpoint
         if given is not None and _plain(given) != _plain(actual):
             raise ConfigurationError(
-                f"penstock.exactly_once was told checkpoint={given!r}, but the query's checkpointLocation is {actual!r}.",
+                f"penstock.exactly_once was told checkpoint={given!r}, but the query runs on {actual!r}.",
                 safe="nothing was written.",
                 to_do="give both the same location.",
             )

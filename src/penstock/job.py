@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Checkpoints
 from penstock.epoch.open import storage_at
-from penstock.epoch.outputs import EpochOutputs
 from penstock.epoch.storage import AlreadyExists, local_path
 from penstock.errors import ConfigurationError, DuplicateUid, UidChanged
 from penstock.guarantees import Chain, Guarantee, Link
@@ -23,10 +22,12 @@ from penstock.runtime.lineage import Lineage
 from penstock.runtime.query import QueryPlan, QueryRunner
 from penstock.runtime.restart import RestartStrategy
 from penstock.sinks.base import CheckContext, Finding, TwoPhaseSink
-from penstock.sources.base import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.epoch.outputs import EpochOutputs
+    from penstock.sources.base import Source
 
 log = logging.getLogger("penstock")
 
@@ -164,7 +165,7 @@ class Job:
         return "\n\n".join(f"query {uid}\n{self._chain(plan).explain()}" for uid, plan in self._plans.items())
 
     def check(self) -> list[Finding]:
-        """Ask every source and sink whether it can work, writing nothing. Raises what cannot; returns what is unwise."""
+        """Ask every source and sink whether it works, writing nothing. Raises what cannot, returns what is unwise."""
         context = CheckContext(self.name, self.checkpoints.interval_seconds, self.checkpoints.timeout_seconds)
         findings: list[Finding] = []
         for uid, source in self._sources.items():
@@ -174,13 +175,15 @@ class Job:
         return findings
 
     def run(self, on_event: Listener | None = None) -> None:
-        """Run until every bounded query is done, `stop` is called, SIGTERM or SIGINT arrives, or the job fails for good.
+        """Run until every bounded query is done, `stop` is called, SIGTERM or SIGINT comes, or the job fails for good.
 
         Raises what made it fail. When this returns, no epoch is half done."""
         self.started = True
         if not self._plans:
             raise ConfigurationError(
-                f"Job {self.name!r} writes nothing.", safe="nothing was started.", to_do="call job.write before job.run."
+                f"Job {self.name!r} writes nothing.",
+                safe="nothing was started.",
+                to_do="call job.write before job.run.",
             )
         for plan in self._plans.values():
             self._chain(plan).require(Guarantee.EXACTLY_ONCE)
@@ -241,7 +244,7 @@ class Job:
         return Chain((*sources, engine, *(sink.link(uid) for uid, sink in plan.sinks.items())))
 
     def _check_uids(self) -> None:
-        """A query that the checkpoint knows and the program does not would be lost silently; a renamed one start over."""
+        """A query that only the checkpoint knows would be lost silently, a renamed one would start over."""
         storage = storage_at(f"{self.checkpoints.storage.rstrip('/')}/{self.name}", self.spark)
         known = {name.removesuffix(".json") for name in storage.list("queries") if name.endswith(".json")}
         gone = sorted(known - self._plans.keys())
@@ -249,9 +252,10 @@ class Job:
             new = sorted(self._plans.keys() - known)
             raise UidChanged(
                 f"The checkpoint of job {self.name!r} has the queries {sorted(known)}, the program has"
-                f" {sorted(self._plans)}: {gone} would be left behind" + (f" and {new} start from the beginning." if new else "."),
+                f" {sorted(self._plans)}: {gone} would be left behind"
+                + (f" and {new} start from the beginning." if new else "."),
                 safe="nothing was started; the checkpoint is as it was.",
-                to_do="give the query its former uid, or pass allow_non_restored_state=True to leave it behind on purpose.",
+                to_do="give the query its former uid, or leave it behind on purpose by allow_non_restored_state=True.",
             )
         for uid, plan in self._plans.items():
             with suppress(AlreadyExists):

@@ -7,10 +7,13 @@ connector is Java; the driver's own small requests (checks, group offsets) go th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Spark's own options of its Kafka reader: they go to Spark as they are. Everything else is meant for the client.
 SPARK_OPTIONS = frozenset(

@@ -25,7 +25,7 @@ pytest.importorskip("confluent_kafka")
 pytest.importorskip("cryptography")
 
 CONTEXT = CheckContext("j", 1, 60)
-SECRET = "correct horse"
+USER = "alice"
 
 
 @dataclass
@@ -35,21 +35,20 @@ class Secure:
     topic: str
 
     def sink(self, **options: str) -> KafkaSink:
-        return KafkaSink(
-            self.topic, servers=self.broker.sasl_servers, options={**self.files.client("ana", SECRET), **options}
-        )
+        return KafkaSink(self.topic, servers=self.broker.sasl_servers, options={**self.files.client(USER), **options})
+
+    @property
+    def password(self) -> str:
+        return self.files.users[USER]
 
 
 @pytest.fixture(scope="module")
-def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
-    folder = tmp_path_factory.mktemp("secure")
-    files = make_security(folder / "tls", users={"ana": SECRET, "bob": "hunter2"})
-    with Broker.start(folder / "kafka", security=files, heap="512m") as broker:
-        lanes = Lanes(broker.servers, {})
-        create(lanes, "safe", 2, 1)
-        lanes.close()
-        yield Secure(broker, files, "safe")
-        POOL.clear()
+def secure(sasl_broker: Broker, security: SecurityFiles) -> Iterator[Secure]:
+    lanes = Lanes(sasl_broker.servers, {})
+    create(lanes, "safe", 2, 1)
+    lanes.close()
+    yield Secure(sasl_broker, security, "safe")
+    POOL.clear()
 
 
 def scope() -> SinkScope:
@@ -65,7 +64,7 @@ def test_tls_and_a_password(secure: Secure) -> None:
     sealed = committer.seal([Committable("u", 0, 1, 0, writer.pre_commit())], Deadline(10))
     assert committer.commit(1, sealed, Deadline(10)) == {0: Outcome.COMMITTED}
     committer.close()
-    assert SECRET not in repr(sealed)
+    assert secure.password not in repr(sealed)
 
 
 def test_a_wrong_password(secure: Secure) -> None:
@@ -78,10 +77,10 @@ def test_a_wrong_password(secure: Secure) -> None:
 
 
 def test_an_authority_nobody_knows(secure: Secure, tmp_path: Any) -> None:
-    other = make_security(tmp_path, users={"ana": SECRET})
+    other = make_security(tmp_path, users={USER: "any"})
     sink = secure.sink(**{"ssl.ca.location": str(other.ca)})
-    refused(lambda: sink.check(CONTEXT, "u"), SECRET)
-    refused(lambda: sink.open_writer(WriterScope(scope(), 1, 0, 0, 0)), SECRET)
+    refused(lambda: sink.check(CONTEXT, "u"), secure.password)
+    refused(lambda: sink.open_writer(WriterScope(scope(), 1, 0, 0, 0)), secure.password)
 
 
 def test_plain_text_to_a_tls_port(secure: Secure) -> None:
@@ -101,14 +100,14 @@ def test_a_right_that_is_missing(secure: Secure) -> None:
         ck.ResourceType.TOPIC,
         "forbidden",
         ck.ResourcePatternType.LITERAL,
-        "User:ana",
+        f"User:{USER}",
         "*",
         ck.AclOperation.WRITE,
         ck.AclPermissionType.DENY,
     )
     for future in client.create_acls([denied]).values():
         future.result(10)
-    sink = KafkaSink("forbidden", servers=secure.broker.sasl_servers, options=secure.files.client("ana", SECRET))
+    sink = KafkaSink("forbidden", servers=secure.broker.sasl_servers, options=secure.files.client(USER))
     writer = sink.open_writer(WriterScope(scope(), 1, 0, 0, 0))
     started = time.monotonic()
 
@@ -116,7 +115,7 @@ def test_a_right_that_is_missing(secure: Secure) -> None:
         writer.write(pa.record_batch({"value": ["x"]}))
         writer.pre_commit()
 
-    refused(write, SECRET)
+    refused(write, secure.password)
     assert time.monotonic() - started < 20
     writer.abort()
 

@@ -25,22 +25,6 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 pytest.importorskip("cryptography")
 
 CONTEXT = CheckContext("job", interval_seconds=1.0, timeout_seconds=10.0)
-PASSWORD = 'a "quoted\\ password'
-
-
-@pytest.fixture(scope="module")
-def security(tmp_path_factory: pytest.TempPathFactory) -> SecurityFiles:
-    from penstock.dev.security import make_security
-
-    return make_security(tmp_path_factory.mktemp("security"), users={"alice": PASSWORD})
-
-
-@pytest.fixture(scope="module")
-def secure_broker(tmp_path_factory: pytest.TempPathFactory, security: SecurityFiles) -> Iterator[Broker]:
-    from penstock.dev.broker import Broker
-
-    with Broker.start(tmp_path_factory.mktemp("kafka"), security=security, heap="512m") as broker:
-        yield broker
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +48,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def topic(secure_broker: Broker) -> str:
+def orders(sasl_broker: Broker) -> str:
     """Ten committed rows, and five of a transaction that was aborted."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     name = f"orders-{uuid.uuid4().hex[:8]}"
-    admin = AdminClient({"bootstrap.servers": secure_broker.servers})
+    admin = AdminClient({"bootstrap.servers": sasl_broker.servers})
     for future in admin.create_topics([NewTopic(name, 2, 1)]).values():
         future.result(30)
-    producer = confluent_kafka.Producer({"bootstrap.servers": secure_broker.servers, "transactional.id": name})
+    producer = confluent_kafka.Producer({"bootstrap.servers": sasl_broker.servers, "transactional.id": name})
     producer.init_transactions(30)
     for start, rows, end in ((0, 10, producer.commit_transaction), (100, 5, producer.abort_transaction)):
         producer.begin_transaction()
@@ -98,31 +82,31 @@ def drain(frame: DataFrame, checkpoint: Path) -> tuple[list[int], Any]:
 
 
 def test_committed_rows_are_read_with_librdkafkas_settings(
-    spark: SparkSession, secure_broker: Broker, security: SecurityFiles, topic: str, tmp_path: Path
+    spark: SparkSession, sasl_broker: Broker, security: SecurityFiles, orders: str, tmp_path: Path
 ) -> None:
-    source = KafkaSource(topic, servers=secure_broker.sasl_servers, options=security.client("alice"))
+    source = KafkaSource(orders, servers=sasl_broker.sasl_servers, options=security.client("alice"))
     assert source.check(CONTEXT, "orders") == ()
     seen, end = drain(source.load(spark, "orders"), tmp_path / "checkpoint")
     assert seen == list(range(10))
     source.publish("job", "orders", end)
-    assert group_positions(secure_broker, "penstock-job-orders", topic) == end_positions(end, topic)
+    assert group_positions(sasl_broker, "penstock-job-orders", topic) == end_positions(end, topic)
 
 
-def test_positions_are_mirrored_to_the_group_of_choice(secure_broker: Broker, topic: str) -> None:
-    source = KafkaSource(topic, servers=secure_broker.servers, group="lag")
+def test_positions_are_mirrored_to_the_group_of_choice(sasl_broker: Broker, orders: str) -> None:
+    source = KafkaSource(orders, servers=sasl_broker.servers, group="lag")
     for offset in range(1, 5):
         source.publish("job", "orders", f'{{"{topic}": {{"0": {offset}, "1": {offset}}}}}')
-    assert group_positions(secure_broker, "lag", topic, wanted={0: 4, 1: 4}) == {0: 4, 1: 4}
+    assert group_positions(sasl_broker, "lag", topic, wanted={0: 4, 1: 4}) == {0: 4, 1: 4}
 
 
-def end_positions(end: Any, topic: str) -> dict[int, int]:
+def end_positions(end: Any, orders: str) -> dict[int, int]:
     import json
 
     parsed = json.loads(end) if isinstance(end, str) else end
     return {int(partition): offset for partition, offset in parsed[topic].items()}
 
 
-def group_positions(broker: Broker, group: str, topic: str, wanted: dict[int, int] | None = None) -> dict[int, int]:
+def group_positions(broker: Broker, group: str, orders: str, wanted: dict[int, int] | None = None) -> dict[int, int]:
     consumer = confluent_kafka.Consumer({"bootstrap.servers": broker.servers, "group.id": group})
     try:
         give_up = time.monotonic() + 15
@@ -137,20 +121,20 @@ def group_positions(broker: Broker, group: str, topic: str, wanted: dict[int, in
         consumer.close()
 
 
-def test_the_check_names_what_is_wrong(secure_broker: Broker, security: SecurityFiles, topic: str) -> None:
+def test_the_check_names_what_is_wrong(sasl_broker: Broker, security: SecurityFiles, orders: str) -> None:
     with pytest.raises(TopicMissing, match="no topic 'nothing'"):
-        KafkaSource([topic, "nothing"], servers=secure_broker.servers).check(CONTEXT, "orders")
+        KafkaSource([orders, "nothing"], servers=sasl_broker.servers).check(CONTEXT, "orders")
     with pytest.raises(AccessDenied):
         wrong = security.client("alice", "wrong")
-        KafkaSource(topic, servers=secure_broker.sasl_servers, options=wrong).check(CONTEXT, "orders")
+        KafkaSource(orders, servers=sasl_broker.sasl_servers, options=wrong).check(CONTEXT, "orders")
     with pytest.raises(SystemUnavailable):
-        KafkaSource(topic, servers=secure_broker.sasl_servers).check(CheckContext("job", 1.0, 2.0), "orders")
-    [finding] = KafkaSource(pattern="nothing.*", servers=secure_broker.servers).check(CONTEXT, "orders")
+        KafkaSource(orders, servers=sasl_broker.sasl_servers).check(CheckContext("job", 1.0, 2.0), "orders")
+    [finding] = KafkaSource(pattern="nothing.*", servers=sasl_broker.servers).check(CONTEXT, "orders")
     assert "no topic matches" in finding.message
-    assert KafkaSource(pattern="orders-.*", servers=secure_broker.servers).check(CONTEXT, "orders") == ()
+    assert KafkaSource(pattern="orders-.*", servers=sasl_broker.servers).check(CONTEXT, "orders") == ()
 
 
-def test_a_forbidden_topic_is_not_called_missing(secure_broker: Broker, security: SecurityFiles, topic: str) -> None:
+def test_a_forbidden_topic_is_not_called_missing(sasl_broker: Broker, security: SecurityFiles, orders: str) -> None:
     from confluent_kafka.admin import (
         AclBinding,
         AclOperation,
@@ -160,7 +144,7 @@ def test_a_forbidden_topic_is_not_called_missing(secure_broker: Broker, security
         ResourceType,
     )
 
-    admin = AdminClient({"bootstrap.servers": secure_broker.servers})
+    admin = AdminClient({"bootstrap.servers": sasl_broker.servers})
     forbid = AclBinding(
         ResourceType.TOPIC,
         topic,
@@ -173,7 +157,7 @@ def test_a_forbidden_topic_is_not_called_missing(secure_broker: Broker, security
     for future in admin.create_acls([forbid]).values():
         future.result(30)
     with pytest.raises(AccessDenied):
-        source = KafkaSource(topic, servers=secure_broker.sasl_servers, options=security.client("alice"))
+        source = KafkaSource(orders, servers=sasl_broker.sasl_servers, options=security.client("alice"))
         give_up = time.monotonic() + 10  # the broker applies a new right a moment later
         while time.monotonic() < give_up:
             source.check(CONTEXT, "orders")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import confluent_kafka as ck
-from kafka import KafkaAdminClient
 
 from penstock.testing.oracle import compare, per_key_order
 from tests.support.waiting import until
@@ -174,7 +174,12 @@ def _consumer(servers: str) -> Any:
 
 @contextmanager
 def _admin(servers: str) -> Iterator[Any]:
-    admin = KafkaAdminClient(bootstrap_servers=servers)
+    with warnings.catch_warnings():
+        # It reads its message schemas through a deprecated function of the standard library.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from kafka import KafkaAdminClient
+
+        admin = KafkaAdminClient(bootstrap_servers=servers)
     try:
         yield admin
     finally:

@@ -25,8 +25,8 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def end_process(pid: int, patience: float, gone: Callable[[], bool] | None = None) -> None:
-    """SIGTERM, and SIGKILL after `patience` seconds; returns once the process is gone.
+def end_process(pid: int, patience: float, gone: Callable[[], bool] | None = None) -> bool:
+    """SIGTERM, and SIGKILL after `patience` seconds; returns once the process is gone, True if it went by itself.
 
     `gone` tells whether it is, for an owner that waits for its child itself.
     """
@@ -35,9 +35,11 @@ def end_process(pid: int, patience: float, gone: Callable[[], bool] | None = Non
         os.kill(pid, signal.SIGTERM)
         os.kill(pid, signal.SIGCONT)  # a paused process would never see the first one
         if _wait(gone, patience):
-            return
+            return True
         os.kill(pid, signal.SIGKILL)
         _wait(gone, patience)
+        return False
+    return True  # it was gone before the signal came
 
 
 def _wait(gone: Callable[[], bool], seconds: float) -> bool:

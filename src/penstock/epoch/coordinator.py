@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
-from penstock.epoch.ledger import Ledger
 from penstock.epoch.outputs import EpochOutputs
 from penstock.epoch.protocol import Action, Committable, Decision, Outcome, Replay, Resume, WriterId
-from penstock.epoch.spark_log import Barrier, SparkLog
 from penstock.epoch.stops import explain_stop
 from penstock.epoch.watermark import WatermarkTracker
 from penstock.errors import JobStopped, LedgerCorrupt, LedgerError, UidChanged
@@ -29,6 +27,8 @@ from penstock.testing.failpoints import failpoint
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from penstock.epoch.ledger import Ledger
+    from penstock.epoch.spark_log import Barrier, SparkLog
     from penstock.runtime.events import Events
 
 Body = Callable[["DataFrame", EpochOutputs], None]
@@ -48,7 +48,7 @@ class Timing:
 
 
 class Coordinator:
-    """One query: its ledger, its sinks, its generation. Make one per start of the query, call `recover`, start Spark."""
+    """One start of one query: its ledger, its sinks, its generation. Call `recover`, then start Spark."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Coordinator:
         body: Body,
         executed_plan: Callable[[], Any],
         watermark_policy: str = "min",
-        timing: Timing = Timing(),
+        timing: Timing | None = None,
         on_complete: Callable[[int, Barrier | None], None] | None = None,
     ) -> None:
         self._job, self._query = job, query
         self._sinks, self._sources = dict(sinks), tuple(sources)
         self._ledger, self._log, self._events, self._body = ledger, log, events, body
-        self._timing = timing
+        self._timing = timing or Timing()
         self._executed_plan = executed_plan
         self._query_running = False
         self._on_complete = on_complete
@@ -160,7 +160,7 @@ class Coordinator:
     def _take_replay(self, epoch: int) -> Replay | None:
         assert self._resume is not None
         replay = self._resume.replay
-        if replay is not None and replay.decision.id.epoch != epoch or epoch < self._resume.epoch:
+        if (replay is not None and replay.decision.id.epoch != epoch) or epoch < self._resume.epoch:
             raise LedgerError(
                 f"Spark runs epoch {epoch} of query {self._query!r}, but the ledger {self._ledger.location} was"
                 f" recovered for epoch {self._resume.epoch}: they do not belong together.",
@@ -257,9 +257,7 @@ class Coordinator:
         failpoint("epoch.sealed")
         return protocol.Prepared(committables, watermark, outputs.strays)
 
-    def _seal(
-        self, committables: Sequence[Committable], only: frozenset[WriterId] | None
-    ) -> tuple[Committable, ...]:
+    def _seal(self, committables: Sequence[Committable], only: frozenset[WriterId] | None) -> tuple[Committable, ...]:
         """Each sink confirms what its writers say they prepared."""
         deadline = Deadline(self._timing.commit_seconds)
         prepared = [one for one in committables if one.rows and (only is None or one.id in only)]
@@ -283,9 +281,7 @@ class Coordinator:
         missing = {one.sink for one in decision.to_commit} - self._sinks.keys()
         if missing:
             raise self._uids_changed(sorted(missing), f"epoch {epoch} is decided for")
-        answers = self._per_sink(
-            decision.to_commit, lambda committer, own: committer.commit(epoch, own, deadline)
-        )
+        answers = self._per_sink(decision.to_commit, lambda committer, own: committer.commit(epoch, own, deadline))
         outcomes = {(sink, writer): outcome for sink, own in answers.items() for writer, outcome in own.items()}
         if all(outcomes.get(one.id, Outcome.UNKNOWN).visible for one in decision.to_commit):
             self._emit(
@@ -339,7 +335,7 @@ class Coordinator:
                 f"Query {self._query!r} was last run with the sources {list(before['sources'])},"
                 f" the program now reads {list(self._sources)}.",
                 safe="nothing was started; the checkpoint is as it was.",
-                to_do="give the sources their former uids, in their former order, or use another query uid to start over.",
+                to_do="give the sources their former uids and order, or use another query uid to start over.",
             )
 
     def _check_barrier(self, epoch: int, query: str) -> None:

@@ -2,15 +2,14 @@
 
 HDFS: written aside, flushed to disk on the data nodes, then renamed without overwriting, which the name node does
 atomically. S3 has no rename; there the object is put under its name on the condition that there is none
-(`If-None-Match`), which Hadoop's connector refuses to promise where the store cannot. Whatever the storage says of itself,
-`Ledger.prove_atomic` sees at every start that a second create is refused.
+(`If-None-Match`), which Hadoop's connector refuses to promise where the store cannot. Whatever the storage says of
+itself, `Ledger.prove_atomic` sees at every start that a second create is refused.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ from penstock.errors import LedgerError, StorageFull
 from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
 _CONDITIONAL = "fs.option.create.conditional.overwrite"
@@ -33,7 +34,7 @@ class HadoopStorage(Storage):
     def __init__(self, spark: SparkSession, location: str) -> None:
         jvm: Any = spark._jvm
         self._jvm = jvm
-        self._conf = spark._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+        self._conf = spark._jsc.hadoopConfiguration()
         self._root = jvm.org.apache.hadoop.fs.Path(location)
         self._fs = self._root.getFileSystem(self._conf)
         self.location = str(self._fs.makeQualified(self._root).toString())

@@ -14,20 +14,22 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId
 from penstock.epoch.storage import AlreadyExists, Storage
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 VERSION = 1
 """Of every file here. A change of meaning raises it, and `unseal` keeps reading the older ones."""
 
 _MANIFEST = re.compile(r"^(\d{10})\.g(\d{8})\.json$")
 _NUMBERED = re.compile(r"^(\d{8})\.json$")
-_KEEP_GENERATIONS = 20  # enough to see who ran before whom; the newest is what fences
+_KEEP = 20  # generations and claims: enough to see who ran before whom; the newest of each is what counts
 
 
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
@@ -99,8 +101,8 @@ class Ledger:
             except AlreadyExists:
                 generation += 1
             else:
-                self._forget("generations", generation)
-                self._forget("claims", generation)
+                self._forget("generations")
+                self._forget("claims")
                 return generation
 
     def newest_generation(self) -> int:
@@ -119,11 +121,12 @@ class Ledger:
         self._storage.create(f"claims/{claim.generation:08d}.json", seal("claim", body))
 
     def claims(self, query: str | None) -> tuple[Claim, ...]:
-        """The claims made for this Spark query; another query's (the checkpoint was replaced) say nothing of it."""
+        """The claims made for this Spark query, or before it had an id; another query's (the checkpoint was replaced)
+        say nothing of it."""
         found = []
         for number in self._numbered("claims"):
             body = self._body("claim", f"claims/{number:08d}.json")
-            if body is not None and body["query"] == query:
+            if body is not None and body["query"] in (query, None):
                 honours = DecisionId(*body["honours"]) if body["honours"] else None
                 found.append(Claim(body["generation"], body["epoch"], honours))
         return tuple(found)
@@ -181,10 +184,10 @@ class Ledger:
     def _numbered(self, folder: str) -> list[int]:
         return [int(match[1]) for name in self._storage.list(folder) if (match := _NUMBERED.match(name))]
 
-    def _forget(self, folder: str, newest: int) -> None:
-        for number in self._numbered(folder):
-            if number <= newest - _KEEP_GENERATIONS:
-                self._storage.delete(f"{folder}/{number:08d}.json")
+    def _forget(self, folder: str) -> None:
+        # By count, not by age: however many runs failed before they could claim, the newest claim must stay.
+        for number in sorted(self._numbered(folder))[:-_KEEP]:
+            self._storage.delete(f"{folder}/{number:08d}.json")
 
     def _body(self, kind: str, name: str) -> dict[str, Any] | None:
         data = self._storage.read(name)
@@ -203,8 +206,8 @@ class Manifest:
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Manifest:
         committables = tuple(
-            Committable(sink, writer, rows, checksum, payload, format)
-            for sink, writer, rows, checksum, format, payload in body["committables"]
+            Committable(sink, writer, rows, checksum, payload, version)
+            for sink, writer, rows, checksum, version, payload in body["committables"]
         )
         decision = Decision(DecisionId(body["epoch"], body["generation"]), committables, body["watermark"])
         return cls(decision, body["query"], body["barrier"], body["decided"])
@@ -221,7 +224,7 @@ def _digest(text: str) -> str:
 def _corrupt(where: str, why: str) -> LedgerCorrupt:
     return LedgerCorrupt(
         f"{where} cannot be trusted: {why}.",
-        safe="nothing was committed, aborted or started because of it; open transactions stay as they are until they expire.",
+        safe="nothing was committed, aborted or started because of it; what is prepared stays as it is.",
         to_do="restore the file from a copy. If it is a manifest and none of that epoch's transactions was committed,"
         " it may be deleted instead: the epoch then replays from the same positions.",
     )

@@ -40,5 +40,5 @@ def _default_is_local(location: str, spark: SparkSession) -> bool:
     """A path without a scheme belongs to `fs.defaultFS`, for Spark and so for us."""
     if urlparse(location).scheme:
         return True
-    default = spark._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///")  # type: ignore[attr-defined]
+    default = spark._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///")
     return urlparse(str(default)).scheme in ("", "file")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from penstock.epoch.protocol import Committable, WriterId
 from penstock.epoch.task import RESULT_SCHEMA, attempt_of, committable, fault_in, hashed, writer_task
 from penstock.errors import ConfigurationError, DuplicateUid
 from penstock.sinks.base import Committer, SinkScope, TwoPhaseSink
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame
+
+    from penstock.epoch.protocol import Committable, WriterId
 
 
 class EpochOutputs:
@@ -72,7 +74,7 @@ class EpochOutputs:
         self.strays = self.strays or any(attempt_of(row[0]) > 0 for row in rows) or _speculates(frame)
 
     def execute_rest(self) -> None:
-        """Run the plan if no output did: a stateful plan that is not executed leaves a checkpoint that cannot restart."""
+        """Run the plan if no output did: a stateful one not executed leaves a checkpoint that cannot restart."""
         if not self._written:
             self._frame.write.format("noop").mode("overwrite").save()
 

@@ -17,17 +17,19 @@ Why nobody is lost and nobody doubled, when two runs overlap:
   any. A decision of an older generation that the newest claim does not honour was written after that run had looked;
   its author therefore saw the newer generation and committed nothing: it is void. Without the claim, a third run could
   not tell such a decision from one that was half carried out, while the second run may have replaced the state.
-* Having claimed, and still before doing anything, it looks for newer generations once more: whoever registered since may
-  have looked without seeing the claim, so only a claim made by the then newest run is acted on. So the order of a
-  start is always: register → look → claim → look for newer generations → act.
+* Having claimed, and still before doing anything, it looks for newer generations once more: whoever registered since
+  may have looked without seeing the claim, so only a claim made by the then newest run is acted on. So the order of
+  a start is always: register → look → claim → look for newer generations → act.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Iterable, Mapping
 
 WriterId = tuple[str, int]
 """Sink uid and writer number: the name of a writer inside one epoch."""

@@ -23,7 +23,7 @@ _V1 = "v1"
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """What `offsets/N` says: the digest of the whole, Spark's metadata, and one JSON offset a source (None: no data yet)."""
+    """What `offsets/N` says: a digest of it all, Spark's metadata, and an offset a source (None: no data yet)."""
 
     digest: str
     metadata: dict[str, Any]
@@ -36,18 +36,22 @@ class SparkLog:
     def __init__(self, storage: Storage, *, state_format: str = "1") -> None:
         self._storage = storage
         self._state_format = state_format
+        self._query_id: str | None = None
 
     @property
     def location(self) -> str:
         return self._storage.location
 
     def query_id(self) -> str | None:
-        """The id Spark gave this checkpoint, None before its first start."""
+        """The id Spark gave this checkpoint, None before its first start. It never changes once given."""
+        if self._query_id is not None:
+            return self._query_id
         data = self._storage.read("metadata")
         if data is None:
             return None
         try:
-            return str(json.loads(data)["id"])
+            self._query_id = str(json.loads(data)["id"])
+            return self._query_id
         except (ValueError, KeyError, TypeError) as error:
             raise self._unreadable("metadata") from error
 

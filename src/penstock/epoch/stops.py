@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from penstock.epoch import protocol
-from penstock.epoch.protocol import Decision, WriterId
 from penstock.errors import OutcomeUnknown, PenstockError, PreCommitFailed, ReplayDiffers, Superseded, WritersLost
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.epoch.protocol import Decision, WriterId
 
 
 def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> PenstockError:
@@ -42,19 +46,16 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
             )
         case protocol.Differs():
             return ReplayDiffers(
-                f"Epoch {stop.replay.decision.id.epoch} of query {query!r} is partly visible, and {_writers(_lost(stop.replay))}"
-                f" were lost; the replay gave other rows at {_writers(stop.writers)} ({_counts(stop.replay.decision, stop.writers)}).",
+                f"Epoch {stop.replay.decision.id.epoch} of query {query!r} is partly visible, and"
+                f" {_writers(sorted(stop.replay.lost))} were lost; the replay differs at {_writers(stop.writers)}"
+                f" ({_counts(stop.replay.decision, stop.writers)}).",
                 safe="what is visible stays; nothing was doubled, nothing more was written.",
-                to_do="the plan is not deterministic (time, random numbers, an order that changes), so these rows cannot be"
-                f" proven. Compare the outputs with the input positions in {checkpoint}/offsets/"
-                f"{stop.replay.decision.id.epoch}, mend the missing rows by hand, and make the plan deterministic or raise"
-                " the transaction timeout.",
+                to_do="the plan is not deterministic (time, random numbers, an order that changes), so these rows"
+                f" cannot be proven. Compare the outputs with the input positions in {checkpoint}/offsets/"
+                f"{stop.replay.decision.id.epoch}, mend the missing rows by hand, and make the plan deterministic or"
+                " raise the transaction timeout.",
             )
     return PenstockError(str(stop))
-
-
-def _lost(replay: protocol.Replay) -> Sequence[WriterId]:
-    return sorted(replay.lost)
 
 
 def _writers(writers: Sequence[WriterId]) -> str:
@@ -65,7 +66,9 @@ def _writers(writers: Sequence[WriterId]) -> str:
 
 def _counts(decision: Decision, writers: Sequence[WriterId]) -> str:
     decided = {one.id: one.rows for one in decision.committables}
-    return "decided rows: " + ", ".join(f"{sink}/{number}={decided.get((sink, number), 0)}" for sink, number in writers[:8])
+    return "decided rows: " + ", ".join(
+        f"{sink}/{number}={decided.get((sink, number), 0)}" for sink, number in writers[:8]
+    )
 
 
 def _first_lines(error: BaseException) -> str:

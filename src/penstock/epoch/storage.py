@@ -4,8 +4,8 @@ Everything the ledger writes goes through `Storage`. Names are relative, with `/
 
 | implementation | where | how a create is atomic |
 |---|---|---|
-| `LocalStorage` | `file:` and plain paths | written aside, synced, then hard-linked to its name: the link fails if the name exists |
-| `MemoryStorage` | `memory:` | a dictionary behind a lock; gone with the process, for tests and jobs that may start over |
+| `LocalStorage` | `file:` and plain paths | written aside, synced, then hard-linked, which fails if the name exists |
+| `MemoryStorage` | `memory:` | a dictionary behind a lock; gone with the process |
 | `HadoopStorage` | any other scheme | see `penstock.epoch.hadoop` |
 """
 
@@ -17,12 +17,15 @@ import itertools
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from penstock.errors import LedgerError, StorageFull
 from penstock.testing.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class AlreadyExists(Exception):
@@ -61,8 +64,8 @@ def storage_errors(what: str) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFull(
                 f"No space left while {what}.",
-                safe="no decision was lost: an epoch whose decision could not be written is replayed from the same positions.",
-                to_do="free space where the checkpoints are; the job then goes on by itself if its restart strategy retries.",
+                safe="no decision was lost: an epoch whose decision could not be written is replayed.",
+                to_do="free space where the checkpoints are; the job then goes on if its restart strategy retries.",
             ) from error
         raise LedgerError(
             f"The storage refused while {what}: {error}.",

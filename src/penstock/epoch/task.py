@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.epoch.protocol import Committable
@@ -18,6 +17,8 @@ from penstock.sinks.base import SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
@@ -45,21 +46,21 @@ def fault_in(text: str) -> PenstockError | None:
 
 
 def hashed(frame: DataFrame) -> DataFrame:
-    """`frame` with a 64-bit hash of each row as its last column, computed by Spark. Nulls are told apart by position."""
-    from pyspark.sql import functions as F
+    """`frame` with a 64-bit hash of each row as its last column, computed by Spark. Nulls count by position."""
+    from pyspark.sql import functions as f
 
-    columns = [_hashable(F.col(f"`{field.name}`"), field.dataType) for field in frame.schema.fields]
-    nulls = [F.col(f"`{field.name}`").isNull() for field in frame.schema.fields if field.nullable]
-    return frame.withColumn(HASH_COLUMN, F.xxhash64(*columns, *nulls))
+    columns = [_hashable(f.col(f"`{field.name}`"), field.dataType) for field in frame.schema.fields]
+    nulls = [f.col(f"`{field.name}`").isNull() for field in frame.schema.fields if field.nullable]
+    return frame.withColumn(HASH_COLUMN, f.xxhash64(*columns, *nulls))
 
 
 def _hashable(column: Column, kind: Any) -> Column:
     """Spark refuses to hash maps and variants; those are hashed as JSON. Should a replay order a map's entries
     otherwise, the checksums differ and recovery stops: an error on the safe side."""
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as f
 
     text = kind.simpleString()
-    return F.to_json(F.struct(column)) if "map<" in text or "variant" in text else column
+    return f.to_json(f.struct(column)) if "map<" in text or "variant" in text else column
 
 
 def writer_task(

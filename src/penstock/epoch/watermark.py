@@ -8,8 +8,10 @@ upon which recovery proves an epoch by replay instead of completing the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _NODE = "EventTimeWatermarkExec"
 

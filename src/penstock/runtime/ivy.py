@@ -9,13 +9,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.sax.saxutils import quoteattr
 
 from penstock.errors import DevelopmentError
 from penstock.runtime.java import find_java
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SETTINGS = "PENSTOCK_IVY_SETTINGS"
 

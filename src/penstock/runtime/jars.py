@@ -18,15 +18,18 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.errors import DevelopmentError
 from penstock.runtime.files import only_one
 from penstock.runtime.ivy import Coordinate, coordinate_of, place, retrieve
 from penstock.runtime.paths import user_cache
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 LOCK = Path(__file__).with_name("jars.lock.json")
 _STAMP = "verified"  # written last, so its presence says that every jar beside it had the right checksum

@@ -13,12 +13,15 @@ import shlex
 import shutil
 import subprocess
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.errors import DevelopmentError
 from penstock.runtime.paths import user_cache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MINIMUM = 17  # what Spark 4 and Kafka 4 are compiled for
 

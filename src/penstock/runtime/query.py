@@ -5,29 +5,33 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import Checkpoints
 from penstock.deadline import Deadline
 from penstock.epoch.coordinator import Body, Coordinator, Timing
 from penstock.epoch.open import ledger_at, spark_log_at
-from penstock.epoch.spark_log import Barrier, SparkLog
-from penstock.errors import JobStopped, PreCommitFailed
-from penstock.runtime.events import Events
+from penstock.errors import ConfigurationError, JobStopped, PreCommitFailed
 from penstock.runtime.restart import Restarts, RestartStrategy
-from penstock.sinks.base import TwoPhaseSink
-from penstock.sources.base import Source
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from penstock.config import Checkpoints
+    from penstock.epoch.spark_log import Barrier, SparkLog
+    from penstock.runtime.events import Events
+    from penstock.sinks.base import TwoPhaseSink
+    from penstock.sources.base import Source
 
 log = logging.getLogger("penstock")
 
 _POLL_SECONDS = 0.1  # how soon a failed or finished query is noticed
-_DRAIN_SECONDS = 10.0  # how long Spark may take to log an epoch that is committed; without the log, recovery finishes it
+_DRAIN_SECONDS = (
+    10.0  # how long Spark may take to log an epoch that is committed; without the log, recovery finishes it
+)
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,8 @@ class QueryRunner:
         return bool(self.plan.sources) and all(source.bounded for source in self.plan.sources.values())
 
     def _start_spark(self, coordinator: Coordinator) -> StreamingQuery:
+        from pyspark.errors import AnalysisException
+
         writer = (
             self.plan.frame.writeStream.queryName(f"{self._job}.{self.plan.uid}")
             .outputMode(self.plan.output_mode)
@@ -172,7 +178,14 @@ class QueryRunner:
         interval = self._checkpoints.interval_seconds
         if interval > 0:
             writer = writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds")
-        return writer.start()
+        try:
+            return writer.start()
+        except AnalysisException as error:
+            raise ConfigurationError(
+                f"Spark refuses query {self.plan.uid!r}: {_short(error)}",
+                safe="nothing of it was started.",
+                to_do="change the query; for aggregations without a watermark use output_mode='update'.",
+            ) from error
 
     def _spark_log(self) -> SparkLog:
         return spark_log_at(f"{self.folder}/spark", self._spark)
@@ -212,5 +225,4 @@ class QueryRunner:
 
 
 def _short(error: BaseException) -> str:
-    text = error.desc if isinstance(getattr(error, "desc", None), str) else str(error)
-    return "\n".join(str(text).strip().splitlines()[:8])
+    return "\n".join(str(getattr(error, "desc", None) or error).strip().splitlines()[:8])

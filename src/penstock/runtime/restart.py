@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.config import seconds
 from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,11 @@ class RestartStrategy:
     ) -> RestartStrategy:
         """Without end, each wait `multiplier` times the one before, up to `maximum`."""
         return cls(
-            None, seconds(initial, "initial"), seconds(maximum, "maximum"), multiplier, seconds(reset_after, "reset_after")
+            None,
+            seconds(initial, "initial"),
+            seconds(maximum, "maximum"),
+            multiplier,
+            seconds(reset_after, "reset_after"),
         )
 
 

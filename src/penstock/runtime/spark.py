@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.runtime.jars import is_present, jar_set
 from penstock.runtime.java import find_java
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from pyspark import SparkConf

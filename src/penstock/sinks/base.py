@@ -113,7 +113,7 @@ class Committer(ABC):
         return {}
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
-        """Confirm that all are really prepared and complete their payloads; raise if one is not. Before the decision."""
+        """Before the decision: confirm that all are prepared and complete their payloads; raise if one is not."""
         return committables
 
     @abstractmethod
@@ -130,7 +130,7 @@ class Committer(ABC):
         """Find by prefix whatever this and older generations left open, except `keep`, abort it so that its writer,
         should it still live, can do nothing more, and return how many there were. Never touches newer generations."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a committer without connections has nothing to do
         """Free connections."""
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.guarantees import Guarantee, Link
-from penstock.sinks.base import CheckContext, Finding
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.sinks.base import CheckContext, Finding
 
 
 class Source(ABC):
@@ -36,7 +38,7 @@ class Source(ABC):
     def bounded(self) -> bool:
         return False
 
-    def publish(self, job: str, uid: str, offset: Any) -> None:
+    def publish(self, job: str, uid: str, offset: Any) -> None:  # noqa: B027 - most sources have nobody to tell
         """Tell the world how far a committed epoch has come (lag tools). Best effort: never the truth, never fatal."""
 
     def jars(self) -> Sequence[str]:

@@ -86,7 +86,7 @@ def parse(text: str) -> dict[str, _Rule]:
         if match is None or match["name"] not in POINTS:
             raise ConfigurationError(
                 f"{VARIABLE} has an entry that names no failpoint: {entry!r}.",
-                to_do="write name=crash|raise|hang|delay(S), optionally @N, with a name from penstock.testing.failpoints.POINTS.",
+                to_do="write name=crash|raise|hang|delay(S), optionally @N, with a name from failpoints.POINTS.",
             )
         rules[match["name"]] = _Rule(
             match["action"], float(match["seconds"] or 0), int(match["nth"]) if match["nth"] else None
