@@ -22,9 +22,11 @@ def seconds(value: float | str, name: str) -> float:
                 to_do="write a number of seconds, or a number with ms, s, min, h or d, for example '200ms'.",
             )
         return float(match["number"]) * _UNITS[match["unit"]]
-    if value < 0:
+    if not value >= 0:  # said this way, it refuses "not a number" too
         raise ConfigurationError(
-            f"{name}={value} is negative.", safe="nothing was started.", to_do="give a duration of 0 or more."
+            f"{name}={value} is negative or no number.",
+            safe="nothing was started.",
+            to_do="give a duration of 0 or more.",
         )
     return float(value)
 

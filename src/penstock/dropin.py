@@ -60,6 +60,8 @@ class ExactlyOnce:
             run_id = str(execution.runId())
             if self._coordinator is None or self._run_id not in (None, run_id):
                 # The query was started again: what it left is recovered by replay, its own log being in use.
+                if self._coordinator is not None:
+                    self._coordinator.close()
                 self._coordinator = self._open(location)
             self._run_id = run_id
         self._coordinator(batch, epoch)

@@ -161,9 +161,10 @@ def test_a_crash_between_receipt_and_rename_commits_on_restart(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(FileCommitter, "_rename", die)
-        story.commit(sink, prepared)
+        with pytest.raises(KeyboardInterrupt):
+            story.commit(sink, prepared)
     story.assert_visible()
     assert story.commit(sink, prepared, generation=2) == {Outcome.COMMITTED}
     story.assert_visible(rows)

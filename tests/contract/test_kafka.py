@@ -15,9 +15,6 @@ from penstock.testing.sink_contract import SinkContract, SinkHarness
 kafka = pytest.importorskip("penstock.sinks.kafka")
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
-# kafka-python reads its own resources the old way.
-pytestmark = pytest.mark.filterwarnings("ignore:read_text is deprecated:DeprecationWarning")
-
 SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 PARTITIONS = 2
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from running import Kafka, Watched
+from running import CrashAt, Kafka, Watched
 
 from penstock.testing import failpoints
 
@@ -44,19 +44,6 @@ def crash_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[CrashAt]:
     yield CrashAt(monkeypatch)
     monkeypatch.undo()
     failpoints.reload()
-
-
-class CrashAt:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._patch = monkeypatch
-
-    def __call__(self, point: str, passing: int = 1) -> None:
-        self._patch.setenv(failpoints.VARIABLE, f"{point}=raise@{passing}")
-        failpoints.reload()
-
-    def no_more(self) -> None:
-        self._patch.delenv(failpoints.VARIABLE)
-        failpoints.reload()
 
 
 @pytest.fixture

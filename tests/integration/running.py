@@ -1,4 +1,4 @@
-"""Running jobs from a test: in a thread, watched by their events; Kafka topics filled and read; checkpoints looked into."""
+"""Running jobs from a test: in a thread, watched by their events; topics filled and read; checkpoints looked into."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock import Job
 from penstock.epoch.ledger import unseal
+from penstock.testing import failpoints
 
 PATIENCE = 90.0  # for anything that only waits for this machine, which may be busy
 
@@ -244,6 +246,21 @@ class Checkpoint:
     def outputs(self) -> dict[int, list[tuple[str, int, int, int]]]:
         """Of each epoch, what every writer with rows wrote: sink, writer, rows, checksum."""
         return {
-            epoch: sorted((sink, writer, rows, checksum) for sink, writer, rows, checksum, *_ in body["committables"] if rows)
+            epoch: sorted(tuple(one[:4]) for one in body["committables"] if one[2])
             for epoch, body in self.manifests.items()
         }
+
+
+class CrashAt:
+    """Makes a failpoint of this process raise at its N-th passing, counted from now."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+
+    def __call__(self, point: str, passing: int = 1) -> None:
+        self._patch.setenv(failpoints.VARIABLE, f"{point}=raise@{passing}")
+        failpoints.reload()
+
+    def no_more(self) -> None:
+        self._patch.delenv(failpoints.VARIABLE)
+        failpoints.reload()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -21,9 +20,6 @@ from penstock.sources.datagen import DataGenSource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# mapInArrow warns about the newest pandas, although it never touches it.
-pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-
 SCOPE = SinkScope("integration", "files", 1)
 
 EVERYTHING = """
@@ -34,30 +30,20 @@ EVERYTHING = """
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    from pyspark.sql import SparkSession
-
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PYSPARK_PYTHON", sys.executable)
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "Europe/Warsaw")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
-    patch.undo()
+def spark(session: SparkSession) -> SparkSession:
+    """A session of its own in a time zone with summer time."""
+    own = session.newSession()
+    own.conf.set("spark.sql.session.timeZone", "Europe/Warsaw")
+    own.conf.set("spark.sql.shuffle.partitions", "2")
+    return own
 
 
 def everything(spark: SparkSession) -> DataFrame:
-    zone = dt.UTC
+    zone, no_zone = dt.UTC, None
     full = (
         1, True, -7, 300, 70_000, 1.5, -2.25, Decimal("12.30"), Decimal("-1234567890123456789012345678.0123456789"),
         'Zażółć, "日本語"\n🚀', bytearray(b"\x00\xff"), dt.date(1969, 7, 20),
-        dt.datetime(2026, 3, 29, 0, 59, 59, 123456, zone), dt.datetime(1900, 1, 1, 0, 0, 0, 1),
+        dt.datetime(2026, 3, 29, 0, 59, 59, 123456, zone), dt.datetime(1900, 1, 1, 0, 0, 0, 1, no_zone),
         ["a", None, ""], (1, [0.5, None]), {"a": 1, "b": None},
     )  # fmt: skip
     null = (2, *([None] * 16))
@@ -106,7 +92,7 @@ def test_parquet_comes_back_with_every_type(spark: SparkSession, tmp_path: Path,
 def test_json_is_what_spark_itself_writes(spark: SparkSession, tmp_path: Path, compression: str | None) -> None:
     frame = everything(spark)
     write(FileSink(str(tmp_path / "ours"), format="json", compression=compression), frame)
-    frame.write.options(**LOSSLESS).json(str(tmp_path / "sparks"))
+    frame.write.options(**LOSSLESS["json"]).json(str(tmp_path / "sparks"))
     ours, sparks = (sorted(r.value for r in spark.read.text(str(tmp_path / n)).collect()) for n in ("ours", "sparks"))
     assert ours == sparks
     back = spark.read.schema(frame.schema).json(str(tmp_path / "ours"))
@@ -117,11 +103,23 @@ def test_json_is_what_spark_itself_writes(spark: SparkSession, tmp_path: Path, c
 def test_csv_is_what_spark_itself_writes(spark: SparkSession, tmp_path: Path, options: dict[str, str]) -> None:
     frame = everything(spark).drop("raw", "list", "point", "counts").withColumnRenamed("text", "te;x.t").coalesce(1)
     write(FileSink(str(tmp_path / "ours"), format="csv", options=options), frame)
-    frame.write.options(**LOSSLESS, **options).csv(str(tmp_path / "sparks"))
+    frame.write.options(**LOSSLESS["csv"], **options).csv(str(tmp_path / "sparks"))
     ours, sparks = (next((tmp_path / name).glob("part-*")).read_text() for name in ("ours", "sparks"))
     assert ours == sparks
     back = spark.read.schema(frame.schema).options(multiLine="true", **options).csv(str(tmp_path / "ours"))
     assert [row.moment for row in back.collect()] == [row.moment for row in frame.collect()]
+
+
+@pytest.mark.parametrize("options", [{}, {"nullValue": "NULL"}, {"nullValue": "", "emptyValue": ""}])
+def test_csv_of_one_column_loses_no_row(spark: SparkSession, tmp_path: Path, options: dict[str, str]) -> None:
+    """Spark's own writer drops the rows that are null or empty here."""
+    words = [None, "", "  ", " a ", "b"]
+    write(
+        FileSink(str(tmp_path), format="csv", options=options), spark.createDataFrame([(w,) for w in words], "w string")
+    )
+    back = [row.w for row in spark.read.schema("w string").options(**options).csv(str(tmp_path)).collect()]
+    assert len(back) == len(words)
+    assert {" a ", "b", "  "} <= set(back)
 
 
 def test_columns_that_cannot_be_written_are_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whole jobs from Kafka to Kafka: started, stopped on the way, started again; the output is what plain Python computes."""
+"""Whole jobs from Kafka to Kafka: started, stopped on the way, started again; plain Python computes what is right."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ Build = Callable[[Job], "DataFrame"]
 class Story:
     """One query in a job that reads `source` and writes `target`, as often as it is started."""
 
-    def __init__(self, kafka: Kafka, session: SparkSession, storage: str, build: Build, *, mode: str = "append") -> None:
+    def __init__(
+        self, kafka: Kafka, session: SparkSession, storage: str, build: Build, *, mode: str = "append"
+    ) -> None:
         self.kafka, self._session, self._storage, self._build, self._mode = kafka, session, storage, build, mode
         self.target = kafka.topic()
         self.checkpoint = Checkpoint(storage, "jobs", "out")

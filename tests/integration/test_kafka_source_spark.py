@@ -1,11 +1,9 @@
-"""Kafka read through Spark, plainly and over SASL_SSL, with nothing but librdkafka's settings; positions in the group."""
+"""Kafka read through Spark, over SASL_SSL too, with nothing but librdkafka's settings; positions in the group."""
 
 from __future__ import annotations
 
-import sys
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,26 +23,6 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 pytest.importorskip("cryptography")
 
 CONTEXT = CheckContext("job", interval_seconds=1.0, timeout_seconds=10.0)
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    from pyspark.sql import SparkSession
-
-    from penstock.runtime.jars import jar_set
-
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PYSPARK_PYTHON", sys.executable)
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.jars", ",".join(map(str, jar_set("spark-kafka"))))
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
-    patch.undo()
 
 
 @pytest.fixture
@@ -82,31 +60,31 @@ def drain(frame: DataFrame, checkpoint: Path) -> tuple[list[int], Any]:
 
 
 def test_committed_rows_are_read_with_librdkafkas_settings(
-    spark: SparkSession, sasl_broker: Broker, security: SecurityFiles, orders: str, tmp_path: Path
+    session: SparkSession, sasl_broker: Broker, security: SecurityFiles, orders: str, tmp_path: Path
 ) -> None:
     source = KafkaSource(orders, servers=sasl_broker.sasl_servers, options=security.client("alice"))
     assert source.check(CONTEXT, "orders") == ()
-    seen, end = drain(source.load(spark, "orders"), tmp_path / "checkpoint")
+    seen, end = drain(source.load(session, "orders"), tmp_path / "checkpoint")
     assert seen == list(range(10))
     source.publish("job", "orders", end)
-    assert group_positions(sasl_broker, "penstock-job-orders", topic) == end_positions(end, topic)
+    assert group_positions(sasl_broker, "penstock-job-orders", orders) == end_positions(end, orders)
 
 
 def test_positions_are_mirrored_to_the_group_of_choice(sasl_broker: Broker, orders: str) -> None:
     source = KafkaSource(orders, servers=sasl_broker.servers, group="lag")
     for offset in range(1, 5):
-        source.publish("job", "orders", f'{{"{topic}": {{"0": {offset}, "1": {offset}}}}}')
-    assert group_positions(sasl_broker, "lag", topic, wanted={0: 4, 1: 4}) == {0: 4, 1: 4}
+        source.publish("job", "orders", f'{{"{orders}": {{"0": {offset}, "1": {offset}}}}}')
+    assert group_positions(sasl_broker, "lag", orders, wanted={0: 4, 1: 4}) == {0: 4, 1: 4}
 
 
-def end_positions(end: Any, orders: str) -> dict[int, int]:
+def end_positions(end: Any, topic: str) -> dict[int, int]:
     import json
 
     parsed = json.loads(end) if isinstance(end, str) else end
     return {int(partition): offset for partition, offset in parsed[topic].items()}
 
 
-def group_positions(broker: Broker, group: str, orders: str, wanted: dict[int, int] | None = None) -> dict[int, int]:
+def group_positions(broker: Broker, group: str, topic: str, wanted: dict[int, int] | None = None) -> dict[int, int]:
     consumer = confluent_kafka.Consumer({"bootstrap.servers": broker.servers, "group.id": group})
     try:
         give_up = time.monotonic() + 15
@@ -124,8 +102,8 @@ def group_positions(broker: Broker, group: str, orders: str, wanted: dict[int, i
 def test_the_check_names_what_is_wrong(sasl_broker: Broker, security: SecurityFiles, orders: str) -> None:
     with pytest.raises(TopicMissing, match="no topic 'nothing'"):
         KafkaSource([orders, "nothing"], servers=sasl_broker.servers).check(CONTEXT, "orders")
+    wrong = security.client("alice", "wrong")
     with pytest.raises(AccessDenied):
-        wrong = security.client("alice", "wrong")
         KafkaSource(orders, servers=sasl_broker.sasl_servers, options=wrong).check(CONTEXT, "orders")
     with pytest.raises(SystemUnavailable):
         KafkaSource(orders, servers=sasl_broker.sasl_servers).check(CheckContext("job", 1.0, 2.0), "orders")
@@ -147,7 +125,7 @@ def test_a_forbidden_topic_is_not_called_missing(sasl_broker: Broker, security: 
     admin = AdminClient({"bootstrap.servers": sasl_broker.servers})
     forbid = AclBinding(
         ResourceType.TOPIC,
-        topic,
+        orders,
         ResourcePatternType.LITERAL,
         "User:alice",
         "*",
@@ -156,9 +134,14 @@ def test_a_forbidden_topic_is_not_called_missing(sasl_broker: Broker, security: 
     )
     for future in admin.create_acls([forbid]).values():
         future.result(30)
+    source = KafkaSource(orders, servers=sasl_broker.sasl_servers, options=security.client("alice"))
     with pytest.raises(AccessDenied):
-        source = KafkaSource(orders, servers=sasl_broker.sasl_servers, options=security.client("alice"))
-        give_up = time.monotonic() + 10  # the broker applies a new right a moment later
-        while time.monotonic() < give_up:
-            source.check(CONTEXT, "orders")
-            time.sleep(0.1)
+        check_for_a_while(source)
+
+
+def check_for_a_while(source: KafkaSource) -> None:
+    """The broker applies a new right a moment later."""
+    give_up = time.monotonic() + 10
+    while time.monotonic() < give_up:
+        source.check(CONTEXT, "orders")
+        time.sleep(0.1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -35,10 +36,13 @@ SCRIPT = Path(pipeline.__file__)
 
 
 class Case:
-    """Input and outputs have two partitions, so that every epoch has two writers."""
+    """Input and outputs have two partitions, so that every epoch has two writers. `quick` is asked for Java's
+    options when the first process is started."""
 
-    def __init__(self, servers: str, folder: Path, *, count: bool = False, **config: Any) -> None:
-        self.servers, self.folder = servers, folder
+    def __init__(
+        self, servers: str, folder: Path, *, count: bool = False, quick: Callable[[], str] | None = None, **config: Any
+    ) -> None:
+        self.servers, self.folder, self._quick = servers, folder, quick
         self.once, self.release = folder / "once", folder / "release"
         self.once.mkdir(parents=True)
         self.source = Input(servers, create_topic(servers, 2, prefix="in"))
@@ -61,7 +65,8 @@ class Case:
     def start(self, points: str | Mapping[str, str] = "", **environment: str) -> JobProcess:
         """A run as a process of its own. Each failpoint acts once over all runs; `marker` tells when it has."""
         text = points if isinstance(points, str) else ";".join(f"{name}={act}" for name, act in points.items())
-        arguments = [str(self.config.write(self.folder / "config.json"))]
+        config = replace(self.config, jvm=self._quick()) if self._quick is not None else self.config
+        arguments = [str(config.write(self.folder / "config.json"))]
         given = {
             failpoints.VARIABLE: text,
             failpoints.ONCE: str(self.once),
@@ -94,9 +99,7 @@ class Case:
         until(seen, lambda: self._missing(process), seconds)
 
     def wait_acted(self, point: str, process: JobProcess | None = None, seconds: float = 60.0) -> None:
-        until(
-            lambda: self.acted(point), lambda: f"{point} to be passed\n{process.tail() if process else ''}", seconds
-        )
+        until(lambda: self.acted(point), lambda: f"{point} to be passed\n{process.tail() if process else ''}", seconds)
 
     # Files
 

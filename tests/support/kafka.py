@@ -124,7 +124,7 @@ def assert_copied(source: Input, servers: str, topic: str) -> None:
 
 
 def assert_counted(source: Input, servers: str, topic: str) -> None:
-    """Each (key, n, total) is a true prefix of the input, none stands there twice, and the last of each key is there."""
+    """Each (key, n, total) is a true prefix of the input, none stands there twice, the last of each key is there."""
     rows = [json.loads(message.value()) for message in read_committed(servers, topic)]
     truth = source.totals()
     wrong = [row for row in rows if truth.get((row["key"], row["n"])) != row["total"]]

@@ -57,9 +57,11 @@ class JobProcess:
         told = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
         return [event for event in told if name in (None, event["event"])]
 
-    def wait(self, seconds: float = 60.0) -> int:
-        """The exit status, once the driver has ended; whatever it left running is then killed too."""
+    def wait(self, seconds: float = 60.0, *, patient: bool = False) -> int:
+        """The exit status, once the driver has ended. Whatever it left running is then killed too, or, with
+        `patient`, waited for."""
         until(lambda: self.status is not None, lambda: f"the job to end\n{self.tail()}", seconds)
+        until(lambda: not patient or not self.members(), "all that belongs to the job to end", seconds)
         self.kill()
         assert self.status is not None
         return self.status

@@ -14,9 +14,9 @@ from penstock.sources.naming import source_name
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows  # noqa: E402
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from penstock.sources.datagen_reader import DataGen, NumberReader, Range, numbers  # noqa: E402
+from penstock.sources.datagen_reader import DataGen, NumberReader, Range, numbers
 
 
 @given(start=st.integers(0, 10**12), rows=st.integers(0, 5_000), partitions=st.integers(1, 600))

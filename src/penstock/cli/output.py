@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.errors import PenstockError
+
+_WIDE = 240
 
 
 class Output(ABC):
@@ -103,7 +106,10 @@ class TableOutput(Output):
     def _console(self, *, stderr: bool = False) -> Console:
         from rich.console import Console
 
-        return Console(stderr=stderr, soft_wrap=not stderr)
+        console = Console(stderr=stderr, soft_wrap=not stderr)
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console.width = _WIDE  # in a file or a pipe nothing may be cut off to fit a screen
+        return console
 
 
 def _shown(value: Any) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.dev.security import SecurityFiles
 
 _NODE = 1
-_READY_SECONDS = 60.0  # usually two; a machine busy with Spark can be twenty times slower
+_READY_SECONDS = 60.0  # two or three when idle; far longer on a machine busy with Spark
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 15.0  # a clean stop writes its recovery points and leaves in about one second
 _FORMAT_SECONDS = 60.0
@@ -242,7 +242,7 @@ class Broker:
         return [
             str(find_java().java),
             *options,
-            "-XX:+UseParallelGC",  # the best throughput of the collectors on two cores, and a small footprint
+            "-XX:+UseParallelGC",  # no concurrent collector threads beside the work, on machines of two cores
             "-Xlog:disable",  # the virtual machine's own warnings, about archives that do not fit; not Kafka's log
             "-Djava.awt.headless=true",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",

@@ -26,7 +26,7 @@ from penstock.dev.demo_view import View, open_view
 from penstock.errors import DevelopmentError, PenstockError
 
 #: How long each run of the job should have work for: enough epochs to be killed in, little enough to keep waiting fun.
-SECONDS_PER_RUN = 4.0
+SECONDS_PER_RUN = 2.5
 #: Rows a second that two cores handle besides everything else; a longer demo simply takes longer.
 MOST_ROWS_PER_SECOND = 50_000.0
 #: A job that says nothing for so long hangs: starting Spark takes seconds, on a busy machine a minute.

@@ -15,7 +15,7 @@ from penstock.dev.demo_driver import JobConfig
 from penstock.dev.demo_truth import COLUMNS
 
 #: A run of the demo lives for seconds: code that is compiled once and quickly starts in half the time.
-_CONF = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+_CONF = {"spark.driver.extraJavaOptions": "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 _PAYMENT = "id bigint, account string, amount bigint"
 

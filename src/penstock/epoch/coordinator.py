@@ -65,6 +65,7 @@ class Coordinator:
         watermark_policy: str = "min",
         timing: Timing | None = None,
         on_complete: Callable[[int, Barrier | None], None] | None = None,
+        previous: int = 0,
     ) -> None:
         self._job, self._query = job, query
         self._sinks, self._sources = dict(sinks), tuple(sources)
@@ -79,13 +80,18 @@ class Coordinator:
         self._gate = threading.Lock()
         self._closed = False
         self._resume: Resume | None = None
-        self._generation = 0
+        self._previous, self._generation = previous, 0
         self._attempts = 0
         self._started = self._swept = time.monotonic()
         self._frame: DataFrame | None = None
         self._barrier: Barrier | None = None
         self.failure: BaseException | None = None
         self.completed = -1
+
+    @property
+    def generation(self) -> int:
+        """This run's number; before it has registered, that of the run before it in this process."""
+        return self._generation or self._previous
 
     # The two entrances
 
@@ -95,7 +101,7 @@ class Coordinator:
         started = time.monotonic()
         self._query_running = query_running
         self._check_identity()
-        resume = self._drive(protocol.recover())
+        resume = self._drive(protocol.recover(self._previous))
         self._resume, self._generation = resume, resume.generation
         self._started = self._swept = time.monotonic()
         self._events.emit(

@@ -46,7 +46,7 @@ def unseal(kind: str, data: bytes, where: str) -> dict[str, Any]:
         found, version, body = sealed["format"], sealed["version"], sealed["body"]
     except (ValueError, KeyError, TypeError) as error:
         raise _corrupt(where, "it is not a whole ledger file") from error
-    if not isinstance(version, int) or found != f"penstock/{kind}":
+    if not isinstance(version, int) or version < 1 or found != f"penstock/{kind}":
         raise _corrupt(where, f"it says {found!r} where 'penstock/{kind}' belongs")
     if version > VERSION:
         raise LedgerFromTheFuture(

@@ -277,8 +277,13 @@ def honoured(found: Found) -> Decision | None:
     return max(valid, key=lambda decision: decision.id, default=None)
 
 
-def recover() -> Generator[Action, Any, Resume]:
-    """Finish what an earlier run decided, abort what it did not, and say how the next epoch is to be run."""
+def recover(previous: int = 0) -> Generator[Action, Any, Resume]:
+    """Finish what an earlier run decided, abort what it did not, and say how the next epoch is to be run.
+
+    `previous` is the generation this very process had before a failure, if it had one: when a newer one has registered
+    meanwhile, the failure was the other's taking over, and coming back would take the job away from it again."""
+    if previous:
+        yield from _still_newest(previous)
     generation: int = yield Register()
     found: Found = yield Look()
     decision = honoured(found)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LOCK = Path(__file__).with_name("jars.lock.json")
 _STAMP = "verified"  # written last, so its presence says that every jar beside it had the right checksum
-_AT_ONCE = 4  # Ivy asks for one file after the other and mostly waits: four of them are more than three times as fast
+_AT_ONCE = 4  # Ivy asks for one file after the other and mostly waits
 
 
 @dataclass(frozen=True, slots=True)

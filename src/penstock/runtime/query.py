@@ -66,6 +66,7 @@ class QueryRunner:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._query: StreamingQuery | None = None
+        self._generation = 0  # of the last start in this process
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"penstock-query-{plan.uid}", daemon=True)
 
@@ -124,6 +125,7 @@ class QueryRunner:
             watermark_policy=str(self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")),
             timing=Timing(commit_seconds=self._checkpoints.commit_timeout_seconds),
             on_complete=self._completed,
+            previous=self._generation,
         )
         try:
             resume = coordinator.recover()
@@ -131,6 +133,7 @@ class QueryRunner:
                 return
             self._watch(coordinator)
         finally:
+            self._generation = coordinator.generation
             coordinator.close()
             self._query = None
 

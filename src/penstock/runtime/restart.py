@@ -30,7 +30,7 @@ class RestartStrategy:
 
     @classmethod
     def fixed_delay(cls, attempts: int = 3, delay: float | str = "1s") -> RestartStrategy:
-        """At most `attempts` restarts in a row, `delay` apart."""
+        """At most `attempts` restarts over the job's whole life, `delay` apart."""
         wait = seconds(delay, "delay")
         return cls(attempts, wait, wait, 1.0, float("inf"))
 
@@ -58,6 +58,7 @@ class Restarts:
     def __init__(self, strategy: RestartStrategy, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._strategy, self._clock = strategy, clock
         self._failures = 0
+        self._wait = strategy.initial
         self._started = clock()
 
     def started(self) -> None:
@@ -69,9 +70,11 @@ class Restarts:
             return None
         strategy = self._strategy
         if self._clock() - self._started >= strategy.reset_after:
-            self._failures = 0
+            self._failures, self._wait = 0, strategy.initial
         self._failures += 1
         if strategy.attempts is not None and self._failures > strategy.attempts:
             return None
-        wait = strategy.initial * strategy.multiplier ** (self._failures - 1)
-        return float(min(wait, strategy.maximum))
+        # Step by step, never as a power: after days of failures that would be too large for a float.
+        wait = min(self._wait, strategy.maximum)
+        self._wait = wait * strategy.multiplier
+        return float(wait)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
 
 from penstock.sources.datagen import Pace, split
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 #: Rows of one Arrow batch: a megabyte, large enough that the cost per batch disappears.
 BATCH_ROWS = 131_072
@@ -33,7 +35,7 @@ class DataGen(DataSource):
     def schema(self) -> str:
         return "id BIGINT NOT NULL"
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         return NumberReader(self.options)
 
 
@@ -57,13 +59,13 @@ class NumberReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pace = Pace(self._rows, self._rate)
         self._available_now = False
 
-    def initialOffset(self) -> dict[str, Any]:
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         return {"next": 0}
 
-    def getDefaultReadLimit(self) -> ReadLimit:
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         return ReadMaxRows(self._most)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         # An input without end takes `most` rows even where Spark asks for all there is.
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else (self._rows or self._most)
         begin = int(start["next"])
@@ -72,7 +74,7 @@ class NumberReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pace = Pace(end, None)  # what is there now is one epoch, and then no more
         return {"next": end}
 
-    def prepareForTriggerAvailableNow(self) -> None:
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         # The rate says how fast rows come to be; a run over what is there has no use for it.
         self._available_now = True
         self._pace = Pace(self._rows, None)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigurationError
 from penstock.guarantees import Guarantee, Link
 from penstock.kafka_options import for_admin, for_java, split_options
-from penstock.sinks.base import CheckContext, Finding
 from penstock.sources.base import Source
 from penstock.sources.kafka_group import GroupPublisher, librdkafka_sender
 from penstock.sources.naming import reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.sinks.base import CheckContext, Finding
 
 #: Java's defaults are made for many small polls. An epoch reads a known range as fast as it can: fewer, larger fetches
 #: made a whole pipeline 1.4 times faster, and a short wait at the end of a range halved its latency.

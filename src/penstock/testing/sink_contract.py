@@ -349,7 +349,8 @@ class SinkContract:
     # ── the description ──────────────────────────────────────────────────────────────────────────────────────────
 
     def test_the_sink_travels_to_workers(self) -> None:
-        sink, rows = pickle.loads(pickle.dumps(self.harness.make_sink())), self.harness.rows(3)
+        made, rows = self.harness.make_sink(), self.harness.rows(3)
+        sink = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own bytes
         self.commit(sink, self.prepare(sink, [rows]))
         self.assert_visible(rows)
 

@@ -14,10 +14,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from penstock.sinks.base import TwoPhaseSink, WriterScope
-
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from penstock.sinks.base import TwoPhaseSink, WriterScope
 
 
 def prepare_and_die(sink: TwoPhaseSink, scope: WriterScope, batch: pa.RecordBatch, patience: float) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def prepare_and_die(sink: TwoPhaseSink, scope: WriterScope, batch: pa.RecordBatc
 
 
 def main() -> None:
-    sink, scope, batch = pickle.load(sys.stdin.buffer)
+    sink, scope, batch = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the parent that started this process
     writer = sink.open_writer(scope)
     writer.write(batch)
     sys.stdout.write(json.dumps(dict(writer.pre_commit())))

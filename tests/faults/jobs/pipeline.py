@@ -38,6 +38,7 @@ class Pipeline:
     master: str = "local[2]"
     random: bool = False
     restarts: int = 20
+    jvm: str = QUICK_JVM
 
     def write(self, path: Path) -> Path:
         path.write_text(json.dumps(asdict(self)))
@@ -53,14 +54,12 @@ def build(config: Pipeline, spark: SparkSession | None = None) -> Job:
 
     job = Job(
         config.name,
-        checkpoints=Checkpoints(
-            storage=config.storage, timeout=config.timeout, commit_timeout=config.commit_timeout
-        ),
+        checkpoints=Checkpoints(storage=config.storage, timeout=config.timeout, commit_timeout=config.commit_timeout),
         restart=RestartStrategy.fixed_delay(attempts=config.restarts, delay="50ms"),
         conf={
             "spark.master": config.master,
             "spark.driver.memory": "512m",
-            "spark.driver.extraJavaOptions": QUICK_JVM,
+            "spark.driver.extraJavaOptions": config.jvm,
             "spark.sql.shuffle.partitions": "2",
         },
         spark=spark,

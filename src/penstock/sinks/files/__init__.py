@@ -29,10 +29,12 @@ class FileSink(TwoPhaseSink):
     is refused. When tasks run on several machines all of them must reach the same folder.
 
     `options` are Spark's options for JSON or CSV (`timestampFormat`, `sep`, `header`, `lineSep`, …); unlike Spark's
-    writers, text keeps the microseconds of timestamps. `compression` is snappy for Parquet and none for text, unless
-    given. Readers (Spark, Hive, pyarrow) may list the folder at any
-    time: a file is visible only when its whole epoch is decided, and it never changes afterwards. They may also
-    move files away as soon as they see them. The folder `_penstock` inside belongs to the sink.
+    writers, text keeps the microseconds of timestamps and the blanks around words. `compression` is snappy for
+    Parquet and none for text, unless given.
+
+    Readers (Spark, Hive, pyarrow) may list the folder at any time: a file is visible only when its whole epoch is
+    decided, and it never changes afterwards. They may also move files away as soon as they see them. The folder
+    `_penstock` inside belongs to the sink.
     """
 
     def __init__(

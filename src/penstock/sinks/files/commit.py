@@ -37,7 +37,6 @@ from urllib.parse import quote
 
 from penstock.errors import PreCommitFailed
 from penstock.sinks.base import Committable, Committer, Outcome, SinkScope, Writer, WriterScope
-from penstock.sinks.files.encode import Encoder
 from penstock.sinks.files.storage import StagedFile, Storage, full_disk_named, is_full
 from penstock.testing.failpoints import failpoint
 
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.deadline import Deadline
+    from penstock.sinks.files.encode import Encoder
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
 """Rows as bytes: Parquet by pyarrow, JSON lines and CSV rendered by Spark and only joined here.
 
 Spark renders text itself (`to_json`, `to_csv`), so decimals, binaries, nulls and quotes look exactly as Spark's own
-writers would write them, and every option of theirs works. In a task one string column is left, and its lines are joined without touching rows.
+writers would write them, and every option of theirs works. In a task one string column is left, and its lines are
+joined without touching rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from penstock.errors import ConfigurationError, SchemaMismatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
 #: What each format can be compressed with, and the ending readers recognise it by. Parquet names it inside the file.
@@ -29,10 +30,18 @@ COMPRESSIONS: Mapping[str, Mapping[str, str]] = {
 ROW_GROUP_BYTES = 64 << 20
 ROW_GROUP_ROWS = 1 << 20
 
-#: Spark's own writers cut timestamps to milliseconds; what was decided must not lose digits on the way.
-LOSSLESS: Mapping[str, str] = {
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+#: Spark's own writers cut timestamps to milliseconds, and CSV's trims text; what was decided must arrive as it was.
+LOSSLESS: Mapping[str, Mapping[str, str]] = {
+    "json": {
+        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+        "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    },
+    "csv": {
+        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+        "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+        "ignoreLeadingWhiteSpace": "false",
+        "ignoreTrailingWhiteSpace": "false",
+    },
 }
 
 _OURS = ("header", "lineSep", "encoding", "charset", "compression", "pretty")
@@ -159,7 +168,7 @@ def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
     _refuse_columns(kind, frame)
     if kind == "parquet":
         return frame
-    rendering = {**LOSSLESS, **{name: str(value) for name, value in options.items() if name not in _OURS}}
+    rendering = {**LOSSLESS[kind], **{name: str(value) for name, value in options.items() if name not in _OURS}}
     # Backticks, so that a column whose name has a dot is not taken for a field of a struct.
     row = f.struct(*(f.col("`" + name.replace("`", "``") + "`") for name in frame.columns))
     if kind == "json":
@@ -167,7 +176,24 @@ def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
     # The name of the only column carries the header to the tasks: they see neither this frame nor its names. Spark
     # would take a dot in it for a field of a struct.
     header = quote(csv_header(frame.columns, rendering), safe="").replace(".", "%2E")
-    return frame.select(f.to_csv(row, rendering).alias(header))
+    line = f.to_csv(row, rendering)
+    if len(frame.columns) == 1:
+        line = _never_blank(row.getField(frame.columns[0]), line, rendering)
+    return frame.select(line.alias(header))
+
+
+def _never_blank(only: Column, line: Column, options: Mapping[str, str]) -> Column:
+    """A line of one column that is null or blank gets quotes. `to_csv` fails on it, Spark's writer drops the row, and
+    readers take an empty line for no row."""
+    from pyspark.sql import functions as f
+
+    text, mark = only.cast("string"), f.lit(options.get("quote", '"'))
+    blank = f.trim(text) == ""
+    if options.get("emptyValue", "shown").strip():
+        blank = blank & (text != "")
+    if not options.get("nullValue", "").strip():
+        blank = only.isNull() | blank
+    return f.when(blank, f.concat(mark, f.coalesce(text, f.lit("")), mark)).otherwise(line)
 
 
 def csv_header(names: list[str], options: Mapping[str, str]) -> str:

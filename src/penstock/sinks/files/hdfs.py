@@ -52,7 +52,7 @@ class ArrowStorage(Storage):
 
     def size(self, name: str) -> int | None:
         info = self._system.get_file_info(self._at(name))
-        return cast(int, info.size) if info.is_file else None
+        return cast("int", info.size) if info.is_file else None
 
     def rename(self, source: str, target: str) -> None:
         for name, expected, error in ((source, True, FileNotFoundError), (target, False, FileExistsError)):
@@ -70,7 +70,7 @@ class ArrowStorage(Storage):
 
     def read(self, name: str) -> bytes:
         with self._system.open_input_stream(self._at(name), compression=None) as stream:
-            return cast(bytes, stream.read())
+            return cast("bytes", stream.read())
 
     def remove(self, name: str) -> bool:
         try:

@@ -1,0 +1,79 @@
+"""The Kafka broker dies by SIGKILL at every point there is and comes back with its data; the job goes on by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.dev.broker import Broker
+from tests.support.case import Case, running
+from tests.support.points import DRIVER, WORKER, at, worker_failpoint
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker of this module's own, to be killed."""
+    with Broker.start(tmp_path_factory.mktemp("mortal"), heap="512m") as started:
+        yield started
+
+
+@pytest.fixture
+def world(mortal: Broker, tmp_path: Path) -> Iterator[Case]:
+    made = Case(mortal.servers, tmp_path / "case")
+    yield made
+    made.close()
+
+
+class Outage:
+    """Kills the broker at once and brings it back from another thread, so that whoever goes on meets nobody."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._return = threading.Thread(target=broker.restart)
+
+    def begin(self) -> None:
+        self._broker.kill()
+        self._return.start()
+
+    def wait_over(self) -> None:
+        self._return.join(90)
+        assert self._broker.running
+
+
+@pytest.mark.parametrize("point", DRIVER)
+def test_broker_killed_while_the_driver_is_at(mortal: Broker, world: Case, session: SparkSession, point: str) -> None:
+    outage = Outage(mortal)
+    world.source.feed(100)
+    with running(world.build(session)) as run:
+        with at(point, outage.begin) as passed:
+            until(passed.is_set, f"{point} to be passed")
+            outage.wait_over()
+            until(world.visible, "the first portion")
+        world.source.feed(100)
+        until(world.visible, "the second portion")
+        run.stop()
+    world.assert_exact()
+
+
+@pytest.mark.parametrize("point", WORKER)
+def test_broker_killed_while_a_worker_is_at(mortal: Broker, world: Case, session: SparkSession, point: str) -> None:
+    outage = Outage(mortal)
+    world.source.feed(100)
+    with worker_failpoint(session, world, point, "hang"), running(world.build(session)) as run:
+        world.wait_acted(point)
+        outage.begin()
+        world.release.touch()
+        outage.wait_over()
+        until(world.visible, "the first portion")
+        world.source.feed(100)
+        until(world.visible, "the second portion")
+        run.stop()
+    world.assert_exact()

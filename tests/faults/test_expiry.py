@@ -1,0 +1,104 @@
+"""The job is down longer than its transactions live: nothing lost, nothing doubled, or a stop that says why."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.errors import ReplayDiffers
+from tests.support.case import Case, running
+from tests.support.kafka import assert_nothing_open, open_transactions, read_committed, transactions
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SHORT = {"transaction_timeout": "5s", "timeout": "4s"}
+
+
+def kill_at(world: Case, point: str) -> None:
+    """One run over 100 rows, killed at `point` of its first epoch."""
+    world.source.feed(100)
+    run = world.start({point: "crash"})
+    assert run.wait() == -signal.SIGKILL, run.tail()
+    assert world.acted(point)
+
+
+def wait_expired(world: Case) -> None:
+    until(lambda: not open_transactions(world.servers, world.config.name), "the broker to end all transactions", 30)
+
+
+def proofs(manifest: dict[str, Any]) -> set[tuple[str, int, int, int]]:
+    """Sink, writer, row count and checksum of each writer."""
+    return {(sink, writer, rows, checksum) for sink, writer, rows, checksum, *_ in manifest["committables"]}
+
+
+def finish(world: Case, session: SparkSession) -> Mapping[str, Any]:
+    """Run the job again until all is visible, judge, and tell what its recovery did."""
+    with running(world.build(session)) as run:
+        until(world.visible, "all rows")
+        run.stop()
+    world.assert_exact()
+    [recovered] = [event for event in run.events if event["event"] == "recovered"]
+    return recovered
+
+
+def test_all_expired_is_void_and_replayed(case: Callable[..., Case], session: SparkSession) -> None:
+    world = case(**SHORT)
+    kill_at(world, "epoch.decided")
+    assert len(world.manifests()) == 1
+    wait_expired(world)
+    assert set(transactions(world.servers, world.config.name).values()) == {"CompleteAbort"}
+    assert world.copy.read() == []
+    assert finish(world, session)["action"] == "void"
+
+
+def test_some_expired_are_repaired_with_proof(case: Callable[..., Case], session: SparkSession) -> None:
+    world = case(**SHORT)
+    kill_at(world, "commit.first")
+    wait_expired(world)
+    assert sorted(transactions(world.servers, world.config.name).values()) == ["CompleteAbort", "CompleteCommit"]
+    assert 0 < len(world.copy.read()) < 100
+    assert finish(world, session)["action"] == "repair"
+    decided, repaired = world.manifests()
+    assert (decided["epoch"], repaired["epoch"]) == (0, 0)
+    assert repaired["generation"] > decided["generation"]
+    assert proofs(repaired) == proofs(decided)
+    assert sum(rows for _, _, rows, _ in proofs(decided)) == 100
+
+
+def test_a_plan_that_gives_other_rows_stops(case: Callable[..., Case], session: SparkSession) -> None:
+    """Half of the epoch is visible and the replay cannot prove the other half: the job stops and says where, however
+    often it is started."""
+    world = case(**SHORT, random=True)
+    kill_at(world, "commit.first")
+    states = transactions(world.servers, world.config.name)
+    assert sorted(states.values()) == ["CompleteCommit", "Ongoing"]
+    [lost] = [
+        writer
+        for _, writer, _, _, _, payload in world.manifests()[0]["committables"]
+        if states[payload["transactional_id"]] == "Ongoing"
+    ]
+    wait_expired(world)
+    before = contents(world)
+    assert 0 < len(before) < 100
+    for _ in range(3):
+        with running(world.build(session)) as run, pytest.raises(ReplayDiffers) as stopped:
+            run.join()
+        said = str(stopped.value)
+        assert said.startswith("Epoch 0 of query 'copy' is partly visible")
+        assert f"the writers copy/{lost} were lost" in said
+        assert [event["action"] for event in run.events if event["event"] == "recovered"] == ["repair"]
+        assert contents(world) == before
+        assert_nothing_open(world.servers, world.config.name)
+        assert world.commits() == set()
+        assert len(world.manifests()) == 1
+
+
+def contents(world: Case) -> list[tuple[int, int, bytes]]:
+    """Every visible message with its place: doubled, moved or changed, it would show."""
+    assert world.config.copy_to is not None
+    return [(one.partition(), one.offset(), one.value()) for one in read_committed(world.servers, world.config.copy_to)]

@@ -1,0 +1,232 @@
+"""One job, launched in every way there is; what the user has set is never overridden; the examples work."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
+import pytest
+from running import PATIENCE, Kafka, until
+
+import penstock
+from penstock.runtime.spark import session as make_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PACKAGES = Path(penstock.__file__).parents[1]
+
+SHUFFLE = "spark.sql.shuffle.partitions"
+MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+REUSE = "spark.python.worker.reuse"
+MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing"
+OURS = {
+    "spark.master": "local[*]",
+    SHUFFLE: str(len(os.sched_getaffinity(0))),
+    MANAGER: f"{MANAGERS}.FileSystemBasedCheckpointFileManager",
+    ARROW_ROWS: "20000",
+    ARROW_BYTES: str(64 << 20),
+    REUSE: "true",
+}
+
+#: Under spark-submit the Python program is a child of the JVM that was launched; a clean end is asked of the program.
+PID = "import os; open(os.environ['REPORT'] + '.pid', 'w').write(str(os.getpid()))"
+
+#: The example, and then what Spark was told in the end.
+REPORTING = f"""
+{PID}
+import json, os, runpy, sys
+sys.argv = [{str(EXAMPLES / "kafka_to_kafka.py")!r}]
+try:
+    names = runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    from pyspark.sql import SparkSession
+    spark = SparkSession._instantiatedSession
+    told = {{key: spark.conf.get(key, None) for key in {[*OURS, "spark.jars"]!r}}}
+    told["python"] = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("sys").executable).first()
+    with open(os.environ["REPORT"], "w") as file:
+        json.dump(told, file)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "job.py"
+    path.write_text(REPORTING)
+    return path
+
+
+def launch(command: list[str], kafka: Kafka, folder: Path, more: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run it, send it payments, end it with SIGTERM; the alerts must be right. What Spark was told."""
+    payments, alerts = kafka.topic(), kafka.topic()
+    kafka.send(payments, [(f"a{n}", json.dumps({"id": n, "amount": 500 + n * 10})) for n in range(100)])
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK", "SPARK", "JAVA_"))}
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(PACKAGES),
+        "KAFKA": kafka.servers,
+        "PAYMENTS": payments,
+        "ALERTS": alerts,
+        "CHECKPOINTS": str(folder / "checkpoints"),
+        "REPORT": str(folder / "report.json"),
+        **(more or {}),
+    }
+    with (folder / "output.txt").open("wb") as output:
+        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=output, stderr=output)
+    try:
+        expected = Counter(str(n) for n in range(51, 100))
+
+        def there() -> bool:
+            assert process.poll() is None, (folder / "output.txt").read_text()[-4000:]
+            return len(kafka.read(alerts)) >= len(expected)
+
+        until(there, "the alerts")
+        os.kill(int((folder / "report.json.pid").read_text()), signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0, (folder / "output.txt").read_text()[-4000:]
+    finally:
+        process.kill()
+        process.wait()
+    seen = Counter(str(json.loads(value)["id"]) for value in kafka.values(alerts).elements())
+    assert seen == expected
+    assert "the weakest link is" in (folder / "output.txt").read_text()
+    told: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return told
+
+
+def test_python(script: Path, kafka: Kafka, tmp_path: Path) -> None:
+    """Nothing is set, so everything is ours; but what spark-defaults.conf says counts."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text(f"{ARROW_ROWS} 7777\n")
+    told = launch([sys.executable, str(script)], kafka, tmp_path, {"SPARK_CONF_DIR": str(tmp_path / "conf")})
+    jars = told.pop("spark.jars")
+    assert "spark-sql-kafka-0-10" in jars
+    assert told == {**OURS, ARROW_ROWS: "7777", "python": sys.executable}
+
+
+def test_spark_submit(script: Path, kafka: Kafka, tmp_path: Path) -> None:
+    """Whatever --conf says stays as it is."""
+    import pyspark
+
+    theirs = {
+        SHUFFLE: "3",
+        MANAGER: f"{MANAGERS}.FileContextBasedCheckpointFileManager",
+        ARROW_ROWS: "1234",
+        ARROW_BYTES: "1000000",
+        REUSE: "false",
+        "spark.pyspark.python": sys.executable,
+    }
+    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    confs = [part for key, value in theirs.items() for part in ("--conf", f"{key}={value}")]
+    told = launch([submit, "--master", "local[2]", *confs, str(script)], kafka, tmp_path)
+    del told["spark.jars"], theirs["spark.pyspark.python"]
+    assert told == {"spark.master": "local[2]", **theirs, "python": sys.executable}
+
+
+def test_penstock_run(kafka: Kafka, tmp_path: Path, script: Path) -> None:
+    """Also where a file only defines its job."""
+    text = (EXAMPLES / "kafka_to_kafka.py").read_text()
+    defined, _, _ = text.partition('if __name__ == "__main__":')
+    script.write_text(f"{PID}\n{defined}\nprint(job.explain())\n")
+    (tmp_path / "report.json").write_text("{}")
+    penstock_command = "from penstock.cli.main import main; main()"
+    launch([sys.executable, "-c", penstock_command, "run", str(script)], kafka, tmp_path)
+
+
+def test_a_running_session_keeps_its_settings(session: SparkSession) -> None:
+    """Made in this thread or in another one: it is that session, as it is."""
+    session.conf.set(SHUFFLE, "5")
+    found: list[SparkSession] = []
+
+    def ask() -> None:
+        found.append(make_session("other", conf={SHUFFLE: "9"}, jars=["spark-kafka"], local_storage=True))
+
+    ask()
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert all(one.sparkContext is session.sparkContext for one in found)
+    assert [one.conf.get(SHUFFLE) for one in found] == ["5", "5"]
+    assert session.conf.get(SHUFFLE) == "5"
+    session.conf.unset(SHUFFLE)
+
+
+@pytest.fixture
+def example(
+    session: SparkSession, kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Example:
+    monkeypatch.setenv("KAFKA", kafka.servers)
+    monkeypatch.setenv("CHECKPOINTS", str(tmp_path / "checkpoints"))
+    monkeypatch.setenv("ARCHIVE", str(tmp_path / "archive"))
+    monkeypatch.setenv("ROWS", "100000")
+    return Example(kafka, tmp_path / "archive", monkeypatch)
+
+
+class Example:
+    """Runs an example as a user would, in this process and its session."""
+
+    def __init__(self, kafka: Kafka, archive: Path, patch: pytest.MonkeyPatch) -> None:
+        self._kafka, self._archive, self._patch = kafka, archive, patch
+
+    def run(self, name: str, topic: str | None = None) -> list[Any]:
+        """What is in its topic afterwards, run twice: the second time there is nothing left to do."""
+        target = self._kafka.topic()
+        if topic is not None:
+            self._patch.setenv(topic, target)
+        for _ in range(2):
+            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        return [json.loads(value or b"null") for _, value in self._kafka.read(target)]
+
+    def archived(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = ds.dataset([str(p) for p in self._archive.glob("part-*")]).to_table().to_pylist()
+        return rows
+
+
+def test_example_totals(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
+    windows = example.run("totals", "TOTALS")
+    assert "'committed'" in capsys.readouterr().out
+    assert len({(row["minute"], row["branch"]) for row in windows}) == len(windows)
+    # A row every millisecond: 100 seconds. Only the first minute is closed, and every row of it counted.
+    assert sum(row["payments"] for row in windows) == 60_000
+
+
+def test_example_epoch_two_outputs(example: Example) -> None:
+    alerts = example.run("epoch_two_outputs", "ALERTS")
+    rows = example.archived()
+    assert Counter(row["id"] for row in rows) == Counter(range(100_000))
+    assert Counter(row["id"] for row in alerts) == Counter(row["id"] for row in rows if row["amount"] > 9000)
+
+
+def test_example_dropin(example: Example) -> None:
+    assert Counter(example.run("dropin", "NUMBERS")) == Counter(range(100_000))
+
+
+def test_example_generator_to_files(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
+    example.run("generator_to_files")
+    assert "files in" in capsys.readouterr().out
+    rows = example.archived()
+    assert len({row["id"] for row in rows}) == len(rows)
+    assert all(row["amount"] >= Decimal(100) for row in rows)
+    assert 98_000 < len(rows) < 100_000
+
+
+def test_every_example_is_short_and_run_by_a_test() -> None:
+    here = Path(__file__).read_text()
+    for path in EXAMPLES.glob("*.py"):
+        assert len(path.read_text().splitlines()) < 60, path
+        assert path.stem in here, path

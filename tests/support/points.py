@@ -1,0 +1,60 @@
+"""Acting at a failpoint inside this process, with the circumstances arranged under which it is passed at all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.testing.failpoints import ONCE, POINTS, RELEASE, VARIABLE, InjectedFault, hooked
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.support.case import Case
+
+DRIVER = [name for name, process in POINTS.items() if process == "driver"]
+WORKER = [name for name, process in POINTS.items() if process == "worker"]
+
+
+def failing_before(point: str) -> str | None:
+    """Where an epoch must fail first, for `point` to be passed with something at stake."""
+    if point.startswith("recover."):
+        return "epoch.decided"  # so that recovery finds a decision that nobody carried out
+    if point == "epoch.aborted":
+        return "epoch.precommitted"  # so that there is an attempt to abort
+    return None
+
+
+@contextmanager
+def at(point: str, act: Callable[[], None]) -> Iterator[threading.Event]:
+    """While this lasts, the first passing of `point` calls `act`. The event tells that it has been called."""
+    called = threading.Event()
+
+    def call() -> None:
+        act()
+        called.set()
+
+    before = failing_before(point)
+    with ExitStack() as hooks:
+
+        def fail() -> None:
+            hooks.enter_context(hooked(point, call))
+            raise InjectedFault(f"Failed at {before}, so that {point} is passed.")
+
+        hooks.enter_context(hooked(point, call) if before is None else hooked(before, fail))
+        yield called
+
+
+@contextmanager
+def worker_failpoint(spark: SparkSession, world: Case, point: str, action: str) -> Iterator[None]:
+    """While this lasts, Python workers of `spark` have a failpoint: Spark keeps workers apart by their environment."""
+    environment = spark.sparkContext.environment
+    given = {VARIABLE: f"{point}={action}", ONCE: str(world.once), RELEASE: str(world.release)}
+    environment.update(given)
+    try:
+        yield
+    finally:
+        for name in given:
+            environment.pop(name, None)

@@ -1,0 +1,235 @@
+"""The ledger: generations, claims and manifests; damage is told from health; the format on disk stays readable."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.epoch.ledger import Ledger, seal, unseal
+from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId
+from penstock.epoch.storage import AlreadyExists, LocalStorage, MemoryStorage
+from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
+
+DATA = Path(__file__).parent / "data"
+BODY = {"text": "Zażółć 日本", "number": 12.5, "none": None, "list": [1, "a", {"b": True}]}
+
+FACTS = {"job": "payments", "host": "node-1", "pid": 4321, "sources": ["orders"], "sinks": ["alerts", "archive"]}
+CLAIM = Claim(generation=7, epoch=12, honours=DecisionId(12, 6))
+DECISION = Decision(
+    DecisionId(12, 7),
+    (
+        Committable("alerts", 0, 3, 2**64 - 1, {"transactional_id": "payments:alerts-g000007-0", "sequence": 1}),
+        Committable("archive", 1, 5, 42, {"staged": "a", "final": "b", "bytes": 10}, format=2),
+        Committable("archive", 2, 0, 0),
+    ),
+    watermark=1767225600000,
+)
+
+
+def ledger(storage: Any = None, **more: Any) -> Ledger:
+    return Ledger(storage or MemoryStorage(), now=lambda: 1767225600.25, **more)
+
+
+# Sealed files
+
+
+def test_what_is_sealed_comes_back() -> None:
+    assert unseal("manifest", seal("manifest", BODY), "here") == BODY
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    good = seal("manifest", BODY)
+    for position in range(len(good)):
+        for bit in range(8):
+            bad = good[:position] + bytes([good[position] ^ (1 << bit)]) + good[position + 1 :]
+            try:
+                body = unseal("manifest", bad, "here")
+            except (LedgerCorrupt, LedgerFromTheFuture):
+                continue
+            assert body == BODY, (position, bit)  # another spelling of the same JSON
+
+
+def test_every_truncation_is_noticed() -> None:
+    good = seal("manifest", BODY)
+    for length in range(len(good) - 1):  # the newline at the end is no content
+        with pytest.raises(LedgerCorrupt) as refused:
+            unseal("manifest", good[:length], "here")
+        assert "here cannot be trusted" in str(refused.value)
+        assert not refused.value.retryable
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b"12", b'"text"', b"{}", b'{"format":1,"version":1,"body":{}}'])
+def test_other_json_is_not_a_ledger_file(body: bytes) -> None:
+    with pytest.raises(LedgerCorrupt):
+        unseal("manifest", body, "here")
+
+
+def test_one_kind_is_not_taken_for_another() -> None:
+    with pytest.raises(LedgerCorrupt, match="says 'penstock/claim' where 'penstock/manifest' belongs"):
+        unseal("manifest", seal("claim", BODY), "here")
+
+
+def test_a_newer_version_is_refused_whatever_is_in_it() -> None:
+    newer = json.dumps({"format": "penstock/manifest", "version": 2, "body": ["something", "else"]}).encode()
+    with pytest.raises(LedgerFromTheFuture) as refused:
+        unseal("manifest", newer, "here")
+    assert "here has version 2; this Penstock reads up to 1" in str(refused.value)
+
+
+# The format, as it stands on people's disks
+
+
+GOLDEN = {
+    "generation-v1.json": ("generation", "generations/00000001.json"),
+    "claim-v1.json": ("claim", "claims/00000007.json"),
+    "manifest-v1.json": ("manifest", "epochs/0000000012.g00000007.json"),
+}
+
+
+def test_golden_files_are_read() -> None:
+    storage = MemoryStorage()
+    for file, (_, name) in GOLDEN.items():
+        storage.create(name, (DATA / file).read_bytes())
+    read = ledger(storage)
+    assert read.newest_generation() == 1
+    assert read.generation(1) == {**FACTS, "registered": 1767225600.25}
+    assert read.claims("query-id") == (CLAIM,)
+    [manifest] = read.manifests(12)
+    assert manifest.decision == DECISION
+    assert (manifest.query, manifest.barrier, manifest.decided) == ("query-id", "barrier-digest", 1767225600.25)
+
+
+def test_what_is_written_today_is_what_the_golden_files_hold() -> None:
+    """Should this fail, the format has changed: raise its version, keep reading the old one, add new golden files."""
+    storage = MemoryStorage()
+    written = ledger(storage)
+    written.register(FACTS)
+    written.claim(CLAIM, "query-id")
+    written.decide(DECISION, query="query-id", barrier="barrier-digest")
+    for file, (_, name) in GOLDEN.items():
+        assert storage.read(name) == (DATA / file).read_bytes(), file
+
+
+@pytest.mark.parametrize("file", GOLDEN)
+def test_a_golden_file_of_version_2_is_refused(file: str) -> None:
+    kind, name = GOLDEN[file]
+    storage = MemoryStorage()
+    newer = (DATA / file).read_bytes().replace(b'"version":1}', b'"version":2}')
+    storage.create(name, newer)
+    read = {
+        "generation": lambda: ledger(storage).generation(1),
+        "claim": lambda: ledger(storage).claims("query-id"),
+        "manifest": lambda: ledger(storage).manifests(12),
+    }[kind]
+    with pytest.raises(LedgerFromTheFuture, match="version 2"):
+        read()
+
+
+# Generations
+
+
+def test_generations_count_up_and_old_ones_are_forgotten() -> None:
+    storage = MemoryStorage()
+    own = ledger(storage)
+    assert own.newest_generation() == 0
+    assert [own.register(FACTS) for _ in range(30)] == list(range(1, 31))
+    assert own.newest_generation() == 30
+    assert len(storage.list("generations")) == 20
+    assert own.generation(5) is None
+
+
+def test_of_many_that_register_at_once_each_gets_its_own(tmp_path: Path) -> None:
+    start, got = threading.Barrier(8), []
+
+    def register() -> None:
+        mine = ledger(LocalStorage(tmp_path))
+        start.wait()
+        got.append(mine.register(FACTS))
+
+    threads = [threading.Thread(target=register) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == list(range(1, 9))
+
+
+# Claims and manifests
+
+
+def test_claims_of_another_query_say_nothing() -> None:
+    own = ledger()
+    own.claim(CLAIM, "query-id")
+    own.claim(Claim(8, 0, None), "another")
+    assert own.claims("query-id") == (CLAIM,)
+    assert own.claims("another") == (Claim(8, 0, None),)
+
+
+def test_a_claim_is_made_once() -> None:
+    own = ledger()
+    own.claim(CLAIM, "query-id")
+    with pytest.raises(AlreadyExists):
+        own.claim(CLAIM, "query-id")
+
+
+def test_decisions_of_an_epoch() -> None:
+    own = ledger()
+    own.decide(DECISION, query="query-id", barrier=None)
+    later = Decision(DecisionId(12, 9), (), None)
+    own.decide(later, query="query-id", barrier=None)
+    own.decide(Decision(DecisionId(12, 10), ()), query="another", barrier=None)
+    own.decide(Decision(DecisionId(13, 9), ()), query="query-id", barrier=None)
+    assert own.decisions(12, "query-id") == (DECISION, later)
+    assert own.decisions(11, "query-id") == ()
+
+
+def test_nothing_is_decided_twice() -> None:
+    own = ledger()
+    own.decide(DECISION, query="query-id", barrier=None)
+    with pytest.raises(LedgerError, match=r"0000000012\.g00000007\.json exists already"):
+        own.decide(Decision(DECISION.id, ()), query="query-id", barrier=None)
+    assert own.decisions(12, "query-id") == (DECISION,)
+
+
+def test_old_manifests_are_pruned_now_and_then() -> None:
+    storage = MemoryStorage()
+    own = ledger(storage, retained=10)
+    for epoch in range(101):
+        own.decide(Decision(DecisionId(epoch, 1), ()), query=None, barrier=None)
+        own.prune(epoch)
+    assert [int(name[:10]) for name in storage.list("epochs")] == list(range(90, 101))
+
+
+def test_strange_files_are_left_alone() -> None:
+    storage = MemoryStorage()
+    for name in ("epochs/README", "epochs/0000000012.g00000007.json.bak", "generations/x.json", "claims/1.json"):
+        storage.create(name, b"whatever")
+    own = ledger(storage)
+    assert own.register(FACTS) == 1
+    assert own.manifests(12) == ()
+    assert own.claims(None) == ()
+
+
+# The storage under it
+
+
+def test_atomic_storage_is_proven_and_leaves_nothing(tmp_path: Path) -> None:
+    for storage in (MemoryStorage(), LocalStorage(tmp_path)):
+        ledger(storage).prove_atomic()
+        assert storage.list("probe") == []
+
+
+def test_storage_that_lets_a_name_be_created_twice_is_refused() -> None:
+    class Careless(MemoryStorage):
+        def create(self, name: str, data: bytes) -> None:
+            self._files[name] = data
+
+    storage = Careless()
+    with pytest.raises(StorageNotAtomic) as refused:
+        ledger(storage).prove_atomic()
+    assert "nothing was started" in str(refused.value)
+    assert storage.list("probe") == []

@@ -1,0 +1,130 @@
+"""Spark's own log: read as Spark writes it, completed only where that is no guess."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.epoch.spark_log import STATE_FORMAT, SparkLog
+from penstock.epoch.storage import MemoryStorage
+from penstock.errors import LedgerCorrupt
+
+# As PySpark 4.2.0 writes them.
+CONF = {"spark.sql.streaming.stateStore.providerClass": "…", "spark.sql.shuffle.partitions": "2"}
+METADATA = {"batchWatermarkMs": 1767225600000, "batchTimestampMs": 1767225612345, "conf": CONF}
+
+
+def offsets(metadata: dict[str, object] | None = None, *positions: str) -> bytes:
+    lines = ["v1", json.dumps(metadata or METADATA), *(positions or ('{"orders":{"0":12,"1":7}}',))]
+    return "\n".join(lines).encode()
+
+
+def commit(watermark: int = 0) -> bytes:
+    return f'v1\n{{"nextBatchWatermarkMs":{watermark}}}'.encode()
+
+
+@pytest.fixture
+def storage() -> MemoryStorage:
+    return MemoryStorage()
+
+
+@pytest.fixture
+def log(storage: MemoryStorage) -> SparkLog:
+    return SparkLog(storage)
+
+
+def test_a_checkpoint_that_is_not_there_yet(log: SparkLog) -> None:
+    assert log.query_id() is None
+    assert log.next_epoch() == (0, False)
+    assert log.barrier(0) is None
+    assert log.committed_watermark(0) is None
+    assert not log.finish(0, 0)
+
+
+def test_which_epoch_comes_next(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("metadata", b'{"id":"6a1c"}')
+    assert log.query_id() == "6a1c"
+    storage.create("offsets/0", offsets())
+    assert log.next_epoch() == (0, True)
+    storage.create("commits/0", commit())
+    assert log.next_epoch() == (1, False)
+    for name in ("commits/9", "commits/10", "offsets/9", "offsets/10", "offsets/11"):
+        storage.create(name, commit())
+    assert log.next_epoch() == (11, True)
+    storage.create("offsets/.12.crc", b"")
+    storage.create("offsets/12.tmp", b"")
+    assert log.next_epoch() == (11, True)
+
+
+def test_a_barrier(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("offsets/0", offsets(None, '{"orders":{"0":12}}', "-", "7"))
+    barrier = log.barrier(0)
+    assert barrier is not None
+    assert barrier.metadata == METADATA
+    assert barrier.offsets == ({"orders": {"0": 12}}, None, 7)
+    storage.create("offsets/1", offsets(None, '{"orders":{"0":12}}', "-", "8"))
+    other = log.barrier(1)
+    assert other is not None
+    assert other.digest != barrier.digest
+
+
+@pytest.mark.parametrize("data", [b"", b"v1", b"v1\n{", b"v1\n{}\n{half", b"\xff\xfe"])
+def test_a_barrier_that_cannot_be_read(log: SparkLog, storage: MemoryStorage, data: bytes) -> None:
+    storage.create("offsets/3", data)
+    with pytest.raises(LedgerCorrupt, match="offsets/3 cannot be read"):
+        log.barrier(3)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}"])
+def test_metadata_that_cannot_be_read(log: SparkLog, storage: MemoryStorage, data: bytes) -> None:
+    storage.create("metadata", data)
+    with pytest.raises(LedgerCorrupt, match="metadata cannot be read"):
+        log.query_id()
+
+
+def test_finishing_writes_what_spark_would_have_written(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("offsets/0", offsets())
+    storage.create("commits/.0.crc", b"of a half-done write")
+    assert log.finish(0, 1767225600000)
+    assert storage.read("commits/0") == commit(1767225600000)
+    assert storage.read("commits/.0.crc") is None
+    assert log.committed_watermark(0) == 1767225600000
+    assert log.next_epoch() == (1, False)
+
+
+def test_a_commit_that_is_there_stays(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("offsets/0", offsets())
+    storage.create("commits/0", commit(5))
+    assert log.finish(0, 7)
+    assert log.committed_watermark(0) == 5
+
+
+def test_finishing_without_a_watermark_would_be_a_guess(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("offsets/0", offsets())
+    assert not log.finish(0, None)
+    assert storage.list("commits") == []
+
+
+def test_so_would_a_state_format_with_ids(storage: MemoryStorage) -> None:
+    storage.create("offsets/0", offsets())
+    assert not SparkLog(storage, state_format="2").finish(0, 0)
+    recorded = {**METADATA, "conf": {**CONF, STATE_FORMAT: "2"}}
+    storage.create("offsets/1", offsets(recorded))
+    assert not SparkLog(storage, state_format="1").finish(1, 0)
+    storage.create("offsets/2", offsets({**METADATA, "conf": {**CONF, STATE_FORMAT: "1"}}))
+    assert SparkLog(storage, state_format="2").finish(2, 0), "what the query was started with counts"
+    assert storage.list("commits") == ["2"]
+
+
+@pytest.mark.parametrize(
+    "before", [b'v2\n{"nextBatchWatermarkMs":0}', b'v1\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}', b"v1\n{", b""]
+)
+def test_so_would_a_log_whose_last_commit_is_of_another_format(
+    log: SparkLog, storage: MemoryStorage, before: bytes
+) -> None:
+    storage.create("commits/0", before)
+    storage.create("offsets/1", offsets())
+    assert log.committed_watermark(0) is None
+    assert not log.finish(1, 0)
+    assert storage.list("commits") == ["0"]

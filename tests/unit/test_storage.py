@@ -1,0 +1,184 @@
+"""Local storage: whole and durable or not there at all, one creator per name, and refusals with names of ours."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.epoch.storage import AlreadyExists, LocalStorage, MemoryStorage, Storage, local_path
+from penstock.errors import LedgerError, StorageFull
+from penstock.testing.failpoints import hooked
+
+
+@pytest.fixture(params=["local", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return LocalStorage(tmp_path / "root") if request.param == "local" else MemoryStorage()
+
+
+def test_a_name_is_created_once(storage: Storage) -> None:
+    storage.create("folder/name", b"first")
+    with pytest.raises(AlreadyExists):
+        storage.create("folder/name", b"second")
+    assert storage.read("folder/name") == b"first"
+
+
+def test_what_is_not_there(storage: Storage) -> None:
+    assert storage.read("nothing") is None
+    assert storage.read("nothing/inside") is None
+    assert storage.list("nothing") == []
+    storage.delete("nothing")
+
+
+def test_listing_and_deleting(storage: Storage) -> None:
+    for name in ("b", "a", "c"):
+        storage.create(f"folder/{name}", name.encode())
+    storage.create("other/d", b"")
+    assert storage.list("folder") == ["a", "b", "c"]
+    storage.delete("folder/b")
+    assert storage.list("folder") == ["a", "c"]
+    storage.create("folder/b", b"again")
+    assert storage.read("folder/b") == b"again"
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_of_eight_threads_one_wins(kind: str, tmp_path: Path) -> None:
+    one = MemoryStorage()
+    for attempt in range(20):
+        start = threading.Barrier(8)
+        won: list[int] = []
+
+        def create(number: int, start: threading.Barrier = start, won: list[int] = won, attempt: int = attempt) -> None:
+            mine = LocalStorage(tmp_path / "root") if kind == "local" else one
+            start.wait()
+            try:
+                mine.create(f"race/{attempt}", str(number).encode())
+            except AlreadyExists:
+                return
+            won.append(number)
+
+        threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        [winner] = won
+        reader = LocalStorage(tmp_path / "root") if kind == "local" else one
+        assert reader.read(f"race/{attempt}") == str(winner).encode()
+
+
+def test_of_eight_processes_one_wins(tmp_path: Path) -> None:
+    """They wait for one another, then all create the same hundred names."""
+    script = """
+import sys, time
+from pathlib import Path
+from penstock.epoch.storage import AlreadyExists, LocalStorage
+root, number = Path(sys.argv[1]), sys.argv[2]
+storage = LocalStorage(root)
+storage.create(f"ready/{number}", b"")
+while len(storage.list("ready")) < 8:
+    time.sleep(0.001)
+for name in range(100):
+    try:
+        storage.create(f"race/{name}", number.encode())
+        print(name)
+    except AlreadyExists:
+        pass
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    processes = [
+        subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, env=environment, text=True)
+        for number in range(8)
+    ]
+    won = {number: process.communicate(timeout=60)[0].split() for number, process in enumerate(processes)}
+    assert [process.returncode for process in processes] == [0] * 8
+    assert sorted(int(name) for names in won.values() for name in names) == list(range(100))
+    storage = LocalStorage(tmp_path)
+    for number, names in won.items():
+        assert all(storage.read(f"race/{name}") == str(number).encode() for name in names)
+
+
+def test_half_a_write_is_never_seen(tmp_path: Path) -> None:
+    """Until the name is there the bytes stand aside; a failure in between leaves nothing behind."""
+    storage = LocalStorage(tmp_path)
+    seen: list[object] = []
+
+    def look() -> None:
+        seen.append((storage.read("folder/name"), storage.list("folder"), len(os.listdir(tmp_path / "folder"))))
+        raise KeyError
+
+    with hooked("ledger.aside", look), pytest.raises(KeyError):
+        storage.create("folder/name", b"content")
+    assert seen == [(None, [], 1)]
+    assert os.listdir(tmp_path / "folder") == []
+
+
+def test_the_bytes_are_synced_before_the_name_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    fsync, link = os.fsync, os.link
+    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("sync"), fsync(handle)))
+    monkeypatch.setattr(os, "link", lambda *names: (steps.append("link"), link(*names)))
+    storage = LocalStorage(tmp_path)
+    storage.create("folder/name", b"")
+    assert steps == ["sync", "sync", "link", "sync"]  # the new folder's entry, the bytes, the name, the name's entry
+    steps.clear()
+    storage.create("folder/other", b"")
+    assert steps == ["sync", "link", "sync"]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.ENOSPC, StorageFull), (errno.EDQUOT, StorageFull), (errno.EIO, LedgerError), (errno.EACCES, LedgerError)],
+)
+def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[LedgerError]) -> None:
+    def refuse(handle: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    storage = LocalStorage(tmp_path)
+    storage.create("folder/before", b"")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(kind) as refused:
+            storage.create("folder/name", b"")
+    assert type(refused.value) is kind
+    assert str(tmp_path / "folder/name") in refused.value.happened
+    assert refused.value.safe
+    assert refused.value.to_do
+    assert storage.list("folder") == ["before"]
+    assert refused.value.retryable
+
+
+def test_a_folder_in_the_way(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    (tmp_path / "name").mkdir()
+    with pytest.raises(LedgerError, match="reading"):
+        storage.read("name")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LedgerError, match="writing"):
+        storage.create("file/inside", b"")
+    assert storage.list("file") == []
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        ("/a/b", "/a/b"),
+        ("file:///a/b%20c", "/a/b c"),
+        ("file:/a/b", "/a/b"),
+        ("hdfs://host/a", None),
+        ("s3a://bucket/a", None),
+        ("memory:", None),
+    ],
+)
+def test_local_path(location: str, path: str | None) -> None:
+    assert local_path(location) == (None if path is None else Path(path))
+
+
+def test_a_relative_path_is_made_absolute() -> None:
+    assert local_path("a/b") == Path.cwd() / "a/b"

@@ -1,0 +1,118 @@
+"""The watermark tracker follows Spark's rules. That Spark follows them too is tested with Spark itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.epoch.watermark import WatermarkTracker
+
+
+class Children:
+    def __init__(self, nodes: tuple[Any, ...]) -> None:
+        self._nodes = nodes
+
+    def size(self) -> int:
+        return len(self._nodes)
+
+    def apply(self, index: int) -> Any:
+        return self._nodes[index]
+
+
+class Node:
+    """A node of an executed plan, as py4j shows it."""
+
+    def __init__(self, *children: Any, name: str = "ProjectExec") -> None:
+        self._children, self._name = Children(children), name
+
+    def getClass(self) -> Any:  # noqa: N802 - Java's name
+        return self
+
+    def getSimpleName(self) -> str:  # noqa: N802
+        return self._name
+
+    def children(self) -> Children:
+        return self._children
+
+
+class Mark(Node):
+    """A watermark node: the highest event time of the batch (None: it saw no row) and the delay."""
+
+    def __init__(self, highest: int | None, delay: int = 10, *children: Any) -> None:
+        super().__init__(*children, name="EventTimeWatermarkExec")
+        self._highest, self._delay = highest, delay
+
+    def eventTimeStats(self) -> Any:  # noqa: N802
+        return self
+
+    def value(self) -> Any:
+        return self
+
+    def count(self) -> int:
+        return 0 if self._highest is None else 1
+
+    def max(self) -> int:
+        assert self._highest is not None
+        return self._highest
+
+    def delayMs(self) -> int:  # noqa: N802
+        return self._delay
+
+
+def tracker(policy: str = "min", start: int = 0) -> WatermarkTracker:
+    made = WatermarkTracker(policy)
+    made.start(start)
+    return made
+
+
+def test_without_a_watermark_it_stays_where_it_was() -> None:
+    one = tracker(start=7)
+    assert one.advance(Node(Node())) == 7
+    assert not one.needed
+    assert one.advance(Node()) == 7
+
+
+def test_it_is_the_highest_event_time_less_the_delay_and_never_goes_back() -> None:
+    one = tracker()
+    assert [one.advance(Node(Mark(highest))) for highest in (100, 90, None, 200, 5)] == [90, 90, 90, 190, 190]
+    assert one.needed
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("min", [0, 40, 40, 90]), ("max", [90, 90, 190, 190])])
+def test_several_nodes(policy: str, expected: list[int]) -> None:
+    one = tracker(policy)
+    batches = [(100, None), (None, 50), (200, 20), (None, 100)]
+    assert [one.advance(Node(Mark(left), Node(Mark(right)))) for left, right in batches] == expected
+
+
+def test_a_restart_forgets_the_nodes_as_spark_does() -> None:
+    one = tracker(start=500)
+    assert one.advance(Node(Mark(100), Mark(None))) == 500
+    assert one.advance(Node(Mark(900), Mark(700))) == 690
+
+
+def test_nodes_inside_nodes_count_each() -> None:
+    assert tracker().advance(Mark(100, 10, Node(Mark(50, 5)))) == 45
+
+
+def test_the_start_counts_once() -> None:
+    one = tracker(start=3)
+    one.start(99)
+    assert one.advance(Node()) == 3
+
+
+def test_where_the_plan_is_not_to_be_had_nothing_is_known() -> None:
+    assert tracker().advance(None) is None
+
+
+def test_once_spark_disagrees_nothing_is_known_any_more() -> None:
+    one = tracker()
+    assert one.advance(Node(Mark(100))) == 90
+    one.verify(90)
+    one.verify(None)  # a log that says nothing proves nothing
+    assert one.advance(Node(Mark(110))) == 100
+    one.verify(101)
+    assert one.advance(Node(Mark(120))) is None
+    one.verify(110)
+    assert one.advance(Node(Mark(130))) is None
