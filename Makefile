@@ -18,7 +18,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup servers jars demo test lint format typecheck unit contract integration faults bench-kafka bench soak docs clean
+.PHONY: help setup jars demo test lint format typecheck unit contract integration faults bench-kafka bench soak docs clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-13s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,13 +46,10 @@ $(VENV)/.jars: $(VENV)/.ready src/penstock/runtime/jars.lock.json
 	@$(BIN)/penstock dev jars
 	@touch $@
 
-servers: ## Install PostgreSQL, MariaDB and Redis for their tests, where this user may
-	@.ci/servers
-
 demo: setup ## Kill a job again and again, and see every row come out exactly once
 	@$(BIN)/penstock demo
 
-test: setup servers lint typecheck ## Everything: lint, types, all tests
+test: setup lint typecheck ## Everything: lint, types, all tests
 	$(PYTEST) tests --durations=25
 
 lint: $(VENV)/.ready ## Check style and formatting
@@ -69,19 +66,19 @@ typecheck: $(VENV)/.ready ## Check types, strictly
 unit: $(VENV)/.ready ## Tests without other processes
 	$(PYTEST) tests/unit --durations=10
 
-contract: setup servers ## One behaviour suite over every sink
+contract: setup ## One behaviour suite over every sink
 	$(PYTEST) tests/contract --durations=10
 
-integration: setup servers ## Tests against real Spark, Kafka and databases
+integration: setup ## Tests against real Spark, Kafka and databases
 	$(PYTEST) tests/integration --durations=10
 
-faults: setup servers ## Tests that kill, pause and cut off
+faults: setup ## Tests that kill, pause and cut off
 	$(PYTEST) tests/faults --durations=10
 
 bench-kafka: setup ## Throughput and latency, Kafka to Kafka, beside Spark's own sink
 	$(BIN)/python bench/bench_kafka.py
 
-bench: setup servers ## All benchmarks
+bench: setup ## All benchmarks
 	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 soak: setup ## The demo, for long: make soak SOAK="--rows 5000000 --kills 60"

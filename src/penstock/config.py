@@ -33,10 +33,13 @@ def seconds(value: float | str, name: str) -> float:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """How often epochs are cut, how long one may take, and where checkpoints and the ledger live.
+    """How often epochs are cut, and where checkpoints and the ledger live.
 
     `interval` 0 starts each epoch as soon as the one before is complete. `storage` is a folder: a path, a `file:` URI
-    or any Hadoop file system URI. `retained` is how many decided epochs the ledger keeps for looking back.
+    or any Hadoop file system URI; `memory:` is a temporary folder, in memory where the machine has such, that is gone
+    with the process. `timeout` is how long an epoch may be expected to take: start-up checks hold a sink's transaction
+    timeout against it. `commit_timeout` is how long a decided epoch's commits are tried and proven before the query
+    restarts. `retained` is how many decided epochs the ledger keeps for looking back.
     """
 
     interval: float | str = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from penstock.epoch.outputs import EpochOutputs
 
 
+log = logging.getLogger("penstock")
+
+
 class ExactlyOnce:
     """A `foreachBatch` function. With the checkpoint's location it recovers when made, before the query starts;
     without, at the first batch, where a decided epoch is proven by running it again."""
@@ -27,7 +31,7 @@ class ExactlyOnce:
         self,
         sink: TwoPhaseSink,
         uid: str,
-        job: str,
+        job: str | None,
         checkpoint: str | None,
         spark: SparkSession | None,
         limits: Checkpoints,
@@ -41,12 +45,15 @@ class ExactlyOnce:
                 safe="nothing was started.",
                 to_do="make the session before penstock.exactly_once, or pass spark=….",
             )
-        self._spark, self._sink, self._uid, self._job = session, sink, check_name(uid, "uid"), check_name(job, "job")
+        self._spark, self._sink, self._uid = session, sink, check_name(uid, "uid")
+        self._job = None if job is None else check_name(job, "job")
         self._limits = limits
         self._lock = threading.Lock()
         self._checkpoint = checkpoint
         self._run_id: str | None = None
-        sink.check(CheckContext(job, limits.interval_seconds, limits.timeout_seconds), uid)
+        context = CheckContext(job or "penstock", limits.interval_seconds, limits.timeout_seconds)
+        for finding in sink.check(context, uid):
+            log.warning("%s: %s", finding.sink, finding.message)
         self._coordinator: Coordinator | None = None
         if checkpoint is not None:
             self._coordinator = self._open(checkpoint)
@@ -70,12 +77,13 @@ class ExactlyOnce:
         def body(batch: DataFrame, outputs: EpochOutputs) -> None:
             outputs.write(batch, self._uid)
 
+        ledger = ledger_at(f"{checkpoint.rstrip('/')}/_penstock", self._spark, retained=self._limits.retained)
         return Coordinator(
-            job=self._job,
+            job=self._job or f"penstock-{ledger.identity()}",
             query=self._uid,
             sinks={self._uid: self._sink},
             sources=(),
-            ledger=ledger_at(f"{checkpoint.rstrip('/')}/_penstock", self._spark, retained=self._limits.retained),
+            ledger=ledger,
             log=spark_log_at(checkpoint, self._spark),
             events=Events(),
             body=body,
@@ -117,7 +125,7 @@ def exactly_once(
     sink: TwoPhaseSink,
     *,
     uid: str,
-    job: str = "penstock",
+    job: str | None = None,
     checkpoint: str | None = None,
     spark: SparkSession | None = None,
     limits: Checkpoints | None = None,
@@ -127,7 +135,7 @@ def exactly_once(
         df.writeStream.foreachBatch(penstock.exactly_once(sink, uid="alerts", checkpoint=path)) \\
           .option("checkpointLocation", path).start()
 
-    `job` and `uid` name what the sink leaves in the other system; keep them over restarts. The ledger lives in the
-    folder `_penstock` of the query's checkpoint.
+    `job` and `uid` name what the sink leaves in the other system; keep them over restarts. Without a `job` the ledger,
+    which lives in the folder `_penstock` of the query's checkpoint, makes up a name once and keeps it.
     """
     return ExactlyOnce(sink, uid, job, checkpoint, spark, limits or Checkpoints())

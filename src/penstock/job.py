@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import os
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Checkpoints
@@ -35,7 +40,7 @@ EpochFunction = Callable[["DataFrame", "Epoch"], None]
 
 
 class Epoch:
-    """What a function under `@job.epoch` writes through. All its outputs become visible together, or none does."""
+    """What a function under `@job.epoch` writes through. One decision makes all its outputs visible, or none is."""
 
     def __init__(self, outputs: EpochOutputs, uids: Mapping[int, str]) -> None:
         self._outputs, self._uids = outputs, uids
@@ -73,7 +78,7 @@ class Job:
         allow_non_restored_state: bool = False,
     ) -> None:
         self.name = check_name(name, "job")
-        self.checkpoints = checkpoints or Checkpoints()
+        self.checkpoints = _placed(checkpoints or Checkpoints())
         self._restart = restart or RestartStrategy.exponential_delay()
         self._conf = dict(conf or {})
         self._spark = spark
@@ -97,7 +102,7 @@ class Job:
         return self._spark
 
     def read(self, source: Source, *, uid: str) -> DataFrame:
-        """An ordinary streaming DataFrame. `uid` names the source in the checkpoint."""
+        """An ordinary streaming DataFrame. `uid` names the source in the ledger; a changed one is refused."""
         check_name(uid, "source uid")
         if uid in self._sources:
             raise _twice("sources", uid)
@@ -261,6 +266,17 @@ class Job:
             with suppress(AlreadyExists):
                 facts = {"version": 1, "sources": list(plan.sources), "sinks": sorted(plan.sinks)}
                 storage.create(f"queries/{uid}.json", json.dumps(facts).encode())
+
+
+def _placed(checkpoints: Checkpoints) -> Checkpoints:
+    """`memory:` as the temporary folder it means; Spark's own checkpoint needs a folder too."""
+    if not checkpoints.storage.startswith("memory:"):
+        return checkpoints
+    shared_memory = "/dev/shm"  # noqa: S108 - a file system, not a file; where Linux keeps files in memory
+    parent = shared_memory if os.access(shared_memory, os.W_OK) else None
+    folder = tempfile.mkdtemp(prefix="penstock-memory-", dir=parent)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return replace(checkpoints, storage=folder)
 
 
 def _twice(what: str, uid: str) -> DuplicateUid:

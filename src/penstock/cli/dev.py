@@ -53,11 +53,11 @@ def jars(
     json: Json = False,
 ) -> None:
     """Fetch the locked jars into the cache; does nothing when they are there."""
-    from penstock.runtime.jars import is_present, jar_folder, jar_set, locked
+    from penstock.runtime.jars import DEFAULT_SETS, is_present, jar_folder, jar_set, locked
 
     output = Output.choose(json)
     rows = []
-    for name in names or sorted(locked()):
+    for name in names or DEFAULT_SETS:
         had = is_present(name)
         if not had:
             output.line(f"Fetching {len(locked()[name])} jars of {name} …")

@@ -1,5 +1,6 @@
 """The ledger: generations, claims and manifests, each a small sealed file that is created once and never changed.
 
+    identity.json                      a random name, where the user gave none (the drop-in)
     generations/00000007.json          this run registered (before it looked at anything)
     claims/00000007.json               what it found, and the decision it honours
     epochs/0000000012.g00000007.json   manifest: the decision to commit epoch 12, by generation 7
@@ -10,9 +11,11 @@ altered file is told from a good one, and a file of a newer version is refused, 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
+import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -87,6 +90,14 @@ class Ledger:
             safe="nothing was started.",
             to_do="use storage with atomic create (a local disk, HDFS, S3 with conditional writes) for checkpoints.",
         )
+
+    def identity(self) -> str:
+        """A random name given to this ledger at its first use; it moves with the checkpoint."""
+        with contextlib.suppress(AlreadyExists):
+            self._storage.create("identity.json", seal("identity", {"id": secrets.token_hex(6)}))
+        body = self._body("identity", "identity.json")
+        assert body is not None
+        return str(body["id"])
 
     # Generations
 

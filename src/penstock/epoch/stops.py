@@ -46,8 +46,8 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
             )
         case protocol.Differs():
             return ReplayDiffers(
-                f"Epoch {stop.replay.decision.id.epoch} of query {query!r} is partly visible, and"
-                f" {_writers(sorted(stop.replay.lost))} were lost; the replay differs at {_writers(stop.writers)}"
+                f"Epoch {stop.replay.decision.id.epoch} of query {query!r} is decided and {_visible(stop.replay)};"
+                f" the replay differs at {_writers(stop.writers)}"
                 f" ({_counts(stop.replay.decision, stop.writers)}).",
                 safe="what is visible stays; nothing was doubled, nothing more was written.",
                 to_do="the plan is not deterministic (time, random numbers, an order that changes), so these rows"
@@ -56,6 +56,10 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
                 " raise the transaction timeout.",
             )
     return PenstockError(str(stop))
+
+
+def _visible(replay: protocol.Replay) -> str:
+    return f"partly visible: {_writers(sorted(replay.lost))} were lost" if replay.lost else "visible"
 
 
 def _writers(writers: Sequence[WriterId]) -> str:

@@ -5,7 +5,7 @@ Everything the ledger writes goes through `Storage`. Names are relative, with `/
 | implementation | where | how a create is atomic |
 |---|---|---|
 | `LocalStorage` | `file:` and plain paths | written aside, synced, then hard-linked, which fails if the name exists |
-| `MemoryStorage` | `memory:` | a dictionary behind a lock; gone with the process |
+| `MemoryStorage` | nowhere | a dictionary behind a lock; for tests |
 | `HadoopStorage` | any other scheme | see `penstock.epoch.hadoop` |
 """
 
@@ -142,7 +142,7 @@ class LocalStorage(Storage):
 
 
 class MemoryStorage(Storage):
-    """A dictionary: for tests, and for `memory:` jobs, which start over when their process ends."""
+    """A dictionary, for tests."""
 
     def __init__(self, location: str = "memory:") -> None:
         self.location = location

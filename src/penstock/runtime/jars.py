@@ -20,6 +20,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from penstock.runtime.paths import user_cache
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-LOCK = Path(__file__).with_name("jars.lock.json")
+LOCK = Path(__file__).with_name("jars.lock.json")  # where `relock` writes; read through `resources`
 _STAMP = "verified"  # written last, so its presence says that every jar beside it had the right checksum
 _AT_ONCE = 4  # Ivy asks for one file after the other and mostly waits
 
@@ -61,7 +62,13 @@ ROOTS: Mapping[str, Root] = {
         (Coordinate("org.apache.kafka", "kafka_2.13", "4.3.1"), Coordinate("org.slf4j", "slf4j-simple", "1.7.36")),
         transitive=True,
     ),
+    # A real name node and data node, for the tests of checkpoints on HDFS.
+    "hdfs": Root((Coordinate("org.apache.hadoop", "hadoop-client-minicluster", "3.5.0"),), transitive=False),
 }
+
+
+DEFAULT_SETS = ("kafka-broker", "spark-kafka")
+"""What jobs and the development broker need; the rest is for tests that ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,8 @@ class LockedJar:
 @functools.cache
 def locked() -> Mapping[str, tuple[LockedJar, ...]]:
     """The lock, by name of the set."""
-    body = json.loads(LOCK.read_text(encoding="utf-8"))
+    # Not by its path: on a cluster the package may be inside a zip file.
+    body = json.loads(resources.files("penstock.runtime").joinpath(LOCK.name).read_text(encoding="utf-8"))
     return {name: tuple(LockedJar(**jar) for jar in jars) for name, jars in body["sets"].items()}
 
 

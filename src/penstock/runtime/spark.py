@@ -20,7 +20,7 @@ _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _FAST_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _KAFKA_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
-#: Why each: see docs/reference/session.md.
+#: Why each: see docs/reference/settings.md.
 DEFAULTS: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),

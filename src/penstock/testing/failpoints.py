@@ -1,6 +1,6 @@
 """Named points in the protocol that a test can make crash, raise, hang or delay.
 
-    PENSTOCK_FAILPOINTS="epoch.decided=crash@3;sink.pre_commit=delay(0.2)"
+    PENSTOCK_FAILPOINTS="epoch.decided=crash@3;task.written=delay(0.2)"
 
 Each entry is `name=action` with an optional `@N`: only the N-th passing in this process acts. Actions:
 

@@ -63,7 +63,7 @@ class Producer:
         self.sequence += 1
 
     def send(self, columns: Mapping[str, pa.Array], topic: str | None) -> None:
-        """Queue rows; `columns` are those of `columns.COLUMNS` that there are. Waits while the queue is full."""
+        """Queue rows; `columns` are those of `columns.ACCEPTED` that there are. Waits while the queue is full."""
         rows = messages(columns["value"], columns.get("key"), columns.get("partition"))
         if not len(rows):
             return

@@ -37,7 +37,7 @@ DEFAULTS: Mapping[str, str] = {
     "partitioner": "murmur2_random",
     # What a broker takes in one request at most is 100 MiB; the topic's own, lower limit is enforced by the broker.
     "message.max.bytes": "100000000",
-    # An Arrow batch is 10,000 rows: hold many of them, bounded by memory rather than by count.
+    # An Arrow batch is thousands of rows: hold many of them, bounded by memory rather than by count.
     "queue.buffering.max.messages": "1000000",
     "queue.buffering.max.kbytes": "262144",
     "batch.num.messages": "100000",

@@ -1,0 +1,78 @@
+"""Run by test_hdfs.py: starts HDFS inside Spark's JVM, dies after a decision, recovers, prints what happened as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy
+from penstock.epoch.open import ledger_at, storage_at
+from penstock.epoch.storage import AlreadyExists
+from penstock.runtime.jars import jar_set
+from penstock.runtime.spark import session
+from penstock.testing.failpoints import InjectedFault, hooked
+
+ROWS = 3_000
+
+
+def main(folder: Path) -> dict[str, Any]:
+    (jar,) = jar_set("hdfs")
+    conf = {"spark.master": "local[2]", "spark.driver.extraClassPath": str(jar), "penstock.log.level": "OFF"}
+    spark = session("hdfs", conf=conf, jars=(), local_storage=False)
+    jvm: Any = spark._jvm
+    builder = jvm.org.apache.hadoop.hdfs.MiniDFSCluster.Builder(
+        jvm.org.apache.hadoop.conf.Configuration(), jvm.java.io.File(str(folder / "hdfs"))
+    )
+    cluster = builder.numDataNodes(1).build()
+    cluster.waitActive()
+    try:
+        return story(spark, str(cluster.getURI().toString()), folder)
+    finally:
+        cluster.shutdown()
+
+
+def story(spark: Any, hdfs: str, folder: Path) -> dict[str, Any]:
+    told: dict[str, Any] = {"rows": ROWS}
+    ledger_at(f"{hdfs}/probe", spark, retained=10).prove_atomic()
+    storage = storage_at(f"{hdfs}/names", spark)
+    storage.create("a/one.json", b"1")
+    told["second_create"] = outcome_of(lambda: storage.create("a/one.json", b"2"))
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(lambda _: outcome_of(lambda: storage.create("a/race.json", b"x")), range(8)))
+    told["winners_of_a_race"] = outcomes.count("created")
+
+    def die() -> None:
+        raise InjectedFault("dies after the decision")
+
+    with hooked("epoch.decided", die):
+        told["first_run"] = outcome_of(lambda: run(spark, hdfs, folder, []))
+    events: list[Any] = []
+    run(spark, hdfs, folder, events)
+    told["recovered"] = next(event["action"] for event in events if event["event"] == "recovered")
+    files = [pq.read_table(path, columns=["id"])["id"].to_pylist() for path in (folder / "out").glob("part-*")]
+    told["ids"] = sorted(number for ids in files for number in ids)
+    return told
+
+
+def run(spark: Any, hdfs: str, folder: Path, events: list[Any]) -> None:
+    job = Job("hdfs", checkpoints=Checkpoints(storage=f"{hdfs}/ck"), spark=spark, restart=RestartStrategy.none())
+    rows = job.read(DataGenSource(ROWS, max_rows_per_epoch=1_000), uid="numbers")
+    job.write(rows, FileSink(str(folder / "out")), uid="files")
+    job.run(on_event=events.append)
+
+
+def outcome_of(call: Any) -> str:
+    try:
+        call()
+    except (AlreadyExists, InjectedFault) as error:
+        return type(error).__name__
+    return "created"
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]))))

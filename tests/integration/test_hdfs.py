@@ -1,0 +1,24 @@
+"""Checkpoints, ledger and output on a real HDFS: a name node and a data node of Hadoop's own mini cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+STORY = Path(__file__).with_name("hdfs_story.py")
+
+
+def test_a_job_lives_and_recovers_on_hdfs(tmp_path: Path) -> None:
+    # In a process of its own: the cluster must be on the class path before the JVM starts.
+    done = subprocess.run(
+        [sys.executable, str(STORY), str(tmp_path)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads(done.stdout.strip().splitlines()[-1])
+    assert told["second_create"] == "AlreadyExists"
+    assert told["winners_of_a_race"] == 1
+    assert told["first_run"] == "InjectedFault"
+    assert told["recovered"] == "finished", "the decided epoch is finished from the ledger on HDFS"
+    assert told["ids"] == list(range(told["rows"])), "every row once"
