@@ -12,6 +12,8 @@ SOAK ?= --rows 5000000 --kills 60
 
 # Workers of Spark and scripts of this folder must all use the one environment.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+# Every Spark worker is a new Python process: what is compiled once is not compiled at each start.
+export UV_COMPILE_BYTECODE := 1
 export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
 # Where pip was told to trust another authority, uv must trust it too.
 ifneq ($(PIP_CERT),)

@@ -262,6 +262,8 @@ class Job:
                 safe="nothing was started; the checkpoint is as it was.",
                 to_do="give the query its former uid, or leave it behind on purpose by allow_non_restored_state=True.",
             )
+        for uid in gone:
+            storage.delete(f"queries/{uid}.json")  # allowed once, not asked again; its folder stays as it is
         for uid, plan in self._plans.items():
             with suppress(AlreadyExists):
                 facts = {"version": 1, "sources": list(plan.sources), "sinks": sorted(plan.sinks)}

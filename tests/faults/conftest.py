@@ -51,14 +51,16 @@ def case(broker: Broker, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 @pytest.fixture(scope="module")
 def session() -> Iterator[SparkSession]:
     """A local Spark session, made as `Job` makes it, for the tests of one module. It has no task retries: one failed
-    task fails the epoch. A session that somebody else has running is used and left alone."""
+    task fails the epoch. Spark does not kill a worker whose task it has given up, as in a cluster that lost touch with
+    it. A session that somebody else has running is ended."""
     from pyspark.sql import SparkSession
 
     from penstock.runtime import spark
 
-    running = SparkSession.getActiveSession()
-    conf = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}
+    before = SparkSession.getActiveSession()
+    if before is not None:
+        before.stop()
+    conf = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2", "spark.python.task.killTimeout": "1h"}
     made = spark.session("faults", conf=conf, jars=("spark-kafka",), local_storage=True)
     yield made
-    if running is None:
-        made.stop()
+    made.stop()

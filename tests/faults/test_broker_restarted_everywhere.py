@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from penstock.dev.broker import Broker
-from tests.support.case import Case, running
-from tests.support.points import DRIVER, WORKER, at, worker_failpoint
+from tests.support.case import Case, Endless
+from tests.support.points import DRIVER, WORKER, at, worker_failpoints
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -25,9 +24,9 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield started
 
 
-@pytest.fixture
-def world(mortal: Broker, tmp_path: Path) -> Iterator[Case]:
-    made = Case(mortal.servers, tmp_path / "case")
+@pytest.fixture(scope="module")
+def endless(mortal: Broker, session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endless]:
+    made = Endless(session, lambda: Case(mortal.servers, tmp_path_factory.mktemp("outages"), restarts=1000))
     yield made
     made.close()
 
@@ -49,31 +48,26 @@ class Outage:
 
 
 @pytest.mark.parametrize("point", DRIVER)
-def test_broker_killed_while_the_driver_is_at(mortal: Broker, world: Case, session: SparkSession, point: str) -> None:
+def test_broker_killed_while_the_driver_is_at(mortal: Broker, endless: Endless, point: str) -> None:
     outage = Outage(mortal)
-    world.source.feed(100)
-    with running(world.build(session)) as run:
-        with at(point, outage.begin) as passed:
-            until(passed.is_set, f"{point} to be passed")
-            outage.wait_over()
-            until(world.visible, "the first portion")
+    with endless.world() as (world, _), at(point, outage.begin) as passed:
         world.source.feed(100)
-        until(world.visible, "the second portion")
-        run.stop()
-    world.assert_exact()
+        until(passed.is_set, f"{point} to be passed")
+        outage.wait_over()
+        world.wait_visible()
 
 
 @pytest.mark.parametrize("point", WORKER)
-def test_broker_killed_while_a_worker_is_at(mortal: Broker, world: Case, session: SparkSession, point: str) -> None:
+def test_broker_killed_while_a_worker_is_at(
+    mortal: Broker, endless: Endless, session: SparkSession, point: str
+) -> None:
     outage = Outage(mortal)
-    world.source.feed(100)
-    with worker_failpoint(session, world, point, "hang"), running(world.build(session)) as run:
-        world.wait_acted(point)
-        outage.begin()
-        world.release.touch()
-        outage.wait_over()
-        until(world.visible, "the first portion")
-        world.source.feed(100)
-        until(world.visible, "the second portion")
-        run.stop()
-    world.assert_exact()
+    with endless.world() as (world, _):
+        world.release.unlink(missing_ok=True)
+        with worker_failpoints(session, world, {point: "hang"}):
+            world.source.feed(100)
+            world.wait_acted(point)
+            outage.begin()
+            world.release.touch()
+            outage.wait_over()
+            world.wait_visible()

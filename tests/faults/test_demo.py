@@ -15,12 +15,13 @@ def run_demo(*arguments: str) -> tuple[int, dict[str, Any]]:
         [sys.executable, "-c", "from penstock.cli.main import main; main()", "demo", "--json", *arguments],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=800,
     )
     assert done.stdout.count("\n") == 1, f"only the result belongs on standard output\n{done.stdout}\n{done.stderr}"
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.timeout(900)  # a minute each; the limit is for machines that do much else
 @pytest.mark.parametrize("mode", ["files", "kafka"])
 def test_one_kill_and_nothing_lost(mode: str) -> None:
     arguments = ["--rows", "20000", "--kills", "1", "--seed", "7"]

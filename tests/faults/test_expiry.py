@@ -39,7 +39,7 @@ def proofs(manifest: dict[str, Any]) -> set[tuple[str, int, int, int]]:
 def finish(world: Case, session: SparkSession) -> Mapping[str, Any]:
     """Run the job again until all is visible, judge, and tell what its recovery did."""
     with running(world.build(session)) as run:
-        until(world.visible, "all rows")
+        world.wait_visible()
         run.stop()
     world.assert_exact()
     [recovered] = [event for event in run.events if event["event"] == "recovered"]

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.testing.failpoints import hooked
 from tests.support.case import Case, running
-from tests.support.kafka import open_transactions
-from tests.support.points import worker_failpoint
+from tests.support.kafka import open_transactions, transactions
+from tests.support.points import worker_failpoints
 from tests.support.processes import JobProcess
 from tests.support.waiting import until
 
@@ -48,7 +48,7 @@ def go_on(world: Case, session: SparkSession) -> None:
     """Start the job again, let it finish what it finds and some more, and judge."""
     with running(world.build(session)) as again:
         world.source.feed(100)
-        until(world.visible, "all rows")
+        world.wait_visible()
         again.stop()
     world.assert_exact()
 
@@ -99,7 +99,7 @@ def cancel(session: SparkSession, name: str) -> threading.Thread:
 def test_query_cancelled_in_the_middle_of_tasks(case: Callable[..., Case], session: SparkSession) -> None:
     world = case()
     world.source.feed(100)
-    with worker_failpoint(session, world, "task.written", "hang"), running(world.build(session)):
+    with worker_failpoints(session, world, {"task.written": "hang"}), running(world.build(session)):
         world.wait_acted("task.written")
         stopping = cancel(session, world.config.name)
         assert world.commits() == set()
@@ -140,3 +140,22 @@ def test_failed_task_attempts_leave_nothing_open(case: Callable[..., Case]) -> N
     assert run.events("failed") == []
     world.source.feed(100)
     world.finish(run)
+
+
+def test_a_task_that_wakes_late_leaves_nothing_open(case: Callable[..., Case], session: SparkSession) -> None:
+    """One task dies and fails the epoch; the other stands still meanwhile, wakes up when the epoch has long been
+    replayed, and prepares what nobody asks for any more. Readers would wait behind it until it times out, so it must
+    be found even though no further epoch comes."""
+    world = case()
+    world.source.feed(100)
+    points = {"task.opened": "hang", "task.written": "crash"}
+    with worker_failpoints(session, world, points), running(world.build(session)) as run:
+        world.wait_acted("task.written")
+        world.wait_visible()
+        world.release.touch()
+        until(lambda: "Empty" not in transactions(world.servers, world.config.name).values(), "the late task to write")
+        until(lambda: not open_transactions(world.servers, world.config.name), "what it opened to be aborted", 30)
+        world.source.feed(100)
+        world.wait_visible()
+        run.stop()
+    world.assert_exact()

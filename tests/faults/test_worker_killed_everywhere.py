@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.case import Case, running
-from tests.support.points import DRIVER, WORKER, at, worker_failpoint
+from penstock.dev.broker import Broker
+from tests.support.case import Case, Endless
+from tests.support.points import DRIVER, WORKER, at, worker_failpoints
 from tests.support.processes import kill_workers
 from tests.support.waiting import until
 
@@ -17,34 +19,30 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.fixture(scope="module")
+def endless(broker: Broker, session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endless]:
+    """A stateless and a stateful query."""
+    made = Endless(session, lambda: Case(broker.servers, tmp_path_factory.mktemp("workers"), count=True, restarts=1000))
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("point", DRIVER)
-def test_workers_killed_while_the_driver_is_at(case: Callable[..., Case], session: SparkSession, point: str) -> None:
-    """A portion goes through before, so that there are workers with open producers to be killed."""
-    world = case(count=True)
-    world.source.feed(100)
+def test_workers_killed_while_the_driver_is_at(endless: Endless, point: str) -> None:
     killed: list[int] = []
-    with running(world.build(session)) as run:
-        until(world.visible, "the first portion")
-        with at(point, lambda: killed.append(kill_workers(os.getpid()))) as passed:
-            world.source.feed(100)
-            until(passed.is_set, f"{point} to be passed")
-            until(world.visible, "the second portion")
+    with endless.world() as (world, _), at(point, lambda: killed.append(kill_workers(os.getpid()))) as passed:
         world.source.feed(100)
-        until(world.visible, "the third portion")
-        run.stop()
+        until(passed.is_set, f"{point} to be passed")
+        world.wait_visible()
     assert killed[0] > 0
-    world.assert_exact()
 
 
 @pytest.mark.parametrize("point", WORKER)
-def test_worker_killed_at(case: Callable[..., Case], session: SparkSession, point: str) -> None:
-    world = case(count=True)
-    world.source.feed(100)
-    with worker_failpoint(session, world, point, "crash"), running(world.build(session)) as run:
-        until(world.visible, "the first portion")
-        world.source.feed(100)
-        until(world.visible, "the second portion")
-        run.stop()
-    assert world.acted(point)
-    assert [event for event in run.events if event["event"] == "restarting"]
-    world.assert_exact()
+def test_worker_killed_at(endless: Endless, session: SparkSession, point: str) -> None:
+    with endless.world() as (world, run):
+        told = len(run.events)
+        with worker_failpoints(session, world, {point: "crash"}):
+            world.source.feed(100)
+            world.wait_visible()
+        assert world.acted(point)
+        assert [event for event in itertools.islice(run.events, told, None) if event["event"] == "restarting"]

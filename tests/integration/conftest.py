@@ -23,8 +23,13 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> SparkSession:
     """The session that is there, or a new one where another module has stopped it; nobody stops this one."""
     from penstock.runtime.spark import session
 
-    warehouse = str(tmp_path_factory.getbasetemp() / "warehouse")
-    conf = {"spark.master": "local[2]", "spark.sql.warehouse.dir": warehouse, "spark.sql.session.timeZone": "UTC"}
+    conf = {
+        "spark.master": "local[2]",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.getbasetemp() / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+        # Hundreds of plans that run once each: the time to optimise their code never comes back.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
     return session("tests", conf=conf, jars=["spark-kafka"], local_storage=True)
 
 

@@ -1,4 +1,4 @@
-"""Run by test_hdfs.py: starts HDFS inside Spark's JVM, dies after a decision, recovers, prints what happened as JSON."""
+"""Run by test_hdfs.py: HDFS inside Spark's JVM; a job dies after a decision and recovers. Tells what happened as JSON."""
 
 from __future__ import annotations
 
@@ -75,4 +75,4 @@ def outcome_of(call: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]))))
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]))) + "\n")

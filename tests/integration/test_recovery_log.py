@@ -61,8 +61,9 @@ def events(job: Job, rows: int = ROWS, uid: str = "events", **columns: str) -> D
     return job.read(DataGenSource(rows, max_rows_per_epoch=100, columns={**EVENTS, **columns}), uid=uid)
 
 
-def stateless(job: Job) -> DataFrame:
-    return events(job).selectExpr("cast(id AS string) AS value")
+def stateless(job: Job, delay: str | None = None) -> DataFrame:
+    rows = events(job) if delay is None else events(job).withWatermark("ts", delay)
+    return rows.selectExpr("cast(id AS string) AS value")
 
 
 def windows(job: Job) -> DataFrame:
@@ -100,15 +101,17 @@ class Twin:
         *,
         sink: TwoPhaseSink | None = None,
         mode: str = "append",
+        storage: str | None = None,
     ) -> None:
         self._session, self._folder, self._build, self._mode = session, folder, build, mode
         self._sink = sink or FileSink(str(folder / "out"), format="json")
-        self.checkpoint = Checkpoint(str(folder / "checkpoints"), "twin", "out")
+        self._storage = storage or str(folder / "checkpoints")
+        self.checkpoint = Checkpoint(self._storage.removeprefix("file:"), "twin", "out")
 
     def job(self, restart: RestartStrategy | None = None) -> Job:
         job = Job(
             "twin",
-            checkpoints=Checkpoints(storage=str(self._folder / "checkpoints")),
+            checkpoints=Checkpoints(storage=self._storage),
             spark=self._session,
             restart=restart or RestartStrategy.none(),
         )
@@ -267,6 +270,22 @@ def test_a_replay_that_differs_stops_the_job(
     failing(twin.job(), ReplayDiffers)
     assert twin.files() == visible
     assert twin.checkpoint.epochs == list(range(CRASH))
+
+
+def test_a_location_with_odd_characters(session: SparkSession, tmp_path: Path, crash_at: CrashAt) -> None:
+    """Ledger and checkpoint must be found under one name, whichever way it is written: Spark unquotes nothing."""
+    folder = tmp_path / "50% of %20 #1?"
+    for storage in (str(folder / "plain"), f"file://{folder}/slashes", f"file:{folder}/bare"):
+        twin = Twin(session, folder / storage.rpartition("/")[2], stateless, storage=storage)
+        assert_went_on(crash_and_finish(twin, crash_at))
+        assert twin.files() == Counter(str(number) for number in range(ROWS))
+
+
+def test_a_watermark_that_no_state_uses(session: SparkSession, tmp_path: Path) -> None:
+    """Spark plans such a query otherwise, and still writes the watermark."""
+    twin = Twin(session, tmp_path, lambda job: stateless(job, "20 seconds"))
+    twin.run()
+    assert_tracked(twin)
 
 
 def test_the_job_restarts_by_itself(session: SparkSession, kafka: Kafka, tmp_path: Path, crash_at: CrashAt) -> None:

@@ -23,6 +23,7 @@ from tests.support.kafka import (
     assert_nothing_open,
     complete,
     counted,
+    open_transactions,
 )
 from tests.support.processes import JobProcess
 from tests.support.waiting import until
@@ -136,7 +137,8 @@ class Case:
     def _missing(self, process: JobProcess | None) -> str:
         counted = f", {len(self.count.values)} totals" if self.count else ""
         said = f"\n{process.tail()}" if process else ""
-        return f"all rows: {len(self.copy.values)} of {len(self.source.rows)} are visible{counted}{said}"
+        held = f"; open: {open_transactions(self.servers, self.config.name)}"
+        return f"all rows: {len(self.copy.values)} of {len(self.source.rows)} are visible{counted}{held}{said}"
 
 
 class Running:
@@ -180,3 +182,48 @@ def running(job: Job) -> Iterator[Running]:
     finally:
         run.job.stop()
         run._thread.join(90)
+
+
+class Endless:
+    """One job that runs through many tests, each on top of what the ones before it did. A test that fails spoils it,
+    and the next gets a fresh one."""
+
+    def __init__(self, spark: SparkSession, make: Callable[[], Case]) -> None:
+        self._spark, self._make = spark, make
+        self._current: tuple[Case, Running] | None = None
+
+    @contextmanager
+    def world(self) -> Iterator[tuple[Case, Running]]:
+        """The job, with a portion of rows just gone through it, so that its workers live and hold producers."""
+        world, run = self._current or self._start()
+        self._current = None
+        try:
+            world.source.feed(100)
+            world.wait_visible()
+            yield world, run
+            assert run.alive
+            world.assert_exact()
+        except BaseException:
+            self._end(world, run)
+            raise
+        self._current = world, run
+
+    def close(self) -> None:
+        """End the job cleanly, and judge for the last time."""
+        if self._current is not None:
+            world, run = self._current
+            try:
+                run.stop()
+                world.assert_exact()
+            finally:
+                self._end(world, run)
+
+    def _start(self) -> tuple[Case, Running]:
+        world = self._make()
+        return world, Running(world.build(self._spark))
+
+    @staticmethod
+    def _end(world: Case, run: Running) -> None:
+        run.job.stop()
+        run._thread.join(90)
+        world.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -48,10 +48,11 @@ def at(point: str, act: Callable[[], None]) -> Iterator[threading.Event]:
 
 
 @contextmanager
-def worker_failpoint(spark: SparkSession, world: Case, point: str, action: str) -> Iterator[None]:
-    """While this lasts, Python workers of `spark` have a failpoint: Spark keeps workers apart by their environment."""
+def worker_failpoints(spark: SparkSession, world: Case, points: Mapping[str, str]) -> Iterator[None]:
+    """While this lasts, Python workers of `spark` have failpoints: Spark keeps workers apart by their environment."""
     environment = spark.sparkContext.environment
-    given = {VARIABLE: f"{point}={action}", ONCE: str(world.once), RELEASE: str(world.release)}
+    text = ";".join(f"{name}={action}" for name, action in points.items())
+    given = {VARIABLE: text, ONCE: str(world.once), RELEASE: str(world.release)}
     environment.update(given)
     try:
         yield

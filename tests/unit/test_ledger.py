@@ -114,6 +114,19 @@ def test_what_is_written_today_is_what_the_golden_files_hold() -> None:
         assert storage.read(name) == (DATA / file).read_bytes(), file
 
 
+def test_the_golden_identity_is_kept() -> None:
+    storage = MemoryStorage()
+    storage.create("identity.json", (DATA / "identity-v1.json").read_bytes())
+    assert ledger(storage).identity() == "0123456789ab"
+
+
+def test_an_identity_is_made_up_once() -> None:
+    storage = MemoryStorage()
+    first = ledger(storage).identity()
+    assert first == ledger(storage).identity()
+    assert first != ledger().identity()
+
+
 @pytest.mark.parametrize("file", GOLDEN)
 def test_a_golden_file_of_version_2_is_refused(file: str) -> None:
     kind, name = GOLDEN[file]

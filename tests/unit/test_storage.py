@@ -169,7 +169,9 @@ def test_a_folder_in_the_way(tmp_path: Path) -> None:
     ("location", "path"),
     [
         ("/a/b", "/a/b"),
-        ("file:///a/b%20c", "/a/b c"),
+        ("/a/b c%20d#e?f", "/a/b c%20d#e?f"),
+        ("file:///a/b c%20d#e?f", "/a/b c%20d#e?f"),
+        ("file://localhost/a/b", "/a/b"),
         ("file:/a/b", "/a/b"),
         ("hdfs://host/a", None),
         ("s3a://bucket/a", None),

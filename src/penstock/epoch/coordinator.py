@@ -5,6 +5,7 @@ Every action of `protocol.py` has one method here, named after it. Nothing else 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
 Body = Callable[["DataFrame", EpochOutputs], None]
 """What a query does with an epoch: call `outputs.write` for each of its sinks."""
 
+log = logging.getLogger("penstock")
+
 _T = TypeVar("_T")
-_SWEEP_AGAIN_FOR = 60.0  # seconds after a start: a dying run's last tasks may still open something
+_SWEEP_AGAIN_FOR = 60.0  # seconds after a start, or after tasks raced: those given up may still open something
 _SWEEP_AGAIN_EVERY = 5.0
 
 
@@ -82,7 +85,8 @@ class Coordinator:
         self._resume: Resume | None = None
         self._previous, self._generation = previous, 0
         self._attempts = 0
-        self._started = self._swept = time.monotonic()
+        self._swept = self._stragglers_until = time.monotonic()
+        self._keep: tuple[Committable, ...] = ()  # of the last decision
         self._frame: DataFrame | None = None
         self._barrier: Barrier | None = None
         self.failure: BaseException | None = None
@@ -103,7 +107,8 @@ class Coordinator:
         self._check_identity()
         resume = self._drive(protocol.recover(self._previous))
         self._resume, self._generation = resume, resume.generation
-        self._started = self._swept = time.monotonic()
+        self._swept = time.monotonic()
+        self._stragglers_until = self._swept + (_SWEEP_AGAIN_FOR if resume.generation > 1 else 0)
         self._events.emit(
             "recovered",
             query=self._query,
@@ -128,6 +133,15 @@ class Coordinator:
             finally:
                 self._frame = None
 
+    def tend(self) -> None:
+        """Call now and then while the query runs: what has to be done though no epoch comes."""
+        if self._gate.acquire(blocking=False):
+            try:
+                if self.failure is None and not self._closed:
+                    self._sweep_stragglers()
+            finally:
+                self._gate.release()
+
     def close_gate(self) -> None:
         """From now on no epoch begins; returns when none is under way. Stop Spark's query after this."""
         self._closed = True
@@ -151,15 +165,19 @@ class Coordinator:
         self._frame = frame
         self._attempts += 1
         self._barrier = self._log.barrier(epoch)
-        if self._barrier is not None:
-            self._watermark.start(int(self._barrier.metadata.get("batchWatermarkMs", 0)))
+        if self._barrier is None:
+            # Spark writes it before it calls us: the checkpoint we read is not the one it writes.
+            raise self._strangers(f"{self._log.location} has no offsets/{epoch}")
+        self._watermark.start(int(self._barrier.metadata.get("batchWatermarkMs", 0)))
         if self._watermark.needed and epoch:
             self._watermark.verify(self._log.committed_watermark(epoch - 1))
         self._emit("opened", epoch)
         decision = self._drive(protocol.run_epoch(self._generation, epoch, replay))
+        if decision is not None:
+            self._keep = decision.committables
         self.completed = epoch
         self._ledger.prune(epoch)
-        self._sweep_stragglers(decision)
+        self._sweep_stragglers()
         if self._on_complete is not None:
             self._on_complete(epoch, self._barrier)
 
@@ -167,20 +185,27 @@ class Coordinator:
         assert self._resume is not None
         replay = self._resume.replay
         if (replay is not None and replay.decision.id.epoch != epoch) or epoch < self._resume.epoch:
-            raise LedgerError(
-                f"Spark runs epoch {epoch} of query {self._query!r}, but the ledger {self._ledger.location} was"
-                f" recovered for epoch {self._resume.epoch}: they do not belong together.",
-                safe="nothing was written.",
-                to_do="give `checkpoint=` the same location as the query's checkpointLocation.",
-            )
+            raise self._strangers(f"{self._ledger.location} was recovered for epoch {self._resume.epoch}")
         self._resume = Resume(self._generation, epoch + 1, "none")
         return replay
 
-    def _sweep_stragglers(self, decision: Decision | None) -> None:
+    def _strangers(self, found: str) -> LedgerError:
+        return LedgerError(
+            f"Spark runs an epoch of query {self._query!r}, but {found}: ledger and checkpoint do not belong together.",
+            safe="nothing was written.",
+            to_do="give `checkpoint=` the same location as the query's checkpointLocation.",
+        )
+
+    def _sweep_stragglers(self) -> None:
+        """Abort what tasks that were given up have opened since. Between epochs, nothing open is anybody's."""
         now = time.monotonic()
-        if now - self._started < _SWEEP_AGAIN_FOR and now - self._swept > _SWEEP_AGAIN_EVERY and self._generation > 1:
-            self._swept = now
-            self._perform(protocol.Sweep(decision.committables if decision else ()))
+        if not self._swept + _SWEEP_AGAIN_EVERY < now < self._stragglers_until:
+            return
+        self._swept = now
+        try:
+            self._abort_dangling(self._keep)
+        except Exception as error:  # no epoch needs it done: the next look, or the next start, finds what is left
+            log.warning("query %s: leftovers of earlier attempts could not be swept: %s", self._query, error)
 
     # The actions
 
@@ -258,6 +283,8 @@ class Coordinator:
             watermark = self._watermark.advance(self._executed_plan())
         except Exception as error:
             return protocol.Failed(error)
+        if outputs.strays:
+            self._stragglers_until = time.monotonic() + _SWEEP_AGAIN_FOR
         rows = sum(one.rows for one in committables)
         self._emit("precommitted", epoch, rows=rows, seconds=round(time.monotonic() - started, 4))
         failpoint("epoch.sealed")
@@ -307,13 +334,17 @@ class Coordinator:
         return finished
 
     def _sweep(self, keep: Sequence[Committable]) -> None:
+        self._keep = tuple(keep)
+        self._abort_dangling(keep)
+        failpoint("recover.swept" if self._frame is None else "epoch.aborted")
+
+    def _abort_dangling(self, keep: Sequence[Committable]) -> None:
         deadline = Deadline(self._timing.abort_seconds)
         found = 0
         for uid, committer in self._committers.items():
             found += committer.abort_dangling([one for one in keep if one.sink == uid], deadline)
         if found:
             self._events.emit("aborted", query=self._query, generation=self._generation, count=found)
-        failpoint("recover.swept" if self._frame is None else "epoch.aborted")
 
     # What they share
 

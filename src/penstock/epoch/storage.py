@@ -19,7 +19,7 @@ import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
 from penstock.errors import LedgerError, StorageFull
 from penstock.testing.failpoints import failpoint
@@ -169,8 +169,12 @@ class MemoryStorage(Storage):
 
 
 def local_path(location: str) -> Path | None:
-    """The path behind a plain or `file:` location, None for any other scheme."""
-    parsed = urlparse(location)
-    if parsed.scheme == "file":
-        return Path(unquote(parsed.path))
-    return Path(location).absolute() if parsed.scheme == "" else None
+    """The path behind a plain or `file:` location, None for any other scheme.
+
+    Read as Hadoop reads it, character by character: `%20`, `#` and `?` are part of the name. Another reading would put
+    the ledger beside a checkpoint that is not the query's."""
+    scheme = urlparse(location).scheme
+    if scheme == "file":
+        rest = location.partition(":")[2]
+        return Path("/" + rest[2:].partition("/")[2] if rest.startswith("//") else rest).absolute()
+    return Path(location).absolute() if scheme == "" else None

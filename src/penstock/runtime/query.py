@@ -96,6 +96,7 @@ class QueryRunner:
                     break
                 except BaseException as error:
                     if self._stopping.is_set():
+                        self.error = error  # an epoch that failed is no clean end, whoever asked for it
                         break
                     wait = self._restarts.delay(error)
                     if wait is None:
@@ -143,6 +144,7 @@ class QueryRunner:
         query = self._query = self._start_spark(coordinator)
         while query.isActive and not self._wake.is_set():
             self._wake.wait(_POLL_SECONDS)
+            coordinator.tend()
         self._drain(coordinator, query)
         failure = coordinator.failure
         if failure is None and not self._wake.is_set() and (exception := query.exception()) is not None:
