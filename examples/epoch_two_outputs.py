@@ -1,6 +1,8 @@
 """One epoch, two outputs: alerts to Kafka and everything to Parquet, both visible or neither.
 
     KAFKA=localhost:9092 python examples/epoch_two_outputs.py
+
+Whoever reads both never sees an alert whose payment is not archived, nor the other way round, once an epoch is through.
 """
 
 import os

@@ -1,6 +1,8 @@
 """A first job that needs no server at all: generated payments into a folder of Parquet files, exactly once.
 
     python examples/generator_to_files.py
+
+Start it again after a crash and it goes on; start it again when it is done and there is nothing left to do.
 """
 
 import os

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_killed_twice_and_nothing_lost(stand_in: Path, capsys: pytest.CaptureFix
     assert (result["kills"], result["recoveries"]) == (2, 2)
     assert (result["rows_out"], result["lost"], result["duplicated"], result["totals_wrong"]) == (12_000, 0, 0, 0)
     assert result["atomicity"]["observations"] > 0
-    assert len(result["killed_while"]) == len(result["recovery_seconds"]) == 2
+    assert len(result["killed_after"]) == len(result["recovery_seconds"]) == 2
     assert not any(alive(int(pid)) for pid in (stand_in / "helpers").read_text().split())
     assert result["folder"] == str(stand_in)
 
@@ -138,7 +139,7 @@ def test_lines_for_a_pipe_and_a_page_for_a_terminal(stand_in: Path, capsys: pyte
     assert run_demo(DemoOptions(rows=2_000, kills=1, seed=1)) == 0
     lines = capsys.readouterr().out
     assert "job started again" in lines
-    assert "kill 1: SIGKILL while" in lines
+    assert "kill 1: SIGKILL after" in lines
     assert "Nothing lost, nothing twice, nothing wrong" in lines
     assert not stand_in.exists()
 
@@ -152,15 +153,25 @@ def test_lines_for_a_pipe_and_a_page_for_a_terminal(stand_in: Path, capsys: pyte
     assert "job started again" in page
 
 
-def test_ctrl_c_leaves_nothing_behind(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing_behind(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals
+) -> None:
+    helpers: list[int] = []
+
     def interrupt(self: PlainView, text: str) -> None:
         if text == "job started":
-            time.sleep(1.0)
-            raise KeyboardInterrupt
+            while not (stand_in / "helpers").exists():
+                time.sleep(0.01)
+            time.sleep(0.2)
+            helpers.extend(map(int, (stand_in / "helpers").read_text().split()))
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr(PlainView, "note", interrupt)
     assert run_demo(DemoOptions(rows=10_000_000, kills=1)) == 130
     assert not stand_in.exists()
+    assert len(helpers) == 2
+    assert not any(alive(pid) for pid in helpers)
 
 
 def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,9 +148,9 @@ def test_a_task_that_wakes_late_leaves_nothing_open(case: Callable[..., Case], s
     be found even though no further epoch comes."""
     world = case()
     world.source.feed(100)
-    points = {"task.opened": "hang", "task.written": "crash"}
+    points = {"task.opened": "hang", "task.prepared": "crash"}
     with worker_failpoints(session, world, points), running(world.build(session)) as run:
-        world.wait_acted("task.written")
+        world.wait_acted("task.prepared")
         world.wait_visible()
         world.release.touch()
         until(lambda: "Empty" not in transactions(world.servers, world.config.name).values(), "the late task to write")

@@ -11,9 +11,8 @@ import pytest
 
 from penstock.dev.broker import Broker
 from tests.support.case import Case, Endless
-from tests.support.points import DRIVER, WORKER, at, worker_failpoints
+from tests.support.points import DRIVER, WORKER, at, feed_until, worker_failpoints
 from tests.support.processes import kill_workers
-from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,8 +30,7 @@ def endless(broker: Broker, session: SparkSession, tmp_path_factory: pytest.Temp
 def test_workers_killed_while_the_driver_is_at(endless: Endless, point: str) -> None:
     killed: list[int] = []
     with endless.world() as (world, _), at(point, lambda: killed.append(kill_workers(os.getpid()))) as passed:
-        world.source.feed(100)
-        until(passed.is_set, f"{point} to be passed")
+        feed_until(passed, world)
         world.wait_visible()
     assert killed[0] > 0
 

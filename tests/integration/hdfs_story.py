@@ -1,4 +1,4 @@
-"""Run by test_hdfs.py: HDFS inside Spark's JVM; a job dies after a decision and recovers. Tells what happened as JSON."""
+"""Run by test_hdfs.py: HDFS inside Spark's JVM; a job dies after a decision and recovers. Tells it all as JSON."""
 
 from __future__ import annotations
 

@@ -10,15 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from penstock import Job
+from penstock import Job, Source
 from penstock.epoch.ledger import unseal
 from penstock.testing import failpoints
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 PATIENCE = 90.0  # for anything that only waits for this machine, which may be busy
 
@@ -249,6 +252,26 @@ class Checkpoint:
             epoch: sorted(tuple(one[:4]) for one in body["committables"] if one[2])
             for epoch, body in self.manifests.items()
         }
+
+
+class Numbers(Source):
+    """Rows numbered from 0, made by Spark itself: a source such as users write. `columns` are expressions over `id`."""
+
+    def __init__(self, rows: int, columns: Mapping[str, str], *, per_epoch: int = 100) -> None:
+        self._rows, self._columns, self._per_epoch = rows, columns, per_epoch
+
+    def load(self, spark: SparkSession, uid: str) -> DataFrame:
+        options = {"rowsPerBatch": self._per_epoch, "numPartitions": 2, "startTimestamp": 0}
+        endless = spark.readStream.format("rate-micro-batch").options(**options).load()
+        rows = endless.selectExpr("value AS id").where(f"id < {self._rows}")
+        return rows.selectExpr(*(f"{expression} AS {name}" for name, expression in self._columns.items()))
+
+    @property
+    def bounded(self) -> bool:
+        return True
+
+    def finished(self, offset: Any) -> bool:
+        return int(offset["offset"]) >= self._rows
 
 
 class CrashAt:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from running import CrashAt, failing, run_all
+from running import CrashAt, Numbers, failing, run_all
 
-from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy
+from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.epoch import open as opened
 from penstock.epoch.hadoop import HadoopStorage
 from penstock.epoch.ledger import Ledger
@@ -157,8 +157,8 @@ def test_a_whole_job_on_it(
     def job() -> Job:
         checkpoints = Checkpoints(storage=str(tmp_path / "checkpoints"))
         job = Job("hadoop", checkpoints=checkpoints, spark=session, restart=RestartStrategy.none())
-        source = DataGenSource(300, max_rows_per_epoch=100, columns={"value": "cast(id AS string)"})
-        job.write(job.read(source, uid="in"), FileSink(str(out), format="csv"), uid="out")
+        numbers = job.read(Numbers(300, {"value": "cast(id AS string)"}), uid="in")
+        job.write(numbers, FileSink(str(out), format="csv"), uid="out")
         return job
 
     crash_at("epoch.decided", 2)

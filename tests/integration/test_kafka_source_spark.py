@@ -94,8 +94,8 @@ def group_positions(broker: Broker, group: str, topic: str, wanted: dict[int, in
             try:
                 answered = consumer.committed([confluent_kafka.TopicPartition(topic, n) for n in (0, 1)], timeout=10)
                 found = {one.partition: one.offset for one in answered}
-            except confluent_kafka.KafkaException as error:
-                assert error.args[0].retriable(), error
+            except confluent_kafka.KafkaException:
+                pass  # not yet; a group that never answers leaves `found` empty
             if found == wanted or (wanted is None and found and min(found.values()) >= 0):
                 break
             time.sleep(0.1)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ from penstock.runtime.spark import session as make_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.dev.broker import Broker
+
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -35,6 +37,7 @@ MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 REUSE = "spark.python.worker.reuse"
+PROGRESS = "spark.ui.showConsoleProgress"
 MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing"
 OURS = {
     "spark.master": "local[*]",
@@ -43,6 +46,7 @@ OURS = {
     ARROW_ROWS: "20000",
     ARROW_BYTES: str(64 << 20),
     REUSE: "true",
+    PROGRESS: "false",
 }
 
 #: Under spark-submit the Python program is a child of the JVM that was launched; a clean end is asked of the program.
@@ -65,91 +69,121 @@ finally:
 """
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    path = tmp_path / "job.py"
-    path.write_text(REPORTING)
-    return path
+class Launch:
+    """One program in a process of its own: sent payments, ended with SIGTERM once its alerts are there."""
+
+    def __init__(self, kafka: Kafka, folder: Path, script: str) -> None:
+        self._kafka, self._folder = kafka, folder
+        self._topics = kafka.topic(), kafka.topic()
+        self.script = folder / "job.py"
+        folder.mkdir()
+        self.script.write_text(script)
+
+    def start(self, command: list[str], more: Mapping[str, str] | None = None) -> None:
+        payments, alerts = self._topics
+        rows = [(f"a{n}", json.dumps({"id": n, "amount": 500 + n * 10})) for n in range(100)]
+        self._kafka.send(payments, rows)
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK", "SPARK", "JAVA_"))}
+        environment = {
+            **clean,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(PACKAGES),
+            "KAFKA": self._kafka.servers,
+            "PAYMENTS": payments,
+            "ALERTS": alerts,
+            "CHECKPOINTS": str(self._folder / "checkpoints"),
+            "REPORT": str(self._folder / "report.json"),
+            **(more or {}),
+        }
+        with (self._folder / "output.txt").open("wb") as output:
+            self._process = subprocess.Popen(command, env=environment, cwd=self._folder, stdout=output, stderr=output)
+
+    @property
+    def output(self) -> str:
+        return (self._folder / "output.txt").read_text()[-4000:]
+
+    def finish(self) -> dict[str, Any]:
+        """The alerts must be right and the end clean; what Spark was told."""
+        expected = Counter(range(51, 100))
+        try:
+            until(lambda: self._alerts().total() >= expected.total() or self._process.poll() is not None, "the alerts")
+            assert self._process.poll() is None, self.output
+            os.kill(int((self._folder / "report.json.pid").read_text()), signal.SIGTERM)
+            assert self._process.wait(PATIENCE) == 0, self.output
+        finally:
+            self.end()
+        assert self._alerts() == expected
+        assert "the weakest link is" in self.output
+        report = self._folder / "report.json"
+        told: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
+        return told
+
+    def _alerts(self) -> Counter[int]:
+        return Counter(json.loads(value)["id"] for value in self._kafka.values(self._topics[1]).elements())
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
-def launch(command: list[str], kafka: Kafka, folder: Path, more: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Run it, send it payments, end it with SIGTERM; the alerts must be right. What Spark was told."""
-    payments, alerts = kafka.topic(), kafka.topic()
-    kafka.send(payments, [(f"a{n}", json.dumps({"id": n, "amount": 500 + n * 10})) for n in range(100)])
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK", "SPARK", "JAVA_"))}
-    environment |= {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(PACKAGES),
-        "KAFKA": kafka.servers,
-        "PAYMENTS": payments,
-        "ALERTS": alerts,
-        "CHECKPOINTS": str(folder / "checkpoints"),
-        "REPORT": str(folder / "report.json"),
-        **(more or {}),
+THEIRS = {
+    SHUFFLE: "3",
+    MANAGER: f"{MANAGERS}.FileContextBasedCheckpointFileManager",
+    ARROW_ROWS: "1234",
+    ARROW_BYTES: "1000000",
+    REUSE: "false",
+    PROGRESS: "true",
+}
+
+
+@pytest.fixture(scope="module")
+def launched(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Launch]]:
+    """The same job, all ways at once, because most of their time is Java starting."""
+    import pyspark
+
+    kafka, folder = Kafka(broker.servers), tmp_path_factory.mktemp("launch")
+    defined, _, _ = (EXAMPLES / "kafka_to_kafka.py").read_text().partition('if __name__ == "__main__":')
+    found = {
+        "python": Launch(kafka, folder / "python", REPORTING),
+        "submit": Launch(kafka, folder / "submit", REPORTING),
+        "run": Launch(kafka, folder / "run", f"{PID}\n{defined}\nprint(job.explain())\n"),
     }
-    with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=output, stderr=output)
-    try:
-        expected = Counter(str(n) for n in range(51, 100))
-
-        def there() -> bool:
-            assert process.poll() is None, (folder / "output.txt").read_text()[-4000:]
-            return len(kafka.read(alerts)) >= len(expected)
-
-        until(there, "the alerts")
-        os.kill(int((folder / "report.json.pid").read_text()), signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0, (folder / "output.txt").read_text()[-4000:]
-    finally:
-        process.kill()
-        process.wait()
-    seen = Counter(str(json.loads(value)["id"]) for value in kafka.values(alerts).elements())
-    assert seen == expected
-    assert "the weakest link is" in (folder / "output.txt").read_text()
-    told: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    return told
+    (folder / "spark-defaults.conf").write_text(f"{ARROW_ROWS} 7777\n")
+    found["python"].start([sys.executable, str(found["python"].script)], {"SPARK_CONF_DIR": str(folder)})
+    confs = [part for key, value in THEIRS.items() for part in ("--conf", f"{key}={value}")]
+    python = ["--conf", f"spark.pyspark.python={sys.executable}"]
+    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    found["submit"].start([submit, "--master", "local[2]", *confs, *python, str(found["submit"].script)])
+    command = "from penstock.cli.main import main; main()"
+    found["run"].start([sys.executable, "-c", command, "run", str(found["run"].script)])
+    yield found
+    for one in found.values():
+        one.end()
 
 
-def test_python(script: Path, kafka: Kafka, tmp_path: Path) -> None:
+def test_python(launched: dict[str, Launch]) -> None:
     """Nothing is set, so everything is ours; but what spark-defaults.conf says counts."""
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "spark-defaults.conf").write_text(f"{ARROW_ROWS} 7777\n")
-    told = launch([sys.executable, str(script)], kafka, tmp_path, {"SPARK_CONF_DIR": str(tmp_path / "conf")})
-    jars = told.pop("spark.jars")
-    assert "spark-sql-kafka-0-10" in jars
+    told = launched["python"].finish()
+    assert "spark-sql-kafka-0-10" in told.pop("spark.jars")
     assert told == {**OURS, ARROW_ROWS: "7777", "python": sys.executable}
 
 
-def test_spark_submit(script: Path, kafka: Kafka, tmp_path: Path) -> None:
-    """Whatever --conf says stays as it is."""
-    import pyspark
-
-    theirs = {
-        SHUFFLE: "3",
-        MANAGER: f"{MANAGERS}.FileContextBasedCheckpointFileManager",
-        ARROW_ROWS: "1234",
-        ARROW_BYTES: "1000000",
-        REUSE: "false",
-        "spark.pyspark.python": sys.executable,
-    }
-    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
-    confs = [part for key, value in theirs.items() for part in ("--conf", f"{key}={value}")]
-    told = launch([submit, "--master", "local[2]", *confs, str(script)], kafka, tmp_path)
-    del told["spark.jars"], theirs["spark.pyspark.python"]
-    assert told == {"spark.master": "local[2]", **theirs, "python": sys.executable}
+def test_spark_submit(launched: dict[str, Launch]) -> None:
+    """Whatever --master and --conf say stays as it is."""
+    told = launched["submit"].finish()
+    del told["spark.jars"]
+    assert told == {"spark.master": "local[2]", **THEIRS, "python": sys.executable}
 
 
-def test_penstock_run(kafka: Kafka, tmp_path: Path, script: Path) -> None:
+def test_penstock_run(launched: dict[str, Launch]) -> None:
     """Also where a file only defines its job."""
-    text = (EXAMPLES / "kafka_to_kafka.py").read_text()
-    defined, _, _ = text.partition('if __name__ == "__main__":')
-    script.write_text(f"{PID}\n{defined}\nprint(job.explain())\n")
-    (tmp_path / "report.json").write_text("{}")
-    penstock_command = "from penstock.cli.main import main; main()"
-    launch([sys.executable, "-c", penstock_command, "run", str(script)], kafka, tmp_path)
+    launched["run"].finish()
 
 
 def test_a_running_session_keeps_its_settings(session: SparkSession) -> None:
     """Made in this thread or in another one: it is that session, as it is."""
+    before = session.conf.get(SHUFFLE)
+    assert before == "2", "one for each core of local[2]"
     session.conf.set(SHUFFLE, "5")
     found: list[SparkSession] = []
 
@@ -163,13 +197,11 @@ def test_a_running_session_keeps_its_settings(session: SparkSession) -> None:
     assert all(one.sparkContext is session.sparkContext for one in found)
     assert [one.conf.get(SHUFFLE) for one in found] == ["5", "5"]
     assert session.conf.get(SHUFFLE) == "5"
-    session.conf.unset(SHUFFLE)
+    session.conf.set(SHUFFLE, before)
 
 
 @pytest.fixture
-def example(
-    session: SparkSession, kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Example:
+def example(session: SparkSession, kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Example:
     monkeypatch.setenv("KAFKA", kafka.servers)
     monkeypatch.setenv("CHECKPOINTS", str(tmp_path / "checkpoints"))
     monkeypatch.setenv("ARCHIVE", str(tmp_path / "archive"))

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from running import Checkpoint, CrashAt, Event, Kafka, failing, run_all
+from running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
 
-from penstock import Checkpoints, DataGenSource, FileSink, Job, KafkaSink, RestartStrategy
+from penstock import Checkpoints, FileSink, Job, KafkaSink, RestartStrategy
 from penstock.errors import ReplayDiffers
 from penstock.testing.failpoints import InjectedFault, hooked
 
@@ -58,7 +58,7 @@ def settings(session: SparkSession) -> Iterator[Settings]:
 
 
 def events(job: Job, rows: int = ROWS, uid: str = "events", **columns: str) -> DataFrame:
-    return job.read(DataGenSource(rows, max_rows_per_epoch=100, columns={**EVENTS, **columns}), uid=uid)
+    return job.read(Numbers(rows, {**EVENTS, **columns}), uid=uid)
 
 
 def stateless(job: Job, delay: str | None = None) -> DataFrame:

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from penstock.testing.failpoints import ONCE, POINTS, RELEASE, VARIABLE, InjectedFault, hooked
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +46,17 @@ def at(point: str, act: Callable[[], None]) -> Iterator[threading.Event]:
 
         hooks.enter_context(hooked(point, call) if before is None else hooked(before, fail))
         yield called
+
+
+def feed_until(passed: threading.Event, world: Case) -> None:
+    """Feed rows until the point is passed. One portion is enough, unless Spark cuts it between its two partitions, so
+    that no epoch has two writers."""
+    for _ in range(20):
+        world.source.feed(100)
+        until(lambda: passed.is_set() or world.visible(), "the point to be passed, or all rows to be visible")
+        if passed.is_set():
+            return
+    raise AssertionError("twenty portions went through, and the point was never passed")
 
 
 @contextmanager

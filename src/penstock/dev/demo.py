@@ -14,8 +14,11 @@ import contextlib
 import random
 import secrets
 import shutil
+import signal
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -62,7 +65,8 @@ def run_demo(options: DemoOptions) -> int:
     )
     keep = True
     try:
-        result = _play(options, seed, folder, view)
+        with _ending_like_ctrl_c():
+            result = _play(options, seed, folder, view)
         keep = options.keep or not result.ok
         view.verdict(result)
         return result.status
@@ -73,6 +77,20 @@ def run_demo(options: DemoOptions) -> int:
         view.close()
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _ending_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM, as `timeout` and service managers send it, ends the job and the broker too. Only in the main thread,
+    where handlers can be installed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _play(options: DemoOptions, seed: int, folder: Path, view: View) -> DemoResult:
@@ -101,7 +119,7 @@ def _play(options: DemoOptions, seed: int, folder: Path, view: View) -> DemoResu
     return replace(
         found,
         kills=len(progress.kills),
-        killed_while=progress.kills,
+        killed_after=progress.kills,
         recovery_seconds=[recovery.seconds for recovery in progress.recoveries],
         recovery_actions=[recovery.actions for recovery in progress.recoveries],
         epochs=len(progress.epochs),
@@ -183,7 +201,7 @@ class _Run:
         for event in job.events():  # what it still said before it died
             for line in self.progress.take(event):
                 self.view.note(line)
-        self.view.note(f"kill {len(self.progress.kills) + 1}: SIGKILL while {self.progress.killed()}")
+        self.view.note(f"kill {len(self.progress.kills) + 1}: SIGKILL after {self.progress.killed()}")
         return True
 
     def _failure(self, happened: str) -> DevelopmentError:

@@ -5,12 +5,16 @@ python -m penstock.dev.demo_job CONFIG.json
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 from pyspark.sql import functions as f
 
-from penstock import Checkpoints, DataGenSource, FileSink, Job, KafkaSink, KafkaSource
+from penstock import Checkpoints, DataGenSource, FileSink, Job, KafkaSink, KafkaSource, RestartStrategy
 from penstock.dev.demo_driver import JobConfig
 from penstock.dev.demo_truth import COLUMNS
 
@@ -24,7 +28,9 @@ def build(config: JobConfig) -> Job:
     """The job, ready to run."""
     folder = Path(config.folder)
     checkpoints = Checkpoints(interval="200ms", storage=(folder / "checkpoints").as_uri())
-    job = Job("demo", checkpoints=checkpoints, conf=_CONF)
+    # The demo wants to see a job that cannot go on end, not try for ever.
+    restart = RestartStrategy.fixed_delay(attempts=3, delay="1s")
+    job = Job("demo", checkpoints=checkpoints, restart=restart, conf=_CONF)
     if config.mode == "kafka":
         _on_kafka(job, config)
     else:
@@ -52,5 +58,18 @@ def _on_kafka(job: Job, config: JobConfig) -> None:
     job.write(shaped, KafkaSink("totals-out", servers=config.servers), uid="totals", output_mode="update")
 
 
+def end_with_parent() -> None:
+    """Stop cleanly should the demo die without a word, so that no job runs on unseen."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="demo-parent", daemon=True).start()
+
+
 if __name__ == "__main__":
+    end_with_parent()
     build(JobConfig.read(Path(sys.argv[1]))).run()

@@ -91,7 +91,7 @@ class DemoResult:
     kills: int = 0
     recovery_seconds: Sequence[float] = ()
     recovery_actions: Sequence[Sequence[str]] = ()
-    killed_while: Sequence[str] = ()
+    killed_after: Sequence[str] = ()
     epochs: int = 0
     seconds: float = 0.0
     rows_per_second: float = 0.0
@@ -136,7 +136,7 @@ class DemoResult:
             "totals_wrong": totals.wrong + totals.unfinished if totals else None,
             "totals_duplicated": totals.repeated if totals else None,
             "kills": self.kills,
-            "killed_while": list(self.killed_while),
+            "killed_after": list(self.killed_after),
             "recoveries": len(self.recovery_seconds),
             "recovery_seconds": [round(seconds, 3) for seconds in self.recovery_seconds],
             "recovery_actions": [list(actions) for actions in self.recovery_actions],

@@ -42,15 +42,17 @@ class HadoopStorage(Storage):
 
     def create(self, name: str, data: bytes) -> None:
         target = self._path(name)
-        with self._errors(f"writing {self.location}/{name}", name):
+        what = f"writing {self.location}/{name}"
+        with self._errors(what):
             self._fs.mkdirs(target.getParent())
+        with self._errors(what, creating=name):
             if self._object_store:
                 self._put(target, data)
             else:
                 self._write_and_rename(target, data)
 
     def read(self, name: str) -> bytes | None:
-        with self._errors(f"reading {self.location}/{name}", name):
+        with self._errors(f"reading {self.location}/{name}"):
             path = self._path(name)
             if not self._fs.exists(path):
                 return None
@@ -61,7 +63,7 @@ class HadoopStorage(Storage):
                 stream.close()
 
     def list(self, folder: str) -> list[str]:
-        with self._errors(f"listing {self.location}/{folder}", folder):
+        with self._errors(f"listing {self.location}/{folder}"):
             path = self._path(folder)
             if not self._fs.exists(path):
                 return []
@@ -69,7 +71,7 @@ class HadoopStorage(Storage):
             return sorted(name for name in names if not name.startswith("."))
 
     def delete(self, name: str) -> None:
-        with self._errors(f"deleting {self.location}/{name}", name):
+        with self._errors(f"deleting {self.location}/{name}"):
             self._fs.delete(self._path(name), False)
 
     def _put(self, target: Any, data: bytes) -> None:
@@ -100,7 +102,9 @@ class HadoopStorage(Storage):
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name)
 
     @contextmanager
-    def _errors(self, what: str, name: str) -> Iterator[None]:
+    def _errors(self, what: str, creating: str | None = None) -> Iterator[None]:
+        """Hadoop's refusals as the ledger's. `AlreadyExists` only of the name being created: a file in the place of
+        its folder is refused with the same exception, and is no sign that somebody else was first."""
         from py4j.protocol import Py4JJavaError
 
         try:
@@ -108,8 +112,8 @@ class HadoopStorage(Storage):
         except Py4JJavaError as error:
             kind = str(error.java_exception.getClass().getName())
             said = str(error.java_exception.getMessage())
-            if "FileAlreadyExists" in kind or ("PathExists" in kind):
-                raise AlreadyExists(name) from None
+            if creating is not None and ("FileAlreadyExists" in kind or "PathExists" in kind):
+                raise AlreadyExists(creating) from None
             if "No space left" in said or "QuotaExceeded" in kind:
                 raise StorageFull(
                     f"No space left while {what}: {said}.",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _FAST_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_PROGRESS = "spark.ui.showConsoleProgress"
 _KAFKA_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
 #: Why each: see docs/reference/settings.md.
@@ -25,7 +26,7 @@ DEFAULTS: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
     "spark.python.worker.reuse": "true",
-    "spark.ui.showConsoleProgress": "false",
+    _PROGRESS: "false",
 }
 
 
@@ -66,7 +67,9 @@ def _given(conf: Mapping[str, str]) -> SparkConf:
     here, with the user's settings: some, such as its memory, count only then."""
     from pyspark import SparkConf, SparkContext
 
-    SparkContext._ensure_initialized(conf=SparkConf().setAll(list(conf.items())))
+    # Started from here, Spark takes itself for a shell and would turn its progress bar on as if the user had said so.
+    wanted = {_PROGRESS: DEFAULTS[_PROGRESS], **conf}
+    SparkContext._ensure_initialized(conf=SparkConf().setAll(list(wanted.items())))
     return SparkConf()
 
 
