@@ -10,7 +10,7 @@ from penstock.errors import ConfigurationError
 from penstock.guarantees import Guarantee, Link
 from penstock.kafka_options import for_admin, for_java, split_options
 from penstock.sources.base import Source
-from penstock.sources.kafka_group import GroupPublisher, librdkafka_sender
+from penstock.sources.kafka_group import GroupPublisher, admin_sender
 from penstock.sources.naming import reader
 
 if TYPE_CHECKING:
@@ -132,7 +132,9 @@ class KafkaSource(Source):
             return
         group = self.group or f"penstock-{job}-{uid}"
         if group not in self._publishers:
-            sender = librdkafka_sender(for_admin(self.servers, self._client_options))
+            connection = for_admin(self.servers, self._client_options)
+            owned = ("bootstrap.servers", "client.id")
+            sender = admin_sender(self.servers, {key: connection[key] for key in connection if key not in owned})
             self._publishers[group] = GroupPublisher(sender, group)
         self._publishers[group].publish(json.loads(offset) if isinstance(offset, str) else offset)
 

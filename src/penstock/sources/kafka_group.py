@@ -11,7 +11,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+
+from penstock.deadline import Deadline
+from penstock.sinks.kafka import settings
+from penstock.sinks.kafka.lanes import Lanes
 
 log = logging.getLogger(__name__)
 
@@ -77,26 +80,34 @@ class GroupPublisher:
             time.sleep(self._pause)
 
 
-def librdkafka_sender(settings: Mapping[str, str]) -> Send:
-    """Sends through one kept connection, opened with the first positions."""
-    client: list[Any] = []
+def admin_sender(servers: str, options: Mapping[str, str]) -> Send:
+    """Sends through one kept connection, opened with the first positions and again after a failure. `options` are
+    connection settings in librdkafka's names.
+
+    Through kafka-python, not librdkafka: the latter's request for group offsets ends the whole process by an assertion
+    when the group's coordinator goes away at the wrong moment, and this is the driver.
+    """
+    lanes: list[Lanes] = []
 
     def send(group: str, positions: Positions) -> None:
-        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-        from confluent_kafka.admin import AdminClient
+        if not lanes:
+            lanes.append(Lanes(servers, settings.normalised(options)))
+        lane = lanes.pop()
+        from kafka.structs import OffsetAndMetadata, TopicPartition
 
-        if not client:
-            # The failure of a request is reported by the request; librdkafka's own log would repeat it every second.
-            client.append(AdminClient({**settings, "log_level": "2"}))
-        partitions = [
-            TopicPartition(topic, int(partition), offset)
-            for topic, offsets in positions.items()
-            for partition, offset in offsets.items()
-        ]
-        request = [ConsumerGroupTopicPartitions(group, partitions)]
-        for future in client[0].alter_consumer_group_offsets(request, request_timeout=PATIENCE).values():
-            for answered in future.result(timeout=PATIENCE + 1).topic_partitions:
-                if answered.error is not None:
-                    raise RuntimeError(f"{answered.topic}-{answered.partition}: {answered.error}")
+        offsets = {
+            TopicPartition(topic, int(partition)): OffsetAndMetadata(offset, "", -1)
+            for topic, own in positions.items()
+            for partition, offset in own.items()
+        }
+        try:
+            answers = lane.ask(lambda admin: admin.alter_group_offsets(group, offsets), Deadline(PATIENCE))
+        except BaseException:
+            lane.close()
+            raise
+        lanes.append(lane)
+        refused = {where: error for where, error in answers.items() if getattr(error, "errno", 0) != 0}
+        if refused:
+            raise RuntimeError(f"the group's coordinator refused {refused}")
 
     return send
