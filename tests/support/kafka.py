@@ -137,9 +137,20 @@ def assert_counted(source: Input, servers: str, topic: str) -> None:
 
 
 def transactions(servers: str, prefix: str) -> dict[str, str]:
-    """The state of every transaction whose id begins with `prefix`."""
-    with _admin(servers) as admin:
-        listed = [one for group in admin.list_transactions().values() for one in group]
+    """The state of every transaction whose id begins with `prefix`; waits for a coordinator that is still loading."""
+    from kafka.errors import CoordinatorLoadInProgressError
+
+    listed: list[Any] = []
+
+    def answered() -> bool:
+        with _admin(servers) as admin:
+            try:
+                listed[:] = [one for group in admin.list_transactions().values() for one in group]
+            except CoordinatorLoadInProgressError:
+                return False
+        return True
+
+    until(answered, "the broker to have loaded its transactions")
     return {one.transactional_id: str(one.state.value) for one in listed if one.transactional_id.startswith(prefix)}
 
 
