@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=2, help="rounds over all variants; the median counts")
     parser.add_argument("--only", choices=("throughput", "memory", "writers"))
     options = parser.parse_args()
-    results: dict[str, Any] = {"rows": options.rows, "row_bytes": 100, "partitions": 4, "epoch_rows": options.epoch}
+    results: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
         Broker.start(Path(folder) / "broker") as broker,
@@ -60,9 +60,10 @@ def main() -> None:
             results["writers"] = open_writers_and_commit(broker.servers, options.writers)
             seconds = results["writers"]["commit_seconds"]
             console.print(f"{options.writers:,} open writers committed after one decision in {seconds:.2f} s")
-    (HERE / "results").mkdir(exist_ok=True)
-    if options.only is None:
-        (HERE / "results" / "kafka.json").write_text(json.dumps(results, indent=2) + "\n")
+    written = HERE / "results" / "kafka.json"
+    written.parent.mkdir(exist_ok=True)
+    before = json.loads(written.read_text()) if written.exists() else {}
+    written.write_text(json.dumps({**before, **results}, indent=2) + "\n")
 
 
 def throughput(servers: str, folder: Path, options: argparse.Namespace, results: dict[str, Any]) -> None:
@@ -82,6 +83,7 @@ def throughput(servers: str, folder: Path, options: argparse.Namespace, results:
             rounds.setdefault(name, []).append(measured)
             console.print(f"  {name}: {measured['rows_per_second']:,.0f} rows/s")
     best = {name: statistics.median(one["rows_per_second"] for one in own) for name, own in rounds.items()}
+    results.update(rows=options.rows, row_bytes=100, partitions=4, epoch_rows=options.epoch)
     results["throughput"] = {name: {"rows_per_second": best[name], "rounds": own} for name, own in rounds.items()}
     results["ratio_defaults"] = best["penstock, tuned"] / best["spark, defaults"]
     results["ratio_both_default_consumers"] = best["penstock, defaults"] / best["spark, defaults"]

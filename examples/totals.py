@@ -24,7 +24,7 @@ job = Job(
     },
 )
 
-payments = job.read(DataGenSource(ROWS, max_rows_per_epoch=max(1, ROWS // 10)), uid="payments")
+payments = job.read(DataGenSource(ROWS, max_rows_per_epoch=max(1, ROWS // 5)), uid="payments")
 totals = (
     payments.withWatermark("ts", "10 seconds")
     .groupBy(f.window("ts", "1 minute"), f.substring("account", 1, 6).alias("branch"))

@@ -240,8 +240,11 @@ class Job:
         if uid in self._plans:
             raise _twice("queries", uid)
         self._sinks.update(sinks)
-        sources = {name: self._sources[name] for name in self._lineage.sources(frame)}
-        self._plans[uid] = QueryPlan(uid, frame, dict(sinks), sources, body, output_mode, dict(options or {}))
+        positions = self._lineage.positions(frame)
+        sources = {name: self._sources[name] for name in positions if name is not None}
+        self._plans[uid] = QueryPlan(
+            uid, frame, dict(sinks), sources, positions, body, output_mode, dict(options or {})
+        )
 
     def _chain(self, plan: QueryPlan) -> Chain:
         engine = Link("engine", "spark", Guarantee.EXACTLY_ONCE, "positions and state in the checkpoint, epochs replay")

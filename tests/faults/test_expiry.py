@@ -89,7 +89,7 @@ def test_a_plan_that_gives_other_rows_stops(case: Callable[..., Case], session: 
         with running(world.build(session)) as run, pytest.raises(ReplayDiffers) as stopped:
             run.join()
         said = str(stopped.value)
-        assert said.startswith("Epoch 0 of query 'copy' is partly visible")
+        assert said.startswith("Epoch 0 of query 'copy' is decided and partly visible")
         assert f"the writers copy/{lost} were lost" in said
         assert [event["action"] for event in run.events if event["event"] == "recovered"] == ["repair"]
         assert contents(world) == before

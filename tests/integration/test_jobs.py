@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from running import Checkpoint, Kafka, Watched, until
+from running import Checkpoint, Kafka, Numbers, Watched, run_all, until
 
-from penstock import Checkpoints, Job, KafkaSink, KafkaSource
+from penstock import Checkpoints, FileSink, Job, KafkaSink, KafkaSource
 from penstock.testing.oracle import compare, per_key_order
 
 if TYPE_CHECKING:
@@ -234,6 +235,53 @@ def _join(left: DataFrame, right: DataFrame, condition: str) -> DataFrame:
     from pyspark.sql import functions as f
 
     return left.join(right, f.expr(condition))
+
+
+@pytest.mark.parametrize("twice", ["union", "join"])
+def test_a_source_used_twice(session: SparkSession, storage: str, tmp_path: Path, twice: str) -> None:
+    """Spark then logs two positions for it, and the end of the input is still seen."""
+    from pyspark.sql import functions as f
+
+    job = Job("twice", checkpoints=Checkpoints(storage=storage), spark=session)
+    rows = job.read(Numbers(200, {"id": "id", "ts": f"timestamp_seconds({START} + id)"}), uid="in").withWatermark(
+        "ts", "1 hour"
+    )
+    if twice == "union":
+        frame = rows.union(rows).select("id")
+    else:
+        frame = rows.alias("a").join(rows.alias("b"), f.expr("a.id = b.id AND a.ts = b.ts")).select("a.id")
+    job.write(frame, FileSink(str(tmp_path / "out"), format="csv"), uid="out")
+    run_all(job)
+    assert len(Checkpoint(storage, "twice", "out").barrier(0)) == 2
+    lines = Counter(line for part in (tmp_path / "out").glob("part-*") for line in part.read_text().split())
+    assert lines == Counter({str(number): 2 if twice == "union" else 1 for number in range(200)})
+
+
+def test_a_stream_of_the_users_own_beside_a_source(
+    session: SparkSession, kafka: Kafka, storage: str, running: type[Watched]
+) -> None:
+    """Positions are told for the source that stands second, and for nothing else."""
+    from confluent_kafka import ConsumerGroupTopicPartitions
+    from confluent_kafka.admin import AdminClient
+
+    topic, target = kafka.topic(1), kafka.topic(1)
+    kafka.send(topic, as_messages(ROWS[:10]))
+    own = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    job = Job("mixed", checkpoints=Checkpoints(storage=storage), spark=session)
+    read = job.read(KafkaSource(topic, servers=kafka.servers), uid="in").selectExpr("cast(value AS string) AS value")
+    job.write(
+        own.selectExpr("cast(value AS string) AS value").union(read),
+        KafkaSink(target, servers=kafka.servers),
+        uid="out",
+    )
+    admin = AdminClient({"bootstrap.servers": kafka.servers})
+
+    def group() -> dict[tuple[str, int], int]:
+        [asked] = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("penstock-mixed-in")]).values()
+        return {(part.topic, part.partition): part.offset for part in asked.result().topic_partitions}
+
+    with running(job):
+        until(lambda: group() == {(topic, 0): 10}, "the group at the end of the topic")
 
 
 def test_positions_are_told_to_the_consumer_group(

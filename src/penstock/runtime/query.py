@@ -15,7 +15,7 @@ from penstock.errors import ConfigurationError, JobStopped, PreCommitFailed
 from penstock.runtime.restart import Restarts, RestartStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -42,6 +42,7 @@ class QueryPlan:
     frame: DataFrame
     sinks: Mapping[str, TwoPhaseSink]
     sources: Mapping[str, Source]
+    positions: Sequence[str | None]  # the source of each position in a barrier, see `Lineage`
     body: Body
     output_mode: str = "append"
     options: Mapping[str, str] = field(default_factory=dict)
@@ -168,7 +169,8 @@ class QueryRunner:
 
     @property
     def plan_is_bounded(self) -> bool:
-        return bool(self.plan.sources) and all(source.bounded for source in self.plan.sources.values())
+        known = self.plan.sources
+        return bool(known) and all(uid is not None and known[uid].bounded for uid in self.plan.positions)
 
     def _start_spark(self, coordinator: Coordinator) -> StreamingQuery:
         from pyspark.errors import AnalysisException
@@ -205,10 +207,9 @@ class QueryRunner:
     def _completed(self, epoch: int, barrier: Barrier | None) -> None:
         if barrier is None:
             return
-        positions = list(zip(self.plan.sources.items(), barrier.offsets, strict=False))
-        for (uid, source), offset in positions:
-            if offset is not None:
-                source.publish(self._job, uid, offset)
+        for uid, offset in zip(self.plan.positions, barrier.offsets, strict=False):
+            if uid is not None and offset is not None:
+                self.plan.sources[uid].publish(self._job, uid, offset)
         if self.plan_is_bounded and self._all_finished(barrier):
             self._wake.set()
 
@@ -222,10 +223,10 @@ class QueryRunner:
         return barrier is not None and self._all_finished(barrier)
 
     def _all_finished(self, barrier: Barrier) -> bool:
-        offsets = barrier.offsets
-        sources = list(self.plan.sources.values())
-        return len(offsets) == len(sources) and all(
-            offset is not None and source.finished(offset) for source, offset in zip(sources, offsets, strict=True)
+        uids, offsets = self.plan.positions, barrier.offsets
+        return len(offsets) == len(uids) and all(
+            uid is not None and offset is not None and self.plan.sources[uid].finished(offset)
+            for uid, offset in zip(uids, offsets, strict=True)
         )
 
 
