@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=1_000)
     parser.add_argument("--repeat", type=int, default=2, help="rounds over all variants; the median counts")
     parser.add_argument("--only", choices=("throughput", "memory", "writers"))
+    parser.add_argument("--results", type=Path, default=HERE / "results" / "kafka.json")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     with (
@@ -60,7 +61,7 @@ def main() -> None:
             results["writers"] = open_writers_and_commit(broker.servers, options.writers)
             seconds = results["writers"]["commit_seconds"]
             console.print(f"{options.writers:,} open writers committed after one decision in {seconds:.2f} s")
-    written = HERE / "results" / "kafka.json"
+    written: Path = options.results
     written.parent.mkdir(exist_ok=True)
     before = json.loads(written.read_text()) if written.exists() else {}
     written.write_text(json.dumps({**before, **results}, indent=2) + "\n")
