@@ -42,8 +42,8 @@ def finish(world: Case, session: SparkSession) -> Mapping[str, Any]:
         world.wait_visible()
         run.stop()
     world.assert_exact()
-    [recovered] = [event for event in run.events if event["event"] == "recovered"]
-    return recovered
+    # The first: with transactions this short, an epoch on a busy machine may expire once more.
+    return next(event for event in run.events if event["event"] == "recovered")
 
 
 def test_all_expired_is_void_and_replayed(case: Callable[..., Case], session: SparkSession) -> None:
@@ -63,10 +63,10 @@ def test_some_expired_are_repaired_with_proof(case: Callable[..., Case], session
     assert sorted(transactions(world.servers, world.config.name).values()) == ["CompleteAbort", "CompleteCommit"]
     assert 0 < len(world.copy.read()) < 100
     assert finish(world, session)["action"] == "repair"
-    decided, repaired = world.manifests()
-    assert (decided["epoch"], repaired["epoch"]) == (0, 0)
-    assert repaired["generation"] > decided["generation"]
-    assert proofs(repaired) == proofs(decided)
+    decided, *repaired = world.manifests()
+    assert repaired
+    assert all(one["epoch"] == 0 and one["generation"] > decided["generation"] for one in repaired)
+    assert all(proofs(one) == proofs(decided) for one in repaired)
     assert sum(rows for _, _, rows, _ in proofs(decided)) == 100
 
 
@@ -91,7 +91,7 @@ def test_a_plan_that_gives_other_rows_stops(case: Callable[..., Case], session: 
         said = str(stopped.value)
         assert said.startswith("Epoch 0 of query 'copy' is decided and partly visible")
         assert f"the writers copy/{lost} were lost" in said
-        assert [event["action"] for event in run.events if event["event"] == "recovered"] == ["repair"]
+        assert {event["action"] for event in run.events if event["event"] == "recovered"} == {"repair"}
         assert contents(world) == before
         assert_nothing_open(world.servers, world.config.name)
         assert world.commits() == set()

@@ -29,7 +29,7 @@ def endless(broker: Broker, session: SparkSession, tmp_path_factory: pytest.Temp
 @pytest.mark.parametrize("point", DRIVER)
 def test_workers_killed_while_the_driver_is_at(endless: Endless, point: str) -> None:
     killed: list[int] = []
-    with endless.world() as (world, _), at(point, lambda: killed.append(kill_workers(os.getpid()))) as passed:
+    with endless.world(warm=True) as (world, _), at(point, lambda: killed.append(kill_workers(os.getpid()))) as passed:
         feed_until(passed, world)
         world.wait_visible()
     assert killed[0] > 0

@@ -193,13 +193,14 @@ class Endless:
         self._current: tuple[Case, Running] | None = None
 
     @contextmanager
-    def world(self) -> Iterator[tuple[Case, Running]]:
-        """The job, with a portion of rows just gone through it, so that its workers live and hold producers."""
+    def world(self, *, warm: bool = False) -> Iterator[tuple[Case, Running]]:
+        """The job; `warm` with a portion of rows just gone through it, so that its workers live and hold producers."""
         world, run = self._current or self._start()
         self._current = None
         try:
-            world.source.feed(100)
-            world.wait_visible()
+            if warm:
+                world.source.feed(100)
+                world.wait_visible()
             yield world, run
             assert run.alive
             world.assert_exact()

@@ -138,15 +138,13 @@ def assert_counted(source: Input, servers: str, topic: str) -> None:
 
 def transactions(servers: str, prefix: str) -> dict[str, str]:
     """The state of every transaction whose id begins with `prefix`; waits for a coordinator that is still loading."""
-    from kafka.errors import CoordinatorLoadInProgressError
-
     listed: list[Any] = []
 
     def answered() -> bool:
         with _admin(servers) as admin:
             try:
                 listed[:] = [one for group in admin.list_transactions().values() for one in group]
-            except CoordinatorLoadInProgressError:
+            except _library().errors.CoordinatorLoadInProgressError:
                 return False
         return True
 
@@ -183,14 +181,18 @@ def _consumer(servers: str) -> Any:
     )
 
 
-@contextmanager
-def _admin(servers: str) -> Iterator[Any]:
+def _library() -> Any:
     with warnings.catch_warnings():
         # It reads its message schemas through a deprecated function of the standard library.
         warnings.simplefilter("ignore", DeprecationWarning)
-        from kafka import KafkaAdminClient
+        import kafka
+        import kafka.errors
+    return kafka
 
-        admin = KafkaAdminClient(bootstrap_servers=servers)
+
+@contextmanager
+def _admin(servers: str) -> Iterator[Any]:
+    admin = _library().KafkaAdminClient(bootstrap_servers=servers)
     try:
         yield admin
     finally:

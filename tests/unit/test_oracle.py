@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SchemaMismatch
@@ -30,6 +30,7 @@ def damaged(draw: st.DrawFn) -> tuple[list[int], list[int], int, int, int]:
     return rows, draw(st.permutations(rest + copies + strangers)), len(dropped), len(copies), len(strangers)
 
 
+@settings(deadline=None)  # right or wrong, not fast or slow
 @given(damaged())
 def test_drops_copies_and_strangers_are_counted_exactly(case: tuple[list[int], list[int], int, int, int]) -> None:
     rows, found, dropped, copies, strangers = case
@@ -38,6 +39,7 @@ def test_drops_copies_and_strangers_are_counted_exactly(case: tuple[list[int], l
     assert verdict.ok == (not (dropped or copies or strangers))
 
 
+@settings(deadline=None)
 @given(st.lists(ids), st.lists(ids))
 def test_every_way_to_give_the_rows_gives_the_same_verdict(expected: list[int], actual: list[int]) -> None:
     truth = compare(expected, actual).to_dict()
@@ -104,6 +106,7 @@ def test_five_million_rows() -> None:
     assert time.perf_counter() - began < 30  # about one second on two cores; the limit is for busy machines
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), ids)))
 def test_order_is_judged_key_by_key(rows: list[tuple[str, int]]) -> None:
     verdict = per_key_order([key for key, _ in rows], [number for _, number in rows])
@@ -169,6 +172,7 @@ def test_two_readers_do_not_make_each_other_liars() -> None:
     assert findings(*looks) == []
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0, max_value=2), st.integers(min_value=1, max_value=9))
 def test_any_part_of_any_epoch_is_torn(epoch: int, part: int) -> None:
     seen = dict.fromkeys(range(epoch), 10) | {epoch: part}

@@ -75,7 +75,10 @@ class _Rule:
     nth: int | None
 
 
-_ENTRY = re.compile(r"^(?P<name>[\w.]+)=(?P<action>crash|raise|hang|delay)(\((?P<seconds>[\d.]+)\))?(@(?P<nth>\d+))?$")
+_ENTRY = re.compile(
+    r"^(?P<name>[\w.]+)=(?:(?P<action>crash|raise|hang)|(?P<delay>delay)\((?P<seconds>\d+(?:\.\d+)?)\))"
+    r"(?:@(?P<nth>[1-9]\d*))?$"
+)
 
 
 def parse(text: str) -> dict[str, _Rule]:
@@ -89,7 +92,9 @@ def parse(text: str) -> dict[str, _Rule]:
                 to_do="write name=crash|raise|hang|delay(S), optionally @N, with a name from failpoints.POINTS.",
             )
         rules[match["name"]] = _Rule(
-            match["action"], float(match["seconds"] or 0), int(match["nth"]) if match["nth"] else None
+            match["action"] or match["delay"],
+            float(match["seconds"] or 0),
+            int(match["nth"]) if match["nth"] else None,
         )
     return rules
 
