@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Checkpoints
 from penstock.epoch.open import storage_at
 from penstock.epoch.storage import AlreadyExists, local_path
-from penstock.errors import ConfigurationError, DuplicateUid, UidChanged
+from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, UidChanged
 from penstock.guarantees import Chain, Guarantee, Link
 from penstock.naming import check_name
 from penstock.runtime import spark as spark_session
 from penstock.runtime.events import Events, Listener
 from penstock.runtime.lineage import Lineage
 from penstock.runtime.query import QueryPlan, QueryRunner
-from penstock.runtime.restart import RestartStrategy
+from penstock.runtime.restart import Restarts, RestartStrategy
 from penstock.sinks.base import CheckContext, Finding, TwoPhaseSink
 
 if TYPE_CHECKING:
@@ -192,17 +192,17 @@ class Job:
             )
         for plan in self._plans.values():
             self._chain(plan).require(Guarantee.EXACTLY_ONCE)
-        for finding in self.check():
-            log.warning("%s: %s", finding.sink, finding.message)
-        self._check_uids()
         events = Events()
         if on_event is not None:
             events.listen(on_event)
-        self._runners = [
-            QueryRunner(self.name, plan, self.spark, self.checkpoints, self._restart, events, self._wake.set)
-            for plan in self._plans.values()
-        ]
         with _signals(self.stop):
+            if not self._ready(events):
+                return
+            self._check_uids()
+            self._runners = [
+                QueryRunner(self.name, plan, self.spark, self.checkpoints, self._restart, events, self._wake.set)
+                for plan in self._plans.values()
+            ]
             for runner in self._runners:
                 runner.start()
             self._wait()
@@ -214,6 +214,24 @@ class Job:
         """Ask for a clean end: each query finishes the epoch under way. Safe from any thread and from a signal."""
         self._stop_asked = True
         self._wake.set()
+
+    def _ready(self, events: Events) -> bool:
+        """Check every source and sink before anything starts. What only waits for another system to come up is tried
+        again as the restart strategy says; False if `stop` was asked for meanwhile."""
+        restarts = Restarts(self._restart)
+        while not self._stop_asked:
+            try:
+                for finding in self.check():
+                    log.warning("%s: %s", finding.sink, finding.message)
+                return True
+            except PenstockError as error:
+                wait = restarts.delay(error)
+                if wait is None:
+                    raise
+                log.warning("job %s cannot start yet and tries again in %.1f s: %s", self.name, wait, error)
+                events.emit("restarting", query=None, seconds=wait, error=str(error))
+                self._wake.wait(wait)
+        return False
 
     def _wait(self) -> None:
         while any(runner.alive for runner in self._runners):

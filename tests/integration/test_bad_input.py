@@ -289,6 +289,19 @@ def test_a_broker_that_is_down_at_the_start(make: Make, mortal: Broker, running:
     assert kafka.values(there) == NUMBERS
 
 
+def test_a_broker_that_comes_up_later(make: Make, mortal: Broker, running: type[Watched]) -> None:
+    """The restart strategy is asked at the start, too."""
+    mortal.running or mortal.restart()
+    kafka = Kafka(mortal.servers)
+    topic = kafka.topic()
+    mortal.kill()
+    job = make(generated(), KafkaSink(topic, servers=mortal.servers), restart=QUICKLY, timeout="1s")
+    with running(job) as run:
+        assert "did not answer" in str(run.wait_for("restarting")["error"])
+        mortal.restart()
+        kafka.read_until(topic, ROWS)
+
+
 def test_a_broker_that_dies_on_the_way(make: Make, mortal: Broker, running: type[Watched]) -> None:
     """The strategy tries until it is back; meanwhile nothing is guessed. (Every other moment: see tests/faults.)"""
     mortal.running or mortal.restart()
