@@ -39,7 +39,7 @@ def proofs(manifest: dict[str, Any]) -> set[tuple[str, int, int, int]]:
 def finish(world: Case, session: SparkSession) -> Mapping[str, Any]:
     """Run the job again until all is visible, judge, and tell what its recovery did."""
     with running(world.build(session)) as run:
-        world.wait_visible()
+        world.wait_visible(run)
         run.stop()
     world.assert_exact()
     # The first: with transactions this short, an epoch on a busy machine may expire once more.

@@ -48,7 +48,7 @@ def go_on(world: Case, session: SparkSession) -> None:
     """Start the job again, let it finish what it finds and some more, and judge."""
     with running(world.build(session)) as again:
         world.source.feed(100)
-        world.wait_visible()
+        world.wait_visible(again)
         again.stop()
     world.assert_exact()
 

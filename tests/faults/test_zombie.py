@@ -25,7 +25,7 @@ def test_zombie_leaves(case: Callable[..., Case], session: SparkSession, point: 
     old.stop_all()
     with running(world.build(session)) as new:
         world.source.feed(100)
-        world.wait_visible()
+        world.wait_visible(new)
         world.release.touch()
         old.continue_all()
         assert old.wait() not in (0, None), old.tail()
@@ -33,7 +33,7 @@ def test_zombie_leaves(case: Callable[..., Case], session: SparkSession, point: 
         assert "Superseded: Generation 1 of query 'copy' has been superseded by generation 2." in said, old.tail(60)
         # The new one has not noticed: same generation, no failure, and it goes on.
         world.source.feed(100)
-        world.wait_visible()
+        world.wait_visible(new)
         new.stop()
     assert [event["generation"] for event in new.events if event["event"] == "recovered"] == [2]
     assert not [event for event in new.events if event["event"] == "failed"]

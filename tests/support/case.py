@@ -90,11 +90,15 @@ class Case:
         """Whether every row that was fed is in every output."""
         return complete(self.copy, self.source) and (self.count is None or counted(self.count, self.source))
 
-    def wait_visible(self, process: JobProcess | None = None, seconds: float = 60.0) -> None:
-        """Return when all that was fed is visible; fail at once if `process` ends before."""
+    def wait_visible(self, run: JobProcess | Running | None = None, seconds: float = 60.0) -> None:
+        """Return when all that was fed is visible; fail at once, with its reason, if `run` ends before."""
+        process = run if isinstance(run, JobProcess) else None
 
         def seen() -> bool:
             assert process is None or process.status is None, f"it ended with {process.status}\n{process.tail()}"
+            if isinstance(run, Running) and not run.alive:
+                run.join()
+                raise AssertionError("the job ended by itself")
             return self.visible()
 
         until(seen, lambda: self._missing(process), seconds)

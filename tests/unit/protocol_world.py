@@ -39,6 +39,7 @@ class Scenario:
     generations: int = 3
     alive: int = 2
     faults: int = 1
+    permuted: bool = False  # does each run number the writers of a sink the other way round?
     strict: bool = True  # complain about what is only dangerous (4, 6 and 7 of `exploration.py`), not only of harm
 
 
@@ -249,25 +250,28 @@ class Simulation:
                 return self._answer(world, driver, found, "reads the decisions:", [one.id for one in decisions])
         raise AssertionError
 
-    def _pre_commit(
-        self, world: World, driver: Driver, epoch: int, only: frozenset[p.WriterId] | None
-    ) -> Iterator[Step]:
+    def _pre_commit(self, world: World, driver: Driver, epoch: int, only: frozenset[str] | None) -> Iterator[Step]:
         """Opens one transaction; the answer comes with the last. Every step may be the one that leaves state."""
         generation, with_rows = driver.generation, self.scenario.rows[epoch]
         version = 1 if self.scenario.deterministic else generation
         if not self.scenario.deterministic:
             state = (version, world.newest > generation)
             world = world._replace(states=(*world.states[:epoch], state, *world.states[epoch + 1 :]))
-        writing = [Transaction(epoch, generation, writer) for writer in with_rows if only is None or writer in only]
+        writing = [Transaction(epoch, generation, writer) for writer in with_rows if only is None or writer[0] in only]
         opening = frozenset(writing[len(driver.done) :][:1])
         after = world._replace(open=world.open | opening)
         if len(driver.done) + 1 < len(writing):
             yield Step((generation, "opens", *opening), after, driver._replace(done=(*driver.done, True)))
         else:
             committables = tuple(
-                p.Committable(*writer, rows=5, checksum=version, payload=Payload(at=at) if at in writing else Payload())
+                p.Committable(
+                    *self._numbered(writer, generation),
+                    rows=5 + writer[1],
+                    checksum=version,
+                    payload=Payload(at=at) if at in writing else Payload(),
+                )
                 if writer in with_rows
-                else p.Committable(*writer, rows=0, checksum=0, payload=Payload())
+                else p.Committable(*self._numbered(writer, generation), rows=0, checksum=0, payload=Payload())
                 for writer, at in ((writer, Transaction(epoch, generation, writer)) for writer in EVERY_WRITER)
             )
             yield self._answer(after, driver, p.Prepared(committables), "has prepared", writing)
@@ -279,6 +283,11 @@ class Simulation:
         if world.faults:
             failed = world._replace(faults=world.faults - 1)
             yield self._answer(failed, driver, p.Failed(_TASK_FAILED), "fails to prepare epoch", epoch)
+
+    def _numbered(self, writer: p.WriterId, generation: int) -> p.WriterId:
+        """Transactions are named after the rows they hold; this is the number their writer has in this run."""
+        turned = self.scenario.permuted and generation % 2 and writer[0] == "right"
+        return (writer[0], 1 - writer[1]) if turned else writer
 
     def _commit(self, world: World, driver: Driver, decision: p.Decision) -> Iterator[Step]:
         """Commits one committable of the decision, whichever, or finds out what became of it."""

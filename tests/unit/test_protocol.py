@@ -238,10 +238,28 @@ def test_a_decision_that_lost_a_part_is_repaired_writer_by_writer() -> None:
     ended = play(
         p.run_epoch(2, 5, resume.replay),
         STILL_NEWEST,
-        (PreCommit(5, frozenset({B})), p.Prepared((committable(A, 2), committable(B, 2)), watermark=9)),
+        (PreCommit(5, frozenset({B[0]})), p.Prepared((committable(A, 2), committable(B, 2)), watermark=9)),
         (Decide(repaired), None),
         STILL_NEWEST,
         (Commit(repaired), {A: Outcome.ALREADY_COMMITTED, B: Outcome.COMMITTED}),
+        (Sweep(repaired.committables), None),
+    )
+    assert ended == repaired
+
+
+def test_a_lost_writer_is_found_by_what_it_held_not_by_its_number() -> None:
+    first, second = ("totals", 0), ("totals", 1)
+    theirs = decided(1, committable(first, 1, rows=60), committable(second, 1, rows=40))
+    turned = (committable(first, 2, rows=40), committable(second, 2, rows=60))
+    repaired = decided(2, committable(first, 1, rows=60), committable(second, 2, rows=40))
+    ended = play(
+        p.run_epoch(2, 5, p.Replay(theirs, frozenset({second}))),
+        STILL_NEWEST,
+        (PreCommit(5, frozenset({"totals"})), p.Prepared(turned, watermark=9)),
+        (Decide(repaired), None),
+        STILL_NEWEST,
+        (Commit(repaired), {first: Outcome.ALREADY_COMMITTED, second: Outcome.COMMITTED}),
+        (Sweep(repaired.committables), None),
     )
     assert ended == repaired
 
@@ -262,7 +280,7 @@ def test_a_replay_that_differs_stops_and_decides_nothing(replayed: tuple[p.Commi
         play(
             p.run_epoch(2, 5, replay),
             STILL_NEWEST,
-            (PreCommit(5, frozenset({B})), p.Prepared(replayed)),
+            (PreCommit(5, frozenset({B[0]})), p.Prepared(replayed)),
             (Sweep(replay.decision.committables), None),
         )
     assert stopped.value.replay == replay
@@ -275,7 +293,7 @@ def test_a_replay_that_fails_keeps_what_is_decided() -> None:
         play(
             p.run_epoch(2, 5, replay),
             STILL_NEWEST,
-            (PreCommit(5, frozenset({B})), p.Failed(RuntimeError("gone"))),
+            (PreCommit(5, frozenset({B[0]})), p.Failed(RuntimeError("gone"))),
             (Sweep(replay.decision.committables), None),
         )
 

@@ -29,6 +29,10 @@ SCENARIOS = {
     "two faults, each execution differs, no zombies": (Scenario(ONE_EPOCH, False, alive=1, faults=2), 2_500),
     "three alive": (Scenario(ONE_EPOCH, alive=3, faults=0), 30_000),
     "three writers": (Scenario(((LEFT, RIGHT, RIGHT_1),), generations=2, faults=2), 10_000),
+    "writers change their numbers": (
+        Scenario(((RIGHT, RIGHT_1),), permuted=True, generations=3, faults=2),
+        10_000,
+    ),
     "an epoch without rows": (Scenario(((), (LEFT,)), generations=2), 1_000),
     "unknown log": (Scenario(ONE_EPOCH, log_known=False), 35_000),
     "unknown log, each execution differs, no zombies": (Scenario(ONE_EPOCH, False, log_known=False, alive=1), 1_500),
@@ -237,9 +241,14 @@ def test_without_any_one_step_the_protocol_is_caught(name: str) -> None:
 
 
 def test_a_repair_without_proof_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(p, "_differences", lambda *_: set())
+    def by_number(_: p.Decision, prepared: p.Prepared) -> tuple[dict[p.WriterId, p.Committable], set[p.WriterId]]:
+        return {one.id: one for one in prepared.committables}, set()
+
+    monkeypatch.setattr(p, "_matched", by_number)
     with pytest.raises(Violation, match="mixture"):
         explore(DIFFERING)
+    with pytest.raises(Violation, match="doubled"):
+        explore(replace(TWO_RUNS, rows=((RIGHT, RIGHT_1),), permuted=True))
 
 
 def test_an_older_decision_that_wins_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,7 +268,7 @@ class Coordinator:
         failpoint("recover.looked")
         return protocol.Found(epoch, barrier, decisions, claims)
 
-    def _pre_commit(self, epoch: int, only: frozenset[WriterId] | None) -> protocol.Prepared | protocol.Failed:
+    def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         failpoint("epoch.opened")
         assert self._frame is not None
         started = time.monotonic()
@@ -290,10 +290,10 @@ class Coordinator:
         failpoint("epoch.sealed")
         return protocol.Prepared(committables, watermark, outputs.strays)
 
-    def _seal(self, committables: Sequence[Committable], only: frozenset[WriterId] | None) -> tuple[Committable, ...]:
+    def _seal(self, committables: Sequence[Committable], only: frozenset[str] | None) -> tuple[Committable, ...]:
         """Each sink confirms what its writers say they prepared."""
         deadline = Deadline(self._timing.commit_seconds)
-        prepared = [one for one in committables if one.rows and (only is None or one.id in only)]
+        prepared = [one for one in committables if one.rows and (only is None or one.sink in only)]
         sealed = self._per_sink(prepared, lambda committer, own: committer.seal(own, deadline))
         by_id = {one.id: one for own in sealed.values() for one in own}
         return tuple(by_id.get(one.id, one) for one in committables)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from penstock.epoch.protocol import Committable, WriterId
+    from penstock.epoch.protocol import Committable
 
 
 class EpochOutputs:
@@ -28,7 +28,7 @@ class EpochOutputs:
         sinks: Mapping[str, TwoPhaseSink],
         committers: Mapping[str, Committer],
         frame: DataFrame,
-        only: frozenset[WriterId] | None,
+        only: frozenset[str] | None,
     ) -> None:
         self.epoch = epoch
         self.committables: list[Committable] = []
@@ -60,7 +60,7 @@ class EpochOutputs:
             epoch=self.epoch,
             attempt=self._attempt,
             hints=dict(self._committers[uid].hints()),
-            only=None if self._only is None else frozenset(writer for name, writer in self._only if name == uid),
+            writing=self._only is None or uid in self._only,
         )
         try:
             rows = hashed(sink.shape(frame)).mapInArrow(task, RESULT_SCHEMA).collect()

@@ -29,7 +29,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Mapping
+    from collections.abc import Collection, Generator, Mapping
 
 WriterId = tuple[str, int]
 """Sink uid and writer number: the name of a writer inside one epoch."""
@@ -130,11 +130,11 @@ class NewestGeneration:
 
 @dataclass(frozen=True, slots=True)
 class PreCommit:
-    """Run the plan and prepare. With `only`, those writers alone write; all others just count and sum.
+    """Run the plan and prepare. With `only`, the writers of those sinks alone write; all others just count and sum.
     → `Prepared` or `Failed`."""
 
     epoch: int
-    only: frozenset[WriterId] | None
+    only: frozenset[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +207,11 @@ class Replay:
 
     decision: Decision
     lost: frozenset[WriterId]
+
+    @property
+    def sinks(self) -> frozenset[str]:
+        """Where something is to be rewritten."""
+        return frozenset(sink for sink, _ in self.lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,21 +319,23 @@ def run_epoch(generation: int, epoch: int, replay: Replay | None = None) -> Gene
 
     Returns the decision carried out, None where a replay proved that all was visible already."""
     yield from _still_newest(generation)
-    prepared: Prepared | Failed = yield PreCommit(epoch, replay.lost if replay else None)
+    prepared: Prepared | Failed = yield PreCommit(epoch, replay.sinks if replay else None)
     if isinstance(prepared, Failed):
         yield Sweep(replay.decision.committables if replay else ())
         raise NotPrepared(epoch, prepared.error)
 
     committables = prepared.committables
     if replay is not None:
-        differing = _differences(replay.decision, prepared)
+        found, differing = _matched(replay.decision, prepared)
         if differing:
             yield Sweep(replay.decision.committables)
             raise Differs(replay, differing)
         if not replay.lost:
             return None
-        rewritten = {one.id: one for one in prepared.committables if one.id in replay.lost}
-        committables = tuple(rewritten.get(old.id, old) for old in replay.decision.committables)
+        committables = tuple(
+            replace(found[old.id], writer=old.writer) if old.id in replay.lost else old
+            for old in replay.decision.committables
+        )
 
     decision = Decision(DecisionId(epoch, generation), committables, prepared.watermark)
     yield Decide(decision)
@@ -337,7 +344,7 @@ def run_epoch(generation: int, epoch: int, replay: Replay | None = None) -> Gene
     lost = _settled(decision, outcomes)
     if lost:
         raise Lost(decision, lost)
-    if prepared.strays:
+    if prepared.strays or replay is not None:
         yield Sweep(decision.committables)
     return decision
 
@@ -357,11 +364,26 @@ def _settled(decision: Decision, outcomes: Mapping[WriterId, Outcome]) -> frozen
     return frozenset(writer for writer, outcome in answered.items() if outcome is Outcome.LOST)
 
 
-def _differences(decision: Decision, prepared: Prepared) -> set[WriterId]:
-    """Writers whose replay does not hold exactly the decided rows, on either side."""
-    before, now = _counted(decision.committables), _counted(prepared.committables)
-    return {writer for writer in before.keys() | now.keys() if before.get(writer) != now.get(writer)}
+def _matched(decision: Decision, prepared: Prepared) -> tuple[dict[WriterId, Committable], set[WriterId]]:
+    """For each decided writer the replayed one that holds the very same rows, and the writers, of either side, that
+    have no such partner.
+
+    Partners are found by what they hold, not by their number: Spark does not promise that a replay gives a partition
+    of the input to the same task (with Kafka, the order of the partitions comes from a hash map)."""
+    unmatched: dict[tuple[str, int, int], list[Committable]] = {}
+    for one in prepared.committables:
+        if one.rows:
+            unmatched.setdefault(_held(one), []).append(one)
+    found: dict[WriterId, Committable] = {}
+    differing: set[WriterId] = set()
+    for old in decision.to_commit:
+        partners = unmatched.get(_held(old))
+        if partners:
+            found[old.id] = partners.pop()
+        else:
+            differing.add(old.id)
+    return found, differing | {one.id for left in unmatched.values() for one in left}
 
 
-def _counted(committables: Iterable[Committable]) -> dict[WriterId, tuple[int, int]]:
-    return {one.id: (one.rows, one.checksum) for one in committables if one.rows}
+def _held(one: Committable) -> tuple[str, int, int]:
+    return (one.sink, one.rows, one.checksum)

@@ -70,9 +70,9 @@ def writer_task(
     epoch: int,
     attempt: int,
     hints: Mapping[str, Any],
-    only: frozenset[int] | None,
+    writing: bool,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for `mapInArrow`. With `only`, writers outside it count and sum but write nothing."""
+    """The function for `mapInArrow`. Without `writing`, the writers count and sum but write nothing."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -81,7 +81,6 @@ def writer_task(
         context = TaskContext.get()
         assert context is not None
         where = WriterScope(scope, epoch, attempt, context.partitionId(), context.taskAttemptId(), hints)
-        writing = only is None or where.partition in only
         result = _write(sink, where, batches, writing)
         yield pa.RecordBatch.from_pydict({"result": [json.dumps({**result, "attempt": context.attemptNumber()})]})
 
