@@ -60,7 +60,12 @@ def session() -> Iterator[SparkSession]:
     before = SparkSession.getActiveSession()
     if before is not None:
         before.stop()
-    conf = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2", "spark.python.task.killTimeout": "1h"}
+    conf = {
+        "spark.master": "local[2]",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.python.task.killTimeout": "1h",
+        "spark.sql.streaming.minBatchesToRetain": "100",  # tests look back at every epoch
+    }
     made = spark.session("faults", conf=conf, jars=("spark-kafka",), local_storage=True)
     yield made
     made.stop()

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.testing.failpoints import POINTS
 from tests.support.case import Case
+from tests.support.points import DRIVER, LOGGED
 from tests.support.processes import JobProcess
 from tests.support.waiting import until
 
-DRIVER = [name for name, process in POINTS.items() if process == "driver"]
+#: Where an epoch that goes through the in-flight log differs; all else is walked through without it.
+UNALIGNED = [
+    *(name for name in LOGGED if POINTS[name] == "driver"),
+    "epoch.decided",
+    "epoch.committed",
+    "recover.committed",
+    "commit.first",
+]
 
 
 def test_driver_killed_at_every_point(case: Callable[..., Case]) -> None:
@@ -19,32 +27,42 @@ def test_driver_killed_at_every_point(case: Callable[..., Case]) -> None:
 
     `recover.committed` and `recover.finished` follow from the deaths between decision and log; `commit.first` from
     every epoch having two writers; `epoch.aborted` needs an attempt that fails, so one task raises."""
-    world = case(count=True)
-    points = {**dict.fromkeys(DRIVER, "crash"), "task.written": "raise"}
+    chain(case(count=True), DRIVER, "task.written")
+
+
+def test_driver_killed_at_every_point_with_the_in_flight_log(case: Callable[..., Case]) -> None:
+    """The same with unaligned checkpoints, where each epoch is delivered by the drainer."""
+    world = case(checkpoints={"unaligned": True})
+    chain(world, UNALIGNED, "task.logged")
+    assert not list(world.folder.glob("checkpoints/*/*/inflight/*/*/logs/*")), "delivered, but not removed"
+
+
+def chain(world: Case, deadly: Sequence[str], raising: str) -> None:
+    points = {**dict.fromkeys(deadly, "crash"), raising: "raise"}
     died: list[str] = []
     while True:
         world.source.feed(100)  # a new epoch for both queries, whatever the last run had come to
         run = world.start(points)
 
-        until(lambda: over(world, run), lambda: f"the job to die or get through; died at {died}\n{run.tail()}")  # noqa: B023
+        until(lambda: over(world, run, deadly), lambda: f"the job to die or get through; died at {died}\n{run.tail()}")  # noqa: B023
         if run.status is None:
             break
         assert run.wait() == -signal.SIGKILL, run.tail()
-        new = [point for point in DRIVER if world.acted(point) and point not in died]
+        new = [point for point in deadly if world.acted(point) and point not in died]
         assert new, f"it was killed, but at no point; died before at {died}"
         died += new
     world.finish(run)
-    assert sorted(died) == sorted(DRIVER)
-    assert world.acted("task.written")
+    assert sorted(died) == sorted(deadly)
+    assert world.acted(raising)
 
 
-def over(world: Case, run: JobProcess) -> bool:
+def over(world: Case, run: JobProcess, deadly: Sequence[str]) -> bool:
     """Whether the run is dead, or through with everything. One that is through with its rows gets more."""
     if run.status is not None:
         return True
     if not world.visible():
         return False
-    if all(world.acted(point) for point in DRIVER):
+    if all(world.acted(point) for point in deadly):
         return True
     world.source.feed(100)
     return False

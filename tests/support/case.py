@@ -41,9 +41,17 @@ class Case:
     options when the first process is started."""
 
     def __init__(
-        self, servers: str, folder: Path, *, count: bool = False, quick: Callable[[], str] | None = None, **config: Any
+        self,
+        servers: str,
+        folder: Path,
+        *,
+        count: bool = False,
+        sink_servers: str | None = None,
+        quick: Callable[[], str] | None = None,
+        **config: Any,
     ) -> None:
         self.servers, self.folder, self._quick = servers, folder, quick
+        self.sink_servers = sink_servers or servers
         self.once, self.release = folder / "once", folder / "release"
         self.once.mkdir(parents=True)
         self.source = Input(servers, create_topic(servers, 2, prefix="in"))
@@ -52,14 +60,15 @@ class Case:
             servers=servers,
             source=self.source.topic,
             storage=str(folder / "checkpoints"),
-            copy_to=create_topic(servers, 2, prefix="copy"),
-            count_to=create_topic(servers, 2, prefix="count") if count else None,
+            copy_to=create_topic(self.sink_servers, 2, prefix="copy"),
+            count_to=create_topic(self.sink_servers, 2, prefix="count") if count else None,
+            sink_servers=self.sink_servers,
             **config,
         )
         self._open = ExitStack()
         assert self.config.copy_to is not None
-        self.copy = self._open.enter_context(Tail(servers, self.config.copy_to))
-        self.count = self._open.enter_context(Tail(servers, self.config.count_to)) if self.config.count_to else None
+        self.copy = self._open.enter_context(Tail(self.sink_servers, self.config.copy_to))
+        self.count = self._open.enter_context(Tail(self.sink_servers, self.config.count_to)) if self.config.count_to else None
 
     # Runs
 
@@ -122,11 +131,11 @@ class Case:
 
     def assert_exact(self) -> None:
         """The oracle's verdict: nothing left open, nothing lost, nothing doubled, order kept, totals true."""
-        assert_nothing_open(self.servers, self.config.name)
+        assert_nothing_open(self.sink_servers, self.config.name)
         assert self.config.copy_to is not None
-        assert_copied(self.source, self.servers, self.config.copy_to)
+        assert_copied(self.source, self.sink_servers, self.config.copy_to)
         if self.config.count_to is not None:
-            assert_counted(self.source, self.servers, self.config.count_to)
+            assert_counted(self.source, self.sink_servers, self.config.count_to)
 
     def finish(self, process: JobProcess) -> None:
         """Wait until all is visible, end the run cleanly, and judge."""

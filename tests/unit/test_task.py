@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.epoch.channel import How, Writing
 from penstock.epoch.task import HASH_COLUMN, TaskFault, _write, attempt_of, committable, fault_in
 from penstock.errors import SystemUnavailable, ValueTooLarge
 from penstock.sinks.base import Committer, SinkScope, TwoPhaseSink, Writer, WriterScope
@@ -64,7 +65,7 @@ def batches(*groups: list[int]) -> Iterator[pa.RecordBatch]:
 
 
 def run(sink: Recorder, *groups: list[int], writing: bool = True) -> dict[str, Any]:
-    return _write(sink, SCOPE, batches(*groups), writing)
+    return _write(sink, SCOPE, batches(*groups), Writing(How.SINK if writing else How.COUNT))
 
 
 def test_rows_are_written_without_their_hashes_and_counted() -> None:

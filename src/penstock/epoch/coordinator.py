@@ -1,56 +1,47 @@
-"""Drives the pure protocol against Spark, the ledger and the sinks. The only place that implements `foreachBatch`.
+"""From Spark to the sinks: drives the pure protocol for one query. One of the two places that implement `foreachBatch`.
 
-Every action of `protocol.py` has one method here, named after it. Nothing else in this file decides anything.
+Every action of `protocol.py` has one method here or in `conductor.py`, named after it. Nothing else in this file
+decides anything.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
-import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from penstock.config import Checkpoints
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
+from penstock.epoch.channel import How, Writing
+from penstock.epoch.conductor import Conductor, Timing, log
+from penstock.epoch.inflight.backlog import is_logged, prepared_of
+from penstock.epoch.limits import Gate, Watchdog
 from penstock.epoch.outputs import EpochOutputs
-from penstock.epoch.protocol import Action, Committable, Decision, Outcome, Replay, Resume, WriterId
-from penstock.epoch.stops import explain_stop
+from penstock.epoch.protocol import Committable, Decision, Outcome, Replay, Resume, WriterId
 from penstock.epoch.watermark import WatermarkTracker
-from penstock.errors import JobStopped, LedgerCorrupt, LedgerError, UidChanged
-from penstock.sinks.base import Committer, SinkScope, TwoPhaseSink
+from penstock.errors import JobStopped, LedgerCorrupt, LedgerError, PenstockError, UidChanged
 from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from penstock.epoch.inflight.manager import InFlight
     from penstock.epoch.ledger import Ledger
     from penstock.epoch.spark_log import Barrier, SparkLog
     from penstock.runtime.events import Events
+    from penstock.sinks.base import TwoPhaseSink
 
 Body = Callable[["DataFrame", EpochOutputs], None]
 """What a query does with an epoch: call `outputs.write` for each of its sinks."""
 
-log = logging.getLogger("penstock")
-
-_T = TypeVar("_T")
 _SWEEP_AGAIN_FOR = 60.0  # seconds after a start, or after tasks raced: those given up may still open something
 _SWEEP_AGAIN_EVERY = 5.0
 
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """How long the steps after the pre-commit may take, together."""
-
-    commit_seconds: float = 60.0  # longer than a broker's restart, shorter than any sane transaction timeout
-    abort_seconds: float = 30.0
+__all__ = ["Body", "Coordinator", "Timing"]
 
 
-class Coordinator:
+class Coordinator(Conductor):
     """One start of one query: its ledger, its sinks, its generation. Call `recover`, then start Spark."""
 
     def __init__(
@@ -66,36 +57,46 @@ class Coordinator:
         body: Body,
         executed_plan: Callable[[], Any],
         watermark_policy: str = "min",
-        timing: Timing | None = None,
+        checkpoints: Checkpoints | None = None,
+        inflight: InFlight | None = None,
         on_complete: Callable[[int, Barrier | None], None] | None = None,
+        ends_at: Callable[[Barrier], bool] | None = None,
         previous: int = 0,
     ) -> None:
-        self._job, self._query = job, query
-        self._sinks, self._sources = dict(sinks), tuple(sources)
-        self._ledger, self._log, self._events, self._body = ledger, log, events, body
-        self._timing = timing or Timing()
+        limits = self._limits = checkpoints or Checkpoints()
+        timing = Timing(limits.commit_timeout_seconds, limits.abort_timeout_seconds)
+        super().__init__(
+            job=job, query=query, sinks=sinks, ledger=ledger, events=events, timing=timing, where=log.location
+        )
+        self._sources = tuple(sources)
+        self._log, self._body = log, body
         self._executed_plan = executed_plan
         self._query_running = False
-        self._on_complete = on_complete
+        self._on_complete, self._ends_at = on_complete, ends_at
+        self._inflight = inflight
         self._watermark = WatermarkTracker(watermark_policy)
-        self._committers: dict[str, Committer] = {}
-        self._pool = ThreadPoolExecutor(max_workers=max(4, len(sinks)), thread_name_prefix=f"penstock-{query}")
-        self._gate = threading.Lock()
-        self._closed = False
+        self._gate = Gate(query)
         self._resume: Resume | None = None
-        self._previous, self._generation = previous, 0
+        self._previous = previous
         self._attempts = 0
-        self._swept = self._stragglers_until = time.monotonic()
-        self._keep: tuple[Committable, ...] = ()  # of the last decision
+        self._failed_in_row = 0
+        self._stray_logs = False
+        self._stragglers_until = time.monotonic()
+        self._opened = self._last_completed = 0.0
         self._frame: DataFrame | None = None
         self._barrier: Barrier | None = None
-        self.failure: BaseException | None = None
-        self.completed = -1
+        self._failure: BaseException | None = None
+        self.completed = self.decided = -1
 
     @property
     def generation(self) -> int:
         """This run's number; before it has registered, that of the run before it in this process."""
         return self._generation or self._previous
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended an epoch, or the delivery of one from the in-flight log."""
+        return self._failure or (self._inflight.failure if self._inflight is not None else None)
 
     # The two entrances
 
@@ -117,17 +118,19 @@ class Coordinator:
             action=resume.action,
             seconds=round(time.monotonic() - started, 4),
         )
+        if self._inflight is not None:
+            self._inflight.start()
         return resume
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:
-        """`foreachBatch`: returns only when epoch `epoch` is visible in every sink; then Spark writes its commit."""
+        """`foreachBatch`: returns only when epoch `epoch` is visible in every sink, or safe in the in-flight log; then
+        Spark writes its commit."""
         with self._gate:
             try:
-                if self._closed:
-                    raise JobStopped(f"Query {self._query!r} is stopping.", safe="the epoch replays at the next start.")
+                self._gate.check()
                 self._run(frame, epoch)
             except BaseException as error:
-                self.failure = error
+                self._failure = error
                 self._emit("failed", epoch, error=f"{type(error).__name__}: {error}")
                 raise
             finally:
@@ -135,26 +138,28 @@ class Coordinator:
 
     def tend(self) -> None:
         """Call now and then while the query runs: what has to be done though no epoch comes."""
-        if self._gate.acquire(blocking=False):
+        if self._gate.try_enter():
             try:
-                if self.failure is None and not self._closed:
+                if self.failure is None and not self._gate.closed:
                     self._sweep_stragglers()
             finally:
-                self._gate.release()
+                self._gate.leave()
+
+    def drain(self, given_up: Callable[[], bool]) -> None:
+        """Return when the in-flight log is delivered, or `given_up` says so."""
+        if self._inflight is not None:
+            self._inflight.wait_empty(given_up)
 
     def close_gate(self) -> None:
         """From now on no epoch begins; returns when none is under way. Stop Spark's query after this."""
-        self._closed = True
-        with self._gate:
-            pass
+        self._gate.close()
 
     def close(self) -> None:
         """Free the sinks' connections. Waits for an epoch under way."""
         self.close_gate()
-        for committer in self._committers.values():
-            committer.close()
-        self._committers.clear()
-        self._pool.shutdown(wait=False)
+        if self._inflight is not None:
+            self._inflight.close()
+        self._close_committers()
 
     # One epoch
 
@@ -163,23 +168,58 @@ class Coordinator:
             self.recover(query_running=True)
         replay = self._take_replay(epoch)
         self._frame = frame
-        self._attempts += 1
         self._barrier = self._log.barrier(epoch)
         if self._barrier is None:
             # Spark writes it before it calls us: the checkpoint we read is not the one it writes.
             raise self._strangers(f"{self._log.location} has no offsets/{epoch}")
+        self._gate.pause(self._last_completed + self._limits.min_pause_seconds - time.monotonic())
+        self._open_inflight()
+        while not self._attempt(epoch, replay):
+            pass
+        self._failed_in_row = 0
+        self.completed = epoch
+        self._last_completed = time.monotonic()
+        self._ledger.prune(epoch)
+        if self._inflight is not None and self._stray_logs:
+            self._inflight.remove_strays(self._keep)
+            self._stray_logs = False
+        self._sweep_stragglers()
+        if self._on_complete is not None:
+            self._on_complete(epoch, self._barrier)
+        self._emit("completed", epoch, seconds=round(self._last_completed - self._opened, 4))
+
+    def _attempt(self, epoch: int, replay: Replay | None) -> bool:
+        """Run the epoch once; False if it failed in a way that is tolerated, and is to be tried again."""
+        assert self._barrier is not None
+        self._attempts += 1
+        self._opened = time.monotonic()
         self._watermark.start(int(self._barrier.metadata.get("batchWatermarkMs", 0)))
         if self._watermark.needed and epoch:
             self._watermark.verify(self._log.committed_watermark(epoch - 1))
         self._emit("opened", epoch)
-        decision = self._drive(protocol.run_epoch(self._generation, epoch, replay))
+        try:
+            decision = self._drive(protocol.run_epoch(self._generation, epoch, replay))
+        except PenstockError as error:
+            if not error.checkpoint_only:
+                raise
+            self._stragglers_until = time.monotonic() + _SWEEP_AGAIN_FOR
+            self._failed_in_row += 1
+            tolerated = self._failed_in_row <= self._limits.tolerable_failures
+            self._emit(
+                "checkpoint_failed",
+                epoch,
+                error=f"{type(error).__name__}: {error}",
+                in_row=self._failed_in_row,
+                tolerable=self._limits.tolerable_failures,
+                tolerated=tolerated,
+            )
+            if not tolerated:
+                raise
+            self._gate.check()
+            return False
         if decision is not None:
             self._keep = decision.committables
-        self.completed = epoch
-        self._ledger.prune(epoch)
-        self._sweep_stragglers()
-        if self._on_complete is not None:
-            self._on_complete(epoch, self._barrier)
+        return True
 
     def _take_replay(self, epoch: int) -> Replay | None:
         assert self._resume is not None
@@ -188,6 +228,13 @@ class Coordinator:
             raise self._strangers(f"{self._ledger.location} was recovered for epoch {self._resume.epoch}")
         self._resume = Resume(self._generation, epoch + 1, "none")
         return replay
+
+    def _open_inflight(self) -> None:
+        if self._inflight is not None:
+            query_id = self._log.query_id()
+            assert query_id is not None  # Spark has written its barrier
+            self._inflight.open(query_id, self._generation)
+            self._inflight.wait_for_room(self._gate)
 
     def _strangers(self, found: str) -> LedgerError:
         return LedgerError(
@@ -201,68 +248,34 @@ class Coordinator:
         now = time.monotonic()
         if not self._swept + _SWEEP_AGAIN_EVERY < now < self._stragglers_until:
             return
+        if self._inflight is not None and self._inflight.pending:
+            return  # the drainer does it, and knows whether the sink answers
         self._swept = now
         try:
-            self._abort_dangling(self._keep)
+            self._abort_dangling(self._kept(self._keep))
         except Exception as error:  # no epoch needs it done: the next look, or the next start, finds what is left
             log.warning("query %s: leftovers of earlier attempts could not be swept: %s", self._query, error)
 
     # The actions
 
-    def _drive(self, steps: Generator[Action, Any, _T]) -> _T:
-        """Carry out actions until the coroutine ends; what an action raises goes past it, to the caller."""
-        answer: Any = None
-        try:
-            while True:
-                answer = self._perform(steps.send(answer))
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        except protocol.ProtocolStop as stop:
-            raise explain_stop(stop, self._query, self._log.location) from getattr(stop, "error", None)
-
-    def _perform(self, action: Action) -> Any:
-        match action:
-            case protocol.Register():
-                return self._register()
-            case protocol.Look():
-                return self._look()
-            case protocol.WriteClaim(claim):
-                self._ledger.claim(claim, self._log.query_id())
-                failpoint("recover.claimed")
-            case protocol.NewestGeneration():
-                return self._ledger.newest_generation()
-            case protocol.PreCommit(epoch, only):
-                return self._pre_commit(epoch, only)
-            case protocol.Decide(decision):
-                self._decide(decision)
-            case protocol.Commit(decision):
-                return self._commit(decision)
-            case protocol.FinishLog(epoch, watermark):
-                return self._finish_log(epoch, watermark)
-            case protocol.Sweep(keep):
-                self._sweep(keep)
-        return None
-
     def _register(self) -> int:
-        facts = {
-            "job": self._job,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "sources": self._sources,
-            "sinks": sorted(self._sinks),
-        }
-        self._generation = self._ledger.register(facts)
-        for uid, sink in self._sinks.items():
-            self._committers[uid] = sink.open_committer(SinkScope(self._job, uid, self._generation))
-        failpoint("recover.registered")
+        generation = super()._register()
         self._emit("started", None)
-        return self._generation
+        return generation
+
+    def _facts(self) -> dict[str, Any]:
+        return {**super()._facts(), "sources": self._sources}
+
+    def _query_id(self) -> str | None:
+        return self._log.query_id()
 
     def _look(self) -> protocol.Found:
         query = self._log.query_id()
         epoch, barrier = self._log.next_epoch()
         if query is not None:
             self._check_barrier(epoch if barrier else epoch - 1, query)
+            if self._inflight is not None:
+                self._inflight.open(query, self._generation)
         decisions = self._ledger.decisions(epoch, query) if query is not None else ()
         claims = self._ledger.claims(query) if query is not None else ()
         failpoint("recover.looked")
@@ -271,36 +284,71 @@ class Coordinator:
     def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         failpoint("epoch.opened")
         assert self._frame is not None
-        started = time.monotonic()
         outputs = EpochOutputs(
-            epoch, self._attempts, self._generation, self._job, self._sinks, self._committers, self._frame, only
+            epoch,
+            self._attempts,
+            self._generation,
+            self._job,
+            self._sinks,
+            self._frame,
+            lambda uid: self._writing(uid, only),
+            self._hints,
         )
+        watchdog = Watchdog(self._frame, self._limits.timeout_seconds, self._query, epoch)
         try:
-            self._body(self._frame, outputs)
-            outputs.execute_rest()
-            failpoint("epoch.precommitted")
-            committables = self._seal(outputs.committables, only)
-            watermark = self._watermark.advance(self._executed_plan())
+            with watchdog:
+                self._body(self._frame, outputs)
+                outputs.execute_rest()
+                failpoint("epoch.precommitted")
+                committables = self._prepared(outputs.committables, only)
+                watermark = self._watermark.advance(self._executed_plan())
+            self._check_end(epoch)
         except Exception as error:
-            return protocol.Failed(error)
+            return protocol.Failed(watchdog.expired or error)
         if outputs.strays:
             self._stragglers_until = time.monotonic() + _SWEEP_AGAIN_FOR
+            self._stray_logs = True
         rows = sum(one.rows for one in committables)
-        self._emit("precommitted", epoch, rows=rows, seconds=round(time.monotonic() - started, 4))
+        self._emit("precommitted", epoch, rows=rows, seconds=round(time.monotonic() - self._opened, 4))
         failpoint("epoch.sealed")
-        return protocol.Prepared(committables, watermark, outputs.strays)
+        return protocol.Prepared(committables, watermark, outputs.strays and not self._limits.unaligned)
 
-    def _seal(self, committables: Sequence[Committable], only: frozenset[str] | None) -> tuple[Committable, ...]:
-        """Each sink confirms what its writers say they prepared."""
+    def _writing(self, uid: str, only: frozenset[str] | None) -> Writing:
+        if only is not None:
+            return Writing(How.SINK if uid in only else How.COUNT)
+        if self._inflight is not None:
+            return self._inflight.writing(uid, time.monotonic() - self._opened)
+        return Writing()
+
+    def _hints(self, uid: str) -> Mapping[str, Any]:
+        own = self._committers[uid].hints()
+        return self._inflight.with_hints(uid, own) if self._inflight is not None else own
+
+    def _prepared(self, committables: Sequence[Committable], only: frozenset[str] | None) -> tuple[Committable, ...]:
+        """Each sink confirms what its writers prepared."""
+        found = [one for one in committables if one.rows and (only is None or one.sink in only)]
         deadline = Deadline(self._timing.commit_seconds)
-        prepared = [one for one in committables if one.rows and (only is None or one.sink in only)]
-        sealed = self._per_sink(prepared, lambda committer, own: committer.seal(own, deadline))
-        by_id = {one.id: one for own in sealed.values() for one in own}
+        sealed = list(self._seal([one for one in found if not is_logged(one)], deadline))
+        if self._inflight is not None:
+            sealed.extend(self._inflight.sealed([one for one in found if is_logged(one)], self._seal))
+        by_id = {one.id: one for one in sealed}
         return tuple(by_id.get(one.id, one) for one in committables)
+
+    def _check_end(self, epoch: int) -> None:
+        """Without a final checkpoint, the epoch that reaches the end of bounded inputs is not decided."""
+        if self._limits.final_checkpoint or self._ends_at is None or self._barrier is None:
+            return
+        if self._ends_at(self._barrier):
+            raise JobStopped(
+                f"Epoch {epoch} of query {self._query!r} reaches the end of its inputs, and final_checkpoint is off.",
+                safe="it is aborted, not lost: it replays when the job is started with final_checkpoint on.",
+                to_do="nothing, if that is what you want.",
+            )
 
     def _decide(self, decision: Decision) -> None:
         barrier = self._barrier.digest if self._barrier else None
         self._ledger.decide(decision, query=self._log.query_id(), barrier=barrier)
+        self.decided = decision.id.epoch
         self._emit("decided", decision.id.epoch)
         failpoint("epoch.decided")
 
@@ -311,12 +359,15 @@ class Coordinator:
         started = time.monotonic()
         deadline = Deadline(self._timing.commit_seconds)
         epoch = decision.id.epoch
-        missing = {one.sink for one in decision.to_commit} - self._sinks.keys()
-        if missing:
-            raise self._uids_changed(sorted(missing), f"epoch {epoch} is decided for")
-        answers = self._per_sink(decision.to_commit, lambda committer, own: committer.commit(epoch, own, deadline))
-        outcomes = {(sink, writer): outcome for sink, own in answers.items() for writer, outcome in own.items()}
-        if all(outcomes.get(one.id, Outcome.UNKNOWN).visible for one in decision.to_commit):
+        logged = [one for one in decision.to_commit if is_logged(one)]
+        outcomes = self._commit_at_sinks(epoch, [one for one in decision.to_commit if not is_logged(one)], deadline)
+        visible = True
+        if logged:
+            if self._inflight is None or {one.sink for one in logged} - self._sinks.keys():
+                raise self._uids_changed(sorted({one.sink for one in logged}), f"epoch {epoch} is in the log for")
+            visible = self._inflight.commit(epoch, logged, self._commit_at_sinks)
+            outcomes.update({one.id: Outcome.COMMITTED for one in logged})
+        if visible and all(outcomes.get(one.id, Outcome.UNKNOWN).visible for one in decision.to_commit):
             self._emit(
                 "committed",
                 epoch,
@@ -335,33 +386,21 @@ class Coordinator:
 
     def _sweep(self, keep: Sequence[Committable]) -> None:
         self._keep = tuple(keep)
-        self._abort_dangling(keep)
+        self._abort_dangling(self._kept(keep))
+        if self._inflight is not None:
+            self._inflight.remove_strays(keep)
         failpoint("recover.swept" if self._frame is None else "epoch.aborted")
 
-    def _abort_dangling(self, keep: Sequence[Committable]) -> None:
-        deadline = Deadline(self._timing.abort_seconds)
-        found = 0
-        for uid, committer in self._committers.items():
-            found += committer.abort_dangling([one for one in keep if one.sink == uid], deadline)
-        if found:
-            self._events.emit("aborted", query=self._query, generation=self._generation, count=found)
+    def _kept(self, keep: Sequence[Committable]) -> list[Committable]:
+        """What must stay open at the sinks: of these and of the backlog, what was prepared there."""
+        plain = [one if not is_logged(one) else prepared_of(one) for one in keep]
+        waiting = self._inflight.prepared() if self._inflight is not None else []
+        return [one for one in plain if one is not None] + waiting
 
-    # What they share
+    def _passed(self, point: str) -> None:
+        failpoint(point)
 
-    def _per_sink(
-        self, committables: Sequence[Committable], call: Callable[[Committer, Sequence[Committable]], _T]
-    ) -> dict[str, _T]:
-        """`call` for every sink that has committables, side by side; the first error is raised after all have ended."""
-        groups: dict[str, list[Committable]] = {}
-        for one in committables:
-            groups.setdefault(one.sink, []).append(one)
-        if len(groups) == 1:
-            ((uid, own),) = groups.items()
-            return {uid: call(self._committers[uid], own)}
-        futures = {uid: self._pool.submit(call, self._committers[uid], own) for uid, own in groups.items()}
-        for future in futures.values():
-            future.exception()
-        return {uid: future.result() for uid, future in futures.items()}
+    # Checks
 
     def _check_identity(self) -> None:
         """The program must have the sources the checkpoint was written with: Spark knows their positions by order."""
@@ -385,15 +424,3 @@ class Coordinator:
                 safe="nothing was started; what is committed stays committed.",
                 to_do="see whether another program writes to this checkpoint, and restore the file from a copy.",
             )
-
-    def _uids_changed(self, missing: Sequence[str], why: str) -> UidChanged:
-        return UidChanged(
-            f"The ledger of query {self._query!r} knows the sinks {list(missing)} ({why} them),"
-            f" but the program has {sorted(self._sinks)}.",
-            safe="nothing was committed or aborted; what is decided waits, until its transactions expire.",
-            to_do="give the sink its former uid and let the epoch finish, then rename it in a new query.",
-        )
-
-    def _emit(self, event: str, epoch: int | None, **fields: Any) -> None:
-        more = {} if epoch is None else {"epoch": epoch}
-        self._events.emit(event, query=self._query, generation=self._generation, **more, **fields)

@@ -74,6 +74,11 @@ class HadoopStorage(Storage):
         with self._errors(f"deleting {self.location}/{name}"):
             self._fs.delete(self._path(name), False)
 
+    def delete_tree(self, folder: str) -> None:
+        """Gone with all that is in it when this returns; no error if it was gone before."""
+        with self._errors(f"deleting {self.location}/{folder}"):
+            self._fs.delete(self._path(folder), True)
+
     def _put(self, target: Any, data: bytes) -> None:
         stream = self._fs.createFile(target).overwrite(False).must(_CONDITIONAL, True).build()
         stream.write(data)

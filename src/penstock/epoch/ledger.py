@@ -4,6 +4,7 @@
     generations/00000007.json          this run registered (before it looked at anything)
     claims/00000007.json               what it found, and the decision it honours
     epochs/0000000012.g00000007.json   manifest: the decision to commit epoch 12, by generation 7
+    begun/0000000012.<query id>.json   at most once: epoch 12 was begun and is never begun again
 
 A sealed file is one line of JSON with its format's name and version, and a SHA-256 of its body: a half-written or
 altered file is told from a good one, and a file of a newer version is refused, never misread.
@@ -141,6 +142,19 @@ class Ledger:
                 honours = DecisionId(*body["honours"]) if body["honours"] else None
                 found.append(Claim(body["generation"], body["epoch"], honours))
         return tuple(found)
+
+    # Epochs begun at most once
+
+    def begin(self, epoch: int, query: str | None) -> bool:
+        """Mark the epoch as begun, durably; False if it was before."""
+        try:
+            self._storage.create(f"begun/{epoch:010d}.{query}.json", seal("begun", {"epoch": epoch, "query": query}))
+        except AlreadyExists:
+            return False
+        for name in self._storage.list("begun"):
+            if int(name.partition(".")[0]) < epoch - 1:
+                self._storage.delete(f"begun/{name}")
+        return True
 
     # Manifests
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from penstock.epoch.channel import Writing
 from penstock.epoch.task import RESULT_SCHEMA, attempt_of, committable, fault_in, hashed, writer_task
 from penstock.errors import ConfigurationError, DuplicateUid
-from penstock.sinks.base import Committer, SinkScope, TwoPhaseSink
+from penstock.sinks.base import SinkScope, TwoPhaseSink
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame
 
@@ -26,16 +27,16 @@ class EpochOutputs:
         generation: int,
         job: str,
         sinks: Mapping[str, TwoPhaseSink],
-        committers: Mapping[str, Committer],
         frame: DataFrame,
-        only: frozenset[str] | None,
+        writing: Callable[[str], Writing],
+        hints: Callable[[str], Mapping[str, Any]],
     ) -> None:
         self.epoch = epoch
         self.committables: list[Committable] = []
         self.strays = False
         self._attempt, self._generation, self._job = attempt, generation, job
-        self._sinks, self._committers = sinks, committers
-        self._frame, self._only = frame, only
+        self._sinks = sinks
+        self._frame, self._writing, self._hints = frame, writing, hints
         self._written: set[str] = set()
 
     def write(self, frame: DataFrame, uid: str) -> None:
@@ -59,8 +60,8 @@ class EpochOutputs:
             SinkScope(self._job, uid, self._generation),
             epoch=self.epoch,
             attempt=self._attempt,
-            hints=dict(self._committers[uid].hints()),
-            writing=self._only is None or uid in self._only,
+            hints=dict(self._hints(uid)),
+            writing=self._writing(uid),
         )
         try:
             rows = hashed(sink.shape(frame)).mapInArrow(task, RESULT_SCHEMA).collect()

@@ -11,9 +11,10 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from penstock.epoch.channel import HASH_COLUMN, Channel, How, Writing, open_channel
 from penstock.epoch.protocol import Committable
 from penstock.errors import PenstockError, from_json
-from penstock.sinks.base import SinkScope, TwoPhaseSink, Writer, WriterScope
+from penstock.sinks.base import SinkScope, TwoPhaseSink, WriterScope
 from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-HASH_COLUMN = "__penstock_hash"
 RESULT_SCHEMA = "result string"
 _MODULO = 1 << 64
 _MARKED = re.compile(r"penstock-task-error (\{.*?\}) end-of-penstock-task-error", re.DOTALL)
@@ -70,9 +70,9 @@ def writer_task(
     epoch: int,
     attempt: int,
     hints: Mapping[str, Any],
-    writing: bool,
+    writing: Writing,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for `mapInArrow`. Without `writing`, the writers count and sum but write nothing."""
+    """The function for `mapInArrow`."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -87,42 +87,42 @@ def writer_task(
     return run
 
 
-def _write(sink: TwoPhaseSink, scope: WriterScope, batches: Iterator[pa.RecordBatch], writing: bool) -> dict[str, Any]:
-    writer: Writer | None = None
+def _write(
+    sink: TwoPhaseSink, scope: WriterScope, batches: Iterator[pa.RecordBatch], writing: Writing
+) -> dict[str, Any]:
+    channel: Channel | None = None
     rows = checksum = 0
-    payload: Mapping[str, Any] = {}
+    told: Mapping[str, Any] = {"payload": {}}
     try:
         for batch in batches:
             if not batch.num_rows:
                 continue
             rows += batch.num_rows
             checksum = (checksum + _sum_of_hashes(batch)) % _MODULO
-            if not writing:
+            if writing.how is How.COUNT:
                 continue
-            if writer is None:
-                writer = sink.open_writer(scope)
+            if channel is None:
+                channel = open_channel(sink, scope, writing, batch.schema)
                 failpoint("task.opened")
-            writer.write(batch.drop_columns([HASH_COLUMN]))
-        if writer is not None:
-            failpoint("task.written")
-            payload = writer.pre_commit()
-            failpoint("task.prepared")
+            channel.write(batch)
+        if channel is not None:
+            told = channel.finish()
     except PenstockError as error:
-        _abort(writer)
+        _abort(channel)
         if error.retryable:
             raise TaskFault(error) from error
         return {"error": error.to_json()}
     except BaseException:
-        _abort(writer)
+        _abort(channel)
         raise
-    return {"writer": scope.partition, "rows": rows, "checksum": checksum, "payload": dict(payload)}
+    return {"writer": scope.partition, "rows": rows, "checksum": checksum, **told}
 
 
-def _abort(writer: Writer | None) -> None:
-    if writer is not None:
+def _abort(channel: Channel | None) -> None:
+    if channel is not None:
         # The failure under way is what matters; what abort leaves behind, the driver's sweep finds by prefix.
         with contextlib.suppress(Exception):
-            writer.abort()
+            channel.abort()
 
 
 def _sum_of_hashes(batch: pa.RecordBatch) -> int:
@@ -137,7 +137,8 @@ def committable(sink: str, line: str) -> Committable:
     body = json.loads(line)
     if "error" in body:
         raise from_json(body["error"])
-    return Committable(sink, body["writer"], body["rows"], body["checksum"], body["payload"])
+    payload = {"log": body["log"], "prepared": body["payload"]} if "log" in body else body["payload"]
+    return Committable(sink, body["writer"], body["rows"], body["checksum"], payload)
 
 
 def attempt_of(line: str) -> int:

@@ -171,3 +171,10 @@ class TwoPhaseSink(Sink):
     @abstractmethod
     def open_committer(self, scope: SinkScope) -> Committer:
         """In the driver: what commits, aborts and finds leftovers."""
+
+    def open_direct_writer(self, scope: WriterScope) -> Writer:
+        """In a task of a job that asks for at-least-once only: a writer whose `pre_commit` has made the rows visible
+        when it returns. Unless a sink knows a shorter way, each task commits by itself."""
+        from penstock.sinks.direct import CommittingWriter
+
+        return CommittingWriter(self, scope)

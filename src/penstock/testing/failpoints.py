@@ -57,6 +57,14 @@ POINTS: dict[str, str] = {
     "task.opened": "worker",  # transaction open, no row written
     "task.written": "worker",  # all rows handed over, not flushed
     "task.prepared": "worker",  # flushed and prepared, not reported
+    # the in-flight log, where there is one
+    "task.logged": "worker",  # rows durable in the log, nothing reported
+    "inflight.recorded": "driver",  # epoch in the backlog, Spark's log not written
+    "drain.opened": "driver",  # an epoch is about to be delivered from the log
+    "drain.prepared": "driver",  # its rows are prepared at the sink, no decision yet
+    "drain.decided": "driver",  # the decision to deliver it is durable
+    "drain.committed": "driver",  # delivered and visible, not yet marked
+    "drain.marked": "driver",  # marked as drained, the log not removed
     # inside the ledger
     "ledger.aside": "driver",  # file written aside and synced, not yet under its name
     # inside the committers

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock import Checkpoints, Job, KafkaSink, KafkaSource, RestartStrategy
 
@@ -38,6 +38,8 @@ class Pipeline:
     master: str = "local[2]"
     random: bool = False
     restarts: int = 20
+    checkpoints: Mapping[str, Any] = field(default_factory=dict)
+    sink_servers: str | None = None
     jvm: str = QUICK_JVM
 
     def write(self, path: Path) -> Path:
@@ -54,29 +56,38 @@ def build(config: Pipeline, spark: SparkSession | None = None) -> Job:
 
     job = Job(
         config.name,
-        checkpoints=Checkpoints(storage=config.storage, timeout=config.timeout, commit_timeout=config.commit_timeout),
+        checkpoints=Checkpoints(
+            **{
+                "storage": config.storage,
+                "timeout": config.timeout,
+                "commit_timeout": config.commit_timeout,
+                **config.checkpoints,
+            }
+        ),
         restart=RestartStrategy.fixed_delay(attempts=config.restarts, delay="50ms"),
         conf={
             "spark.master": config.master,
             "spark.driver.memory": "512m",
             "spark.driver.extraJavaOptions": config.jvm,
+            "spark.sql.streaming.minBatchesToRetain": "100",  # tests look back at every epoch
             "spark.sql.shuffle.partitions": "2",
         },
         spark=spark,
     )
     source = KafkaSource(config.source, servers=config.servers, max_offsets_per_epoch=config.rows_per_epoch)
     rows = job.read(source, uid="rows")
+    servers = config.sink_servers or config.servers
     if config.copy_to:
         value = f.col("value").cast("string")
         if config.random:
             value = f.concat(f.regexp_replace(value, "}$", ""), f.lit(', "random": "'), f.uuid(), f.lit('"}'))
-        sink = KafkaSink(config.copy_to, servers=config.servers, transaction_timeout=config.transaction_timeout)
+        sink = KafkaSink(config.copy_to, servers=servers, transaction_timeout=config.transaction_timeout)
         job.write(rows.select("key", value.alias("value")), sink, uid="copy")
     if config.count_to:
         parsed = rows.select(f.from_json(f.col("value").cast("string"), "key string, amount bigint").alias("row"))
         counts = parsed.groupBy("row.key").agg(f.count("*").alias("n"), f.sum("row.amount").alias("total"))
         shaped = counts.select("key", f.to_json(f.struct("key", "n", "total")).alias("value"))
-        sink = KafkaSink(config.count_to, servers=config.servers, transaction_timeout=config.transaction_timeout)
+        sink = KafkaSink(config.count_to, servers=servers, transaction_timeout=config.transaction_timeout)
         job.write(shaped, sink, uid="count", output_mode="update")
     return job
 

@@ -87,7 +87,8 @@ class KafkaCommitter(Committer):
         self._prefix = prefix
         self._generation = generation
         self._name = re.compile(rf"{re.escape(prefix)}-g(\d{{6,}})-[0-9a-f]{{12}}")
-        self._sealed: set[tuple[str, int]] = set()
+        # Some are committed by another committer (the drainer's), so the oldest are forgotten in the end.
+        self._sealed: OrderedDict[tuple[str, int], None] = OrderedDict()
         # Ids with a request that was never answered. It may yet reach the broker and would end whatever that producer
         # has open then, so writers are never told to go on with one of these.
         self._unsure: set[str] = set()
@@ -125,7 +126,9 @@ class KafkaCommitter(Committer):
                     producer_epoch=described.producer_epoch,
                     started=described.started,
                 )
-                self._sealed.add(_key(committable))
+                self._sealed[_key(committable)] = None
+                while len(self._sealed) > 10 * _MOST_HINTED:
+                    self._sealed.popitem(last=False)
             sealed.append(committable)
         return sealed
 
@@ -153,9 +156,9 @@ class KafkaCommitter(Committer):
         self._end(waiting, outcomes, deadline)
         for committable in waiting.values():
             outcomes.setdefault(committable.writer, Outcome.UNKNOWN)
-        self._sealed.difference_update(
-            _key(c) for c in committables if _id(c) and outcomes[c.writer] is not Outcome.UNKNOWN
-        )
+        for one in committables:
+            if _id(one) and outcomes[one.writer] is not Outcome.UNKNOWN:
+                self._sealed.pop(_key(one), None)
         return outcomes
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
@@ -179,7 +182,8 @@ class KafkaCommitter(Committer):
         left -= {n for n, d in states.items() if not _same(named[n].payload, d)}
         if left:
             self._unfinished(self._client.fence(left, deadline))
-        self._sealed.difference_update(_key(c) for c in named.values())
+        for one in named.values():
+            self._sealed.pop(_key(one), None)
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
         kept = {_id(c) for c in keep}

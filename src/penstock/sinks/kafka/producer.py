@@ -1,4 +1,4 @@
-"""One incarnation of a transactional producer: a transactional id that is initialised once and never again.
+"""One incarnation of a producer: a transactional id that is initialised once and never again, or none.
 
 That is what keeps outcomes provable: producer id and epoch change only if somebody else ends this producer.
 """
@@ -31,10 +31,11 @@ _MOST_KEPT = 100
 
 
 class Producer:
-    """Begin, send, flush, and one of commit or abort; any number of times. Used by one task at a time."""
+    """Begin, send, flush, and one of commit or abort; any number of times. Used by one task at a time. Without a
+    transactional id rows are visible as soon as the broker has them, and there is nothing to commit or abort."""
 
-    def __init__(self, settings: Mapping[str, str], transactional_id: str) -> None:
-        self.transactional_id = transactional_id
+    def __init__(self, settings: Mapping[str, str], transactional_id: str | None) -> None:
+        self.transactional_id = transactional_id or ""
         self.sequence = 0  # counts transactions; names one of them together with the id
         self.topics: set[str] = set()
         self.rows = 0
@@ -45,9 +46,11 @@ class Producer:
         self._failed: list[Undelivered] = []
         self._failures = 0
         self._trouble: tuple[int, str] | None = None
-        self._handle = Handle({**settings, "transactional.id": transactional_id}, self._undelivered, self._troubled)
+        named = {"transactional.id": transactional_id} if transactional_id else {}
+        self._handle = Handle({**settings, **named}, self._undelivered, self._troubled)
         try:
-            self._init()
+            if transactional_id:
+                self._init()
         except BaseException:
             self._handle.destroy()
             raise
@@ -57,7 +60,7 @@ class Producer:
         self._failed.clear()
         self._failures = self.rows = 0
         self.topics = set()
-        fault = self._handle.begin()
+        fault = self._handle.begin() if self.transactional_id else None
         if fault:
             raise self._error(fault, "beginning a transaction")
         self.sequence += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
-from penstock.sinks.base import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
+from penstock.sinks.base import CheckContext, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.sinks.kafka import faults, settings
 from penstock.sinks.kafka.columns import shaped
 
@@ -88,6 +88,11 @@ class KafkaSink(TwoPhaseSink):
 
         made = tuple(sorted(self._producer_settings().items()))
         return KafkaWriter(scope, Key(self._prefix(scope.sink), scope.sink.generation, made), self.topic)
+
+    def open_direct_writer(self, scope: WriterScope) -> Writer:
+        from penstock.sinks.kafka.direct import DirectKafkaWriter
+
+        return DirectKafkaWriter(self._producer_settings(), self.topic)
 
     def open_committer(self, scope: SinkScope) -> KafkaCommitter:
         from penstock.sinks.kafka.committer import KafkaCommitter

@@ -1,0 +1,263 @@
+"""Delivers the backlog of one sink, oldest epoch first, each with a two-phase commit of its own.
+
+It works in the driver, in threads beside the query: tasks that wait for a slow sink would hold the very cores that the
+epochs need. What the sink had prepared in time is committed; only what it had not, or has lost since, is written again
+from the log. A sink that does not answer is asked again, for as long as it takes: the rows are safe in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from penstock.deadline import Deadline
+from penstock.epoch import protocol
+from penstock.epoch.channel import HASH_COLUMN
+from penstock.epoch.conductor import Conductor, Timing
+from penstock.epoch.inflight.backlog import Entry, log_of, prepared_of
+from penstock.epoch.inflight.log import read_log
+from penstock.epoch.protocol import Committable, Decision, Outcome, Replay, WriterId
+from penstock.errors import LedgerCorrupt, OutcomeUnknown, PenstockError
+from penstock.sinks.base import SinkScope, TwoPhaseSink, WriterScope
+from penstock.testing.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from penstock.epoch.inflight.backlog import Backlog
+    from penstock.epoch.ledger import Ledger
+    from penstock.runtime.events import Events
+    from penstock.sinks.base import Committer
+
+log = logging.getLogger("penstock")
+
+MARK = "~drain"
+"""Behind a sink's uid in the names of what the drainer leaves in the other system. No uid can hold it."""
+
+_WRITERS = 4  # side by side; more would only take the driver's core from the epochs
+_FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
+_STOP_SECONDS = 10.0
+_MODULO = 1 << 64
+
+
+class Drainer(Conductor):
+    """One sink's. `start` runs it in a thread; `failure` is what no waiting can cure."""
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        query: str,
+        query_id: str,
+        uid: str,
+        sink: TwoPhaseSink,
+        own_scope: SinkScope,
+        backlog: Backlog,
+        ledger: Ledger,
+        events: Events,
+        timing: Timing,
+        sweeps: bool,
+        where: str,
+    ) -> None:
+        super().__init__(
+            job=job, query=query, sinks={uid: sink}, ledger=ledger, events=events, timing=timing, where=where
+        )
+        self._uid, self._sink, self._id = uid, sink, query_id
+        self._backlog = backlog
+        self._own_scope = own_scope  # that of the query's own transactions, some of which are ours to commit
+        self._sweeps = sweeps
+        self._own: Committer | None = None
+        self._left: tuple[Committable, ...] = ()  # of the epoch under way, to be written from the log
+        self._replay: Replay | None = None
+        self._attempt = 0
+        self._recovered = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"penstock-drain-{uid}", daemon=True)
+        self.failure: BaseException | None = None
+        self.hints: Mapping[str, Any] = {}
+        self.waiting_for: str | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the epoch under way if the sink lets us, begin no other."""
+        self._stopping.set()
+        self._backlog.wake()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+        if self._thread.is_alive():
+            return  # it waits for a sink that does not answer; when it wakes, it is a zombie like any other, and fenced
+        self._close_committers()
+        if self._own is not None:
+            self._own.close()
+
+    # The loop
+
+    def _run(self) -> None:
+        wait = _FIRST_WAIT
+        while not self._stopping.is_set():
+            try:
+                if not self._recovered:
+                    self._recover()
+                entry = self._backlog.first()
+                if entry is None:
+                    self._backlog.wait(1.0)
+                    continue
+                self._deliver(entry)
+                wait, self.waiting_for = _FIRST_WAIT, None
+            except BaseException as error:
+                self._recovered = False
+                if not (isinstance(error, PenstockError) and error.retryable):
+                    self.failure = error
+                    self._backlog.wake()
+                    return
+                if self.waiting_for is None:
+                    log.warning("sink %s of query %s takes nothing now: %s", self._uid, self._query, error)
+                    self._emit("drain_waiting", None, sink=self._uid, error=str(error))
+                self.waiting_for = str(error)
+                self._stopping.wait(wait)
+                wait = min(wait * 2, _LONGEST_WAIT)
+
+    def _recover(self) -> None:
+        """Finish what an earlier drainer decided; until this has succeeded nothing is delivered."""
+        previous = self._generation
+        self._close_old()
+        resume = self._drive(protocol.recover(previous))
+        self._replay = resume.replay
+        self._recovered = True
+
+    def _deliver(self, entry: Entry) -> None:
+        failpoint("drain.opened")
+        started = time.monotonic()
+        self._left = self._not_visible(entry)
+        if self._left:
+            replay = self._replay if self._replay and self._replay.decision.id.epoch == entry.epoch else None
+            self._replay = None
+            self._attempt += 1
+            self._drive(protocol.run_epoch(self._generation, entry.epoch, replay))
+            failpoint("drain.committed")
+        self._finish(entry, rewritten=len(self._left), seconds=time.monotonic() - started)
+
+    def _not_visible(self, entry: Entry) -> tuple[Committable, ...]:
+        """Commit what the sink had prepared; what is left has to be written from the log."""
+        prepared = entry.prepared
+        if self._own is None:
+            self._own = self._sink.open_committer(self._own_scope)
+        if self._sweeps:
+            # While there is a backlog the tasks write to the log alone, so what else is open was given up by them.
+            self._own.abort_dangling(
+                [found for one in self._backlog.entries() for found in one.prepared],
+                Deadline(self._timing.abort_seconds),
+            )
+        if not prepared:
+            return entry.committables
+        outcomes = self._own.commit(entry.epoch, prepared, Deadline(self._timing.commit_seconds))
+        self.hints = self._own.hints()
+        unknown = [one for one in prepared if outcomes.get(one.writer, Outcome.UNKNOWN) is Outcome.UNKNOWN]
+        if unknown:
+            raise OutcomeUnknown(
+                f"Epoch {entry.epoch} of query {self._query!r}: whether {len(unknown)} writers of {self._uid!r} are"
+                " committed could not be proven in time.",
+                safe="the rows are in the in-flight log; nothing is guessed, nothing doubled.",
+                to_do="nothing: it is asked again until the target system answers.",
+            )
+        return tuple(
+            one for one in entry.committables if prepared_of(one) is None or outcomes[one.writer] is Outcome.LOST
+        )
+
+    def _finish(self, entry: Entry, *, rewritten: int, seconds: float) -> None:
+        self._backlog.mark(entry.epoch)
+        failpoint("drain.marked")
+        self._backlog.forget(entry)
+        self._ledger.prune(entry.epoch)
+        self._emit(
+            "drained",
+            entry.epoch,
+            sink=self._uid,
+            rows=sum(one.rows for one in entry.committables),
+            writers=len(entry.committables),
+            rewritten=rewritten,
+            bytes=entry.bytes,
+            backlog=self._backlog.count,
+            seconds=round(seconds, 4),
+        )
+
+    # The protocol's actions, as far as they differ
+
+    def _look(self) -> protocol.Found:
+        entry = self._backlog.first()
+        epoch = entry.epoch if entry is not None else self._backlog.drained + 1
+        decisions = self._ledger.decisions(epoch, self._id)
+        return protocol.Found(epoch, entry is not None, decisions, self._ledger.claims(self._id))
+
+    def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
+        try:
+            with ThreadPoolExecutor(_WRITERS, thread_name_prefix=f"penstock-drain-{self._uid}") as pool:
+                written = list(pool.map(lambda one: self._write(epoch, one), self._left))
+            sealed = self._seal(written, Deadline(self._timing.commit_seconds))
+        except Exception as error:
+            return protocol.Failed(error)
+        failpoint("drain.prepared")
+        return protocol.Prepared(sealed)
+
+    def _write(self, epoch: int, one: Committable) -> Committable:
+        """One writer of the epoch, from its log file to prepared."""
+        scope = WriterScope(
+            self._scope(self._uid), epoch, self._attempt, one.writer, 0, self._committers[self._uid].hints()
+        )
+        batches = read_log(self._backlog.logs, log_of(one))
+        writer = self._sink.open_writer(scope)
+        rows = checksum = 0
+        try:
+            for batch in batches:
+                rows += batch.num_rows
+                checksum = (checksum + _sum_of_hashes(batch)) % _MODULO
+                writer.write(batch.drop_columns([HASH_COLUMN]))
+            if (rows, checksum) != (one.rows, one.checksum):
+                raise LedgerCorrupt(
+                    f"The in-flight log {log_of(one).name} holds {rows} rows, decided were {one.rows}.",
+                    safe="nothing of it was delivered, and no later epoch of this sink either.",
+                    to_do="restore the file from a copy of the checkpoint storage, then start the job again.",
+                )
+            payload = writer.pre_commit()
+        except BaseException:
+            writer.abort()
+            raise
+        return Committable(one.sink, one.writer, rows, checksum, payload)
+
+    def _decide(self, decision: Decision) -> None:
+        self._ledger.decide(decision, query=self._id, barrier=None)
+        failpoint("drain.decided")
+
+    def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
+        return self._commit_at_sinks(decision.id.epoch, decision.to_commit, Deadline(self._timing.commit_seconds))
+
+    def _finish_log(self, epoch: int, watermark: int | None) -> bool:
+        entry = self._backlog.first()
+        if entry is not None and entry.epoch == epoch:
+            self._finish(entry, rewritten=0, seconds=0.0)
+        return True
+
+    def _passed(self, point: str) -> None:
+        """Recovery of a drainer has no points of its own: the ledger's and the sink's are shared."""
+
+    def _query_id(self) -> str | None:
+        return self._id
+
+    def _scope(self, uid: str) -> SinkScope:
+        return SinkScope(self._job, f"{uid}{MARK}", self._generation)
+
+    def _close_old(self) -> None:
+        for committer in self._committers.values():
+            committer.close()
+        self._committers.clear()
+
+
+def _sum_of_hashes(batch: Any) -> int:
+    import numpy as np
+
+    hashes = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
+    return int(np.sum(hashes.view(np.uint64), dtype=np.uint64))

@@ -1,0 +1,251 @@
+"""The in-flight logs of one query: which way its rows go, what is waiting, and who delivers it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.deadline import Deadline
+from penstock.epoch.channel import How, Writing
+from penstock.epoch.conductor import Timing
+from penstock.epoch.inflight.backlog import Backlog, log_of, prepared_of, with_prepared
+from penstock.epoch.inflight.drainer import Drainer
+from penstock.epoch.protocol import Committable, Outcome, WriterId
+from penstock.errors import PenstockError, UidChanged
+from penstock.sinks.base import SinkScope, TwoPhaseSink
+from penstock.testing.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from penstock.config import Checkpoints
+    from penstock.epoch.ledger import Ledger
+    from penstock.epoch.limits import Gate
+    from penstock.epoch.storage import Storage
+    from penstock.runtime.events import Events
+
+Seal = Callable[[Sequence[Committable], Deadline], Sequence[Committable]]
+CommitAtSinks = Callable[[int, Sequence[Committable], Deadline], Mapping[WriterId, Outcome]]
+
+_LEAST_SECONDS = 0.2  # a healthy sink confirms in far less, and without any time it could never be used
+_LOOK_EVERY = 0.5
+
+
+class InFlight:
+    """Used by the coordinator's thread; the drainers it starts work in their own.
+
+    Off (neither unaligned nor concurrent), it delivers what an earlier run left before the first epoch begins."""
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        query: str,
+        sinks: Mapping[str, TwoPhaseSink],
+        location: str,
+        storage: Storage,
+        ledger_of: Callable[[str], Ledger],
+        events: Events,
+        checkpoints: Checkpoints,
+    ) -> None:
+        self._job, self._query, self._sinks = job, query, dict(sinks)
+        self._location, self._storage, self._ledger_of = location, storage, ledger_of
+        self._events, self._limits = events, checkpoints
+        self._backlogs: dict[str, Backlog] = {}
+        self._drainers: dict[str, Drainer] = {}
+        self._generation = 0
+        self._id: str | None = None
+
+    # Beginning and end
+
+    def open(self, query_id: str, generation: int) -> None:
+        """Read what is waiting. Nothing is delivered before `start`."""
+        if self._id is not None:
+            return
+        self._id, self._generation = query_id, generation
+        gone = [uid for uid in self._storage.list(query_id) if uid not in self._sinks and self._waits(query_id, uid)]
+        if gone:
+            raise UidChanged(
+                f"The in-flight log of query {self._query!r} still holds rows for the sinks {gone}, but the program has"
+                f" {sorted(self._sinks)}.",
+                safe="nothing was started; the rows stay in the log.",
+                to_do="give the sink its former uid and let the log drain, then rename it.",
+            )
+        for uid in self._sinks:
+            folder = f"{query_id}/{uid}"
+            self._backlogs[uid] = Backlog(self._storage, folder, f"{self._location}/{folder}/logs")
+
+    def start(self) -> None:
+        """Begin to deliver, once recovery is over."""
+        for uid, backlog in self._backlogs.items():
+            if uid in self._drainers or not (self._limits.logged or backlog.count):
+                continue
+            assert self._id is not None
+            drainer = self._drainers[uid] = Drainer(
+                job=self._job,
+                query=self._query,
+                query_id=self._id,
+                uid=uid,
+                sink=self._sinks[uid],
+                own_scope=SinkScope(self._job, uid, self._generation),
+                backlog=backlog,
+                ledger=self._ledger_of(f"{self._location}/{self._id}/{uid}/ledger"),
+                events=self._events,
+                timing=Timing(self._limits.commit_timeout_seconds, self._limits.abort_timeout_seconds),
+                sweeps=self._limits.max_concurrent == 1,
+                where=f"{self._location}/{self._id}/{uid}",
+            )
+            drainer.start()
+
+    def close(self) -> None:
+        for drainer in self._drainers.values():
+            drainer.stop()
+        self._drainers.clear()
+
+    @property
+    def failure(self) -> BaseException | None:
+        return next((one.failure for one in self._drainers.values() if one.failure is not None), None)
+
+    @property
+    def pending(self) -> int:
+        """How many epochs wait, over all sinks."""
+        return sum(one.count for one in self._backlogs.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self._backlogs.values())
+
+    def prepared(self) -> list[Committable]:
+        """What waiting epochs have prepared at the sinks: it must stay open there."""
+        return [found for backlog in self._backlogs.values() for entry in backlog.entries() for found in entry.prepared]
+
+    def wait_empty(self, given_up: Callable[[], bool]) -> None:
+        """Return when everything is delivered, nothing more can be, or nobody waits any more."""
+        while self.pending and self.failure is None and not given_up():
+            self._wait()
+
+    # One epoch
+
+    def wait_for_room(self, gate: Gate) -> None:
+        """The back-pressure: before an epoch begins, wait until the log has room for it."""
+        self.start()
+        told, began = False, time.monotonic()
+        while self._full():
+            failure = self.failure
+            if failure is not None:
+                raise failure
+            gate.check()
+            if not told:
+                told = True
+                self._events.emit("throttled", query=self._query, bytes=self.bytes, epochs=self.pending)
+            self._wait()
+        if told:
+            seconds = round(time.monotonic() - began, 3)
+            self._events.emit("flowing", query=self._query, bytes=self.bytes, epochs=self.pending, seconds=seconds)
+
+    def writing(self, uid: str, elapsed: float) -> Writing:
+        """Which way the rows of a sink go in the epoch that begins; `elapsed` is how long it has lasted already."""
+        if not self._limits.logged:
+            return Writing()
+        backlog = self._backlogs[uid]
+        if self._limits.max_concurrent > 1:
+            return Writing(How.TEE, backlog.logs, self._limits.timeout_seconds)
+        patience = self._limits.aligned_timeout_seconds - elapsed
+        if backlog.count or patience <= 0:
+            return Writing(How.LOG, backlog.logs)
+        return Writing(How.TEE, backlog.logs, patience)
+
+    def with_hints(self, uid: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The sink's hints to its writers, with what the drainer knows."""
+        drainer = self._drainers.get(uid)
+        merged = dict(own)
+        for key, value in (drainer.hints if drainer is not None else {}).items():
+            before = merged.get(key)
+            merged[key] = {**before, **value} if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+        return merged
+
+    def sealed(self, committables: Sequence[Committable], seal: Seal) -> list[Committable]:
+        """What the sinks prepared in time, confirmed by them; a sink that did not keep up goes by the log, whole."""
+        found: list[Committable] = []
+        for uid in sorted({one.sink for one in committables}):
+            own = [one for one in committables if one.sink == uid]
+            found.extend(self._sealed_sink(uid, own, seal))
+        return found
+
+    def _sealed_sink(self, uid: str, own: Sequence[Committable], seal: Seal) -> list[Committable]:
+        prepared = [prepared for one in own if (prepared := prepared_of(one)) is not None]
+        if len(prepared) == len(own):
+            try:
+                sealed = {one.id: one for one in seal(prepared, self._patience())}
+                return [with_prepared(one, sealed[one.id]) for one in own]
+            except PenstockError as error:
+                if not error.retryable or self._limits.max_concurrent > 1:
+                    raise
+        return [with_prepared(one, None) for one in own]
+
+    def commit(self, epoch: int, logged: Sequence[Committable], commit_at_sinks: CommitAtSinks) -> bool:
+        """Make a decided epoch visible, or one to be delivered; idempotent. Whether all of it is visible now."""
+        by_sink = {uid: [one for one in logged if one.sink == uid] for uid in sorted({one.sink for one in logged})}
+        direct = {
+            uid: [found for one in own if (found := prepared_of(one)) is not None]
+            for uid, own in by_sink.items()
+            if self._limits.max_concurrent == 1 and not self._known(uid, epoch)
+        }
+        direct = {uid: own for uid, own in direct.items() if len(own) == len(by_sink[uid])}
+        outcomes: Mapping[WriterId, Outcome] = {}
+        if direct:
+            outcomes = commit_at_sinks(epoch, [one for own in direct.values() for one in own], self._patience())
+        visible = True
+        for uid, own in by_sink.items():
+            if uid in direct and all(outcomes.get(one.id, Outcome.UNKNOWN).visible for one in own):
+                self._backlogs[uid].remove_logs([log_of(one).name for one in own])
+                continue
+            visible = self._record(uid, epoch, own) and visible
+        return visible
+
+    def remove_strays(self, keep: Sequence[Committable]) -> None:
+        """Remove the logs of attempts that failed. Call only while no task writes."""
+        for backlog in self._backlogs.values():
+            backlog.remove_strays(self._generation, keep)
+
+    def _record(self, uid: str, epoch: int, own: Sequence[Committable]) -> bool:
+        """Whether it is delivered already."""
+        backlog = self._backlogs[uid]
+        if backlog.record(epoch, own):
+            failpoint("inflight.recorded")
+            self._events.emit(
+                "logged",
+                query=self._query,
+                generation=self._generation,
+                epoch=epoch,
+                sink=uid,
+                rows=sum(one.rows for one in own),
+                bytes=sum(log_of(one).bytes for one in own),
+                backlog=backlog.count,
+                backlog_bytes=backlog.bytes,
+            )
+        return epoch <= backlog.drained
+
+    def _known(self, uid: str, epoch: int) -> bool:
+        backlog = self._backlogs[uid]
+        return epoch <= backlog.drained or any(entry.epoch == epoch for entry in backlog.entries())
+
+    def _full(self) -> bool:
+        if not self._limits.logged:
+            return self.pending > 0
+        if self._limits.max_concurrent > 1:
+            return any(one.count >= self._limits.max_concurrent for one in self._backlogs.values())
+        return self.bytes > self._limits.inflight_bytes
+
+    def _patience(self) -> Deadline:
+        if self._limits.max_concurrent > 1:
+            return Deadline(self._limits.commit_timeout_seconds)
+        return Deadline(max(_LEAST_SECONDS, self._limits.aligned_timeout_seconds))
+
+    def _wait(self) -> None:
+        for backlog in self._backlogs.values():
+            if backlog.count:
+                backlog.wait(_LOOK_EVERY)
+                return
+
+    def _waits(self, query_id: str, uid: str) -> bool:
+        return bool(self._storage.list(f"{query_id}/{uid}/backlog"))

@@ -1,0 +1,72 @@
+"""Each mode keeps its promise under a real kill, and no more than that: the weaker ones really are weaker."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.case import Case
+from tests.support.kafka import assert_nothing_open
+from tests.support.waiting import until
+
+FIRST, SECOND = 100, 50
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of the rows that the killed run was working on."""
+
+    lost: int
+    doubled: int
+
+
+def kill_and_go_on(world: Case, point: str) -> Verdict:
+    """One run dies at `point` of its first epoch with rows; the next one takes what it finds, and some more rows."""
+    world.source.feed(FIRST)
+    run = world.start({point: "crash"})
+    assert run.wait() == -signal.SIGKILL, run.tail()
+    assert world.acted(point)
+    world.source.feed(SECOND)
+    run = world.start()
+    fed = {row.id for row in world.source.rows[FIRST:]}
+
+    def there() -> bool:
+        assert run.status is None, run.tail()
+        return fed <= {row["id"] for row in world.copy.read()}
+
+    until(there, lambda: f"the rows fed after the kill\n{run.tail()}")
+    run.terminate()
+    assert run.wait() == 0, run.tail()
+    assert_nothing_open(world.servers, world.config.name)
+    counts = Counter(row["id"] for row in world.copy.read())
+    assert all(counts[one] == 1 for one in fed), "an epoch that nobody killed is delivered once in every mode"
+    first = [counts[row.id] for row in world.source.rows[:FIRST]]
+    return Verdict(lost=first.count(0), doubled=sum(one > 1 for one in first))
+
+
+@pytest.mark.parametrize("point", ["epoch.confirmed", "epoch.committed"])
+def test_exactly_once_neither_loses_nor_doubles(case: Callable[..., Case], point: str) -> None:
+    assert kill_and_go_on(case(), point) == Verdict(lost=0, doubled=0)
+
+
+def test_at_least_once_doubles_and_never_loses(case: Callable[..., Case]) -> None:
+    """Killed after the tasks made their rows visible, before Spark logged the epoch."""
+    verdict = kill_and_go_on(case(checkpoints={"mode": "at_least_once"}), "epoch.committed")
+    assert verdict.lost == 0
+    assert verdict.doubled > 0
+
+
+def test_at_most_once_loses_and_never_doubles(case: Callable[..., Case]) -> None:
+    """Killed after the epoch was begun, before its rows became visible."""
+    verdict = kill_and_go_on(case(checkpoints={"mode": "at_most_once"}), "epoch.confirmed")
+    assert verdict.doubled == 0
+    assert verdict.lost > 0
+
+
+def test_at_most_once_does_not_double_what_was_visible(case: Callable[..., Case]) -> None:
+    """The very kill at which at-least-once doubles."""
+    assert kill_and_go_on(case(checkpoints={"mode": "at_most_once"}), "epoch.committed").doubled == 0
