@@ -61,7 +61,8 @@ def spark_sink(tuned: bool, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def penstock_sink(tuned: bool, given: Mapping[str, Any]) -> dict[str, Any]:
-    job = Job("bench", checkpoints=Checkpoints(storage=given["checkpoint"]), restart=RestartStrategy.none())
+    checkpoints = Checkpoints(storage=given["checkpoint"], **given.get("checkpoints", {}))
+    job = Job("bench", checkpoints=checkpoints, restart=RestartStrategy.none())
     source = KafkaSource(given["source"], servers=given["servers"], max_offsets_per_epoch=given["epoch"], tuned=tuned)
     frame = job.read(source, uid="in").select("key", "value")
     job.write(frame, KafkaSink(given["target"], servers=given["servers"]), uid="out")
@@ -111,11 +112,16 @@ class Watch:
         if event["event"] == "decided":
             self._decided = event["time"]
         elif event["event"] == "committed" and event["rows"]:
-            self.finished.append((time.monotonic(), event["rows"]))
             self.visible_ms.append((event["time"] - self._decided) * 1000)
-            self._left -= event["rows"]
-            if self._left <= 0:
-                self._job.stop()
+            self._visible(event["rows"])
+        elif event["event"] == "drained":
+            self._visible(event["rows"])
+
+    def _visible(self, rows: int) -> None:
+        self.finished.append((time.monotonic(), rows))
+        self._left -= rows
+        if self._left <= 0:
+            self._job.stop()
 
 
 def rates(finished: list[tuple[float, int]]) -> dict[str, Any]:

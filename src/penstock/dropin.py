@@ -6,8 +6,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import Checkpoints
-from penstock.epoch.coordinator import Coordinator, Timing
+from penstock.config import Checkpoints, Mode
+from penstock.epoch.coordinator import Coordinator
 from penstock.epoch.open import ledger_at, spark_log_at
 from penstock.errors import ConfigurationError
 from penstock.naming import check_name
@@ -47,6 +47,13 @@ class ExactlyOnce:
             )
         self._spark, self._sink, self._uid = session, sink, check_name(uid, "uid")
         self._job = None if job is None else check_name(job, "job")
+        if limits.logged or limits.mode is not Mode.EXACTLY_ONCE:
+            raise ConfigurationError(
+                f"penstock.exactly_once was given mode={limits.mode}, unaligned={limits.unaligned} and"
+                f" max_concurrent={limits.max_concurrent}.",
+                safe="nothing was started.",
+                to_do="the drop-in is exactly-once and aligned; for other modes write the query as a Job.",
+            )
         self._limits = limits
         self._lock = threading.Lock()
         self._checkpoint = checkpoint
@@ -89,7 +96,7 @@ class ExactlyOnce:
             body=body,
             executed_plan=lambda: self._execution().lastExecution().executedPlan(),
             watermark_policy=str(self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")),
-            timing=Timing(commit_seconds=self._limits.commit_timeout_seconds),
+            checkpoints=self._limits,
         )
 
     def _execution(self) -> Any:

@@ -18,6 +18,7 @@
     │   ├── StorageFull               no space left
     │   └── StorageNotAtomic          the storage cannot refuse a second create
     ├── EpochError                    one epoch could not be completed
+    │   ├── CheckpointExpired         before the decision: not prepared within the checkpoint timeout
     │   ├── PreCommitFailed           before the decision: everything is aborted, the epoch replays
     │   ├── OutcomeUnknown            after the decision: a commit could neither be proven done nor lost
     │   ├── WritersLost               after the decision: the other system ended prepared writers
@@ -42,6 +43,7 @@ class PenstockError(Exception):
     """The root. `happened`, `safe` and `to_do` are the three sentences of the message."""
 
     retryable: ClassVar[bool] = False
+    checkpoint_only: ClassVar[bool] = False  # fails one checkpoint, which the job may be told to tolerate
 
     def __init__(self, happened: str, *, safe: str = "", to_do: str = "") -> None:
         self.happened = happened
@@ -145,6 +147,12 @@ class EpochError(PenstockError):
     retryable = True
 
 
+class CheckpointExpired(EpochError):
+    """Before the decision: the epoch was not prepared within the checkpoint timeout. It is aborted and replays."""
+
+    checkpoint_only = True
+
+
 class PreCommitFailed(EpochError):
     """Before the decision: everything is aborted and the epoch replays from the same positions."""
 
@@ -175,6 +183,7 @@ class SystemUnavailable(PenstockError):
     """The other system does not answer."""
 
     retryable = True
+    checkpoint_only = True
 
 
 class DevelopmentError(PenstockError):

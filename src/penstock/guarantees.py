@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from penstock.errors import GuaranteeError
+
+if TYPE_CHECKING:
+    from penstock.config import Checkpoints
 
 
 class Guarantee(IntEnum):
@@ -63,3 +67,25 @@ class Chain:
         if weakest.lift:
             lines.append(f"   lift  {weakest.lift}")
         return "\n".join(lines)
+
+
+def wanted(mode: str) -> Guarantee:
+    """What a job of this mode asks of its chain."""
+    return Guarantee[str(mode).upper()]
+
+
+def engine_link(checkpoints: Checkpoints) -> Link:
+    """What Spark and the epochs promise in this mode."""
+    guarantee = wanted(str(checkpoints.mode))
+    if guarantee is Guarantee.EXACTLY_ONCE:
+        because = "positions and state in the checkpoint, one decision per epoch"
+        if checkpoints.unaligned:
+            because += ", rows that a sink does not take in time wait in the in-flight log"
+        elif checkpoints.max_concurrent > 1:
+            because += f", up to {checkpoints.max_concurrent} epochs at a time"
+        return Link("engine", "spark", guarantee, because)
+    if guarantee is Guarantee.AT_LEAST_ONCE:
+        because = "mode at_least_once: rows are visible without a decision, an epoch that replays repeats them"
+    else:
+        because = "mode at_most_once: an epoch that was begun is never written again, what it lost is dropped"
+    return Link("engine", "spark", guarantee, because, "set mode=exactly_once.")

@@ -10,22 +10,28 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import Checkpoints
+from penstock.config import Checkpoints, Retention, StateBackend
+from penstock.config.settings import resolve
 from penstock.epoch.open import storage_at
 from penstock.epoch.storage import AlreadyExists, local_path
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, UidChanged
-from penstock.guarantees import Chain, Guarantee, Link
+from penstock.guarantees import Chain, engine_link, wanted
 from penstock.naming import check_name
 from penstock.runtime import spark as spark_session
+from penstock.runtime.callbacks import Callback, Callbacks
 from penstock.runtime.events import Events, Listener
+from penstock.runtime.global_checkpoint import GlobalCheckpoints
+from penstock.runtime.group import End, QueryGroup
 from penstock.runtime.lineage import Lineage
 from penstock.runtime.query import QueryPlan, QueryRunner
 from penstock.runtime.restart import Restarts, RestartStrategy
+from penstock.runtime.retention import JobFolder, kept_batches
+from penstock.runtime.settle import lay_over, settle
+from penstock.runtime.trees import trees_at
 from penstock.sinks.base import CheckContext, Finding, TwoPhaseSink
 
 if TYPE_CHECKING:
@@ -67,21 +73,26 @@ class Job:
     `name` and the uids name everything the job leaves in other systems; changing one is starting another job.
     """
 
+    _cancel_asked = False
+
     def __init__(
         self,
         name: str,
         *,
         checkpoints: Checkpoints | None = None,
+        state_backend: StateBackend | None = None,
         restart: RestartStrategy | None = None,
         conf: Mapping[str, str] | None = None,
         spark: SparkSession | None = None,
         allow_non_restored_state: bool = False,
     ) -> None:
         self.name = check_name(name, "job")
-        self.checkpoints = _placed(checkpoints or Checkpoints())
-        self._restart = restart or RestartStrategy.exponential_delay()
-        self._conf = dict(conf or {})
+        self.settings = resolve(checkpoints, state_backend, restart, conf)
+        self.checkpoints = _placed(self.settings.checkpoints)
+        self._restart = self.settings.restart
         self._spark = spark
+        if spark is not None:
+            lay_over(spark, self.settings)
         self._allow_non_restored = allow_non_restored_state
         self._sources: dict[str, Source] = {}
         self._plans: dict[str, QueryPlan] = {}
@@ -90,31 +101,22 @@ class Job:
         self._runners: list[QueryRunner] = []
         self._wake = threading.Event()
         self._stop_asked = False
+        self._callbacks = Callbacks()
         self.started = False
 
     @property
     def spark(self) -> SparkSession:
-        """The session, made when first needed."""
-        if self._spark is None:
-            self._spark = spark_session.session(
-                self.name, conf=self._conf, jars=(), local_storage=local_path(self.checkpoints.storage) is not None
-            )
-        return self._spark
+        """The session, made when first needed, with what the job's settings ask of it."""
+        return self._session({}, ())
 
     def read(self, source: Source, *, uid: str) -> DataFrame:
         """An ordinary streaming DataFrame. `uid` names the source in the ledger; a changed one is refused."""
         check_name(uid, "source uid")
         if uid in self._sources:
             raise _twice("sources", uid)
-        if self._spark is None:
-            self._spark = spark_session.session(
-                self.name,
-                conf={**source.spark_conf(), **self._conf},
-                jars=source.jars(),
-                local_storage=local_path(self.checkpoints.storage) is not None,
-            )
-        spark_session.ensure_jars(self.spark, source.jars())
-        frame = source.load(self.spark, uid)
+        spark = self._session(source.spark_conf(), source.jars())
+        spark_session.ensure_jars(spark, source.jars())
+        frame = source.load(spark, uid)
         self._sources[uid] = source
         self._lineage.remember(uid, frame)
         return frame
@@ -165,6 +167,17 @@ class Job:
 
         return decorate
 
+    def on_checkpoint_complete(self, function: Callback) -> Callback:
+        """Decorate `f(info)`: called after every complete checkpoint, see `CheckpointInfo`. What it raises is reported
+        and breaks nothing."""
+        self._callbacks.complete.append(function)
+        return function
+
+    def on_checkpoint_aborted(self, function: Callback) -> Callback:
+        """Decorate `f(info)`: called after every checkpoint that was given up; `info.error` says why."""
+        self._callbacks.aborted.append(function)
+        return function
+
     def explain(self) -> str:
         """The chain of each query, the guarantee of each link, and the weakest."""
         return "\n\n".join(f"query {uid}\n{self._chain(plan).explain()}" for uid, plan in self._plans.items())
@@ -180,7 +193,8 @@ class Job:
         return findings
 
     def run(self, on_event: Listener | None = None) -> None:
-        """Run until every bounded query is done, `stop` is called, SIGTERM or SIGINT comes, or the job fails for good.
+        """Run until every bounded query is done, `stop` or `cancel` is called, SIGTERM or SIGINT comes, or the job
+        fails for good.
 
         Raises what made it fail. When this returns, no epoch is half done."""
         self.started = True
@@ -191,34 +205,73 @@ class Job:
                 to_do="call job.write before job.run.",
             )
         for plan in self._plans.values():
-            self._chain(plan).require(Guarantee.EXACTLY_ONCE)
+            self._chain(plan).require(wanted(self.checkpoints.mode))
         events = Events()
         if on_event is not None:
             events.listen(on_event)
-        with _signals(self.stop):
-            if not self._ready(events):
+        restarts = Restarts(self._restart)
+        with (
+            self._callbacks.following(events),
+            _signals(self.stop),
+            kept_batches(self.spark, self.checkpoints.num_retained),
+        ):
+            if not self._ready(events, restarts):
                 return
+            storage = storage_at(f"{self.checkpoints.storage.rstrip('/')}/{self.name}", self.spark)
+            folder = JobFolder(storage, trees_at(storage))
+            folder.finish_deletion(self._plans)
             self._check_uids()
             self._runners = [
-                QueryRunner(self.name, plan, self.spark, self.checkpoints, self._restart, events, self._wake.set)
+                QueryRunner(self.name, plan, self.spark, self.checkpoints, events, self._wake.set, folder.refuse_marked)
                 for plan in self._plans.values()
             ]
-            for runner in self._runners:
-                runner.start()
-            self._wait()
-        for runner in self._runners:
-            if runner.error is not None:
-                raise runner.error
+            group = QueryGroup(
+                self._runners,
+                restarts=restarts,
+                events=events,
+                wake=self._wake,
+                asked=self._asked,
+                before_round=lambda: self._before_round(folder),
+                watcher=GlobalCheckpoints(self._runners, storage, self.checkpoints, events),
+            )
+            group.run()
+            if self._cancel_asked and self.checkpoints.retention is Retention.DELETE:
+                self._delete(folder, group)
 
     def stop(self) -> None:
-        """Ask for a clean end: each query finishes the epoch under way. Safe from any thread and from a signal."""
+        """Ask for a clean end: each query finishes the epoch under way. Safe from any thread and from a signal. The
+        checkpoints stay."""
         self._stop_asked = True
         self._wake.set()
 
-    def _ready(self, events: Events) -> bool:
+    def cancel(self) -> None:
+        """Ask for an end at once: an epoch that is not decided yet is aborted at the sinks, one that is decided is
+        carried out. Then `Checkpoints(retention=…)` says what becomes of the checkpoints. Safe from any thread."""
+        self._cancel_asked = True
+        self.stop()
+
+    def _asked(self) -> End:
+        return End.CANCEL if self._cancel_asked else End.STOP if self._stop_asked else End.NONE
+
+    def _before_round(self, folder: JobFolder) -> None:
+        if folder.finish_deletion(self._plans):
+            self._check_uids()
+
+    def _delete(self, folder: JobFolder, group: QueryGroup) -> None:
+        """After a cancel that ended cleanly. The job has ended whether this works or not."""
+        try:
+            if group.abandoned:
+                kept = f"an epoch of {', '.join(group.abandoned)} has not ended"
+            else:
+                kept = folder.delete({runner.plan.uid: runner.generation for runner in self._runners})
+        except PenstockError as error:
+            kept = f"it could not be deleted, which the next start tries again: {error}"
+        if kept:
+            log.warning("the checkpoint of job %s is kept: %s", self.name, kept)
+
+    def _ready(self, events: Events, restarts: Restarts) -> bool:
         """Check every source and sink before anything starts. What only waits for another system to come up is tried
         again as the restart strategy says; False if `stop` was asked for meanwhile."""
-        restarts = Restarts(self._restart)
         while not self._stop_asked:
             try:
                 for finding in self.check():
@@ -233,13 +286,20 @@ class Job:
                 self._wake.wait(wait)
         return False
 
-    def _wait(self) -> None:
-        while any(runner.alive for runner in self._runners):
-            self._wake.wait(0.5)
-            self._wake.clear()
-            if self._stop_asked or any(runner.error is not None for runner in self._runners):
-                for runner in self._runners:
-                    runner.stop()
+    def _session(self, conf: Mapping[str, str], jars: Iterable[str]) -> SparkSession:
+        if self._spark is None:
+            before = spark_session.running_session()
+            self._spark = spark_session.session(
+                self.name,
+                conf={**conf, **self.settings.spark},
+                jars=jars,
+                local_storage=local_path(self.checkpoints.storage) is not None,
+                file=self.settings.spark_file,
+            )
+            if before is not None:
+                lay_over(before, self.settings)
+        settle(self._spark, self.settings.asked)  # each time: another job may have asked otherwise meanwhile
+        return self._spark
 
     def _add(
         self,
@@ -265,8 +325,8 @@ class Job:
         )
 
     def _chain(self, plan: QueryPlan) -> Chain:
-        engine = Link("engine", "spark", Guarantee.EXACTLY_ONCE, "positions and state in the checkpoint, epochs replay")
         sources = [source.link(uid) for uid, source in plan.sources.items()]
+        engine = engine_link(self.checkpoints)
         return Chain((*sources, engine, *(sink.link(uid) for uid, sink in plan.sinks.items())))
 
     def _check_uids(self) -> None:
@@ -299,7 +359,7 @@ def _placed(checkpoints: Checkpoints) -> Checkpoints:
     parent = shared_memory if os.access(shared_memory, os.W_OK) else None
     folder = tempfile.mkdtemp(prefix="penstock-memory-", dir=parent)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return replace(checkpoints, storage=folder)
+    return checkpoints.but(storage=folder)
 
 
 def _twice(what: str, uid: str) -> DuplicateUid:

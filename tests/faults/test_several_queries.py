@@ -1,4 +1,4 @@
-"""A driver that runs two linked queries dies by SIGKILL; its successor goes on, and every global checkpoint is a cut."""
+"""A driver with two linked queries dies by SIGKILL; its successor goes on, and every global checkpoint is a cut."""
 
 from __future__ import annotations
 

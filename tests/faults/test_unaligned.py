@@ -22,7 +22,7 @@ UNALIGNED: dict[str, Any] = {"unaligned": True, "aligned_timeout": "1s", "abort_
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """The sink's own broker: the source's goes on when this one stands still."""
-    with Broker(tmp_path_factory.mktemp("target")) as broker:
+    with Broker.start(tmp_path_factory.mktemp("target"), heap="512m") as broker:
         yield broker
 
 

@@ -27,6 +27,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> SparkSession:
         "spark.master": "local[2]",
         "spark.sql.warehouse.dir": str(tmp_path_factory.getbasetemp() / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.minBatchesToRetain": "100",  # tests look back at every epoch
         # Hundreds of plans that run once each: the time to optimise their code never comes back.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }

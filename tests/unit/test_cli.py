@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from penstock.cli import main as cli
-from penstock.cli import run as run_command
 from penstock.dev import service
 from penstock.errors import ConfigurationError, DevelopmentError
+from penstock.runtime import program
 
 Invoke = Callable[..., tuple[int, str, str]]
 
@@ -24,7 +24,7 @@ Invoke = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Invoke:
     """Runs the command as the shell would: exit status, stdout, stderr."""
-    monkeypatch.setattr(run_command, "prepare_environment", lambda: None)
+    monkeypatch.setattr(program, "prepare_environment", lambda: None)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -132,23 +132,23 @@ def script(tmp_path: Path, text: str) -> str:
 def test_run_is_python_with_the_scripts_own_arguments(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("WORD = 'hello'")
     text = "import sys, neighbour\nprint(__name__, neighbour.WORD, sys.argv[1:])"
-    status, out, _ = invoke("run", script(tmp_path, text), "--json", "-x", "1", "--help")
+    status, out, _ = invoke("run", "--no-supervise", script(tmp_path, text), "--json", "-x", "1", "--help")
     assert status == 0
     assert out.strip() == "__main__ hello ['--json', '-x', '1', '--help']"
 
 
 def test_run_passes_on_the_exit_status(invoke: Invoke, tmp_path: Path) -> None:
-    assert invoke("run", script(tmp_path, "raise SystemExit(7)"))[0] == 7
+    assert invoke("run", "--no-supervise", script(tmp_path, "raise SystemExit(7)"))[0] == 7
 
 
 def test_run_shows_our_errors_and_not_others(invoke: Invoke, tmp_path: Path) -> None:
     text = "from penstock.errors import DuplicateUid\nraise DuplicateUid('Two.', safe='All.', to_do='Rename.')"
-    status, _, err = invoke("run", script(tmp_path, text))
+    status, _, err = invoke("run", "--no-supervise", script(tmp_path, text))
     assert status == 1
     assert "DuplicateUid" in err
     assert "Rename." in err
     with pytest.raises(ZeroDivisionError):
-        run_command.execute(Path(script(tmp_path, "1 / 0")), [])
+        program.execute(Path(script(tmp_path, "1 / 0")), [])
 
 
 @pytest.fixture
@@ -183,14 +183,14 @@ def job_module(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
     ids=["only defined", "two names", "run by itself", "one of two run by itself"],
 )
 def test_a_job_runs_exactly_once(job_module: Any, tmp_path: Path, text: str) -> None:
-    run_command.execute(Path(script(tmp_path, text)), [])
+    program.execute(Path(script(tmp_path, text)), [])
     assert job_module.ran == ["a"]
 
 
 def test_two_waiting_jobs_are_refused(job_module: Any, tmp_path: Path) -> None:
     text = "from penstock.job import Job\njob, other = Job('a'), Job('b')"
     with pytest.raises(ConfigurationError, match="defines 2 jobs and runs none of them: job, other"):
-        run_command.execute(Path(script(tmp_path, text)), [])
+        program.execute(Path(script(tmp_path, text)), [])
     assert job_module.ran == []
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import demo, dev, run
+from penstock.cli import config, demo, dev, run
 from penstock.cli.output import Output
 from penstock.errors import PenstockError
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.add_typer(dev.app, name="dev")
 app.command("run", context_settings=run.PASS_ON)(run.run)
 app.command("demo")(demo.demo)
+app.command("config")(config.config)
 
 
 def _version(wanted: bool) -> None:

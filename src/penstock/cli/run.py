@@ -1,16 +1,22 @@
-"""`penstock run JOB.py`: what `python JOB.py` does, with the environment set up and errors shown as sentences."""
+"""`penstock run JOB.py`: what `python JOB.py` does, with the environment set up, errors shown as sentences, and a
+supervisor that starts the job again when its process dies."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-import runpy
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.errors import ConfigurationError
+from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
+from penstock.runtime import program
+
+if TYPE_CHECKING:
+    from penstock.runtime.restart import RestartStrategy
 
 #: Everything after the script's name is the script's own, options included.
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -21,45 +27,62 @@ def run(
         Path, typer.Argument(metavar="JOB.py", exists=True, dir_okay=False, readable=True, help="The job to run.")
     ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Given to the job.")] = None,
+    supervise: Annotated[
+        bool, typer.Option("--supervise/--no-supervise", help="Start the job again when its process dies.")
+    ] = True,
+    options: Annotated[
+        list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A setting; it wins over code and file.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True, help="The configuration file."),
+    ] = None,
 ) -> None:
     """Run a job written in Python.
 
     The file runs as the main program. If it only defines one Job at module level and does not run it, it is run.
     """
-    prepare_environment()
-    execute(script, arguments or [])
+    _hand_over(options or [], config)
+    if supervise:
+        from penstock.runtime.supervisor import Supervisor, command
+
+        _speak()
+        sys.exit(Supervisor(command(script, arguments or []), _strategy()).run())
+    sys.exit(program.run(script, arguments or []))
 
 
-def prepare_environment() -> None:
-    """Let Spark's workers use this very Python, and Spark find a Java; what the user has set stays."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    from penstock.runtime.java import find_java
-
-    os.environ["JAVA_HOME"] = str(find_java().home)
-
-
-def execute(script: Path, arguments: list[str]) -> None:
-    """Run `script` as `__main__`, then the one Job it defined, unless it has run it itself."""
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.absolute().parent))  # as Python does for a script, so its neighbours import
-    names = runpy.run_path(str(script), run_name="__main__")
-    waiting = _not_run(names)
-    if len(waiting) > 1:
-        raise ConfigurationError(
-            f"{script} defines {len(waiting)} jobs and runs none of them: {', '.join(sorted(waiting))}.",
-            safe="Nothing was started.",
-            to_do='Call run() on the one you mean, under `if __name__ == "__main__":`.',
-        )
-    for job in waiting.values():
-        job.run()
+def _hand_over(options: list[str], config: Path | None) -> None:
+    """Put `-D` and `--config` where the job looks for them, on top of what is there already."""
+    given: dict[str, str] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key.strip():
+            raise typer.BadParameter(f"{option!r} is not KEY=VALUE.", param_hint="-D")
+        given[key.strip()] = value.strip()
+    if given:
+        os.environ[OPTIONS_VARIABLE] = json.dumps({**from_options().values, **given})
+    if config is not None:
+        os.environ[FILE_VARIABLE] = str(config.absolute())
 
 
-def _not_run(names: dict[str, Any]) -> dict[str, Any]:
-    module = sys.modules.get("penstock.job")  # a script that never imported Job cannot have defined one
-    if module is None:
-        return {}
-    jobs = {id(value): (name, value) for name, value in names.items() if isinstance(value, module.Job)}
-    if any(job.started for _, job in jobs.values()):
-        return {}
-    return dict(jobs.values())
+def _strategy() -> RestartStrategy:
+    """As far as it is known before the job has spoken. What is wrong with the settings is an error now; what is only
+    worth a remark, the job itself says."""
+    from penstock.config.settings import resolve
+
+    log = logging.getLogger("penstock")
+    log.disabled = True
+    try:
+        return resolve().restart
+    finally:
+        log.disabled = False
+
+
+def _speak() -> None:
+    """The supervisor's lines go to stderr, among the job's own."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    log = logging.getLogger("penstock.supervisor")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False

@@ -1,4 +1,4 @@
-"""One query of a job: recovered, started, watched, restarted as its strategy says, stopped cleanly."""
+"""One query of a job: recovered, started, watched, stopped cleanly or cancelled. When it starts again: see `group`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.deadline import Deadline
-from penstock.epoch.coordinator import Body, Coordinator, Timing
-from penstock.epoch.open import ledger_at, spark_log_at
+from penstock.epoch.coordinator import Body, Coordinator
+from penstock.epoch.open import spark_log_at
 from penstock.errors import ConfigurationError, JobStopped, PreCommitFailed
-from penstock.runtime.restart import Restarts, RestartStrategy
+from penstock.runtime.coordinators import coordinator_for
+from penstock.runtime.settle import require_same_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.config import Checkpoints
+    from penstock.epoch.protocol import Resume
     from penstock.epoch.spark_log import Barrier, SparkLog
     from penstock.runtime.events import Events
     from penstock.sinks.base import TwoPhaseSink
@@ -32,6 +34,7 @@ _POLL_SECONDS = 0.1  # how soon a failed or finished query is noticed
 _DRAIN_SECONDS = (
     10.0  # how long Spark may take to log an epoch that is committed; without the log, recovery finishes it
 )
+_JOBS_OF_AN_EPOCH = 16  # looked at after a cancel; Spark remembers a thousand
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,17 @@ class QueryPlan:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a query has come: its newest complete epoch, and the newest one whose rows may be visible."""
+
+    generation: int
+    completed: int
+    decided: int
+
+
 class QueryRunner:
-    """Runs one plan to its end in a thread of its own."""
+    """Runs one plan: each start in a thread of its own, as often as the group says."""
 
     def __init__(
         self,
@@ -57,19 +69,25 @@ class QueryRunner:
         plan: QueryPlan,
         spark: SparkSession,
         checkpoints: Checkpoints,
-        strategy: RestartStrategy,
         events: Events,
         ended: Callable[[], None],
+        before_start: Callable[[], None] = lambda: None,
     ) -> None:
         self._job, self.plan, self._spark = job, plan, spark
         self._checkpoints, self._events, self._ended = checkpoints, events, ended
-        self._restarts = Restarts(strategy)
+        self._before_start = before_start
         self._stopping = threading.Event()
         self._wake = threading.Event()
+        self._cancelled = False
         self._query: StreamingQuery | None = None
+        self._run_id: str | None = None  # Spark's name for the jobs of the last start
+        self._coordinator: Coordinator | None = None  # of the last start
         self._generation = 0  # of the last start in this process
+        self._resume: Resume | None = None  # what this start's recovery came to
+        self._alive = False
         self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"penstock-query-{plan.uid}", daemon=True)
+        self.failed_at = 0.0
+        self.done = False  # ended by itself: nothing is left to do
 
     @property
     def folder(self) -> str:
@@ -77,63 +95,98 @@ class QueryRunner:
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        """Whether a start is under way."""
+        return self._alive
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the last start, if there was one, has ended between two epochs. Otherwise something may be open."""
+        failed = self._coordinator is not None and self._coordinator.failure is not None
+        return not self._alive and self.error is None and not failed
+
+    @property
+    def generation(self) -> int:
+        """Of the last start that registered, 0 before any has."""
+        return self._coordinator.generation if self._coordinator is not None else self._generation
+
+    @property
+    def progress(self) -> Progress | None:
+        """None before this start has recovered. Within a start, what is read later is never behind."""
+        coordinator, resume = self._coordinator, self._resume
+        if coordinator is None or resume is None:
+            return None
+        # An epoch that recovery found decided and has to replay may be visible, all of it or in part.
+        found = resume.epoch - 1 if resume.replay is None else resume.epoch
+        completed = max(resume.epoch - 1, coordinator.completed)
+        return Progress(resume.generation, completed, max(found, completed, coordinator.decided))
 
     def start(self) -> None:
-        self._thread.start()
+        """Begin one start; `ended` is called when it is over, `done` or `error` then say how."""
+        self.error, self.failed_at = None, 0.0
+        self._resume = None
+        self._stopping.clear()
+        self._wake.clear()
+        self._alive = True
+        threading.Thread(target=self._run, name=f"penstock-query-{self.plan.uid}", daemon=True).start()
 
     def stop(self) -> None:
-        """Let the epoch under way finish, begin no other, end. Returns when the query has ended."""
+        """Let the epoch under way finish, begin no other, end. Returns at once."""
         self._stopping.set()
         self._wake.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
+
+    def cancel(self) -> None:
+        """End without waiting for the epoch under way: Spark gives up its tasks, so that it fails, and what it has
+        prepared is aborted. An epoch that is decided is carried out. Returns at once; call `settle` afterwards."""
+        self._cancelled = True
+        self.stop()
+        if self._query is not None:
+            self._give_up(self._query)
+
+    def settle(self, patience: float) -> None:
+        """After a cancel: see that nothing stays open. Another run, of a generation of its own, that starts no query:
+        it carries out what is decided and aborts the rest, also what an epoch that hangs, or a task that Spark has
+        given up, might still open or decide. Raises where it cannot."""
+        self._wait_for_tasks(Deadline(patience))
+        self._generation = self.generation
+        self._stopping.set()
+        self._once()
 
     def _run(self) -> None:
         try:
-            while not self._stopping.is_set():
-                try:
-                    self._once()
-                    break
-                except BaseException as error:
-                    if self._stopping.is_set():
-                        self.error = error  # an epoch that failed is no clean end, whoever asked for it
-                        break
-                    wait = self._restarts.delay(error)
-                    if wait is None:
-                        self.error = error
-                        break
-                    log.warning("query %s failed and restarts in %.1f s: %s", self.plan.uid, wait, error)
-                    self._events.emit("restarting", query=self.plan.uid, seconds=wait, error=str(error))
-                    self._stopping.wait(wait)
+            self._once()
+            self.done = not self._stopping.is_set()
+        except BaseException as error:
+            self.error, self.failed_at = error, time.monotonic()
         finally:
-            self._events.emit("stopped", query=self.plan.uid, error=str(self.error) if self.error else None)
+            self._alive = False
             self._ended()
 
     def _once(self) -> None:
         """One start of the query: recover, run until it ends. Raises what made it fail."""
-        self._restarts.started()
         plan = self.plan
-        coordinator = Coordinator(
-            job=self._job,
-            query=plan.uid,
-            sinks=plan.sinks,
-            sources=list(plan.sources),
-            ledger=ledger_at(f"{self.folder}/ledger", self._spark, retained=self._checkpoints.retained),
-            log=self._spark_log(),
-            events=self._events,
-            body=plan.body,
+        self._coordinator = coordinator = coordinator_for(
+            self._job,
+            plan,
+            self.folder,
+            self._spark,
+            self._checkpoints,
+            self._events,
             executed_plan=self._executed_plan,
-            watermark_policy=str(self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")),
-            timing=Timing(commit_seconds=self._checkpoints.commit_timeout_seconds),
             on_complete=self._completed,
+            ends_at=self._all_finished if self.plan_is_bounded else None,
             previous=self._generation,
         )
         try:
+            require_same_backend(self._spark, f"{self.folder}/spark", plan.uid)
             resume = coordinator.recover()
-            if self._already_finished(resume.epoch):
-                return
-            self._watch(coordinator)
+            self._recovered(resume)
+            if not self._checkpoints.logged:
+                coordinator.drain(self._stopping.is_set)  # what an earlier run left in the in-flight log goes first
+            if not self._already_finished(resume.epoch):
+                self._watch(coordinator)
+            coordinator.drain(self._stopping.is_set)
+            if (failure := coordinator.failure) is not None and not isinstance(failure, JobStopped):
+                raise failure
         finally:
             self._generation = coordinator.generation
             coordinator.close()
@@ -143,7 +196,8 @@ class QueryRunner:
         if self._stopping.is_set():
             return
         query = self._query = self._start_spark(coordinator)
-        while query.isActive and not self._wake.is_set():
+        self._run_id = str(query.runId)
+        while query.isActive and not self._wake.is_set() and coordinator.failure is None:
             self._wake.wait(_POLL_SECONDS)
             coordinator.tend()
         self._drain(coordinator, query)
@@ -159,6 +213,8 @@ class QueryRunner:
 
     def _drain(self, coordinator: Coordinator, query: StreamingQuery) -> None:
         """Stop between two epochs: after Spark has logged the last one, before the next has begun."""
+        if self._cancelled:
+            self._give_up(query)
         coordinator.close_gate()
         patience = Deadline(_DRAIN_SECONDS)
         log = self._spark_log()
@@ -166,6 +222,32 @@ class QueryRunner:
             time.sleep(_POLL_SECONDS / 5)
         if query.isActive:
             query.stop()
+
+    def _recovered(self, resume: Resume) -> None:
+        self._before_start()
+        self._resume = resume
+
+    def _give_up(self, query: StreamingQuery) -> None:
+        """Have Spark cancel the query's tasks. In a thread: it returns only when the epoch's function has."""
+
+        def stop() -> None:
+            try:
+                query.stop()
+            except Exception as error:
+                log.warning("query %s: Spark did not stop it: %s", self.plan.uid, _short(error))
+
+        threading.Thread(target=stop, name=f"penstock-cancel-{self.plan.uid}", daemon=True).start()
+
+    def _wait_for_tasks(self, patience: Deadline) -> None:
+        """Spark calls a job cancelled at once; its tasks end a little later and may open something until then."""
+        tracker = self._spark.sparkContext.statusTracker()
+        while self._run_id is not None and not patience.passed():
+            newest = sorted(tracker.getJobIdsForGroup(self._run_id))[-_JOBS_OF_AN_EPOCH:]
+            jobs = [tracker.getJobInfo(number) for number in newest]
+            stages = [tracker.getStageInfo(number) for job in jobs if job is not None for number in job.stageIds]
+            if not any(stage is not None and stage.numActiveTasks for stage in stages):
+                return
+            time.sleep(_POLL_SECONDS)
 
     @property
     def plan_is_bounded(self) -> bool:

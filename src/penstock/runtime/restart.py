@@ -1,38 +1,65 @@
-"""Whether, and after how long, a failed query is started again. Pure: the clock is passed in."""
+"""Whether, and after how long, a failed job is started again. Pure: clock and random source are passed in."""
 
 from __future__ import annotations
 
+import math
+import random
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import deque
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import seconds
-from penstock.errors import PenstockError
+from penstock.errors import ConfigurationError
+from penstock.runtime import lifeline
+from penstock.runtime.verdict import Verdict, chain, classify, jvm_gone, out_of_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+_NEVER = math.inf
+_GAVE_UP = "_penstock_gave_up"
 
 
 @dataclass(frozen=True)
 class RestartStrategy:
-    """Use the class methods: `none()`, `fixed_delay(...)`, `exponential_delay(...)` (the default)."""
+    """Use the class methods: `none()`, `fixed_delay(...)`, `failure_rate(...)`, `exponential_delay(...)`.
 
-    attempts: int | None  # None: without end
+    Names, defaults and ranges are Flink's. A value out of range is a `ConfigurationError`.
+    """
+
+    attempts: int | None  # restarts, with an interval: failures within it; None: without end
     initial: float
     maximum: float
     multiplier: float
     reset_after: float  # a run that lasted this long counts as recovered
+    jitter: float = 0.0  # a pause is longer or shorter by at most this share of it
+    interval: float | None = None  # in which failures are counted; None: over the whole life
 
     @classmethod
     def none(cls) -> RestartStrategy:
         """The first failure is the last."""
-        return cls(0, 0.0, 0.0, 1.0, 0.0)
+        return cls(0, 0.0, 0.0, 1.0, _NEVER)
 
     @classmethod
-    def fixed_delay(cls, attempts: int = 3, delay: float | str = "1s") -> RestartStrategy:
+    def fixed_delay(cls, attempts: int = 1, delay: float | str = "1s") -> RestartStrategy:
         """At most `attempts` restarts over the job's whole life, `delay` apart."""
         wait = seconds(delay, "delay")
-        return cls(attempts, wait, wait, 1.0, float("inf"))
+        _require(_whole(attempts) and attempts >= 0, f"attempts={attempts!r}", "a whole number, 0 or more")
+        _require(wait < _NEVER, f"delay={delay!r}", "a pause that ends")
+        return cls(attempts, wait, wait, 1.0, _NEVER)
+
+    @classmethod
+    def failure_rate(
+        cls, max_failures: int = 1, interval: float | str = "1min", delay: float | str = "1s"
+    ) -> RestartStrategy:
+        """Without end, `delay` apart, unless more than `max_failures` failures fall within `interval`."""
+        window, wait = seconds(interval, "interval"), seconds(delay, "delay")
+        _require(_whole(max_failures) and max_failures > 0, f"max_failures={max_failures!r}", "a whole number above 0")
+        _require(0 < window < _NEVER, f"interval={interval!r}", "longer than 0")
+        _require(wait < _NEVER, f"delay={delay!r}", "a pause that ends")
+        return cls(max_failures, wait, wait, 1.0, _NEVER, interval=window)
 
     @classmethod
     def exponential_delay(
@@ -41,40 +68,142 @@ class RestartStrategy:
         maximum: float | str = "1min",
         multiplier: float = 1.5,
         reset_after: float | str = "1h",
+        jitter: float = 0.1,
+        attempts: int | None = None,
     ) -> RestartStrategy:
-        """Without end, each wait `multiplier` times the one before, up to `maximum`."""
-        return cls(
-            None,
-            seconds(initial, "initial"),
-            seconds(maximum, "maximum"),
-            multiplier,
-            seconds(reset_after, "reset_after"),
+        """Each pause `multiplier` times the one before, up to `maximum`, give or take `jitter` of it.
+
+        A run that lasted `reset_after` starts pauses and count over. `attempts` is how many restarts there may be
+        before that; None is without end.
+        """
+        first, longest = seconds(initial, "initial"), seconds(maximum, "maximum")
+        reset = seconds(reset_after, "reset_after")
+        _require(first > 0, f"initial={initial!r}", "longer than 0")
+        _require(first <= longest < _NEVER, f"maximum={maximum!r}", f"at least initial={initial!r}, and not endless")
+        _require(1 < multiplier < _NEVER, f"multiplier={multiplier!r}", "above 1")
+        _require(reset > 0, f"reset_after={reset_after!r}", "longer than 0")
+        _require(0 <= jitter <= 1, f"jitter={jitter!r}", "between 0 and 1")
+        _require(
+            attempts is None or (_whole(attempts) and attempts > 0),
+            f"attempts={attempts!r}",
+            "a whole number above 0, or None for no end; RestartStrategy.none() is for 0",
         )
+        return cls(attempts, first, longest, multiplier, reset, jitter)
+
+    def describe(self) -> str:
+        """One line for people."""
+        if self.attempts == 0:
+            return "none: the first failure is the last"
+        if self.interval is not None:
+            return (
+                f"failure-rate: {_time(self.initial)} apart, until more than {self.attempts} failures fall within"
+                f" {_time(self.interval)}"
+            )
+        if self.reset_after == _NEVER:
+            return f"fixed-delay: at most {self.attempts} restarts, {_time(self.initial)} apart"
+        end = "without end" if self.attempts is None else f"at most {self.attempts} in a row"
+        return (
+            f"exponential-delay: {_time(self.initial)} growing by {self.multiplier:g} to {_time(self.maximum)}, {end},"
+            f" starting over after a run of {_time(self.reset_after)}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For another process; `from_dict` makes it again. Fit for JSON."""
+        return {name: None if value == _NEVER else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> RestartStrategy:
+        """What `to_dict` gave; a `TypeError` where it is not that."""
+        reset = body.get("reset_after")
+        return cls(**{**body, "reset_after": _NEVER if reset is None else reset})
 
 
 class Restarts:
-    """The restarts of one query."""
+    """The restarts of one job. Call `started` when a run begins and `delay` when it has failed. `supervised` says
+    whether somebody starts this process again; if not given, whether `penstock run` has started it."""
 
-    def __init__(self, strategy: RestartStrategy, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._strategy, self._clock = strategy, clock
+    def __init__(
+        self,
+        strategy: RestartStrategy,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        random: Callable[[], float] = random.random,
+        supervised: bool | None = None,
+    ) -> None:
+        self._strategy, self._clock, self._random = strategy, clock, random
+        self._supervised = lifeline.connected() if supervised is None else supervised
         self._failures = 0
+        self._recent: deque[float] = deque()
         self._wait = strategy.initial
-        self._started = clock()
+        self._started: float | None = clock()
 
     def started(self) -> None:
         self._started = self._clock()
 
     def delay(self, error: BaseException) -> float | None:
-        """Seconds to wait before the next start, None to give up. What no retry can cure is never retried."""
-        if isinstance(error, PenstockError) and not error.retryable:
+        """Seconds to wait before the next start in this process, None to give up.
+
+        What no retry can cure is never retried. What only a new process can cure is not retried in this one: a JVM
+        that is gone, and, where a supervisor starts the new process, memory that is used up. If it is the strategy
+        that gives up, `gave_up` says so of the error from then on.
+        """
+        if classify(error) is Verdict.FATAL or jvm_gone(error) or (self._supervised and out_of_memory(error)):
             return None
-        strategy = self._strategy
-        if self._clock() - self._started >= strategy.reset_after:
+        wait = self.after_failure()
+        if wait is None:
+            with suppress(AttributeError):  # an exception of a C library may take no attributes
+                setattr(error, _GAVE_UP, True)
+        return wait
+
+    def after_failure(self) -> float | None:
+        """Count a failure of which nothing else is known: seconds to wait, None to give up."""
+        strategy, now = self._strategy, self._clock()
+        if self._started is not None and now - self._started >= strategy.reset_after:
             self._failures, self._wait = 0, strategy.initial
-        self._failures += 1
-        if strategy.attempts is not None and self._failures > strategy.attempts:
+        self._started = None  # one run fails once: what fails before the next has begun has lasted for no time
+        if not self._another(now):
             return None
         # Step by step, never as a power: after days of failures that would be too large for a float.
         wait = min(self._wait, strategy.maximum)
         self._wait = wait * strategy.multiplier
-        return float(wait)
+        return min(strategy.maximum, wait * (1 + strategy.jitter * (2 * self._random() - 1)))
+
+    def follow(self, strategy: RestartStrategy) -> None:
+        """Go by another strategy from now on; what was counted stays counted."""
+        if strategy != self._strategy:
+            self._strategy, self._wait = strategy, strategy.initial
+
+    def _another(self, now: float) -> bool:
+        strategy = self._strategy
+        self._failures += 1
+        if strategy.attempts is None:
+            return True
+        if strategy.interval is None:
+            return self._failures <= strategy.attempts
+        self._recent.append(now)
+        while now - self._recent[0] > strategy.interval:
+            self._recent.popleft()
+        return len(self._recent) <= strategy.attempts
+
+
+def gave_up(error: BaseException) -> bool:
+    """Whether a restart strategy has given up over this error, or one that it was raised from."""
+    return any(getattr(one, _GAVE_UP, False) for one in chain(error))
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _time(value: float) -> str:
+    for unit, length in (("h", 3600.0), ("min", 60.0)):
+        if value >= length and value % length == 0:
+            return f"{value / length:g} {unit}"
+    return f"{value:g} s" if value >= 1 or value == 0 else f"{value * 1000:g} ms"
+
+
+def _require(true: bool, said: str, needed: str) -> None:
+    if not true:
+        raise ConfigurationError(
+            f"{said} is out of range for a restart strategy.", safe="nothing was started.", to_do=f"give {needed}."
+        )

@@ -6,8 +6,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from penstock.config.levels import LOG_LEVEL
+from penstock.config.spark_conf import PARTITIONS
 from penstock.runtime.jars import is_present, jar_set
 from penstock.runtime.java import find_java
+from penstock.runtime.settle import claim, gives_way
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,25 +33,36 @@ DEFAULTS: Mapping[str, str] = {
 }
 
 
-def session(name: str, *, conf: Mapping[str, str], jars: Iterable[str], local_storage: bool) -> SparkSession:
+def session(
+    name: str,
+    *,
+    conf: Mapping[str, str],
+    jars: Iterable[str],
+    local_storage: bool,
+    file: Mapping[str, str] | None = None,
+) -> SparkSession:
     """The running session if there is one, otherwise a new one. `conf` is the user's and wins over everything here;
-    so does whatever spark-submit, spark-defaults or a running session says."""
+    so does whatever spark-submit, spark-defaults or a running session says. `file` is from a configuration file: it
+    gives way to spark-submit, and wins over defaults."""
     from pyspark.sql import SparkSession
 
     # A worker must be this very interpreter, or it lacks the packages the job imports.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # "Active" is a matter of threads; in another one the session that was made first is still there.
-    running = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    running = running_session()
     if running is None:
         os.environ["JAVA_HOME"] = str(find_java().home)
-        given = _given(conf)
-        wanted = dict(conf)
+        given = _given({**(file or {}), **conf})
+        wanted = {**_not_given(file or {}, given), **conf}
         if not given.contains("spark.master") and "spark.master" not in wanted:
             wanted["spark.master"] = "local[*]"
-        for key, value in _defaults(wanted.get("spark.master", given.get("spark.master", "")), local_storage).items():
-            if not given.contains(key):
-                wanted.setdefault(key, value)
+        master = wanted.get("spark.master", given.get("spark.master", ""))
+        defaults = {
+            key: value
+            for key, value in _defaults(master, local_storage).items()
+            if not given.contains(key) and key not in wanted
+        }
+        wanted.update(defaults)
         paths = [str(path) for one in jars if (one == "spark-kafka" or is_present(one)) for path in jar_set(one)]
         if paths:
             listed = wanted.get("spark.jars", given.get("spark.jars", ""))
@@ -57,9 +71,18 @@ def session(name: str, *, conf: Mapping[str, str], jars: Iterable[str], local_st
         for key, value in wanted.items():
             builder = builder.config(key, value)
         running = builder.getOrCreate()
-        running.sparkContext.setLogLevel(conf.get("penstock.log.level", "ERROR"))
+        claim(running, {key: value for key, value in defaults.items() if key == PARTITIONS})
+        running.sparkContext.setLogLevel({**(file or {}), **conf}.get(LOG_LEVEL, "ERROR"))
     ensure_jars(running, jars)
     return running
+
+
+def running_session() -> SparkSession | None:
+    """The session of this process, if it has one."""
+    from pyspark.sql import SparkSession
+
+    # "Active" is a matter of threads; in another one the session that was made first is still there.
+    return SparkSession.getActiveSession() or SparkSession._instantiatedSession
 
 
 def _given(conf: Mapping[str, str]) -> SparkConf:
@@ -71,6 +94,18 @@ def _given(conf: Mapping[str, str]) -> SparkConf:
     wanted = {_PROGRESS: DEFAULTS[_PROGRESS], **conf}
     SparkContext._ensure_initialized(conf=SparkConf().setAll(list(wanted.items())))
     return SparkConf()
+
+
+def _not_given(file: Mapping[str, str], given: SparkConf) -> dict[str, str]:
+    """What a configuration file says and spark-submit does not say otherwise."""
+    left = {}
+    for key, value in file.items():
+        told = given.get(key)
+        if told is None or told == value:
+            left[key] = value
+        else:
+            gives_way(key, value, told)
+    return left
 
 
 def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:
@@ -85,7 +120,7 @@ def _defaults(master: str | None, local_storage: bool) -> dict[str, str]:
     cores = _local_cores(master or "")
     if cores:
         # 200 shuffle partitions, Spark's default, are 200 state stores and 200 tasks an epoch on one machine.
-        defaults["spark.sql.shuffle.partitions"] = str(cores)
+        defaults[PARTITIONS] = str(cores)
         defaults["spark.ui.enabled"] = "false"
         defaults["spark.driver.host"] = "127.0.0.1"
         defaults["spark.driver.bindAddress"] = "127.0.0.1"

@@ -171,8 +171,6 @@ class Drainer(Conductor):
     def _finish(self, entry: Entry, *, rewritten: int, seconds: float) -> None:
         self._backlog.mark(entry.epoch)
         failpoint("drain.marked")
-        self._backlog.forget(entry)
-        self._ledger.prune(entry.epoch)
         self._emit(
             "drained",
             entry.epoch,
@@ -181,9 +179,11 @@ class Drainer(Conductor):
             writers=len(entry.committables),
             rewritten=rewritten,
             bytes=entry.bytes,
-            backlog=self._backlog.count,
+            backlog=self._backlog.count - 1,
             seconds=round(seconds, 4),
         )
+        self._backlog.forget(entry)
+        self._ledger.prune(entry.epoch)
 
     # The protocol's actions, as far as they differ
 

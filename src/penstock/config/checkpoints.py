@@ -1,55 +1,14 @@
-"""What a user may steer. Durations are seconds, or text such as `200ms`, `1s`, `15min`, `1h`."""
+"""`Checkpoints`: how often epochs are cut, what they promise, where they are kept."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any, Self
 
+from penstock.config.values import one_of, seconds, size
 from penstock.errors import ConfigurationError
-
-_UNITS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE = re.compile(r"^\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>b|kb|mb|gb|tb|k|m|g|t|bytes)\s*$", re.IGNORECASE)
-_BYTES = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_DURATION = re.compile(r"^\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>ms|s|sec|min|m|h|d)\s*$")
-
-
-def seconds(value: float | str, name: str) -> float:
-    """A duration in seconds; one without a unit, or negative, is a `ConfigurationError` that names the setting."""
-    if isinstance(value, str):
-        match = _DURATION.match(value)
-        if match is None:
-            raise ConfigurationError(
-                f"{name}={value!r} is not a duration.",
-                safe="nothing was started.",
-                to_do="write a number of seconds, or a number with ms, s, min, h or d, for example '200ms'.",
-            )
-        return float(match["number"]) * _UNITS[match["unit"]]
-    if not value >= 0:  # said this way, it refuses "not a number" too
-        raise ConfigurationError(
-            f"{name}={value} is negative or no number.",
-            safe="nothing was started.",
-            to_do="give a duration of 0 or more.",
-        )
-    return float(value)
-
-
-def size(value: int | str, name: str) -> int:
-    """A number of bytes; text has a unit: `64mb`, `1gb`, in powers of 1024 as Flink and Spark count."""
-    if isinstance(value, str):
-        match = _SIZE.match(value)
-        if match is None:
-            raise ConfigurationError(
-                f"{name}={value!r} is not a size.",
-                safe="nothing was started.",
-                to_do="write a number of bytes, or a number with kb, mb, gb or tb, for example '64mb'.",
-            )
-        return int(float(match["number"]) * _BYTES[match["unit"].lower()[:1]])
-    if value < 0:
-        raise ConfigurationError(
-            f"{name}={value} is negative.", safe="nothing was started.", to_do="give a size of 0 or more."
-        )
-    return int(value)
 
 
 class Mode(StrEnum):
@@ -82,7 +41,9 @@ class Checkpoints:
     checkpoints; `num_retained`: how many complete ones are kept. `final_checkpoint`: whether bounded inputs end with a
     committed epoch. `commit_timeout` is how long a decided epoch's commits are tried and proven before the query
     restarts, `abort_timeout` how long aborting may take. `retained` is how many decided epochs the ledger keeps for
-    looking back.
+    looking back. `savepoint_dir` is where savepoints will go; nothing reads it yet.
+
+    What is given here wins over a configuration file; what is not given may be set there, and `-D` wins over both.
     """
 
     interval: float | str = 0.0
@@ -101,6 +62,7 @@ class Checkpoints:
     commit_timeout: float | str = "60s"
     abort_timeout: float | str = "30s"
     retained: int = 100
+    savepoint_dir: str | None = None
     interval_seconds: float = field(init=False, repr=False, default=0.0)
     timeout_seconds: float = field(init=False, repr=False, default=0.0)
     min_pause_seconds: float = field(init=False, repr=False, default=0.0)
@@ -109,12 +71,18 @@ class Checkpoints:
     abort_timeout_seconds: float = field(init=False, repr=False, default=0.0)
     inflight_bytes: int = field(init=False, repr=False, default=0)
 
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        """Remembers which arguments were written down: only those win over a file."""
+        made = super().__new__(cls)
+        object.__setattr__(made, "_given", (*_NAMES[: len(values)], *named))
+        return made
+
     def __post_init__(self) -> None:
         for name in ("interval", "timeout", "min_pause", "aligned_timeout", "commit_timeout", "abort_timeout"):
             object.__setattr__(self, f"{name}_seconds", seconds(getattr(self, name), name))
         object.__setattr__(self, "inflight_bytes", size(self.inflight_limit, "inflight_limit"))
-        for name, kind in (("mode", Mode), ("retention", Retention)):
-            object.__setattr__(self, name, _one_of(kind, getattr(self, name), name))
+        object.__setattr__(self, "mode", one_of(Mode, self.mode, "mode"))
+        object.__setattr__(self, "retention", one_of(Retention, self.retention, "retention"))
         if self.timeout_seconds == 0 or self.commit_timeout_seconds == 0:
             raise ConfigurationError(
                 "A checkpoint timeout of 0 leaves no time for any epoch.",
@@ -134,22 +102,20 @@ class Checkpoints:
                 safe="nothing was started.",
                 to_do="give max_concurrent and num_retained at least 1, tolerable_failures at least 0.",
             )
-        if self.unaligned and self.mode is not Mode.EXACTLY_ONCE:
-            raise _contradiction("unaligned=True", f"mode={self.mode}", "unaligned checkpoints exist for exactly_once")
-        if self.unaligned and self.max_concurrent > 1:
-            raise _contradiction(
-                "unaligned=True", f"max_concurrent={self.max_concurrent}", "an unaligned epoch waits for nobody anyway"
-            )
-        if self.max_concurrent > 1 and self.mode is not Mode.EXACTLY_ONCE:
-            raise _contradiction(
-                f"max_concurrent={self.max_concurrent}",
-                f"mode={self.mode}",
-                "only exactly_once has a commit to wait for",
-            )
-        if self.min_pause_seconds > 0 and self.max_concurrent > 1:
-            raise _contradiction(
-                f"min_pause={self.min_pause}", f"max_concurrent={self.max_concurrent}", "a pause allows one at a time"
-            )
+        found = contradiction(vars(self))
+        if found is not None:
+            one, other, because = found
+            raise contradicts(f"{one}={getattr(self, one)}", f"{other}={getattr(self, other)}", because)
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The arguments that were written down, defaults left out."""
+        names: tuple[str, ...] = self.__dict__["_given"]
+        return names
+
+    def but(self, **changes: Any) -> Checkpoints:
+        """The same with some values changed; unlike `dataclasses.replace`, what was not given stays so."""
+        return Checkpoints(**{**{name: getattr(self, name) for name in self.given}, **changes})
 
     @property
     def logged(self) -> bool:
@@ -157,18 +123,25 @@ class Checkpoints:
         return self.unaligned or self.max_concurrent > 1
 
 
-def _one_of(kind: type[StrEnum], value: str, name: str) -> StrEnum:
-    try:
-        return kind(str(value).strip().lower().replace("-", "_"))
-    except ValueError:
-        raise ConfigurationError(
-            f"{name}={value!r} is none of {', '.join(kind)}.",
-            safe="nothing was started.",
-            to_do=f"choose one of {', '.join(kind)}.",
-        ) from None
+_NAMES = tuple(one.name for one in fields(Checkpoints) if one.init)
 
 
-def _contradiction(one: str, other: str, because: str) -> ConfigurationError:
+def contradiction(values: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Two names out of these values that cannot both be meant, and why."""
+    exactly_once = values["mode"] == Mode.EXACTLY_ONCE
+    if values["unaligned"] and not exactly_once:
+        return "unaligned", "mode", "unaligned checkpoints exist for exactly_once"
+    if values["unaligned"] and values["max_concurrent"] > 1:
+        return "unaligned", "max_concurrent", "an unaligned epoch waits for nobody anyway"
+    if values["max_concurrent"] > 1 and not exactly_once:
+        return "max_concurrent", "mode", "only exactly_once has a commit to wait for"
+    if seconds(values["min_pause"], "min_pause") > 0 and values["max_concurrent"] > 1:
+        return "min_pause", "max_concurrent", "a pause allows one at a time"
+    return None
+
+
+def contradicts(one: str, other: str, because: str) -> ConfigurationError:
+    """The error that names both sides."""
     return ConfigurationError(
         f"{one} contradicts {other}: {because}.", safe="nothing was started.", to_do="change one of the two."
     )

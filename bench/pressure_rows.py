@@ -1,0 +1,12 @@
+"""The rows of the back-pressure benchmark: 100 bytes, the id in front."""
+
+from __future__ import annotations
+
+ID_DIGITS = 16
+VALUE_BYTES = 100
+COLUMNS = {
+    "key": "lpad(cast(pmod(id, 10000) AS string), 8, '0')",
+    # Hexadecimal digits compress to about half, as many real rows do.
+    "value": f"concat(lpad(cast(id AS string), {ID_DIGITS}, '0'),"
+    f" substr(sha2(cast(id AS string), 512), 1, {VALUE_BYTES - ID_DIGITS}))",
+}

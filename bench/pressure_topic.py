@@ -1,0 +1,47 @@
+"""What a topic of the back-pressure benchmark holds, as a reader of committed rows sees it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from pressure_rows import ID_DIGITS, VALUE_BYTES
+
+_AT_ONCE = 10_000
+
+
+def ids_in(servers: str, topic: str) -> npt.NDArray[np.int64]:
+    """The id of every visible row, copies included."""
+    reader = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "bench",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    try:
+        partitions = reader.list_topics(topic, 30).topics[topic].partitions
+        reader.assign([TopicPartition(topic, number, 0) for number in partitions])
+        left, found = set(partitions), bytearray()
+        while left:
+            for message in reader.consume(_AT_ONCE, 1.0):
+                problem = message.error()
+                if problem is None:
+                    found += message.value() or b""
+                elif problem.code() == KafkaError._PARTITION_EOF:
+                    left.discard(message.partition())
+                else:
+                    raise KafkaException(problem)
+    finally:
+        reader.close()
+    return ids_of(bytes(found))
+
+
+def ids_of(values: bytes) -> npt.NDArray[np.int64]:
+    """Each value is of `VALUE_BYTES` bytes and begins with its id."""
+    rows = np.frombuffer(values, dtype=[("id", f"S{ID_DIGITS}"), ("rest", f"S{VALUE_BYTES - ID_DIGITS}")])
+    return rows["id"].astype(np.int64)

@@ -1,0 +1,202 @@
+"""One answer out of `-D`, code, file and defaults, in that order, and where each value came from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from penstock.config.checkpoints import Checkpoints, contradiction, contradicts
+from penstock.config.levels import CODE, DEFAULT, OPTIONS, Level, Value, code_level, shown, written_level
+from penstock.config.load import from_file, from_options
+from penstock.config.option import Option, Part
+from penstock.config.registry import BY_NAME
+from penstock.config.registry import OPTIONS as ALL
+from penstock.config.restart_options import NONE
+from penstock.config.restarts import build
+from penstock.config.spark_conf import Asked, asked
+from penstock.config.state import PROVIDER, Backend, StateBackend, backend_of
+from penstock.errors import ConfigurationError
+from penstock.runtime.restart import RestartStrategy
+
+log = logging.getLogger("penstock")
+
+_MEMORY = "memory:"
+_KIND: tuple[Part, str] = ("checkpoints", "storage_kind")
+_FOLDER: tuple[Part, str] = ("checkpoints", "storage")
+_told: set[str] = set()  # a program that makes many jobs is told once
+
+Values = dict[tuple[Part, str], Value]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a job runs with, and where it came from."""
+
+    checkpoints: Checkpoints
+    state_backend: StateBackend | None  # None: Spark was told which, by its own name
+    restart: RestartStrategy
+    spark: Mapping[str, str]  # from `-D` and the code: wins over whatever else Spark was told
+    spark_file: Mapping[str, str]  # from the file: gives way to spark-submit
+    spark_origin: Mapping[str, str]
+    asked: Mapping[str, Asked]
+    values: Sequence[Value]
+    ignored: Sequence[tuple[str, str]]  # keys that mean nothing here, and where they stand
+    notes: Sequence[str]  # what was set and changes nothing
+
+    def rows(self) -> list[dict[str, str]]:
+        """Every option, its value, where it came from. Secrets are not shown."""
+        rows = [{"key": one.option.key, "value": one.text, "from": one.where} for one in self.values]
+        for key, value in {**self.spark_file, **self.spark}.items():
+            rows.append({"key": key, "value": shown(key, value), "from": self.spark_origin[key]})
+        rows.extend({"key": key, "value": "", "from": f"{where}, means nothing here"} for key, where in self.ignored)
+        return rows
+
+
+def resolve(
+    checkpoints: Checkpoints | None = None,
+    state_backend: StateBackend | None = None,
+    restart: RestartStrategy | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> Settings:
+    """Put everything together. Raises a `ConfigurationError` for what is unknown, unreadable or contradictory, which
+    names both sides and where they stand. Logs, once, what changes nothing."""
+    options, file = written_level(from_options()), written_level(from_file())
+    code = code_level(checkpoints, state_backend, restart, conf or {})
+    levels = (options, code, file)
+    values: Values = {(option.part, option.name): _value(levels, option) for option in ALL}
+    values.update(_storage(levels))
+    origin = {key: level.where for level in (file, code, options) for key in level.spark}
+    spark = {**code.spark, **options.spark}
+    spark_file = {key: value for key, value in file.spark.items() if key not in spark}
+    everything = {**spark_file, **spark}
+    backend: StateBackend | None = None
+    if values["state", "kind"].where == DEFAULT and PROVIDER in everything:
+        values["state", "kind"] = _named_by_spark(everything, origin)
+    else:
+        backend = _backend(values)
+    settings = Settings(
+        checkpoints=_checkpoints(values),
+        state_backend=backend,
+        restart=_restart(values, restart),
+        spark=spark,
+        spark_file=spark_file,
+        spark_origin=origin,
+        asked=asked(values, backend, everything, origin),
+        values=tuple(values.values()),
+        ignored=[(key, level.where) for level in (options, file) for key in level.ignored],
+        notes=_notes(values),
+    )
+    _tell(settings)
+    return settings
+
+
+def _value(levels: Sequence[Level], option: Option) -> Value:
+    for level in levels:
+        found = level.get(option.part, option.name)
+        if found is not None:
+            return found
+    parsed = option.parse(option.default, option.key) if option.default else None
+    return Value(option, parsed, option.default, DEFAULT, option.key)
+
+
+def _storage(levels: Sequence[Level]) -> Values:
+    """Flink says "in memory" and "which folder" by two keys, Python by one. The highest place that says either decides;
+    one place that says both must mean the same."""
+    kinds, folders = BY_NAME[_KIND], BY_NAME[_FOLDER]
+    saying = [level for level in levels if level.get(*_KIND) is not None or level.get(*_FOLDER) is not None]
+    if not saying:
+        return {}
+    where, kind, folder = saying[0].where, saying[0].get(*_KIND), saying[0].get(*_FOLDER)
+    if kind is not None and folder is not None and _in_memory(folder) != (kind.value == "jobmanager"):
+        raise contradicts(kind.side, folder.side, "memory is no folder")
+    if folder is None and kind is not None and kind.value == "jobmanager":
+        folder = Value(folders, _MEMORY, _MEMORY, where, kind.key)
+    elif folder is None:  # on a file system, in the folder that a lower place names
+        lower = (level.get(*_FOLDER) for level in saying[1:])
+        default = Value(folders, folders.default, folders.default, DEFAULT, folders.key)
+        folder = next((one for one in lower if one is not None and not _in_memory(one)), default)
+    if kind is None:
+        text = "jobmanager" if _in_memory(folder) else "filesystem"
+        kind = Value(kinds, text, text, where, folder.key)
+    return {_KIND: kind, _FOLDER: folder}
+
+
+def _in_memory(folder: Value) -> bool:
+    return str(folder.value).startswith(_MEMORY)
+
+
+def _named_by_spark(conf: Mapping[str, str], origin: Mapping[str, str]) -> Value:
+    option, name = BY_NAME["state", "kind"], backend_of(conf)
+    return Value(option, name, name, f"{origin[PROVIDER]}, by {PROVIDER}", option.key)
+
+
+def _of(values: Values, part: Part) -> dict[str, Value]:
+    return {name: one for (place, name), one in values.items() if place == part}
+
+
+def _checkpoints(values: Values) -> Checkpoints:
+    mine = _of(values, "checkpoints")
+    del mine["storage_kind"]
+    found = contradiction({name: one.value for name, one in mine.items()})
+    if found is not None:
+        order = {OPTIONS: 0, CODE: 1, DEFAULT: 3}
+        one, other = sorted((mine[name] for name in found[:2]), key=lambda side: order.get(side.where, 2))
+        raise contradicts(one.side, other.side, found[2])
+    with _naming(mine):
+        return Checkpoints(**{name: one.value for name, one in mine.items() if one.where != DEFAULT})
+
+
+@contextmanager
+def _naming(values: Mapping[str, Value]) -> Iterator[None]:
+    """A class knows its arguments, not the keys they came by: add these to its error."""
+    try:
+        yield
+    except ConfigurationError as error:
+        sides = ", ".join(one.side for one in values.values() if one.where not in (DEFAULT, CODE))
+        raise ConfigurationError(f"{error.happened} Set: {sides}.", safe=error.safe, to_do=error.to_do) from error
+
+
+def _backend(values: Values) -> StateBackend:
+    mine = _of(values, "state")
+    with _naming(mine):
+        return StateBackend(**{name: one.value for name, one in mine.items() if one.where != DEFAULT or name == "kind"})
+
+
+def _restart(values: Values, restart: RestartStrategy | None) -> RestartStrategy:
+    mine = _of(values, "restart")
+    if all(one.where in (CODE, DEFAULT) for one in mine.values()):
+        return restart or RestartStrategy.exponential_delay()
+    with _naming(mine):
+        return build(mine["type"].value, {name: one.value for name, one in mine.items() if name != "type"})
+
+
+def _notes(values: Values) -> list[str]:
+    """What somebody has set although it changes nothing."""
+    notes = []
+    state, restart = _of(values, "state"), _of(values, "restart")
+    rocksdb, kind = state["kind"].value == Backend.ROCKSDB, restart["type"].value
+    for name, one in state.items():
+        if one.where == DEFAULT or name == "kind":
+            continue
+        if name == "incremental" and not one.value:
+            notes.append(f"{one.side} changes nothing: both state backends write only what is new.")
+        elif name == "changelog" and not rocksdb:
+            notes.append(f"{one.side} changes nothing: the state backend {state['kind'].text} always writes changes.")
+        elif name not in ("incremental", "changelog") and not rocksdb:
+            notes.append(f"{one.side} changes nothing: the state backend is {state['kind'].text}.")
+    for name, one in restart.items():
+        if one.where != DEFAULT and name != "type" and not name.startswith(f"{kind}."):
+            notes.append(f"{one.side} changes nothing: the restart strategy is {'off' if kind == NONE else kind}.")
+    return notes
+
+
+def _tell(settings: Settings) -> None:
+    new = [key for key, _ in settings.ignored if key not in _told]
+    if new:
+        log.warning("settings of Flink's that mean nothing here: %s", ", ".join(new))
+    for note in settings.notes:
+        if note not in _told:
+            log.warning("%s", note)
+    _told.update(new, settings.notes)

@@ -1,0 +1,136 @@
+"""`StateBackend`: where a query keeps its state between epochs, as settings of Spark's state store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from penstock.config.values import ratio, size
+from penstock.errors import ConfigurationError
+
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_ROCKSDB = "spark.sql.streaming.stateStore.rocksdb"
+CHANGELOG = f"{_ROCKSDB}.changelogCheckpointing.enabled"
+BOUNDED = f"{_ROCKSDB}.boundedMemoryUsage"
+LIMIT = f"{_ROCKSDB}.maxMemoryUsageMB"
+WRITE_BUFFERS = f"{_ROCKSDB}.writeBufferCacheRatio"
+HIGH_PRIORITY = f"{_ROCKSDB}.highPriorityPoolRatio"
+
+_STATE = "org.apache.spark.sql.execution.streaming.state"
+_MB = 1 << 20
+
+
+class Backend(StrEnum):
+    HASHMAP = "hashmap"
+    ROCKSDB = "rocksdb"
+
+
+PROVIDERS = {
+    Backend.HASHMAP: f"{_STATE}.HDFSBackedStateStoreProvider",
+    Backend.ROCKSDB: f"{_STATE}.RocksDBStateStoreProvider",
+}
+
+
+@dataclass(frozen=True)
+class StateBackend:
+    """Use the class methods `hashmap()` and `rocksdb(...)`. None is a value that was not given."""
+
+    kind: Backend
+    changelog: bool | None = None
+    incremental: bool | None = None
+    managed_memory: bool | None = None
+    memory_limit: int | str | None = None
+    write_buffer_ratio: float | None = None
+    high_priority_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_limit is not None and size(self.memory_limit, "memory_limit") < _MB:
+            raise ConfigurationError(
+                f"memory_limit={self.memory_limit} is less than a megabyte.",
+                safe="nothing was started.",
+                to_do="give RocksDB at least 1mb, better some hundred.",
+            )
+        for name in ("write_buffer_ratio", "high_priority_ratio"):
+            if getattr(self, name) is not None:
+                ratio(getattr(self, name), name)
+
+    @classmethod
+    def hashmap(cls, *, changelog: bool | None = None, incremental: bool | None = None) -> StateBackend:
+        """State in the executors' memory; each epoch writes what changed, a full copy now and then. So it is always
+        incremental and always has a changelog: both are accepted and change nothing."""
+        return cls(Backend.HASHMAP, changelog, incremental)
+
+    @classmethod
+    def rocksdb(
+        cls,
+        *,
+        changelog: bool | None = None,
+        incremental: bool | None = None,
+        managed_memory: bool | None = None,
+        memory_limit: int | str | None = None,
+        write_buffer_ratio: float | None = None,
+        high_priority_ratio: float | None = None,
+    ) -> StateBackend:
+        """State in RocksDB on the executors' disks, for state larger than memory.
+
+        `changelog`: each epoch writes the changes, not RocksDB's files; shorter epochs, longer recovery.
+        `incremental`: files that an earlier epoch has written are never written again; it cannot be turned off.
+        `managed_memory` (the default): all RocksDBs of an executor share one bounded memory, `memory_limit` large
+        (Spark's 500 MB if not said); `write_buffer_ratio` of it for writes, `high_priority_ratio` for indexes.
+        """
+        return cls(
+            Backend.ROCKSDB,
+            changelog,
+            incremental,
+            managed_memory,
+            memory_limit,
+            write_buffer_ratio,
+            high_priority_ratio,
+        )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was written down, by the names of the arguments."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def conf(self) -> dict[str, tuple[str, str]]:
+        """Spark's settings: each with its value and the name of the argument it comes from."""
+        settings = {PROVIDER: (PROVIDERS[self.kind], "kind")}
+        if self.kind is Backend.HASHMAP:
+            return settings
+        if self.changelog is not None:
+            settings[CHANGELOG] = (_word(self.changelog), "changelog")
+        if self.memory_limit is not None:  # a limit wins over managed memory, as in Flink
+            settings[BOUNDED] = (_word(True), "memory_limit")
+            settings[LIMIT] = (str(size(self.memory_limit, "memory_limit") // _MB), "memory_limit")
+        elif self.managed_memory is not None:
+            settings[BOUNDED] = (_word(self.managed_memory), "managed_memory")
+        if self.write_buffer_ratio is not None:
+            settings[WRITE_BUFFERS] = (str(self.write_buffer_ratio), "write_buffer_ratio")
+        if self.high_priority_ratio is not None:
+            settings[HIGH_PRIORITY] = (str(self.high_priority_ratio), "high_priority_ratio")
+        return settings
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def backend_of(conf: Mapping[str, Any]) -> str:
+    """The backend that Spark's settings name: `hashmap`, which is Spark's default, `rocksdb`, or a foreign class."""
+    provider = str(conf.get(PROVIDER) or PROVIDERS[Backend.HASHMAP])
+    return next((kind.value for kind, name in PROVIDERS.items() if name == provider), provider)
+
+
+def check_backend(recorded: Mapping[str, Any], session: Mapping[str, Any], *, query: str) -> None:
+    """Refuse a checkpoint that another backend has written. `recorded` is the `conf` of a barrier's metadata, `session`
+    holds the session's settings. Spark would go on with the recorded backend and not say so."""
+    was, now = backend_of(recorded), backend_of(session)
+    if was != now:
+        raise ConfigurationError(
+            f"The checkpoint of query {query!r} was written with the state backend {was}, the job now asks for {now}.",
+            safe="nothing was started; the checkpoint is as it was.",
+            to_do=f"set state.backend.type to {was}, or give the job another checkpoint folder and begin anew.",
+        )

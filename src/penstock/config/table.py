@@ -1,0 +1,49 @@
+"""The table of all options for the reference: `python -m penstock.config.table` writes it into the page.
+
+The page and the code are compared by a test; between the two markers nothing is written by hand.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from penstock.config.option import Option
+from penstock.config.registry import OPTIONS
+
+BEGIN = "<!-- made by python -m penstock.config.table -->"
+END = "<!-- end of what is made -->"
+
+_HEAD = "| Flink's key | in Python | default | meaning here | shown by |\n|---|---|---|---|---|"
+
+
+def table() -> str:
+    """One row an option, in Markdown."""
+    return "\n".join([_HEAD, *(_row(option) for option in OPTIONS)])
+
+
+def placed(page: str) -> str:
+    """The page with the table between its markers."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+def _row(option: Option) -> str:
+    keys = f"`{option.key}`" + "".join(f"<br>also `{alias}`" for alias in option.aliases)
+    tests = "<br>".join(f"`{test}`" for test in option.shown_by)
+    default = f"`{option.default}`" if option.default else "none"
+    return f"| {keys} | `{option.python}` | {default} | {option.meaning} | {tests} |"
+
+
+def main(arguments: list[str]) -> None:
+    """With a page's path: put the table there. Without: print it."""
+    for name in arguments:
+        page = Path(name)
+        page.write_text(placed(page.read_text(encoding="utf-8")), encoding="utf-8")
+    if not arguments:
+        sys.stdout.write(table() + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

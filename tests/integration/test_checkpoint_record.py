@@ -1,0 +1,175 @@
+"""The record of a real checkpoint: alignment of Kafka partitions, and the size of state on both backends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from running import Checkpoint, Event, Kafka, Numbers, Watched
+
+from penstock import Checkpoints, FileSink, Job, KafkaSource, RestartStrategy
+from penstock.epoch.record import CheckpointRecord, SinkShare, records
+from penstock.epoch.recorder import Recorder
+from penstock.epoch.storage import LocalStorage
+from penstock.runtime.alignment import measure
+from penstock.runtime.state_size import progress_of, state_sizes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
+
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+STATES = "org.apache.spark.sql.execution.streaming.state"
+
+
+class Recording:
+    """Makes records of a job's epochs from its events, which are told in the thread that runs the epoch."""
+
+    def __init__(self, session: SparkSession, storage: str, job: str, query: str) -> None:
+        self._session, self._query = session, query
+        self._storage = LocalStorage(Path(storage) / job / query)
+        self._log = Checkpoint(storage, job, query)
+        self._stream: Any = None
+        self._seen: dict[str, Event] = {}
+        self._recorder = Recorder(
+            self._storage, progress=lambda epoch: progress_of(self._stream, epoch), sizes=state_sizes
+        )
+
+    def hear(self, event: Event) -> None:
+        self._seen[event["event"]] = event
+        context = self._session.sparkContext
+        if event["event"] == "opened":
+            self._stream = self._session.streams.get(context.getLocalProperty("sql.streaming.queryId"))
+        elif event["event"] == "precommitted":
+            self._plan = self._stream._jsq.streamingQuery().lastExecution().executedPlan()
+            self._group = context.getLocalProperty("spark.jobGroup.id")
+        elif event["event"] == "completed":
+            self._add(event)
+
+    def _add(self, event: Event) -> None:
+        committed, opened = self._seen["committed"], self._seen["opened"]["time"]
+        plan, group, epoch = self._plan, self._group, event["epoch"]
+        positions = tuple(("in", json.loads(line)) for line in self._log.barrier(epoch))
+        record = CheckpointRecord(
+            query=self._query,
+            epoch=epoch,
+            generation=event["generation"],
+            mode="aligned",
+            outcome="complete",
+            opened=opened,
+            decided=self._seen["decided"]["time"],
+            ended=event["time"],
+            commit_ms=committed["commit_ms"],
+            sinks=(SinkShare("out", committed["rows"], committed["writers"]),),
+            positions=positions,
+        )
+        self._recorder.add(record, lambda: measure(self._session, plan, group, opened, epoch=epoch, sources=positions))
+
+    def records(self) -> list[CheckpointRecord]:
+        self._recorder.close()
+        return records(self._storage)
+
+
+class Recorded(Watched):
+    """A job that runs in a thread of its own and is recorded."""
+
+    def __init__(self, job: Job, recording: Recording) -> None:
+        super().__init__(job)
+        self._recording = recording
+
+    def _hear(self, event: Event) -> None:
+        self._recording.hear(event)
+        super()._hear(event)
+
+
+def slow_for(
+    slow: int, others: list[int], folder: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow`: one partition goes on when all others have been read, then takes its time for each row."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import time
+        from pathlib import Path
+
+        number = None
+        for batch in batches:
+            number = batch["partition"][0].as_py()
+            if number == slow:
+                while not all((Path(folder) / str(other)).exists() for other in others):
+                    time.sleep(0.02)
+                time.sleep(0.02 * batch.num_rows)
+            yield batch.select(["value"])
+        if number is not None:
+            (Path(folder) / str(number)).touch()
+
+    return run
+
+
+def test_the_slow_partition_is_named(session: SparkSession, kafka: Kafka, storage: str, tmp_path: Path) -> None:
+    topic = kafka.topic(3)
+    kafka.send(topic, [(None, f"row {number}") for number in range(90)], spread=3)
+    job = Job("skewed", checkpoints=Checkpoints(storage=storage), spark=session, restart=RestartStrategy.none())
+    rows = job.read(KafkaSource(topic, servers=kafka.servers), uid="in").selectExpr(
+        "cast(value AS string) AS value", "partition"
+    )
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    slowed = rows.mapInArrow(slow_for(1, [0, 2], str(marks)), "value string")
+    job.write(slowed, FileSink(str(tmp_path / "out"), format="json"), uid="out")
+    recording = Recording(session, storage, "skewed", "out")
+
+    with Recorded(job, recording) as run:
+        run.wait_for("completed")
+    [record] = recording.records()
+
+    assert record.rows == 90
+    assert record.positions == (("in", {topic: {"0": 30, "1": 30, "2": 30}}),)
+    aligned = record.alignment
+    assert aligned is not None
+    assert aligned.unknown is None
+    assert aligned.slowest == f"{topic}-1"
+    assert aligned.skew is not None
+    first, *others = aligned.partitions
+    assert (first.partition, first.source, first.rows, first.waited_ms) == (f"{topic}-1", "in", 30, 0)
+    assert {(one.partition, one.source, one.rows) for one in others} == {(f"{topic}-{n}", "in", 30) for n in (0, 2)}
+    for one in others:
+        assert one.waited_ms == pytest.approx(first.reached_ms - one.reached_ms)
+        assert one.waited_ms > 0
+
+
+@pytest.fixture
+def backend(session: SparkSession, request: pytest.FixtureRequest) -> Iterator[str]:
+    session.conf.set(PROVIDER, f"{STATES}.{request.param}StateStoreProvider")
+    yield {"HDFSBacked": "hashmap", "RocksDB": "rocksdb"}[request.param]
+    session.conf.unset(PROVIDER)
+
+
+@pytest.mark.parametrize("backend", ["HDFSBacked", "RocksDB"], ids=["hashmap", "rocksdb"], indirect=True)
+def test_state_grows(session: SparkSession, storage: str, tmp_path: Path, backend: str) -> None:
+    job = Job("growing", checkpoints=Checkpoints(storage=storage), spark=session, restart=RestartStrategy.none())
+    numbers = job.read(Numbers(3000, {"id": "id"}, per_epoch=1000), uid="in")
+    counted = numbers.groupBy("id").count().selectExpr("cast(id AS string) AS value")
+    job.write(counted, FileSink(str(tmp_path / "out"), format="json"), uid="out", output_mode="update")
+    recording = Recording(session, storage, "growing", "out")
+    job.run(on_event=recording.hear)
+
+    first, second, third, *_ = recording.records()
+    states = []
+    for number, record in enumerate((first, second, third)):
+        assert record.epoch == number
+        assert record.state is not None
+        [state] = record.state
+        assert (state.operator, state.backend) == ("stateStoreSave", backend)
+        assert (state.rows, state.updated, state.removed) == (1000 * (number + 1), 1000, 0)
+        states.append(state)
+    sizes = [one.state_bytes or 0 for one in states]
+    assert 0 < sizes[0] < sizes[1] < sizes[2]
+    assert all(one.memory_bytes > 0 for one in states)
+    assert first.alignment is not None
+    assert [one.partition for one in first.alignment.partitions] != []
+    assert sum(one.rows or 0 for one in first.alignment.partitions) == 1000

@@ -1,0 +1,154 @@
+"""The supervisor's decisions, and what travels between it and its driver. Real processes: tests/faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+
+from penstock.cli import run as command_line
+from penstock.errors import ConfigurationError, PreCommitFailed, SystemUnavailable, TopicMissing
+from penstock.runtime import lifeline, program
+from penstock.runtime.lifeline import CRASHED, DONE, FAILED, GAVE_UP, Told
+from penstock.runtime.restart import Restarts, RestartStrategy
+from penstock.runtime.supervisor import End, judge
+
+
+@pytest.mark.parametrize(
+    ("status", "end"),
+    [
+        (DONE, End.DONE),
+        (-signal.SIGKILL, End.CRASHED),
+        (-signal.SIGSEGV, End.CRASHED),
+        (-signal.SIGABRT, End.CRASHED),
+        (CRASHED, End.CRASHED),
+        (-signal.SIGTERM, End.STOPPED),
+        (-signal.SIGINT, End.STOPPED),
+        (FAILED, End.FAILED),
+        (GAVE_UP, End.FAILED),
+        (2, End.FAILED),
+        (7, End.FAILED),
+    ],
+)
+def test_what_an_end_calls_for(status: int, end: End) -> None:
+    assert judge(status, stopping=False) is end
+    assert judge(status, stopping=True) is End.STOPPED
+
+
+def caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (TopicMissing("gone"), FAILED),
+        (SystemUnavailable("away"), CRASHED),
+        (ConnectionResetError(), CRASHED),
+        (MemoryError(), CRASHED),
+        (Py4JNetworkError("Answer from Java side is empty"), CRASHED),
+        (caused(PreCommitFailed("failed"), Py4JNetworkError("Answer from Java side is empty")), CRASHED),
+        (caused(TypeError("on the way"), Py4JNetworkError("Answer from Java side is empty")), CRASHED),
+        (TypeError("a mistake in the program"), FAILED),
+        (FileNotFoundError("a mistake in the program"), FAILED),
+    ],
+)
+def test_the_status_a_program_ends_with(error: BaseException, status: int) -> None:
+    assert program.status_of(error) == status
+
+
+def test_the_status_when_the_strategy_gave_up() -> None:
+    error = SystemUnavailable("away")
+    assert Restarts(RestartStrategy.none()).delay(error) is None
+    assert program.status_of(error) == GAVE_UP
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The supervisor's end of a line that this process is the driver of."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        monkeypatch.setattr(lifeline, "_line", theirs)
+        yield ours
+
+
+def test_what_a_driver_tells(line: socket.socket) -> None:
+    assert lifeline.listen(line) == Told()
+    strategy = RestartStrategy.fixed_delay(7, "3s")
+    lifeline.tell_strategy(RestartStrategy.none())
+    lifeline.tell_strategy(strategy)
+    lifeline.tell_stopping()
+    lifeline.tell_error(ValueError("no\n\nlines: ✓"), "unknown")
+    assert lifeline.listen(line) == Told(strategy, True, "ValueError: no\n\nlines: ✓", "unknown")
+
+
+def test_what_is_cut_off_or_not_understood_was_not_said(line: socket.socket) -> None:
+    assert lifeline._line is not None
+    lifeline._line.send(b'{"strategy": {"of": "a newer version"}}\nnonsense\n{"stopping": true}\n{"error": "cut of')
+    assert lifeline.listen(line) == Told(stopping=True)
+
+
+def test_telling_never_hurts(line: socket.socket) -> None:
+    """Neither when nobody reads, nor when nobody is there any more."""
+    for _ in range(1000):
+        lifeline.tell_error(ValueError("x" * 10_000), "unknown")
+    assert (lifeline.listen(line).error or "").startswith("ValueError: xxx")
+    line.close()
+    lifeline.tell_stopping()
+
+
+def test_without_a_supervisor_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(lifeline.VARIABLE, raising=False)
+    lifeline.connect()
+    assert not lifeline.connected()
+    lifeline.tell_stopping()
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in (command_line.OPTIONS_VARIABLE, command_line.FILE_VARIABLE):
+        monkeypatch.setenv(name, "")  # so that whatever is set later is undone
+        del os.environ[name]
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("environment")
+def test_options_reach_the_job_and_the_supervisor(tmp_path: Path) -> None:
+    assert command_line._strategy() == RestartStrategy.exponential_delay()
+    file = tmp_path / "settings.yaml"
+    file.write_text("restart-strategy.type: fixed-delay\nrestart-strategy.fixed-delay.attempts: 4\n")
+    command_line._hand_over([], file)
+    assert command_line._strategy() == RestartStrategy.fixed_delay(4)
+    os.environ[command_line.OPTIONS_VARIABLE] = '{"restart-strategy.fixed-delay.delay": "7s"}'
+    command_line._hand_over(["restart-strategy.fixed-delay.attempts=5", "state.backend.type = rocksdb"], None)
+    assert command_line._strategy() == RestartStrategy.fixed_delay(5, "7s")
+    assert json.loads(os.environ[command_line.OPTIONS_VARIABLE]) == {
+        "restart-strategy.fixed-delay.delay": "7s",
+        "restart-strategy.fixed-delay.attempts": "5",
+        "state.backend.type": "rocksdb",
+    }
+
+
+@pytest.mark.usefixtures("environment")
+def test_settings_that_cannot_be_are_refused_before_anything_starts() -> None:
+    command_line._hand_over(["restart-strategy.type=sometimes"], None)
+    with pytest.raises(ConfigurationError, match="sometimes"):
+        command_line._strategy()
+
+
+def test_the_supervisor_is_small() -> None:
+    script = (
+        "import sys, penstock.cli.main, penstock.runtime.supervisor, penstock.config.settings\n"
+        "sys.exit(str({'pyspark', 'py4j', 'pyarrow', 'numpy', 'pandas', 'confluent_kafka'} & set(sys.modules) or ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
