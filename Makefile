@@ -20,10 +20,10 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test lint format typecheck unit contract integration faults bench-kafka bench soak docs clean
+.PHONY: help setup jars demo test lint format typecheck unit contract integration faults bench-kafka bench-backpressure bench soak docs clean
 
 help: ## Show what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-13s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.jars ## Make .venv, find or bring Java, fetch the locked jars
 
@@ -79,6 +79,9 @@ faults: setup ## Tests that kill, pause and cut off
 
 bench-kafka: setup ## Throughput and latency, Kafka to Kafka, beside Spark's own sink
 	$(BIN)/python bench/bench_kafka.py
+
+bench-backpressure: setup ## A sink that falls behind: aligned against unaligned checkpoints, and what the tee costs
+	$(BIN)/python bench/bench_backpressure.py
 
 bench: setup ## All benchmarks
 	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done

@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--pressure", type=float, default=120, help="seconds in which the sink takes its share only")
     parser.add_argument("--calm", type=float, default=60, help="seconds before it, measured")
     parser.add_argument("--warm-up", type=float, default=10, help="seconds before those, not measured")
-    parser.add_argument("--tail", type=float, default=15, help="seconds for which rows still come after the relief")
+    parser.add_argument("--tail", type=float, default=5, help="seconds to go on after the relief, at least")
     parser.add_argument("--rate", type=float, default=10_000, help="rows a second that come in")
     parser.add_argument("--share", type=float, default=0.1, help="of the rate, what the sink takes under pressure")
     parser.add_argument("--interval", default="500ms", help="from checkpoint to checkpoint")

@@ -69,7 +69,12 @@ def penstock_sink(tuned: bool, given: Mapping[str, Any]) -> dict[str, Any]:
     watch = Watch(job, given["rows"])
     with PeakMemory() as peak:
         job.run(on_event=watch)
-    return {**rates(watch.finished), "decided_to_visible_ms": watch.visible_ms, "peak_megabytes": peak.megabytes}
+    return {
+        **rates(watch.finished),
+        "decided_to_visible_ms": watch.visible_ms,
+        "peak_megabytes": peak.megabytes,
+        "inflight_folder": any(Path(given["checkpoint"]).rglob("inflight")),
+    }
 
 
 def memory(given: Mapping[str, Any]) -> dict[str, Any]:

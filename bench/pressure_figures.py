@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 Event = Mapping[str, Any]
+VISIBLE = ("committed", "drained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +64,29 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return low + (high - low) * (place - math.floor(place))
 
 
-def catch_up(events: Sequence[Event], relief: float, rate: float) -> float:
-    """Seconds from the relief until every row that existed by then is visible.
+def catch_up(events: Sequence[Event], relief: float, rate: float) -> float | None:
+    """Seconds from the relief until every row that existed by then is visible; None while not all are.
 
     Rows come to be at `rate` from a moment that the source alone knows; no epoch can begin before the rows it takes are
-    there, so the epoch that came closest to it tells the moment. Epochs become visible in order.
+    there, so the epoch that came closest to it tells the moment.
     """
-    taken: dict[int, int] = {}
-    began = math.inf
-    opened: dict[int, float] = {}
-    rows = 0
-    for one in events:
-        if one["event"] == "opened":
-            opened.setdefault(one["epoch"], one["time"])
-        elif one["event"] == "precommitted" and one["epoch"] not in taken:
-            rows += one["rows"]
-            taken[one["epoch"]] = rows
-            began = min(began, opened[one["epoch"]] - rows / rate)
+    opened = {one["epoch"]: one["time"] for one in reversed(events) if one["event"] == "opened"}
+    taken = rows_up_to(events)
+    began = min(opened[epoch] - rows / rate for epoch, rows in taken.items())
     produced = (relief - began) * rate
     for one in events:
-        if one["event"] in ("committed", "drained") and taken[one["epoch"]] >= produced:
+        if one["event"] in VISIBLE and taken[one["epoch"]] >= produced:
             return float(max(0.0, one["time"] - relief))
-    raise SystemExit("rows that were there before the relief never became visible")
+    return None
+
+
+def visible_rows(events: Sequence[Event]) -> int:
+    """How many rows the job says are visible; its input is numbered, and epochs become visible in order."""
+    taken = rows_up_to(events)
+    return max((taken[one["epoch"]] for one in events if one["event"] in VISIBLE), default=0)
+
+
+def rows_up_to(events: Sequence[Event]) -> dict[int, int]:
+    """By epoch, the rows of it and all before it."""
+    own = {one["epoch"]: one["rows"] for one in events if one["event"] == "precommitted"}
+    return dict(zip(sorted(own), accumulate(own[epoch] for epoch in sorted(own)), strict=True))

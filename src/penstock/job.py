@@ -21,6 +21,7 @@ from penstock.epoch.storage import AlreadyExists, local_path
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, UidChanged
 from penstock.guarantees import Chain, engine_link, wanted
 from penstock.naming import check_name
+from penstock.runtime import lifeline
 from penstock.runtime import spark as spark_session
 from penstock.runtime.callbacks import Callback, Callbacks
 from penstock.runtime.events import Events, Listener
@@ -32,6 +33,7 @@ from penstock.runtime.restart import Restarts, RestartStrategy
 from penstock.runtime.retention import JobFolder, kept_batches
 from penstock.runtime.settle import lay_over, settle
 from penstock.runtime.trees import trees_at
+from penstock.runtime.verdict import classify
 from penstock.sinks.base import CheckContext, Finding, TwoPhaseSink
 
 if TYPE_CHECKING:
@@ -210,6 +212,7 @@ class Job:
         if on_event is not None:
             events.listen(on_event)
         restarts = Restarts(self._restart)
+        lifeline.tell_strategy(self._restart)
         with (
             self._callbacks.following(events),
             _signals(self.stop),
@@ -242,6 +245,7 @@ class Job:
         """Ask for a clean end: each query finishes the epoch under way. Safe from any thread and from a signal. The
         checkpoints stay."""
         self._stop_asked = True
+        lifeline.tell_stopping()
         self._wake.set()
 
     def cancel(self) -> None:
@@ -282,7 +286,8 @@ class Job:
                 if wait is None:
                     raise
                 log.warning("job %s cannot start yet and tries again in %.1f s: %s", self.name, wait, error)
-                events.emit("restarting", query=None, seconds=wait, error=str(error))
+                verdict = str(classify(error).value)
+                events.emit("restarting", query=None, seconds=wait, verdict=verdict, error=str(error))
                 self._wake.wait(wait)
         return False
 

@@ -7,23 +7,42 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "bench_kafka.py"
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def run(script: str, *options: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCH / script), *options], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 def test_the_kafka_benchmark_runs_in_small(tmp_path: Path) -> None:
     results = tmp_path / "kafka.json"
     small = ["--rows", "40000", "--epoch", "8000", "--repeat", "1", "--epochs", "20", "--writers", "8"]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *small, "--results", str(results)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    run("bench_kafka.py", *small, "--results", str(results))
     told = json.loads(results.read_text())
     assert set(told["throughput"]) == {"spark, defaults", "penstock, defaults", "spark, tuned", "penstock, tuned"}
     assert told["memory"]["epochs"] == 20
     assert told["writers"]["writers"] == 8
     # Five each, or six: a limit of rows is split over the partitions, and the last rows may need an epoch more.
     assert told["decided_to_visible_ms"]["epochs"] >= 10, "every epoch of both Penstock variants is measured"
+
+
+def test_the_backpressure_benchmark_runs_in_small(tmp_path: Path) -> None:
+    """Each phase ends when enough has happened in it, so a slow machine takes longer and tells the same."""
+    results = tmp_path / "backpressure.json"
+    results.write_text(json.dumps({"tee": "of an earlier run"}))
+    small = ["--rate", "2000", "--interval", "200ms", "--warm-up", "0", "--calm", "1", "--pressure", "2", "--tail", "0"]
+    run("bench_backpressure.py", "--only", "pressure", *small, "--results", str(results))
+    told = json.loads(results.read_text())
+    assert told["tee"] == "of an earlier run"
+    aligned, unaligned = told["pressure"]["aligned"], told["pressure"]["unaligned"]
+    for one in (aligned, unaligned):
+        assert one["rows"] > 0
+        assert one["verdict"]["ok"]
+        assert one["without_pressure"]["checkpoints"] > 0
+        assert one["under_pressure"]["checkpoints"] > 0
+    assert aligned["inflight_peak_bytes"] == 0
+    assert unaligned["inflight_peak_bytes"] > 0
+    assert unaligned["logged_under_pressure"] > 0

@@ -58,6 +58,10 @@ def test_a_name_is_created_once(storage: Storage) -> None:
 
 
 def test_listing_and_deleting(storage: Storage) -> None:
+    assert storage.list("") == []
+    storage.create("top/name", b"1")
+    assert storage.list("") == ["top"]
+    storage.delete("top/name")
     assert storage.list("folder") == []
     assert storage.read("folder/a") is None
     storage.delete("folder/a")

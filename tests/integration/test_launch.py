@@ -52,11 +52,13 @@ OURS = {
 #: Under spark-submit the Python program is a child of the JVM that was launched; a clean end is asked of the program.
 PID = "import os; open(os.environ['REPORT'] + '.pid', 'w').write(str(os.getpid()))"
 
+JOB = 'Job("payments"'
+
 #: The example, and then what Spark was told in the end.
 REPORTING = f"""
 {PID}
 import json, os, runpy, sys
-sys.argv = [{str(EXAMPLES / "kafka_to_kafka.py")!r}]
+sys.argv = [os.path.join(os.path.dirname(__file__), "example.py")]
 try:
     names = runpy.run_path(sys.argv[0], run_name="__main__")
 finally:
@@ -77,7 +79,9 @@ class Launch:
         self._topics = kafka.topic(), kafka.topic()
         self.script = folder / "job.py"
         folder.mkdir()
-        self.script.write_text(script)
+        self.script.write_text(script.replace(JOB, named := f'Job("payments-{folder.name}"'))
+        # They run side by side on one broker: with one name they would take each other for an older run.
+        (folder / "example.py").write_text((EXAMPLES / "kafka_to_kafka.py").read_text().replace(JOB, named))
 
     def start(self, command: list[str], more: Mapping[str, str] | None = None) -> None:
         payments, alerts = self._topics

@@ -36,7 +36,7 @@ def test_two_queries_linked_through_a_topic(
 ) -> None:
     """One fails, both restart; both are stopped and started again; all is exact, and every record is a cut."""
     source = Input(chain.servers, chain.orders)
-    source.feed(400)
+    source.feed(250)
     crash_at("epoch.decided", 4)
     with Tail(chain.servers, chain.totals) as tail:
         with running(build(chain, session)) as first:
@@ -53,7 +53,7 @@ def test_two_queries_linked_through_a_topic(
             for uid in ("enrich", "total")
         }
 
-        source.feed(300)
+        source.feed(150)
         with running(build(chain, session)) as second:
             second.wait(lambda: counted(tail, source), "the totals of the second part")
     assert not second.all("restarting")

@@ -68,7 +68,8 @@ class Case:
         self._open = ExitStack()
         assert self.config.copy_to is not None
         self.copy = self._open.enter_context(Tail(self.sink_servers, self.config.copy_to))
-        self.count = self._open.enter_context(Tail(self.sink_servers, self.config.count_to)) if self.config.count_to else None
+        counted = self.config.count_to
+        self.count = self._open.enter_context(Tail(self.sink_servers, counted)) if counted else None
 
     # Runs
 

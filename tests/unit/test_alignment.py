@@ -154,7 +154,7 @@ class Answers:
         if number not in self._stages:
             return []  # skipped
         rdds, count = self._stages[number]
-        state = "ACTIVE" if self._later else "COMPLETE"
+        state = "ACTIVE" if self._later else "COMPLETE" if self._tasks[number, 0] else "SKIPPED"
         self._later = max(0, self._later - 1)
         attempts = sorted({attempt for stage, attempt in self._tasks if stage == number}, reverse=True)
         return [
@@ -180,8 +180,8 @@ class Answers:
     def as_json(self, thing: Jvm) -> Any:
         return [{"offsetRange": one.get().offsetRange()} for one in thing.items()]
 
-    def hide(self, kind: Any, *fields: str) -> None:
-        self.hidden.extend(fields)
+    def hide(self, kind: Any, field: str) -> None:
+        self.hidden.append(field)
 
 
 BATCH = "jobs.out<br/>id = 1<br/>runId = run-1<br/>batch = {}"
@@ -190,7 +190,7 @@ TASKS = {(20, 0): [(0, 5, 100, "SUCCESS"), (1, 5, 900, "SUCCESS"), (2, 110, 100,
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, answers: Answers, executed: Jvm = PLAN, **more: Any) -> Alignment | None:
-    monkeypatch.setattr(alignment, "SparkStatus", lambda spark: answers)
+    monkeypatch.setattr(alignment.SparkStatus, "of", lambda spark: answers)
     more = {"epoch": 7, "sources": [("orders", {"orders": {"1": 100, "0": 100, "2": 100}})], **more}
     return measure(None, executed, "run-1", 1_000.0, **more)  # type: ignore[arg-type]
 
@@ -223,10 +223,19 @@ def test_only_this_epoch_s_jobs_are_looked_at(monkeypatch: pytest.MonkeyPatch) -
 def test_the_first_stage_that_read_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Later ones, of a second output, read it again, or a copy of it."""
     jobs = {5: (BATCH.format(7), [21, 22]), 4: (BATCH.format(7), [19, 20])}
-    again = {(22, 0): [(number, 5000, 1, "SUCCESS") for number in range(3)]}
-    found = measured(monkeypatch, Answers(jobs, {20: ([3, 4], 3), 22: ([3, 4, 8], 3)}, {**TASKS, **again}))
+    again = {(19, 0): [], (22, 0): [(number, 5000, 1, "SUCCESS") for number in range(3)]}
+    stages = {19: ([3, 4], 3), 20: ([3, 4], 3), 22: ([3, 4, 8], 3)}  # 19 is skipped
+    found = measured(monkeypatch, Answers(jobs, stages, {**TASKS, **again}))
     assert found is not None
     assert found.partitions[0].reached_ms == 905
+
+
+def test_a_batch_that_is_united_with_itself_reaches_each_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = graph({3: "DataSourceRDD", 4: "MapPartitionsRDD", 5: "UnionRDD"}, [(3, 4), (4, 5), (4, 5)])
+    tasks = {(20, 0): [(number, number * 10, 100, "SUCCESS") for number in range(6)]}
+    found = measured(monkeypatch, Answers({4: (BATCH.format(7), [20])}, {20: ([3, 4], 6)}, tasks, {20: twice}))
+    assert found is not None
+    assert [one.reached_ms for one in found.partitions] == [120, 110, 100]
 
 
 def test_a_partition_that_was_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,9 +356,10 @@ def test_partitions_without_names_are_numbered() -> None:
         "MicroBatchScanExec", inputRDD=Jvm(id=3), end=Jvm(json="12"), partitions=seq(some(Jvm("RatePartition")), NONE)
     )
     files = Jvm("FileSourceScanExec", getStream=some(None), inputRDD=Jvm(id=4, getNumPartitions=2))
+    nothing = Jvm("MicroBatchScanExec", inputRDD=Jvm(id=5), end=Jvm(json="12"), partitions=seq())
     table = Jvm("FileSourceScanExec", getStream=NONE)
     old = Jvm("RDDScanExec", getStream=some(None))
-    scans, unknown = scans_of(Answers({}, {}, {}), plan(numbered, files, table, old), [("ticks", 12)])  # type: ignore[arg-type]
+    scans, unknown = scans_of(Answers({}, {}, {}), plan(numbered, files, nothing, table, old), [("ticks", 12)])  # type: ignore[arg-type]
     assert scans == [Scan(3, "ticks", ("ticks #0", "ticks #1")), Scan(4, "ticks", ("ticks #0", "ticks #1"))]
     assert len(unknown) == 1
 

@@ -17,8 +17,8 @@ from penstock.naming import check_name
     ("text", "value"),
     [
         ("200ms", 0.2), ("1s", 1.0), ("1.5 s", 1.5), ("2sec", 2.0), ("15min", 900.0), ("3m", 180.0), (" 1h ", 3600.0),
-        ("1d", 86400.0), (0, 0.0), (2.5, 2.5), ("10 min", 600.0), ("500 ms", 0.5), ("2 hours", 7200.0), ("1 DAY", 86400.0),
-        ("250 millis", 0.25), ("PT10S", 10.0), ("PT1H30M", 5400.0), ("P1DT0.5S", 86400.5),
+        ("1d", 86400.0), (0, 0.0), (2.5, 2.5), ("10 min", 600.0), ("500 ms", 0.5), ("2 hours", 7200.0),
+        ("1 DAY", 86400.0), ("250 millis", 0.25), ("PT10S", 10.0), ("PT1H30M", 5400.0), ("P1DT0.5S", 86400.5),
     ],
 )  # fmt: skip
 def test_durations(text: Any, value: float) -> None:
@@ -38,8 +38,8 @@ def test_what_is_no_duration(text: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("64mb", 64 << 20), ("1 gb", 1 << 30), ("1.5k", 1536), ("10 bytes", 10), ("2TB", 2 << 40), ("4 kibibytes", 4096),
-        (7, 7),
+        ("64mb", 64 << 20), ("1 gb", 1 << 30), ("1.5k", 1536), ("10 bytes", 10), ("2TB", 2 << 40), ("7 kb", 7168),
+        ("4 kibibytes", 4096), (7, 7),
     ],
 )  # fmt: skip
 def test_sizes(text: Any, value: int) -> None:

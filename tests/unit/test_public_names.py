@@ -12,9 +12,9 @@ import pytest
 import penstock
 
 NAMES = [
-    "CheckpointInfo", "Checkpoints", "Committable", "Committer", "DataGenSource", "Epoch", "FileSink", "Guarantee", "Job",
-    "KafkaSink", "KafkaSource", "Mode", "Outcome", "PenstockError", "RestartStrategy", "Retention", "Sink", "Source", "StateBackend",
-    "TwoPhaseSink", "Writer", "exactly_once",
+    "CheckpointInfo", "Checkpoints", "Committable", "Committer", "DataGenSource", "Epoch", "FileSink", "Guarantee",
+    "Job", "KafkaSink", "KafkaSource", "Mode", "Outcome", "PenstockError", "RestartStrategy", "Retention", "Sink",
+    "Source", "StateBackend", "TwoPhaseSink", "Writer", "exactly_once",
 ]  # fmt: skip
 
 BLOCKED = """

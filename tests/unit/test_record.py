@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from penstock.epoch.record import Alignment, CheckpointRecord, OperatorState, PartitionCut, SinkShare, records, tidy
+from penstock.epoch.protocol import Committable
+from penstock.epoch.record import (
+    Alignment,
+    CheckpointRecord,
+    OperatorState,
+    PartitionCut,
+    SinkShare,
+    records,
+    shares_of,
+    tidy,
+)
 from penstock.epoch.recorder import Recorder
 from penstock.epoch.storage import LocalStorage, MemoryStorage
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture
@@ -65,6 +75,40 @@ def test_what_is_computed_from_it() -> None:
     assert FAILED.state_bytes is None
     assert RECORD.file == "checkpoints/chk-12.json"
     assert FAILED.file == "checkpoints/chk-12.failed-1767225600250.json"
+
+
+def test_its_main_numbers() -> None:
+    assert RECORD.summary() == {
+        "query": "alerts",
+        "epoch": 12,
+        "generation": 7,
+        "mode": "aligned",
+        "outcome": "complete",
+        "why": None,
+        "rows": 20_000,
+        "total_ms": 1750,
+        "precommit_ms": 1200.5,
+        "commit_ms": 450.25,
+        "inflight_bytes": 4096,
+        "state_rows": 2000,
+        "state_bytes": 40_960,
+        "slowest": "orders-1",
+        "skew": 10.0,
+        "waited_ms": 902.0,
+    }
+    unknown = replace(RECORD, alignment=Alignment((), unknown="why"), state=()).summary()
+    assert [unknown[name] for name in ("slowest", "skew", "waited_ms", "state_rows")] == [None, None, None, 0]
+    assert [FAILED.summary()[name] for name in ("slowest", "skew", "waited_ms", "state_rows")] == [None] * 4
+
+
+def test_what_each_sink_was_given() -> None:
+    files = [Committable("files", number, 5, 1, {"staged": "a", "bytes": 100}) for number in range(3)]
+    kafka = [Committable("alerts", 0, 7, 1, {"sequence": 1}), Committable("alerts", 1, 0, 0)]
+    assert shares_of([*files, *kafka, Committable("quiet", 0, 0, 0)]) == (
+        SinkShare("alerts", 7, 1),
+        SinkShare("files", 15, 3, 300),
+        SinkShare("quiet", 0, 0),
+    )
 
 
 def test_the_golden_record_is_read() -> None:

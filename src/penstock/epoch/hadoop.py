@@ -104,7 +104,7 @@ class HadoopStorage(Storage):
             self._fs.delete(aside, False)
 
     def _path(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root  # Hadoop refuses ""
 
     @contextmanager
     def _errors(self, what: str, creating: str | None = None) -> Iterator[None]:

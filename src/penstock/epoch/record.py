@@ -19,8 +19,9 @@ from penstock.epoch.ledger import seal, unseal
 from penstock.errors import LedgerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from penstock.epoch.protocol import Committable
     from penstock.epoch.storage import Storage
 
 log = logging.getLogger("penstock")
@@ -157,6 +158,28 @@ class CheckpointRecord:
             return None
         return sum(one.state_bytes or 0 for one in self.state)
 
+    def summary(self) -> dict[str, Any]:
+        """The main numbers, for an event."""
+        aligned, state = self.alignment, self.state
+        return {
+            "query": self.query,
+            "epoch": self.epoch,
+            "generation": self.generation,
+            "mode": self.mode,
+            "outcome": self.outcome,
+            "why": self.why,
+            "rows": self.rows,
+            "total_ms": self.total_ms,
+            "precommit_ms": self.precommit_ms,
+            "commit_ms": self.commit_ms,
+            "inflight_bytes": self.inflight_bytes,
+            "state_rows": None if state is None else sum(one.rows for one in state),
+            "state_bytes": self.state_bytes,
+            "slowest": aligned.slowest if aligned else None,
+            "skew": aligned.skew if aligned else None,
+            "waited_ms": max((one.waited_ms for one in aligned.partitions), default=None) if aligned else None,
+        }
+
     @property
     def file(self) -> str:
         """Where it is kept, below the query's folder."""
@@ -181,6 +204,20 @@ class CheckpointRecord:
             state=None if body["state"] is None else _makes(OperatorState, body["state"]),
             alignment=alignment,
         )
+
+
+def shares_of(committables: Iterable[Committable]) -> tuple[SinkShare, ...]:
+    """What each sink was given. `bytes` where every writer's payload says so, under that name."""
+    by_sink: dict[str, list[Committable]] = {}
+    for one in committables:
+        by_sink.setdefault(one.sink, []).append(one)
+    return tuple(_share(sink, [one for one in own if one.rows]) for sink, own in sorted(by_sink.items()))
+
+
+def _share(sink: str, writers: Sequence[Committable]) -> SinkShare:
+    sizes = [one.payload.get("bytes") for one in writers]
+    known = bool(sizes) and all(isinstance(one, int) for one in sizes)
+    return SinkShare(sink, sum(one.rows for one in writers), len(writers), sum(sizes) if known else None)  # type: ignore[arg-type]
 
 
 def records(storage: Storage) -> list[CheckpointRecord]:

@@ -159,9 +159,9 @@ class MemoryStorage(Storage):
         return self._files.get(name)
 
     def list(self, folder: str) -> list[str]:
-        start = folder.rstrip("/") + "/"
+        start = f"{folder.rstrip('/')}/" if folder else ""
         with self._lock:
-            return sorted(name[len(start) :] for name in self._files if name.startswith(start))
+            return sorted({name[len(start) :].partition("/")[0] for name in self._files if name.startswith(start)})
 
     def delete(self, name: str) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.deadline import Deadline
 from penstock.epoch.record import Alignment, PartitionCut
@@ -19,11 +19,11 @@ from penstock.runtime.scans import Scan, scans_of
 from penstock.runtime.spark_status import SparkStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
-__all__ = ["Alignment", "PartitionCut", "measure", "places"]
+__all__ = ["Alignment", "PartitionCut", "later", "measure", "places"]
 
 log = logging.getLogger("penstock")
 
@@ -32,6 +32,7 @@ _MOST_JOBS = 50  # of one epoch
 _PATIENCE = 2.0  # seconds, for Spark's bookkeeping to catch up with what has ended
 _POLL = 0.02
 _complained: set[str] = set()
+_K = TypeVar("_K")
 
 
 def measure(
@@ -50,12 +51,26 @@ def measure(
     it cannot be measured. Costs a few dozen calls to the JVM, however many partitions there are; call it beside the
     epochs."""
     try:
-        return _measure(SparkStatus(spark), executed_plan, group, opened, epoch, sources)
+        return _measure(SparkStatus.of(spark), executed_plan, group, opened, epoch, sources)
     except Exception as error:
         if type(error).__name__ not in _complained:
             _complained.add(type(error).__name__)
             log.warning("the alignment of an epoch could not be measured, which is said once: %r", error)
         return None
+
+
+def later(
+    spark: SparkSession,
+    executed_plan: Any,
+    opened: float,
+    *,
+    epoch: int,
+    sources: Sequence[tuple[str | None, Any]] = (),
+) -> Callable[[], Alignment | None]:
+    """`measure`, to be called after the epoch and from any thread. Call this in the thread that runs the epoch, which
+    knows the job group."""
+    group = spark.sparkContext.getLocalProperty("spark.jobGroup.id") or ""
+    return lambda: measure(spark, executed_plan, group, opened, epoch=epoch, sources=sources)
 
 
 def places(graph: Mapping[str, Any], scans: Iterable[Scan]) -> list[tuple[Scan, int]] | None:
@@ -107,19 +122,20 @@ def _measure(
         stage = int(attempts[0]["stageId"])
         by_stage.setdefault(stage, []).append(scan)
         attempts_of[stage] = attempts
-    found: list[tuple[Scan, int, dict[str, Any]]] = []
+    found: dict[tuple[Scan, int], dict[str, Any]] = {}
     for stage, own in by_stage.items():
         where = places(status.graph(stage), scans)
         tasks = _tasks(status, attempts_of[stage])
         if where is None or len(where) != attempts_of[stage][0]["numTasks"]:
             unknown.extend(f"a task of {_what(scan)} does not read one partition" for scan in own)
             continue
-        for number, (scan, index) in enumerate(where):
-            if scan in own and number in tasks:
-                found.append((scan, index, tasks[number]))
+        for number, place in enumerate(where):
+            if place[0] in own and number in tasks:
+                _keep_first(found, place, tasks[number])
     # Spark may run stages before it calls us: then the barrier was before the first of them.
-    start = min([opened * 1000, *(float(task["launchTime"]) for _, _, task in found)])
-    return Alignment.of((_cut(scan, index, task, start) for scan, index, task in found), "; ".join(unknown) or None)
+    start = min([opened * 1000, *(float(task["launchTime"]) for task in found.values())])
+    cuts = (_cut(scan, index, task, start) for (scan, index), task in found.items())
+    return Alignment.of(cuts, "; ".join(unknown) or None)
 
 
 def _cut(scan: Scan, index: int, task: Mapping[str, Any], start: float) -> PartitionCut:
@@ -187,11 +203,14 @@ def _tasks(status: SparkStatus, attempts: Sequence[Mapping[str, Any]]) -> dict[i
         for task in status.tasks(int(attempt["stageId"]), int(attempt["attemptId"])):
             if task["status"] != "SUCCESS" or task.get("duration") is None:
                 continue
-            number = int(task["partitionId"])
-            before = found.get(number)
-            if before is None or _end(task) < _end(before):
-                found[number] = task
+            _keep_first(found, int(task["partitionId"]), task)
     return found
+
+
+def _keep_first(found: dict[_K, dict[str, Any]], key: _K, task: dict[str, Any]) -> None:
+    """A partition that is read twice, by another attempt or another branch of the plan, has reached its cut once."""
+    if key not in found or _end(task) < _end(found[key]):
+        found[key] = task
 
 
 def _end(task: Mapping[str, Any]) -> float:

@@ -133,7 +133,8 @@ class QueryGroup:
         if seconds is None:
             return False
         log.warning("query %s failed and the job restarts in %.1f s: %s", failed, seconds, error)
-        self._events.emit("restarting", query=failed, seconds=seconds, error=str(error))
+        verdict = str(classify(error).value)
+        self._events.emit("restarting", query=failed, seconds=seconds, verdict=verdict, error=str(error))
         pause = Deadline(seconds)
         while self._asked() is End.NONE and not pause.passed():
             self._wake.wait(pause.remaining())

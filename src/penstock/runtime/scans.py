@@ -39,7 +39,7 @@ def scans_of(status: SparkStatus, plan: Any, sources: Sequence[tuple[str | None,
             scans.append(Scan(int(rdd.id()), source, _numbered(int(rdd.getNumPartitions()), source)))
         elif kind in _V1 and leaf.getStream().isDefined():
             unknown.append(f"Spark does not tell the partitions of a source of the first kind ({kind})")
-    return scans, unknown
+    return [scan for scan in scans if scan.partitions], unknown
 
 
 def _leaves(plan: Any) -> Iterator[tuple[Any, str]]:

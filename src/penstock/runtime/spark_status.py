@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _JACKSON = "com.fasterxml.jackson"
 _MOST_TASKS = 10_000
-_mappers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[SparkSession, SparkStatus] = weakref.WeakKeyDictionary()
 
 
 class SparkStatus:
@@ -23,27 +23,40 @@ class SparkStatus:
     bookkeeping runs a little behind. Any call may raise what py4j raises."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._spark, self._jvm = spark, spark._jvm
-        self._context: Any = spark.sparkContext._jsc.sc()
-        self._store = self._context.statusStore()
+        gateway = spark.sparkContext._gateway
+        assert gateway is not None
+        context: Any = spark.sparkContext._jsc.sc()
+        self._jvm = gateway.jvm
+        self._store, self._tracker = context.statusStore(), context.statusTracker()
+        self._arrays = self._class("java.util.Arrays")
+        self._no_list, self._no_numbers = self._class("java.util.ArrayList")(), gateway.new_array(gateway.jvm.double, 0)
+        self._new_array = gateway.new_array
+        self._hidden: set[str] = set()
+        self._mapper = self._class(f"{_JACKSON}.databind.ObjectMapper")()
+        self._mapper.registerModule(self._class(f"{_JACKSON}.module.scala.DefaultScalaModule")())
+        fields = self._class(f"{_JACKSON}.annotation.PropertyAccessor").FIELD
+        self._mapper.setVisibility(fields, self._class(f"{_JACKSON}.annotation.JsonAutoDetect$Visibility").ANY)
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> SparkStatus:
+        """The one of this session. Made once: finding a class and learning its fields is what costs."""
+        if spark not in _known:
+            _known[spark] = cls(spark)
+        return _known[spark]
 
     def job_ids(self, group: str) -> list[int]:
         """The jobs of a group, newest first. Spark names a query's group after its run."""
-        found = self._jvm_class("java.util.Arrays").toString(self._context.statusTracker().getJobIdsForGroup(group))
-        return sorted(json.loads(found), reverse=True)
+        return sorted(json.loads(self._arrays.toString(self._tracker.getJobIdsForGroup(group))), reverse=True)
 
     def job(self, number: int) -> dict[str, Any]:
         body: dict[str, Any] = self.as_json(self._store.job(number))
         return body
 
     def stages(self, number: int) -> list[dict[str, Any]]:
-        """The attempts at one stage; none where it was skipped, because what it makes was there."""
-        gateway = self._spark.sparkContext._gateway
-        assert gateway is not None
-        no_tasks = self._jvm_class("java.util.ArrayList")()
-        quantiles = gateway.new_array(gateway.jvm.double, 0)
-        attempts: list[dict[str, Any]] = self.as_json(self._store.stageData(number, False, no_tasks, False, quantiles))
-        return attempts
+        """The attempts at one stage. A stage that was skipped, because what it makes was there, says so."""
+        attempts = self._store.stageData(number, False, self._no_list, False, self._no_numbers)
+        found: list[dict[str, Any]] = self.as_json(attempts)
+        return found
 
     def tasks(self, stage: int, attempt: int) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.as_json(self._store.taskList(stage, attempt, _MOST_TASKS))
@@ -56,30 +69,19 @@ class SparkStatus:
 
     def as_json(self, thing: Any) -> Any:
         """A JVM object's fields, whoever may see them."""
-        return json.loads(self._mapper().writeValueAsString(thing))
+        return json.loads(self._mapper.writeValueAsString(thing))
 
-    def hide(self, kind: Any, *fields: str) -> None:
-        """From now on, leave these fields of a JVM class out."""
-        gateway = self._spark.sparkContext._gateway
-        assert gateway is not None
-        names = gateway.new_array(gateway.jvm.String, len(fields))
-        for index, field in enumerate(fields):
-            names[index] = field
-        value = self._jvm_class(f"{_JACKSON}.annotation.JsonIgnoreProperties$Value")
-        self._mapper().configOverride(kind).setIgnorals(value.forIgnoredProperties(names))
+    def hide(self, kind: Any, field: str) -> None:
+        """From now on, leave this field of a JVM class out. Call it before the first of them is turned into JSON."""
+        if field in self._hidden:
+            return
+        names = self._new_array(self._jvm.String, 1)
+        names[0] = field
+        value = self._class(f"{_JACKSON}.annotation.JsonIgnoreProperties$Value")
+        self._mapper.configOverride(kind).setIgnorals(value.forIgnoredProperties(names))
+        self._hidden.add(field)
 
-    def _mapper(self) -> Any:
-        """Kept: a mapper learns each class once, which is what costs."""
-        found = _mappers.get(self._jvm)
-        if found is None:
-            found = self._jvm_class(f"{_JACKSON}.databind.ObjectMapper")()
-            found.registerModule(self._jvm_class(f"{_JACKSON}.module.scala.DefaultScalaModule")())
-            any_visible = self._jvm_class(f"{_JACKSON}.annotation.JsonAutoDetect$Visibility").ANY
-            found.setVisibility(self._jvm_class(f"{_JACKSON}.annotation.PropertyAccessor").FIELD, any_visible)
-            _mappers[self._jvm] = found
-        return found
-
-    def _jvm_class(self, name: str) -> Any:
+    def _class(self, name: str) -> Any:
         found: Any = self._jvm
         for part in name.split("."):
             found = getattr(found, part)
