@@ -33,8 +33,21 @@ def test_the_backpressure_benchmark_runs_in_small(tmp_path: Path) -> None:
     """Each phase ends when enough has happened in it, so a slow machine takes longer and tells the same."""
     results = tmp_path / "backpressure.json"
     results.write_text(json.dumps({"tee": "of an earlier run"}))
-    small = ["--rate", "2000", "--interval", "200ms", "--warm-up", "0", "--calm", "1", "--pressure", "2", "--tail", "0"]
-    run("bench_backpressure.py", "--only", "pressure", *small, "--results", str(results))
+    small = [
+        "--rate",
+        "2000",
+        "--interval",
+        "200ms",
+        "--share",
+        "0.3",
+        "--warm-up",
+        "0",
+        "--calm",
+        "1",
+        "--pressure",
+        "1",
+    ]
+    run("bench_backpressure.py", "--only", "pressure", *small, "--tail", "0", "--results", str(results))
     told = json.loads(results.read_text())
     assert told["tee"] == "of an earlier run"
     aligned, unaligned = told["pressure"]["aligned"], told["pressure"]["unaligned"]

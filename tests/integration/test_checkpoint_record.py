@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from running import Checkpoint, Event, Kafka, Numbers, Watched, until
+from running import Kafka, Numbers, Watched, until
 
 from penstock import Checkpoints, FileSink, Job, KafkaSource, RestartStrategy
-from penstock.epoch.record import CheckpointRecord, SinkShare, records
-from penstock.epoch.recorder import Recorder
+from penstock.epoch.record import CheckpointRecord, records
 from penstock.epoch.storage import LocalStorage
-from penstock.runtime.alignment import Alignment, later, measure
-from penstock.runtime.state_size import progress_of, state_sizes
+from penstock.runtime.alignment import Alignment, measure
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,63 +26,8 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 STATES = "org.apache.spark.sql.execution.streaming.state"
 
 
-class Recording:
-    """Makes records of a job's epochs from its events, which are told in the thread that runs the epoch."""
-
-    def __init__(self, session: SparkSession, storage: str, job: str, query: str) -> None:
-        self._session, self._query = session, query
-        self._storage = LocalStorage(Path(storage) / job / query)
-        self._log = Checkpoint(storage, job, query)
-        self._stream: Any = None
-        self._seen: dict[str, Event] = {}
-        self._recorder = Recorder(
-            self._storage, progress=lambda epoch: progress_of(self._stream, epoch), sizes=state_sizes
-        )
-
-    def hear(self, event: Event) -> None:
-        self._seen[event["event"]] = event
-        context = self._session.sparkContext
-        if event["event"] == "opened":
-            self._stream = self._session.streams.get(context.getLocalProperty("sql.streaming.queryId"))
-        elif event["event"] == "precommitted":
-            self._plan = self._stream._jsq.streamingQuery().lastExecution().executedPlan()
-        elif event["event"] == "completed":
-            self._add(event)
-
-    def _add(self, event: Event) -> None:
-        committed, opened = self._seen["committed"], self._seen["opened"]["time"]
-        epoch = event["epoch"]
-        positions = tuple(("in", json.loads(line)) for line in self._log.barrier(epoch))
-        record = CheckpointRecord(
-            query=self._query,
-            epoch=epoch,
-            generation=event["generation"],
-            mode="aligned",
-            outcome="complete",
-            opened=opened,
-            decided=self._seen["decided"]["time"],
-            ended=event["time"],
-            commit_ms=committed["commit_ms"],
-            sinks=(SinkShare("out", committed["rows"], committed["writers"]),),
-            positions=positions,
-        )
-        self._recorder.add(record, later(self._session, self._plan, opened, epoch=epoch, sources=positions))
-
-    def records(self) -> list[CheckpointRecord]:
-        self._recorder.close()
-        return records(self._storage)
-
-
-class Recorded(Watched):
-    """A job that runs in a thread of its own and is recorded."""
-
-    def __init__(self, job: Job, recording: Recording) -> None:
-        super().__init__(job)
-        self._recording = recording
-
-    def _hear(self, event: Event) -> None:
-        self._recording.hear(event)
-        super()._hear(event)
+def recorded(storage: str, job: str, query: str) -> list[CheckpointRecord]:
+    return records(LocalStorage(Path(storage) / job / query))
 
 
 def slow_for(
@@ -121,11 +64,12 @@ def test_the_slow_partition_is_named(session: SparkSession, kafka: Kafka, storag
     marks.mkdir()
     slowed = rows.mapInArrow(slow_for(1, [0, 2], str(marks)), "value string")
     job.write(slowed, FileSink(str(tmp_path / "out"), format="json"), uid="out")
-    recording = Recording(session, storage, "skewed", "out")
 
-    with Recorded(job, recording) as run:
-        run.wait_for("completed")
-    [record] = recording.records()
+    with Watched(job) as run:
+        told = run.wait_for("checkpoint")
+    [record] = recorded(storage, "skewed", "out")
+
+    assert (told["rows"], told["slowest"], told["outcome"]) == (90, f"{topic}-1", "complete")
 
     assert record.rows == 90
     assert record.positions == (("in", {topic: {"0": 30, "1": 30, "2": 30}}),)
@@ -227,10 +171,9 @@ def test_state_grows(session: SparkSession, storage: str, tmp_path: Path, backen
     numbers = job.read(Numbers(4000, {"id": "id"}, per_epoch=1000), uid="in")
     counted = numbers.groupBy("id").count().selectExpr("cast(id AS string) AS value")
     job.write(counted, FileSink(str(tmp_path / "out"), format="json"), uid="out", output_mode="update")
-    recording = Recording(session, storage, "growing", "out")
-    job.run(on_event=recording.hear)
+    job.run()
 
-    first, second, third, *_ = recording.records()
+    first, second, third, *_ = recorded(storage, "growing", "out")
     states = []
     for number, record in enumerate((first, second, third)):
         assert record.epoch == number

@@ -13,7 +13,7 @@ from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.epoch.storage import LocalStorage
 from penstock.runtime.global_checkpoint import newest_record
 from penstock.testing.failpoints import InjectedFault
-from tests.support.chain import Chain, assert_consistent, build, records
+from tests.faults.jobs.chain import Chain, assert_consistent, build, records
 from tests.support.kafka import Input, Tail, assert_copied, assert_counted, assert_nothing_open, counted, read_committed
 
 if TYPE_CHECKING:

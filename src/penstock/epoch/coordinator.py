@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.config import Checkpoints
 from penstock.deadline import Deadline
@@ -38,7 +39,29 @@ Body = Callable[["DataFrame", EpochOutputs], None]
 _SWEEP_AGAIN_FOR = 60.0  # seconds after a start, or after tasks raced: those given up may still open something
 _SWEEP_AGAIN_EVERY = 5.0
 
-__all__ = ["Body", "Coordinator", "Timing"]
+__all__ = ["Body", "Coordinator", "EpochNotes", "EpochObserver", "Timing"]
+
+
+@dataclass
+class EpochNotes:
+    """What there is to tell of one attempt at an epoch. Times are of the wall clock."""
+
+    opened: float
+    decided: float | None = None
+    precommit_ms: float | None = None
+    commit_ms: float | None = None
+    committables: tuple[Committable, ...] = ()
+    logged: bool = False  # went into the in-flight log, not at once into its sinks
+    inflight_bytes: int = 0
+
+
+class EpochObserver(Protocol):
+    """Told of every attempt, in the thread that runs it; must return at once and raise nothing."""
+
+    def prepared(self, epoch: int, barrier: Barrier | None, opened: float, plan: Any) -> None: ...
+    def ended(
+        self, epoch: int, generation: int, barrier: Barrier | None, notes: EpochNotes, error: BaseException | None
+    ) -> None: ...
 
 
 class Coordinator(Conductor):
@@ -61,6 +84,7 @@ class Coordinator(Conductor):
         inflight: InFlight | None = None,
         on_complete: Callable[[int, Barrier | None], None] | None = None,
         ends_at: Callable[[Barrier], bool] | None = None,
+        observer: EpochObserver | None = None,
         previous: int = 0,
     ) -> None:
         limits = self._limits = checkpoints or Checkpoints()
@@ -73,7 +97,8 @@ class Coordinator(Conductor):
         self._executed_plan = executed_plan
         self._query_running = False
         self._on_complete, self._ends_at = on_complete, ends_at
-        self._inflight = inflight
+        self._inflight, self._observer = inflight, observer
+        self._notes = EpochNotes(0.0)
         self._watermark = WatermarkTracker(watermark_policy)
         self._gate = Gate(query)
         self._resume: Resume | None = None
@@ -187,20 +212,28 @@ class Coordinator(Conductor):
         if self._on_complete is not None:
             self._on_complete(epoch, self._barrier)
         self._emit("completed", epoch, seconds=round(self._last_completed - self._opened, 4))
+        self._observe(epoch, None)
+
+    def _observe(self, epoch: int, error: BaseException | None) -> None:
+        if self._observer is not None:
+            if self._inflight is not None:
+                self._notes.inflight_bytes = self._inflight.bytes
+            self._observer.ended(epoch, self._generation, self._barrier, self._notes, error)
 
     def _attempt(self, epoch: int, replay: Replay | None) -> bool:
         """Run the epoch once; False if it failed in a way that is tolerated, and is to be tried again."""
         assert self._barrier is not None
         self._attempts += 1
-        self._opened = time.monotonic()
+        self._opened, self._notes = time.monotonic(), EpochNotes(time.time())
         self._watermark.start(int(self._barrier.metadata.get("batchWatermarkMs", 0)))
         if self._watermark.needed and epoch:
             self._watermark.verify(self._log.committed_watermark(epoch - 1))
         self._emit("opened", epoch)
         try:
             decision = self._drive(protocol.run_epoch(self._generation, epoch, replay))
-        except PenstockError as error:
-            if not error.checkpoint_only:
+        except BaseException as error:
+            self._observe(epoch, error)
+            if not isinstance(error, PenstockError) or not error.checkpoint_only:
                 raise
             self._stragglers_until = time.monotonic() + _SWEEP_AGAIN_FOR
             self._failed_in_row += 1
@@ -301,7 +334,10 @@ class Coordinator(Conductor):
                 outputs.execute_rest()
                 failpoint("epoch.precommitted")
                 committables = self._prepared(outputs.committables, only)
-                watermark = self._watermark.advance(self._executed_plan())
+                plan = self._executed_plan()
+                watermark = self._watermark.advance(plan)
+                if self._observer is not None:
+                    self._observer.prepared(epoch, self._barrier, self._notes.opened, plan)
             self._check_end(epoch)
         except Exception as error:
             return protocol.Failed(watchdog.expired or error)
@@ -309,7 +345,9 @@ class Coordinator(Conductor):
             self._stragglers_until = time.monotonic() + _SWEEP_AGAIN_FOR
             self._stray_logs = True
         rows = sum(one.rows for one in committables)
-        self._emit("precommitted", epoch, rows=rows, seconds=round(time.monotonic() - self._opened, 4))
+        seconds = time.monotonic() - self._opened
+        self._notes.committables, self._notes.precommit_ms = committables, round(seconds * 1000, 2)
+        self._emit("precommitted", epoch, rows=rows, seconds=round(seconds, 4))
         failpoint("epoch.sealed")
         return protocol.Prepared(committables, watermark, outputs.strays and not self._limits.unaligned)
 
@@ -349,6 +387,7 @@ class Coordinator(Conductor):
         barrier = self._barrier.digest if self._barrier else None
         self._ledger.decide(decision, query=self._log.query_id(), barrier=barrier)
         self.decided = decision.id.epoch
+        self._notes.decided = time.time()
         self._emit("decided", decision.id.epoch)
         failpoint("epoch.decided")
 
@@ -367,13 +406,15 @@ class Coordinator(Conductor):
                 raise self._uids_changed(sorted({one.sink for one in logged}), f"epoch {epoch} is in the log for")
             visible = self._inflight.commit(epoch, logged, self._commit_at_sinks)
             outcomes.update({one.id: Outcome.COMMITTED for one in logged})
+        self._notes.commit_ms = round((time.monotonic() - started) * 1000, 2)
+        self._notes.logged = not visible
         if visible and all(outcomes.get(one.id, Outcome.UNKNOWN).visible for one in decision.to_commit):
             self._emit(
                 "committed",
                 epoch,
                 rows=sum(one.rows for one in decision.committables),
                 writers=len(decision.to_commit),
-                commit_ms=round((time.monotonic() - started) * 1000, 2),
+                commit_ms=self._notes.commit_ms,
                 recovery=recovering,
             )
         failpoint("recover.committed" if recovering else "epoch.committed")

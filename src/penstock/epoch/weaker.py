@@ -17,7 +17,7 @@ from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.channel import How, Writing
 from penstock.epoch.conductor import log
-from penstock.epoch.coordinator import Coordinator
+from penstock.epoch.coordinator import Coordinator, EpochNotes
 from penstock.epoch.protocol import Committable, Outcome, Replay
 from penstock.epoch.stops import explain_stop
 from penstock.testing.failpoints import failpoint
@@ -52,7 +52,7 @@ class AtLeastOnce(Coordinator):
         if newest > self._generation:
             raise explain_stop(protocol.Fenced(self._generation, newest), self._query, self._where)
         self._attempts += 1
-        self._opened = time.monotonic()
+        self._opened, self._notes = time.monotonic(), EpochNotes(time.time())
         self._watermark.start(int(self._barrier.metadata.get("batchWatermarkMs", 0)) if self._barrier else 0)
         self._emit("opened", epoch)
 

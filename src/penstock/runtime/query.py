@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.deadline import Deadline
 from penstock.epoch.coordinator import Body, Coordinator
-from penstock.epoch.open import spark_log_at
+from penstock.epoch.open import spark_log_at, storage_at
 from penstock.errors import ConfigurationError, JobStopped, PreCommitFailed
 from penstock.runtime.coordinators import coordinator_for
+from penstock.runtime.observer import Observer
 from penstock.runtime.settle import require_same_backend
 
 if TYPE_CHECKING:
@@ -164,6 +165,15 @@ class QueryRunner:
     def _once(self) -> None:
         """One start of the query: recover, run until it ends. Raises what made it fail."""
         plan = self.plan
+        observer = Observer(
+            plan.uid,
+            plan.positions,
+            self._spark,
+            storage_at(self.folder, self._spark),
+            self._checkpoints,
+            self._events,
+            lambda: self._query,
+        )
         self._coordinator = coordinator = coordinator_for(
             self._job,
             plan,
@@ -174,6 +184,7 @@ class QueryRunner:
             executed_plan=self._executed_plan,
             on_complete=self._completed,
             ends_at=self._all_finished if self.plan_is_bounded else None,
+            observer=observer,
             previous=self._generation,
         )
         try:
@@ -190,6 +201,7 @@ class QueryRunner:
         finally:
             self._generation = coordinator.generation
             coordinator.close()
+            observer.close()
             self._query = None
 
     def _watch(self, coordinator: Coordinator) -> None:

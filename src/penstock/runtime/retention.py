@@ -46,7 +46,7 @@ _LEAST_BATCHES = 2  # recovery looks at the epoch before the last
 _MARKS = "deleting"
 _MARK = re.compile(r"^[0-9a-f]{12}\.json$")
 _NUMBERED = re.compile(r"^(\d+)\.json$")
-_OF_A_QUERY = ("spark", "inflight", "ledger/epochs", "ledger/claims", "ledger/probe")
+_OF_A_QUERY = ("spark", "inflight", "checkpoints", "ledger/epochs", "ledger/claims", "ledger/probe")
 
 
 @contextlib.contextmanager
