@@ -182,7 +182,15 @@ class Job:
 
     def explain(self) -> str:
         """The chain of each query, the guarantee of each link, and the weakest."""
-        return "\n\n".join(f"query {uid}\n{self._chain(plan).explain()}" for uid, plan in self._plans.items())
+        return "\n\n".join(f"query {uid}\n{chain.explain()}" for uid, chain in self.chains().items())
+
+    def chains(self) -> dict[str, Chain]:
+        """For each query, its links from sources to sinks."""
+        return {uid: self._chain(plan) for uid, plan in self._plans.items()}
+
+    def require(self, chain: Chain) -> None:
+        """Raise `GuaranteeError` where a chain gives less than the job's mode asks."""
+        chain.require(wanted(str(self.checkpoints.mode)))
 
     def check(self) -> list[Finding]:
         """Ask every source and sink whether it works, writing nothing. Raises what cannot, returns what is unwise."""
@@ -206,8 +214,8 @@ class Job:
                 safe="nothing was started.",
                 to_do="call job.write before job.run.",
             )
-        for plan in self._plans.values():
-            self._chain(plan).require(wanted(self.checkpoints.mode))
+        for chain in self.chains().values():
+            self.require(chain)
         events = Events()
         if on_event is not None:
             events.listen(on_event)

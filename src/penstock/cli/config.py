@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from penstock.cli.output import Output
 from penstock.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from penstock.config.settings import Settings
 
 
 def config(
@@ -37,12 +32,13 @@ def config(
     """
     from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
     from penstock.config.settings import resolve
+    from penstock.runtime.program import load_job
 
     if file is not None:
         os.environ[FILE_VARIABLE] = str(file)
     if define:
         os.environ[OPTIONS_VARIABLE] = json.dumps({**from_options().values, **_pairs(define)})
-    settings = resolve() if script is None else _of_job(script)
+    settings = resolve() if script is None else load_job(script).settings
     Output.choose(as_json).table("Settings", settings.rows())
 
 
@@ -56,21 +52,3 @@ def _pairs(define: list[str]) -> dict[str, str]:
             )
         pairs[key.strip()] = value.strip()
     return pairs
-
-
-def _of_job(script: Path) -> Settings:
-    from penstock.job import Job
-    from penstock.runtime.program import prepare_environment
-
-    prepare_environment()
-    sys.argv = [str(script)]
-    sys.path.insert(0, str(script.absolute().parent))
-    names = runpy.run_path(str(script), run_name="penstock_config")
-    jobs = {id(value): value for value in names.values() if isinstance(value, Job)}
-    if len(jobs) != 1:
-        raise ConfigurationError(
-            f"{script} has {len(jobs)} jobs at module level when it is loaded and not run; one is needed.",
-            safe="nothing was started.",
-            to_do='make the Job at module level and call run() under `if __name__ == "__main__":`.',
-        )
-    return next(iter(jobs.values())).settings

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import config, demo, dev, run
+from penstock.cli import config, demo, dev, explain, run
 from penstock.cli.output import Output
 from penstock.errors import PenstockError
 
@@ -27,6 +27,8 @@ app.add_typer(dev.app, name="dev")
 app.command("run", context_settings=run.PASS_ON)(run.run)
 app.command("demo")(demo.demo)
 app.command("config")(config.config)
+app.command("explain")(explain.explain)
+app.command("check")(explain.check)
 
 
 def _version(wanted: bool) -> None:

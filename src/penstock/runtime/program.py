@@ -6,12 +6,15 @@ import os
 import runpy
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.runtime import lifeline
 from penstock.runtime.restart import gave_up
 from penstock.runtime.verdict import Verdict, classify, jvm_gone, out_of_memory
+
+if TYPE_CHECKING:
+    from penstock.job import Job
 
 
 def prepare_environment() -> None:
@@ -37,6 +40,24 @@ def execute(script: Path, arguments: list[str]) -> None:
         )
     for job in waiting.values():
         job.run()
+
+
+def load_job(script: Path) -> Job:
+    """The one Job that `script` makes at module level when it is loaded and not run."""
+    from penstock.job import Job
+
+    prepare_environment()
+    sys.argv = [str(script)]
+    sys.path.insert(0, str(script.absolute().parent))
+    names = runpy.run_path(str(script), run_name="penstock_loaded")
+    jobs = {id(value): value for value in names.values() if isinstance(value, Job)}
+    if len(jobs) != 1:
+        raise ConfigurationError(
+            f"{script} has {len(jobs)} jobs at module level when it is loaded and not run; one is needed.",
+            safe="nothing was started.",
+            to_do='make the Job at module level and call run() under `if __name__ == "__main__":`.',
+        )
+    return next(iter(jobs.values()))
 
 
 def run(script: Path, arguments: list[str]) -> int:
