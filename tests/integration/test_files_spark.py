@@ -8,8 +8,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from penstock import Checkpoints, Job
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, SchemaMismatch
 from penstock.sinks.base import Committable, Outcome, SinkScope, WriterScope
@@ -170,3 +172,14 @@ def test_an_endless_generator_ends_an_available_now_run(spark: SparkSession, tmp
 def test_a_column_that_would_replay_otherwise_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ConfigurationError, match="pure function"):
         DataGenSource(10, columns={"x": "rand()"}).load(spark, "numbers")
+
+
+def test_names_that_spark_takes_for_something_else(session: SparkSession, tmp_path: Path) -> None:
+    job = Job("odd-names", checkpoints=Checkpoints(storage=str(tmp_path / "checkpoints")), spark=session)
+    numbers = job.read(DataGenSource(rows=10, columns={"id": "id"}), uid="numbers")
+    odd = numbers.selectExpr("id AS `a.b`", "struct(id AS `c.d`) AS `e.f`", "cast(id AS string) AS `g``h`")
+    job.write(odd, FileSink(str(tmp_path / "out")), uid="out")
+    job.run()
+    rows = pq.ParquetDataset(tmp_path / "out").read().to_pylist()
+    assert sorted(row["a.b"] for row in rows) == list(range(10))
+    assert all(row == {"a.b": row["a.b"], "e.f": {"c.d": row["a.b"]}, "g`h": str(row["a.b"])} for row in rows)

@@ -16,12 +16,13 @@ from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.channel import How, Writing
 from penstock.epoch.conductor import Conductor, Timing, log
+from penstock.epoch.identity import check_barrier, check_sources, strangers
 from penstock.epoch.inflight.backlog import is_logged, prepared_of
 from penstock.epoch.limits import Gate, Watchdog
 from penstock.epoch.outputs import EpochOutputs
 from penstock.epoch.protocol import Committable, Decision, Outcome, Replay, Resume, WriterId
 from penstock.epoch.watermark import WatermarkTracker
-from penstock.errors import JobStopped, LedgerCorrupt, LedgerError, PenstockError, UidChanged
+from penstock.errors import JobStopped, PenstockError
 from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Coordinator(Conductor):
         not ours to complete, and a decided epoch is proven by replay)."""
         started = time.monotonic()
         self._query_running = query_running
-        self._check_identity()
+        check_sources(self._ledger, self._log, self._query, self._sources)
         resume = self._drive(protocol.recover(self._previous))
         self._resume, self._generation = resume, resume.generation
         self._swept = time.monotonic()
@@ -196,7 +197,7 @@ class Coordinator(Conductor):
         self._barrier = self._log.barrier(epoch)
         if self._barrier is None:
             # Spark writes it before it calls us: the checkpoint we read is not the one it writes.
-            raise self._strangers(f"{self._log.location} has no offsets/{epoch}")
+            raise strangers(self._query, f"{self._log.location} has no offsets/{epoch}")
         self._gate.pause(self._last_completed + self._limits.min_pause_seconds - time.monotonic())
         self._open_inflight()
         while not self._attempt(epoch, replay):
@@ -258,7 +259,7 @@ class Coordinator(Conductor):
         assert self._resume is not None
         replay = self._resume.replay
         if (replay is not None and replay.decision.id.epoch != epoch) or epoch < self._resume.epoch:
-            raise self._strangers(f"{self._ledger.location} was recovered for epoch {self._resume.epoch}")
+            raise strangers(self._query, f"{self._ledger.location} was recovered for epoch {self._resume.epoch}")
         self._resume = Resume(self._generation, epoch + 1, "none")
         return replay
 
@@ -268,13 +269,6 @@ class Coordinator(Conductor):
             assert query_id is not None  # Spark has written its barrier
             self._inflight.open(query_id, self._generation)
             self._inflight.wait_for_room(self._gate)
-
-    def _strangers(self, found: str) -> LedgerError:
-        return LedgerError(
-            f"Spark runs an epoch of query {self._query!r}, but {found}: ledger and checkpoint do not belong together.",
-            safe="nothing was written.",
-            to_do="give `checkpoint=` the same location as the query's checkpointLocation.",
-        )
 
     def _sweep_stragglers(self) -> None:
         """Abort what tasks that were given up have opened since. Between epochs, nothing open is anybody's."""
@@ -306,7 +300,7 @@ class Coordinator(Conductor):
         query = self._log.query_id()
         epoch, barrier = self._log.next_epoch()
         if query is not None:
-            self._check_barrier(epoch if barrier else epoch - 1, query)
+            check_barrier(self._ledger, self._log, epoch if barrier else epoch - 1, query)
             if self._inflight is not None:
                 self._inflight.open(query, self._generation)
         decisions = self._ledger.decisions(epoch, query) if query is not None else ()
@@ -440,28 +434,3 @@ class Coordinator(Conductor):
 
     def _passed(self, point: str) -> None:
         failpoint(point)
-
-    # Checks
-
-    def _check_identity(self) -> None:
-        """The program must have the sources the checkpoint was written with: Spark knows their positions by order."""
-        newest = self._ledger.newest_generation()
-        before = self._ledger.generation(newest) if newest else None
-        if before is not None and tuple(before["sources"]) != self._sources and self._log.query_id() is not None:
-            raise UidChanged(
-                f"Query {self._query!r} was last run with the sources {list(before['sources'])},"
-                f" the program now reads {list(self._sources)}.",
-                safe="nothing was started; the checkpoint is as it was.",
-                to_do="give the sources their former uids and order, or use another query uid to start over.",
-            )
-
-    def _check_barrier(self, epoch: int, query: str) -> None:
-        """Positions are decided with the epoch: if `offsets/N` is no longer the file that was decided on, stop."""
-        barrier = self._log.barrier(epoch) if epoch >= 0 else None
-        manifests = [one for one in self._ledger.manifests(epoch) if one.query == query] if barrier else []
-        if barrier and manifests and all(one.barrier not in (None, barrier.digest) for one in manifests):
-            raise LedgerCorrupt(
-                f"{self._log.location}/offsets/{epoch} is not the file epoch {epoch} was decided on.",
-                safe="nothing was started; what is committed stays committed.",
-                to_do="see whether another program writes to this checkpoint, and restore the file from a copy.",
-            )

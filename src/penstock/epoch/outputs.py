@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.epoch.channel import Writing
-from penstock.epoch.task import RESULT_SCHEMA, attempt_of, committable, fault_in, hashed, writer_task
+from penstock.epoch.task import RESULT_SCHEMA, attempt_of, committable, fault_in, hashed, plainly_named, writer_task
 from penstock.errors import ConfigurationError, DuplicateUid
 from penstock.sinks.base import SinkScope, TwoPhaseSink
 
@@ -55,6 +55,7 @@ class EpochOutputs:
             )
         self._written.add(uid)
         sink = self._sinks[uid]
+        rows, names = plainly_named(hashed(sink.shape(frame)))
         task = writer_task(
             sink,
             SinkScope(self._job, uid, self._generation),
@@ -62,17 +63,18 @@ class EpochOutputs:
             attempt=self._attempt,
             hints=dict(self._hints(uid)),
             writing=self._writing(uid),
+            names=names,
         )
         try:
-            rows = hashed(sink.shape(frame)).mapInArrow(task, RESULT_SCHEMA).collect()
+            told = rows.mapInArrow(task, RESULT_SCHEMA).collect()
         except Exception as error:
             # A task's own error comes back as Spark's text; give the caller the error itself.
             fault = fault_in(str(error))
             if fault is not None:
                 raise fault from error
             raise
-        self.committables.extend(committable(uid, row[0]) for row in rows)
-        self.strays = self.strays or any(attempt_of(row[0]) > 0 for row in rows) or _speculates(frame)
+        self.committables.extend(committable(uid, row[0]) for row in told)
+        self.strays = self.strays or any(attempt_of(row[0]) > 0 for row in told) or _speculates(frame)
 
     def execute_rest(self) -> None:
         """Run the plan if no output did: a stateful one not executed leaves a checkpoint that cannot restart."""

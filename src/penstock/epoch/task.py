@@ -49,9 +49,22 @@ def hashed(frame: DataFrame) -> DataFrame:
     """`frame` with a 64-bit hash of each row as its last column, computed by Spark. Nulls count by position."""
     from pyspark.sql import functions as f
 
-    columns = [_hashable(f.col(f"`{field.name}`"), field.dataType) for field in frame.schema.fields]
-    nulls = [f.col(f"`{field.name}`").isNull() for field in frame.schema.fields if field.nullable]
+    columns = [_hashable(f.col(_quoted(field.name)), field.dataType) for field in frame.schema.fields]
+    nulls = [f.col(_quoted(field.name)).isNull() for field in frame.schema.fields if field.nullable]
     return frame.withColumn(HASH_COLUMN, f.xxhash64(*columns, *nulls))
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def plainly_named(frame: DataFrame) -> tuple[DataFrame, list[str] | None]:
+    """`frame` with names that Spark can look up, and its own names where it has others: Spark takes a dot for a field
+    of a struct."""
+    names = frame.columns
+    if not any("." in name or "`" in name for name in names):
+        return frame, None
+    return frame.toDF(*(f"c{number}" for number in range(len(names)))), names
 
 
 def _hashable(column: Column, kind: Any) -> Column:
@@ -71,8 +84,9 @@ def writer_task(
     attempt: int,
     hints: Mapping[str, Any],
     writing: Writing,
+    names: list[str] | None = None,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for `mapInArrow`."""
+    """The function for `mapInArrow`; `names` are the columns' own, where they had to be called otherwise."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -81,7 +95,8 @@ def writer_task(
         context = TaskContext.get()
         assert context is not None
         where = WriterScope(scope, epoch, attempt, context.partitionId(), context.taskAttemptId(), hints)
-        result = _write(sink, where, batches, writing)
+        named = batches if names is None else (batch.rename_columns(names) for batch in batches)
+        result = _write(sink, where, named, writing)
         yield pa.RecordBatch.from_pydict({"result": [json.dumps({**result, "attempt": context.attemptNumber()})]})
 
     return run

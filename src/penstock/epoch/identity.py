@@ -1,0 +1,45 @@
+"""Whether ledger, Spark's checkpoint and program belong together. Each check raises before anything is touched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.errors import LedgerCorrupt, LedgerError, UidChanged
+
+if TYPE_CHECKING:
+    from penstock.epoch.ledger import Ledger
+    from penstock.epoch.spark_log import SparkLog
+
+
+def check_sources(ledger: Ledger, log: SparkLog, query: str, sources: tuple[str, ...]) -> None:
+    """The program must have the sources the checkpoint was written with: Spark knows their positions by order."""
+    newest = ledger.newest_generation()
+    before = ledger.generation(newest) if newest else None
+    if before is not None and tuple(before["sources"]) != sources and log.query_id() is not None:
+        raise UidChanged(
+            f"Query {query!r} was last run with the sources {list(before['sources'])},"
+            f" the program now reads {list(sources)}.",
+            safe="nothing was started; the checkpoint is as it was.",
+            to_do="give the sources their former uids and order, or use another query uid to start over.",
+        )
+
+
+def check_barrier(ledger: Ledger, log: SparkLog, epoch: int, query_id: str) -> None:
+    """Positions are decided with the epoch: if `offsets/N` is no longer the file that was decided on, stop."""
+    barrier = log.barrier(epoch) if epoch >= 0 else None
+    manifests = [one for one in ledger.manifests(epoch) if one.query == query_id] if barrier else []
+    if barrier and manifests and all(one.barrier not in (None, barrier.digest) for one in manifests):
+        raise LedgerCorrupt(
+            f"{log.location}/offsets/{epoch} is not the file epoch {epoch} was decided on.",
+            safe="nothing was started; what is committed stays committed.",
+            to_do="see whether another program writes to this checkpoint, and restore the file from a copy.",
+        )
+
+
+def strangers(query: str, found: str) -> LedgerError:
+    """The error for a ledger and a checkpoint that are not each other's."""
+    return LedgerError(
+        f"Spark runs an epoch of query {query!r}, but {found}: ledger and checkpoint do not belong together.",
+        safe="nothing was written.",
+        to_do="give `checkpoint=` the same location as the query's checkpointLocation.",
+    )
