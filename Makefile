@@ -8,9 +8,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# Most of a test's time is waiting: two processes, each with a broker and a Spark of its own, a file at a time. In their
-# order, because the long ones come first.
-SIDE_BY_SIDE ?= -n 2 --dist loadfile --no-loadscope-reorder
+# On a machine with more cores: make test SIDE_BY_SIDE="-n 4 --dist loadfile --no-loadscope-reorder"
+SIDE_BY_SIDE ?=
 SOAK ?= --rows 5000000 --kills 60
 
 # Workers of Spark and scripts of this folder must all use the one environment.

@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from pressure_rows import ID_DIGITS, VALUE_BYTES
 
 _AT_ONCE = 10_000
+_WAIT = 0.1  # `consume` waits so long for as many as it was asked for, even when it has some
 
 
 def ids_in(servers: str, topic: str) -> npt.NDArray[np.int64]:
@@ -28,7 +29,7 @@ def ids_in(servers: str, topic: str) -> npt.NDArray[np.int64]:
         reader.assign([TopicPartition(topic, number, 0) for number in partitions])
         left, found = set(partitions), bytearray()
         while left:
-            for message in reader.consume(_AT_ONCE, 1.0):
+            for message in reader.consume(_AT_ONCE, _WAIT):
                 problem = message.error()
                 if problem is None:
                     found += message.value() or b""

@@ -6,10 +6,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from penstock.dev.broker import Broker
 from penstock.dev.security import SecurityFiles, make_security
+
+# A machine that does much else is no reason to fail: time is never asserted.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 LAYERS = ("unit", "contract", "integration", "faults")
 

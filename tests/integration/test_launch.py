@@ -190,6 +190,7 @@ def test_a_running_session_keeps_its_settings(session: SparkSession) -> None:
 
     # Other tests may have made sessions of their own that are active in this thread: those two may differ.
     sessions = [session, Session._instantiatedSession]
+    before = [one.conf.get(SHUFFLE) for one in sessions]
     for one in sessions:
         one.conf.set(SHUFFLE, "5")
     found: list[SparkSession] = []
@@ -204,8 +205,8 @@ def test_a_running_session_keeps_its_settings(session: SparkSession) -> None:
     assert all(one.sparkContext is session.sparkContext for one in found)
     assert [one.conf.get(SHUFFLE) for one in found] == ["5", "5"]
     assert [one.conf.get(SHUFFLE) for one in sessions] == ["5", "5"]
-    for one in sessions:
-        one.conf.set(SHUFFLE, "2")
+    for one, value in zip(sessions, before, strict=True):
+        one.conf.set(SHUFFLE, value)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_spark_s_own_settings(
             monkeypatch.setenv(OPTIONS_VARIABLE, json.dumps({ZONE: "Europe/Oslo", MEMORY: "7g"}))
             Job("job", spark=session)
         assert session.conf.get(ZONE) == "Europe/Oslo"
-        way, late = (record.getMessage() for record in caplog.records)
+        way, late = (record.getMessage() for record in caplog.records if record.name.startswith("penstock"))
         assert way.endswith(f"gives way to {ZONE}={zone} from the Spark session.")
         assert late == f"-D {MEMORY}=7g comes too late: the Spark session runs already."
     finally:

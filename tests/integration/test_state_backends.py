@@ -14,6 +14,7 @@ from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy,
 from penstock.config.load import OPTIONS_VARIABLE
 from penstock.config.state import BOUNDED, LIMIT, PROVIDER
 from penstock.errors import ConfigurationError
+from penstock.runtime.settle import claim
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,7 +102,11 @@ def test_the_other_backend_is_refused(sums: Sums, monkeypatch: pytest.MonkeyPatc
     assert sums.totals() == dict.fromkeys(range(GROUPS), 100 // GROUPS)
 
 
-def test_parallelism_is_the_number_of_state_partitions(sums: Sums, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallelism_is_the_number_of_state_partitions(
+    sums: Sums, session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a session just made by us; in this one other tests may have said what they want.
+    claim(session, {"spark.sql.shuffle.partitions": session.conf.get("spark.sql.shuffle.partitions") or ""})
     monkeypatch.setenv(OPTIONS_VARIABLE, json.dumps({"parallelism.default": "3"}))
     sums.run(50)
     assert len([one for one in (sums.checkpoint / "state" / "0").iterdir() if one.name.isdigit()]) == 3

@@ -170,6 +170,9 @@ class Broker:
     def pause(self) -> None:
         """SIGSTOP: connections stay open and nothing answers, like a broker in a long garbage collection."""
         os.kill(self.pid, signal.SIGSTOP)
+        # The signal reaches one thread after the other; one that still runs may answer a last request.
+        while _runs(self.pid):
+            time.sleep(0.005)
 
     def resume(self) -> None:
         """SIGCONT: undo `pause`."""
@@ -294,3 +297,12 @@ _detached: list[subprocess.Popen[bytes]] = []
 
 def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _runs(pid: int) -> bool:
+    """Whether any thread of the process is not stopped. Where the system does not tell, it is taken at its word."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return True
+    return False

@@ -105,8 +105,9 @@ class DataGenSource(Source):
         from pyspark.sql import functions as f
 
         from penstock.sources.datagen_reader import DataGen
+        from penstock.sources.registration import register
 
-        spark.dataSource.register(DataGen)
+        register(spark, DataGen)
         options: dict[str, Any] = {"partitions": self.partitions, "most": self.max_rows_per_epoch or ROWS_PER_EPOCH}
         if self.rows is not None:
             options["rows"] = self.rows
