@@ -11,6 +11,8 @@ import pytest
 
 from penstock.sinks.base import Committable, TwoPhaseSink
 from penstock.testing.sink_contract import SinkContract, SinkHarness
+from tests.support.kafka import transactions
+from tests.support.waiting import until
 
 kafka = pytest.importorskip("penstock.sinks.kafka")
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -35,7 +37,12 @@ class KafkaHarness(SinkHarness):
         return sink
 
     def read_visible(self) -> list[Any]:
-        """Everything up to the last stable offset, as any consumer with read_committed sees it."""
+        """Everything up to the last stable offset, as any consumer with read_committed sees it. The broker says that a
+        transaction is ended a moment before the markers are in every partition; that moment is waited for."""
+        until(
+            lambda: not any(state.startswith("Prepare") for state in transactions(self.servers, "").values()),
+            "the broker to write its markers",
+        )
         consumer = confluent_kafka.Consumer(
             {
                 "bootstrap.servers": self.servers,
