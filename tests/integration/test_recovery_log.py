@@ -45,16 +45,19 @@ Settings = Callable[..., None]
 @pytest.fixture
 def settings(session: SparkSession) -> Iterator[Settings]:
     """`settings(key=value)` for this test only."""
-    changed: list[str] = []
+    before: dict[str, str | None] = {}
 
     def change(conf: dict[str, str]) -> None:
         for key, value in conf.items():
+            before.setdefault(key, session.conf.get(key, None))
             session.conf.set(key, value)
-            changed.append(key)
 
     yield change
-    for key in changed:
-        session.conf.unset(key)
+    for key, former in before.items():
+        if former is None:
+            session.conf.unset(key)
+        else:
+            session.conf.set(key, former)
 
 
 def events(job: Job, rows: int = ROWS, uid: str = "events", **columns: str) -> DataFrame:
