@@ -25,6 +25,7 @@ from rich.table import Table
 
 from bench_kafka import run as run_tee
 from kafka_load import create_topics, feed
+from neighbours import Neighbours
 from penstock.dev.broker import Broker
 from penstock.testing.oracle import compare
 from pressure_topic import ids_in
@@ -90,10 +91,12 @@ def pressure(servers: str, folder: Path, options: argparse.Namespace) -> dict[st
             **settings, "servers": servers, "target": name, "checkpoints": unaligned if name == "unaligned" else {},
             "checkpoint": str(folder / name), "valve": str(folder / f"{name}.valve"),
         }  # fmt: skip
-        one = measured[name] = run_pressure(given)
+        with Neighbours() as neighbours:
+            one = measured[name] = run_pressure(given)
+        one["other_cores"] = neighbours.cores
         verdict = compare(range(one["rows"]), ids_in(servers, name))
         one["verdict"] = verdict.to_dict()
-        console.print("  " + "; ".join(verdict.lines()))
+        console.print("  " + "; ".join(verdict.lines()) + neighbours.remark)
         if not verdict.ok:
             raise SystemExit(f"{name}: rows were lost or doubled")
     show_pressure(measured, options)
@@ -164,12 +167,13 @@ def tee(servers: str, folder: Path, options: argparse.Namespace) -> dict[str, An
         for place, (name, checkpoints) in enumerate(TEE_VARIANTS.items()):
             topic = f"tee-{place}-{number}"
             create_topics(servers, {topic: 4})
-            one = run_tee(
-                "penstock", "tuned", servers=servers, source="in", target=topic, rows=options.rows,
-                epoch=options.epoch, checkpoint=str(folder / topic), checkpoints=checkpoints,
-            )  # fmt: skip
-            rounds.setdefault(name, []).append(one)
-            console.print(f"  {name}: {one['rows_per_second']:,.0f} rows/s")
+            with Neighbours() as neighbours:
+                one = run_tee(
+                    "penstock", "tuned", servers=servers, source="in", target=topic, rows=options.rows,
+                    epoch=options.epoch, checkpoint=str(folder / topic), checkpoints=checkpoints,
+                )  # fmt: skip
+            rounds.setdefault(name, []).append({**one, "other_cores": neighbours.cores})
+            console.print(f"  {name}: {one['rows_per_second']:,.0f} rows/s{neighbours.remark}")
     speed = {name: statistics.median(one["rows_per_second"] for one in own) for name, own in rounds.items()}
     cost = 1 - speed[TEE] / speed[OFF]
     table = Table(title=f"Kafka → Kafka, {options.rows:,} rows of 100 bytes, 4 partitions, the sink keeps up")

@@ -1,0 +1,56 @@
+"""How much of the machine others took while something was measured: a number to trust the other numbers by."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from memory import family
+
+_EVERY = 2.0
+_NOTICEABLE = 0.1  # cores
+
+
+class Neighbours:
+    """`cores`: what processes other than this one and its descendants used on average while the block ran."""
+
+    def __init__(self) -> None:
+        self.cores = 0.0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Neighbours:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    @property
+    def remark(self) -> str:
+        """Empty where the machine was ours."""
+        return f" (others used {self.cores:.1f} cores meanwhile)" if self.cores > _NOTICEABLE else ""
+
+    def _watch(self) -> None:
+        began, before, used = time.monotonic(), cpu_seconds(), 0.0
+        while not self._done.wait(_EVERY):
+            now, own = cpu_seconds(), set(family(os.getpid()))
+            used += sum(value - before.get(pid, 0.0) for pid, value in now.items() if pid not in own)
+            before = now
+            self.cores = used / (time.monotonic() - began)
+
+
+def cpu_seconds() -> dict[int, float]:
+    """What each process has used so far."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            found[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
