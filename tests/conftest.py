@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 from penstock.dev.broker import Broker
+from penstock.dev.postgres import Postgres
 from penstock.dev.security import SecurityFiles, make_security
 
 # A machine that does much else is no reason to fail: time is never asserted.
@@ -25,6 +26,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         layer = Path(str(item.path)).relative_to(Path(__file__).parent).parts[0]
         if layer in LAYERS:
             item.add_marker(layer)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Jobs of the tests, and of processes they start, stand in a registry of their own."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_HOME", str(home))
+        yield home
+
+
+@pytest.fixture(scope="session", autouse=True)
+def registry_of_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Jobs that tests run do not stand among the user's own. Processes inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("registry")
+        patch.setenv("PENSTOCK_HOME", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +63,13 @@ def security(tmp_path_factory: pytest.TempPathFactory) -> SecurityFiles:
 def sasl_broker(tmp_path_factory: pytest.TempPathFactory, security: SecurityFiles) -> Iterator[Broker]:
     """One broker with a SASL_SSL listener beside the plain one, for the whole run."""
     with Broker.start(tmp_path_factory.mktemp("sasl-kafka"), security=security, heap="512m") as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One PostgreSQL server for the whole run; leave it running and use tables of your own."""
+    with Postgres.start() as started:
         yield started
 
 

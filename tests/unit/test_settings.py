@@ -195,11 +195,6 @@ def test_a_key_like_no_other(file: Write) -> None:
     assert refused().happened == "quux=1 from penstock.yaml: there is no such setting."
 
 
-def test_a_savepoint_to_start_from_is_not_left_out_silently(define: Define) -> None:
-    define({"execution.savepoint.path": "/sp"})
-    assert "cannot start from a savepoint" in refused().happened
-
-
 @pytest.mark.parametrize(
     ("key", "text"),
     [

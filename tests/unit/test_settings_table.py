@@ -12,7 +12,9 @@ import pytest
 
 from penstock.config import Checkpoints, StateBackend
 from penstock.config.option import Option
+from penstock.config.recovery import Recovery
 from penstock.config.registry import BY_KEY, OPTIONS
+from penstock.config.rest import Rest
 from penstock.config.table import BEGIN, END, placed, table
 from penstock.runtime.restart import RestartStrategy
 
@@ -61,6 +63,10 @@ def test_the_default_in_the_table_is_the_default_in_python(option: Option) -> No
             makes = getattr(RestartStrategy, part.replace("-", "_"))
             default = inspect.signature(makes).parameters[name].default
             assert written == (option.parse(default, name) if isinstance(default, str) else default)
+        case "recovery":
+            assert written == getattr(Recovery(), name)
+        case "rest":
+            assert written == getattr(Rest(), name)
         case "state" if name != "kind":
             assert inspect.signature(StateBackend.rocksdb).parameters[name].default is None
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import config, demo, dev, explain, run
+from penstock.cli import config, demo, dev, explain, jobs, logs, run, state, transactions
 from penstock.cli.output import Output
 from penstock.errors import PenstockError
 
@@ -19,16 +19,19 @@ app = typer.Typer(
     name="penstock",
     help="Exactly-once for PySpark Structured Streaming.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,  # our own errors are shown by main(), a stranger's traceback must stay whole
 )
 app.add_typer(dev.app, name="dev")
 app.command("run", context_settings=run.PASS_ON)(run.run)
+jobs.register(app)
+logs.register(app)
 app.command("demo")(demo.demo)
 app.command("config")(config.config)
 app.command("explain")(explain.explain)
 app.command("check")(explain.check)
+app.command("state")(state.state)
+transactions.register(app)
 
 
 def _version(wanted: bool) -> None:
@@ -51,7 +54,7 @@ def root(
 def main() -> None:
     """The entry point: an error of ours is shown as its three sentences, without a traceback."""
     try:
-        app()
+        app(prog_name="penstock")  # also where another Python program is the entrance
     except PenstockError as error:
         # What follows `run` belongs to the job; everywhere else --json was meant for us.
         Output.choose("--json" in sys.argv and sys.argv[1:2] != ["run"]).error(error)

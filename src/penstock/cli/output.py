@@ -6,7 +6,8 @@ import json
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class Output(ABC):
         """A sentence for people; programs are not shown it."""
 
     @abstractmethod
+    def working(self, text: str) -> AbstractContextManager[Callable[[str], None]]:
+        """While long work lasts, on a terminal: a sign of life, on stderr. Call what it gives with another text."""
+
+    @abstractmethod
     def error(self, error: PenstockError) -> None:
         """What happened, what is safe, what to do."""
 
@@ -56,6 +61,10 @@ class JsonOutput(Output):
 
     def line(self, text: str) -> None:
         pass
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[Callable[[str], None]]:
+        yield lambda _: None
 
     def error(self, error: PenstockError) -> None:
         sys.stderr.write(error.to_json() + "\n")
@@ -90,6 +99,17 @@ class TableOutput(Output):
 
     def line(self, text: str) -> None:
         self._console().print(text, markup=False, highlight=False)
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[Callable[[str], None]]:
+        from rich.text import Text
+
+        console = self._console(stderr=True)
+        if not console.is_terminal:
+            yield lambda _: None
+            return
+        with console.status(Text(text)) as status:
+            yield lambda changed: status.update(Text(changed))
 
     def error(self, error: PenstockError) -> None:
         from rich.panel import Panel

@@ -7,12 +7,15 @@ import json
 import logging
 import os
 import sys
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
+from penstock.config.recovery_options import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
 from penstock.runtime import program
 
 if TYPE_CHECKING:
@@ -21,12 +24,49 @@ if TYPE_CHECKING:
 #: Everything after the script's name is the script's own, options included.
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
+_PATHS = (PATH, "execution.savepoint.path")
+
 
 def run(
     script: Annotated[
         Path, typer.Argument(metavar="JOB.py", exists=True, dir_okay=False, readable=True, help="The job to run.")
     ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Given to the job.")] = None,
+    savepoint: Annotated[
+        str | None,
+        typer.Option(
+            "-s", "--from-savepoint", "--fromSavepoint", metavar="PATH", help="Start from this savepoint or checkpoint."
+        ),
+    ] = None,
+    allow_non_restored: Annotated[
+        bool,
+        typer.Option(
+            "-n", "--allow-non-restored-state", "--allowNonRestoredState", help="State may be left behind in it."
+        ),
+    ] = False,
+    claim_mode: Annotated[
+        str | None,
+        typer.Option(
+            "--claim-mode",
+            "--claimMode",
+            "-rm",
+            "--restoreMode",
+            metavar="claim|no_claim",
+            help="Whether the savepoint becomes the job's own, which then deletes it. Default no_claim.",
+        ),
+    ] = None,
+    parallelism: Annotated[
+        int | None, typer.Option("-p", "--parallelism", metavar="N", help="Partitions of state and of every shuffle.")
+    ] = None,
+    fork: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With -s: a second job of this name beside the first.")
+    ] = None,
+    suffix: Annotated[
+        str | None, typer.Option(metavar="SUFFIX", help="With --fork: added to every topic, table and folder written.")
+    ] = None,
+    detached: Annotated[
+        bool, typer.Option("-d", "--detached", help="Leave the job running in the background, and return.")
+    ] = False,
     supervise: Annotated[
         bool, typer.Option("--supervise/--no-supervise", help="Start the job again when its process dies.")
     ] = True,
@@ -37,28 +77,61 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True, help="The configuration file."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With -d: JSON instead of a table.")] = False,
 ) -> None:
     """Run a job written in Python.
 
     The file runs as the main program. If it only defines one Job at module level and does not run it, it is run.
-    """
-    _hand_over(options or [], config)
-    if supervise:
-        from penstock.runtime.supervisor import Supervisor, command
+    """  # fmt: skip
+    short = {
+        PATH: savepoint,
+        ALLOW: "true" if allow_non_restored else None,
+        CLAIM: claim_mode,
+        "parallelism.default": None if parallelism is None else str(parallelism),
+        FORK_NAME: fork,
+        FORK_SUFFIX: suffix,
+    }
+    _hand_over(options or [], config, {key: value for key, value in short.items() if value is not None})
+    if detached:
+        if not supervise:
+            raise typer.BadParameter("a detached job has a supervisor; leave --no-supervise out.", param_hint="-d")
+        from penstock.cli.detached import start
 
-        _speak()
-        sys.exit(Supervisor(command(script, arguments or []), _strategy()).run())
+        _strategy()
+        sys.exit(start(script, arguments or [], as_json=as_json))
+    if supervise:
+        sys.exit(_supervised(script, arguments or []))
     sys.exit(program.run(script, arguments or []))
 
 
-def _hand_over(options: list[str], config: Path | None) -> None:
-    """Put `-D` and `--config` where the job looks for them, on top of what is there already."""
+def _supervised(script: Path, arguments: list[str]) -> int:
+    from penstock.runtime.events import Events
+    from penstock.runtime.registration import ID_VARIABLE, Supervised
+    from penstock.runtime.registry import Registry
+    from penstock.runtime.supervisor import Supervisor, command
+
+    _speak()
+    strategy = _strategy()
+    given = os.environ.get(ID_VARIABLE)  # where `run -d` has started this one
+    entry = Supervised(script, id=given, log_file=Registry().log_file(given) if given else None)
+    os.environ[ID_VARIABLE] = entry.id
+    events = Events()
+    events.listen(entry)
+    return Supervisor(command(script, arguments), strategy, events=events).run()
+
+
+def _hand_over(options: list[str], config: Path | None, short: Mapping[str, str] | None = None) -> None:
+    """Put `-D`, what has an option of its own (`short`), and `--config` where the job looks for them, on top of what is
+    there already. A wish to start from a savepoint gets an id here, once, however often the driver is started."""
     given: dict[str, str] = {}
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or not key.strip():
             raise typer.BadParameter(f"{option!r} is not KEY=VALUE.", param_hint="-D")
         given[key.strip()] = value.strip()
+    given.update(short or {})
+    if any(path in given for path in _PATHS):
+        given.setdefault(RESTORE_ID, uuid.uuid4().hex)
     if given:
         os.environ[OPTIONS_VARIABLE] = json.dumps({**from_options().values, **given})
     if config is not None:

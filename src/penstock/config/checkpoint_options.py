@@ -125,7 +125,7 @@ CHECKPOINT_OPTIONS = (
     ),
     _option(
         f"{_C}.savepoint-dir", "savepoint_dir", "", plain,
-        "Where savepoints go unless a folder is named. This version makes none yet; the value is kept and shown.",
+        "Where savepoints go unless a folder is named.",
         f"{_SETTINGS}test_a_flink_file_as_it_is", aliases=("state.savepoints.dir",),
     ),
     _option(

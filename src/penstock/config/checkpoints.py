@@ -41,7 +41,7 @@ class Checkpoints:
     checkpoints; `num_retained`: how many complete ones are kept. `final_checkpoint`: whether bounded inputs end with a
     committed epoch. `commit_timeout` is how long a decided epoch's commits are tried and proven before the query
     restarts, `abort_timeout` how long aborting may take. `retained` is how many decided epochs the ledger keeps for
-    looking back. `savepoint_dir` is where savepoints will go; nothing reads it yet.
+    looking back. `savepoint_dir` is where savepoints go for which no folder is named.
 
     What is given here wins over a configuration file; what is not given may be set there, and `-D` wins over both.
     """

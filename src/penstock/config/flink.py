@@ -13,12 +13,13 @@ _FAMILIES = (
     "jmx", "job-event", "job-result-store",
     "jobmanager", "jobstore", "kubernetes", "local", "materialized-table", "mdc", "metrics",
     "minicluster", "optimizer", "pekko", "pipeline", "plugin", "process", "python", "query", "queryable-state",
-    "resourcemanager", "rest", "s3", "s3a", "scheduler-mode", "security", "shuffle-service-factory", "sink", "slot",
+    "resourcemanager", "rest.async", "rest.cache", "rest.client", "rest.flamegraph", "rest.profiling", "rest.retry",
+    "rest.server", "s3", "s3a", "scheduler-mode", "security", "shuffle-service-factory", "sink", "slot",
     "slotmanager", "slow-task-detector", "sql-client", "sql-gateway", "table", "task", "taskmanager", "traces", "user",
     "web", "yarn", "zookeeper",
     "execution.batch", "execution.buffer-timeout", "execution.checkpointing.cleaner",
     "execution.checkpointing.file-merging", "execution.checkpointing.local-backup", "execution.embedded",
-    "execution.program-config", "execution.savepoint", "execution.sorted-inputs", "execution.state-recovery",
+    "execution.program-config", "execution.sorted-inputs",
     "state.backend.forst", "state.backend.latency-track", "state.backend.rocksdb.block",
     "state.backend.rocksdb.bloom-filter", "state.backend.rocksdb.checkpoint", "state.backend.rocksdb.compaction",
     "state.backend.rocksdb.compression", "state.backend.rocksdb.files", "state.backend.rocksdb.log",
@@ -42,10 +43,13 @@ _KEYS = frozenset({
     "execution.checkpointing.unaligned.max-subtasks-per-channel-state-file",
     "execution.checkpointing.unaligned.recover-output-on-downstream.enabled",
     "execution.checkpointing.write-buffer-size", "execution.job-listeners", "execution.job-status-changed-listeners",
-    "execution.runtime-mode", "execution.savepoint-restore-mode", "execution.shutdown-on-application-finish",
+    "execution.runtime-mode", "execution.shutdown-on-application-finish",
     "execution.shutdown-on-attached-exit", "execution.sort-keyed-partition.memory", "execution.sort-partition.memory",
+    "execution.state-recovery.from-local", "execution.state-recovery.without-channel-state.checkpoint-id",
     "execution.submit-failed-job-on-application-error", "execution.target",
     "execution.terminate-application-on-any-job-terminated-exceptionally",
+    "rest.await-leader-timeout", "rest.bind-port", "rest.connection-timeout", "rest.idleness-timeout",
+    "rest.url-prefix",
     "state.backend.async", "state.backend.local-recovery",
     "state.backend.rocksdb.incremental-restore-async-compact-after-rescale", "state.backend.rocksdb.localdir",
     "state.backend.rocksdb.memory.fixed-per-tm", "state.backend.rocksdb.memory.partitioned-index-filters",
@@ -54,9 +58,6 @@ _KEYS = frozenset({
     "state.backend.rocksdb.use-ingest-db-restore-mode", "state.backend.rocksdb.write-batch-size",
     "state.changelog.max-failures-allowed", "state.changelog.storage", "state.checkpoints.create-subdir",
 })  # fmt: skip
-
-#: To leave these out would start a job from the wrong place, so they are refused.
-UNSUPPORTED = frozenset({"execution.savepoint.path", "execution.state-recovery.path"})
 
 
 def means_nothing_here(key: str) -> bool:

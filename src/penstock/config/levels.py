@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.checkpoints import Checkpoints, contradicts
-from penstock.config.flink import UNSUPPORTED, means_nothing_here
+from penstock.config.flink import means_nothing_here
 from penstock.config.load import Written
 from penstock.config.option import Option, Part
 from penstock.config.registry import BY_KEY, BY_NAME, nearest
@@ -84,12 +84,6 @@ def written_level(written: Written) -> Level:
             _put(values, _understood(option, key, text, written.where))
         elif key.startswith("spark.") or key == LOG_LEVEL:
             spark[key] = text
-        elif key in UNSUPPORTED:
-            raise ConfigurationError(
-                f"{said(key, text, written.where)}: this version cannot start from a savepoint.",
-                safe="nothing was started.",
-                to_do="leave it out; a job goes on from its own checkpoint folder by itself.",
-            )
         elif means_nothing_here(key):
             ignored.append(key)
         else:

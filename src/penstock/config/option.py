@@ -9,7 +9,7 @@ from typing import Any, Literal
 Parser = Callable[[str, str], Any]
 """From text and the setting's name, for the error, to a value."""
 
-Part = Literal["checkpoints", "state", "restart", "spark"]
+Part = Literal["checkpoints", "state", "restart", "spark", "recovery", "rest"]
 
 
 @dataclass(frozen=True)

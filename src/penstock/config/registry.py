@@ -7,10 +7,18 @@ import difflib
 from penstock.config.checkpoint_options import CHECKPOINT_OPTIONS
 from penstock.config.flink import some_keys
 from penstock.config.option import Option
+from penstock.config.recovery_options import RECOVERY_OPTIONS
+from penstock.config.rest_options import REST_OPTIONS
 from penstock.config.restart_options import RESTART_OPTIONS
 from penstock.config.state_options import STATE_OPTIONS
 
-OPTIONS: tuple[Option, ...] = (*CHECKPOINT_OPTIONS, *STATE_OPTIONS, *RESTART_OPTIONS)
+OPTIONS: tuple[Option, ...] = (
+    *CHECKPOINT_OPTIONS,
+    *STATE_OPTIONS,
+    *RESTART_OPTIONS,
+    *RECOVERY_OPTIONS,
+    *REST_OPTIONS,
+)
 BY_KEY = {key: option for option in OPTIONS for key in (option.key, *option.aliases)}
 BY_NAME = {(option.part, option.name): option for option in OPTIONS}
 

@@ -6,16 +6,19 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.config.checkpoints import Checkpoints, contradiction, contradicts
 from penstock.config.levels import CODE, DEFAULT, OPTIONS, Level, Value, code_level, shown, written_level
 from penstock.config.load import from_file, from_options
 from penstock.config.option import Option, Part
+from penstock.config.recovery import Recovery
 from penstock.config.registry import BY_NAME
 from penstock.config.registry import OPTIONS as ALL
+from penstock.config.rest import Rest
 from penstock.config.restart_options import NONE
 from penstock.config.restarts import build
-from penstock.config.spark_conf import Asked, asked
+from penstock.config.spark_conf import PARTITIONS, Asked, asked
 from penstock.config.state import PROVIDER, Backend, StateBackend, backend_of
 from penstock.errors import ConfigurationError
 from penstock.runtime.restart import RestartStrategy
@@ -37,6 +40,8 @@ class Settings:
     checkpoints: Checkpoints
     state_backend: StateBackend | None  # None: Spark was told which, by its own name
     restart: RestartStrategy
+    recovery: Recovery
+    rest: Rest
     spark: Mapping[str, str]  # from `-D` and the code: wins over whatever else Spark was told
     spark_file: Mapping[str, str]  # from the file: gives way to spark-submit
     spark_origin: Mapping[str, str]
@@ -44,6 +49,18 @@ class Settings:
     values: Sequence[Value]
     ignored: Sequence[tuple[str, str]]  # keys that mean nothing here, and where they stand
     notes: Sequence[str]  # what was set and changes nothing
+
+    @property
+    def state_asked(self) -> dict[str, Any]:
+        """`partitions` and `backend`, each only where somebody asked for it, by our name or Spark's."""
+        told = {**self.spark_file, **self.spark}
+        told |= {key: one.value for key, one in self.asked.items() if one.side is not None}
+        found: dict[str, Any] = {}
+        if PARTITIONS in told:
+            found["partitions"] = int(told[PARTITIONS])
+        if PROVIDER in told:
+            found["backend"] = backend_of(told)
+        return found
 
     def rows(self) -> list[dict[str, str]]:
         """Every option, its value, where it came from. Secrets are not shown."""
@@ -80,6 +97,8 @@ def resolve(
         checkpoints=_checkpoints(values),
         state_backend=backend,
         restart=_restart(values, restart),
+        recovery=_recovery(values),
+        rest=Rest(**{name: one.value for name, one in _of(values, "rest").items()}),
         spark=spark,
         spark_file=spark_file,
         spark_origin=origin,
@@ -170,6 +189,19 @@ def _restart(values: Values, restart: RestartStrategy | None) -> RestartStrategy
         return restart or RestartStrategy.exponential_delay()
     with _naming(mine):
         return build(mine["type"].value, {name: one.value for name, one in mine.items() if name != "type"})
+
+
+def _recovery(values: Values) -> Recovery:
+    mine = _of(values, "recovery")
+    for name in ("fork_name", "fork_suffix"):
+        missing = next((other for other in ("path", "fork_name", "fork_suffix") if mine[other].value is None), None)
+        if mine[name].value is not None and missing is not None:
+            raise ConfigurationError(
+                f"{mine[name].side} is given without {mine[missing].option.key}.",
+                safe="nothing was started.",
+                to_do="give a fork all three: penstock run -s PATH --fork NAME --suffix SUFFIX.",
+            )
+    return Recovery(**{name: one.value for name, one in mine.items()})
 
 
 def _notes(values: Values) -> list[str]:

@@ -132,5 +132,6 @@ def check_backend(recorded: Mapping[str, Any], session: Mapping[str, Any], *, qu
         raise ConfigurationError(
             f"The checkpoint of query {query!r} was written with the state backend {was}, the job now asks for {now}.",
             safe="nothing was started; the checkpoint is as it was.",
-            to_do=f"set state.backend.type to {was}, or give the job another checkpoint folder and begin anew.",
+            to_do=f"set state.backend.type to {was}; or switch by restoring from this checkpoint or a savepoint:"
+            f" penstock run -s STORAGE/JOB -D state.backend.type={now} JOB.py.",
         )

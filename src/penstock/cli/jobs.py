@@ -1,0 +1,256 @@
+"""`penstock list`, `savepoint`, `checkpoint`, `stop`, `cancel`: what is asked of jobs that run."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from penstock.cli.moments import span
+from penstock.cli.output import Output
+from penstock.cli.targets import Target, names, running
+from penstock.errors import ControlError
+from penstock.runtime.registry import Entry, Registry, State, now_ms
+
+if TYPE_CHECKING:
+    from typer._click import Context  # type: ignore[import-not-found, unused-ignore]
+
+
+class Kind(StrEnum):
+    """Of a savepoint."""
+
+    CANONICAL = "canonical"
+    NATIVE = "native"
+
+
+def _complete(incomplete: str) -> list[str]:
+    return sorted({name for name in names() if name.startswith(incomplete)})
+
+
+Job = Annotated[
+    str, typer.Argument(metavar="JOB", help="Its name, its id, or the beginning of it.", autocompletion=_complete)
+]
+Manager = Annotated[
+    str | None,
+    typer.Option("-m", "--jobmanager", metavar="HOST:PORT", help="A job elsewhere; its token in PENSTOCK_TOKEN."),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+Type = Annotated[
+    Kind, typer.Option("--type", "-type", case_sensitive=False, help="canonical: readable by any tool and backend.")
+]
+
+
+def list_jobs(
+    only_running: Annotated[bool, typer.Option("-r", "--running", help="Only jobs that are RUNNING.")] = False,
+    everything: Annotated[bool, typer.Option("-a", "--all", help="Also jobs that have ended.")] = False,
+    manager: Manager = None,
+    as_json: Json = False,
+) -> None:
+    """Show the jobs of this machine: those that have not ended, unless told otherwise."""
+    output = Output.choose(as_json)
+    entries = Registry().entries() if manager is None else _elsewhere(manager)
+    wanted = [
+        entry
+        for entry in entries
+        if (entry.state is State.RUNNING if only_running else everything or not entry.state.ended)
+    ]
+    if as_json:
+        output.table("Jobs", [entry.public() for entry in wanted])
+    elif wanted:
+        output.table("Jobs", [_row(entry) for entry in wanted])
+    else:
+        output.line("No job is known." if everything else "No job runs.")
+
+
+def savepoint(
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Its name or id.", autocompletion=_complete)] = None,
+    directory: Annotated[
+        str | None, typer.Argument(metavar="[DIR]", help="Where to; otherwise execution.checkpointing.savepoint-dir.")
+    ] = None,
+    kind: Type = Kind.NATIVE,
+    dispose: Annotated[
+        str | None, typer.Option("-d", "--dispose", metavar="PATH", help="Delete this savepoint instead.")
+    ] = None,
+    manager: Manager = None,
+    as_json: Json = False,
+) -> None:
+    """Take a savepoint of a running job, which goes on; or delete one."""
+    output = Output.choose(as_json)
+    if (job is None) == (dispose is None):
+        raise typer.BadParameter("name a job, or --dispose a path; one of the two.")
+    if dispose is not None:
+        with output.working(f"Deleting {dispose} …"):
+            _dispose(dispose, manager)
+        output.record("Savepoint", {"disposed": dispose})
+        return
+    assert job is not None
+    target = running(job, manager)
+    body = {"target-directory": directory, "cancel-job": False, "formatType": kind.name}
+    with output.working(f"Savepoint of {target.name} …"):
+        path = _savepoint(target, "savepoints", body)
+    output.record("Savepoint", {"id": target.id, "name": target.name, "savepoint": path})
+
+
+def checkpoint(job: Job, manager: Manager = None, as_json: Json = False) -> None:
+    """Wait for the next complete checkpoint of a running job."""
+    output, target = Output.choose(as_json), running(job, manager)
+    path = f"/jobs/{target.id}/checkpoints"
+    with output.working(f"Checkpoint of {target.name} …"):
+        answer = target.client.perform(path, {"checkpointType": "CONFIGURED"}, path)
+    output.record("Checkpoint", {"id": target.id, "name": target.name, "checkpoint": answer["checkpointId"]})
+
+
+def stop(
+    job: Job,
+    directory: Annotated[
+        str | None,
+        typer.Option("-p", "--savepoint-path", "--savepointPath", metavar="DIR", help="Where the savepoint goes."),
+    ] = None,
+    drain: Annotated[bool, typer.Option("-d", "--drain", help="First emit the final results of windows.")] = False,
+    kind: Type = Kind.NATIVE,
+    with_savepoint: Annotated[
+        bool, typer.Option("--savepoint/--no-savepoint", help="Whether to take one; checkpoints stay in any case.")
+    ] = True,
+    manager: Manager = None,
+    as_json: Json = False,
+) -> None:
+    """End a job cleanly: finish the epoch under way, take a savepoint, commit, end."""
+    if not with_savepoint and (directory or drain):
+        raise typer.BadParameter("-p and --drain belong to a savepoint.")
+    output, target = Output.choose(as_json), running(job, manager)
+    path = None
+    with output.working(f"Stopping {target.name} …"):
+        if with_savepoint:
+            body = {"targetDirectory": directory, "drain": drain, "formatType": kind.name}
+            path = _savepoint(target, "stop", body)
+        else:
+            target.client.ask("PATCH", f"/jobs/{target.id}?mode=stop")
+        entry = target.wait_until_ended()
+    _show_end(output, target, entry, path)
+
+
+class WithOptionalValue(TyperCommand):
+    """`-s` with or without a folder after it, as Flink has it: at the end, or before an option, it is alone."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        filled: list[str] = []
+        for number, argument in enumerate(args):
+            filled.append(argument)
+            following = args[number + 1 :][:1]
+            if argument in ("-s", "--with-savepoint", "--withSavepoint") and (
+                not following or following[0].startswith("-")
+            ):
+                filled.append("")
+        return list(super().parse_args(ctx, filled))
+
+
+def cancel(
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="Its name or id.", autocompletion=_complete)] = None,
+    directory: Annotated[
+        str | None,
+        typer.Option(
+            "-s",
+            "--withSavepoint",
+            "--with-savepoint",
+            metavar="[DIR]",
+            help="With a savepoint; DIR is optional.",
+        ),
+    ] = None,
+    kind: Type = Kind.NATIVE,
+    manager: Manager = None,
+    as_json: Json = False,
+) -> None:
+    """End a job at once: an epoch that is not decided is aborted, one that is decided is carried out."""
+    with_savepoint = directory is not None
+    if job is None:
+        job, directory = directory or None, None  # `cancel -s JOB`: what follows -s is the job
+    if not job:
+        raise typer.BadParameter("name a job.")
+    output, target = Output.choose(as_json), running(job, manager)
+    path = None
+    with output.working(f"Cancelling {target.name} …"):
+        if with_savepoint:
+            body = {"target-directory": directory or None, "cancel-job": True, "formatType": kind.name}
+            path = _savepoint(target, "savepoints", body)
+        else:
+            target.client.ask("PATCH", f"/jobs/{target.id}?mode=cancel")
+        entry = target.wait_until_ended()
+    _show_end(output, target, entry, path)
+
+
+def register(app: typer.Typer) -> None:
+    """Put the commands where the user finds them."""
+    app.command("list")(list_jobs)
+    app.command("savepoint")(savepoint)
+    app.command("checkpoint")(checkpoint)
+    app.command("stop")(stop)
+    app.command("cancel", cls=WithOptionalValue)(cancel)
+
+
+def _savepoint(target: Target, verb: str, body: dict[str, Any]) -> str:
+    """The path. A job that ends for its savepoint may be gone before it is asked again; the registry then knows."""
+    from penstock.server.client import NoAnswer
+
+    asked: list[str] = []
+    try:
+        answer = target.client.perform(f"/jobs/{target.id}/{verb}", body, f"/jobs/{target.id}/savepoints", asked.append)
+        return str(answer["location"])
+    except NoAnswer:
+        entry = target.wait_until_ended() if asked else None
+        if entry is None or entry.savepoint is None or entry.savepoint_request != asked[0]:
+            raise
+        return entry.savepoint
+
+
+def _show_end(output: Output, target: Target, entry: Entry | None, path: str | None) -> None:
+    facts = {"id": target.id, "name": target.name, "state": entry.state if entry is not None else None}
+    output.record("Job", {**facts, "savepoint": path})
+    if entry is not None and entry.state is State.FAILED:
+        raise typer.Exit(1)
+
+
+def _dispose(path: str, manager: str | None) -> None:
+    if manager is None:
+        from penstock.state.savepoint import dispose
+
+        dispose(path)
+        return
+    from penstock.server.client import Client
+
+    client = Client(manager, os.environ.get("PENSTOCK_TOKEN"))
+    client.perform("/savepoint-disposal", {"savepoint-path": path}, "/savepoint-disposal")
+
+
+def _elsewhere(manager: str) -> list[Entry]:
+    from penstock.server.client import Client
+
+    found = Client(manager, os.environ.get("PENSTOCK_TOKEN")).jobs()
+    try:
+        return [
+            Entry(
+                one["jid"],
+                one["name"],
+                State(one["state"]),
+                start=one["start-time"],
+                end=one["end-time"] if one["end-time"] >= 0 else None,
+                address=manager,
+            )
+            for one in found
+        ]
+    except (KeyError, ValueError) as error:
+        raise ControlError(f"What answers at {manager} is not a job: {error!r}.") from error
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    """Fits a terminal of 80 columns; JSON has everything."""
+    return {
+        "id": entry.id[:12],
+        "name": entry.name,
+        "state": entry.state,
+        "for": span((entry.end or now_ms()) - entry.start),
+        "restarts": entry.restarts,
+        "address": entry.address or "",
+    }

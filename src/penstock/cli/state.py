@@ -1,0 +1,93 @@
+"""`penstock state`: what a job keeps, and the row under a key, without starting the job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import Output
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.state.look import Kept
+
+
+def state(
+    path: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help="A savepoint, STORAGE/JOB, STORAGE/JOB/chk-N, or a checkpoint of Spark's."),
+    ],
+    query: Annotated[str | None, typer.Option("--query", metavar="UID", help="Of this query only.")] = None,
+    operator: Annotated[int | None, typer.Option("--operator", metavar="N", help="Show rows of this operator.")] = None,
+    store: Annotated[str | None, typer.Option("--store", metavar="NAME", help="Show rows of this store.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="JSON", help="Show the row under this key: its value, or an object.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most so many rows.")] = 20,
+    count: Annotated[bool, typer.Option("--count", help="Count the rows of every store; reads them all.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+) -> None:
+    """Show the stateful operators under a path: what they keep, in which columns, and how much.
+
+    With --operator, --store or --key, show rows. The job is not started; Spark is, where rows are not in Parquet.
+    """
+    from penstock.epoch.storage import local_path
+    from penstock.state.look import choose, overview, places
+    from penstock.state.lookup import count as count_rows
+    from penstock.state.lookup import rows
+
+    output = Output.choose(as_json)
+    found = [kept for place in places(path, None if local_path(path) else _session()) for kept in overview(place)]
+    if operator is None and store is None and key is None:
+        chosen = [one for one in found if query is None or one.place.query == query]
+        counts = [count_rows(one, _session) if count else one.rows for one in chosen]
+        output.table("State", [_row(one, number) for one, number in zip(chosen, counts, strict=True)])
+        return
+    one = choose(found, query, operator, store)
+    with output.working("reading state"):
+        shown = rows(one, key, limit, _session)
+    if not shown:
+        output.table("Rows", []) if as_json else output.line("There is no such row.")
+        return
+    title = f"Operator {one.operator.id} ({one.operator.name}), {one.name}"
+    output.table(title, shown if as_json else [_flat(row) for row in shown])
+
+
+def _row(one: Kept, rows: int | None) -> dict[str, Any]:
+    named = {} if one.place.query is None else {"query": one.place.query}
+    return {
+        **named,
+        "epoch": one.place.batch,
+        "operator": one.operator.id,
+        "name": one.operator.name,
+        "store": one.name,
+        "backend": one.backend,
+        "partitions": one.partitions,
+        "bytes": one.bytes,
+        "rows": rows,
+        "key": _columns(one.family.key),
+        "value": _columns(one.family.value),
+    }
+
+
+def _columns(schema: dict[str, Any]) -> str:
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(schema).simpleString().removeprefix("struct<").removesuffix(">")
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """The columns of key and value beside each other; a value's name that a key has too is told apart."""
+    flat = dict(row.get("key") or {})
+    for name, value in (row.get("value") or {}).items():
+        flat[f"value.{name}" if name in flat else name] = value
+    return flat
+
+
+def _session() -> SparkSession:
+    from penstock.runtime.spark import running_session, session
+
+    running = running_session()
+    return running or session("penstock state", conf={}, jars=[], local_storage=True)

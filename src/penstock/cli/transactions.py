@@ -1,0 +1,286 @@
+"""`penstock transactions`: what dead jobs left open in other systems, and its end, with the ledger consulted."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.moments import span
+from penstock.cli.output import Output
+from penstock.cli.scene import Scene, scene
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.runtime.orphans import Orphan, Report
+
+app = typer.Typer(help="What dead jobs left open in other systems, and its end.", no_args_is_help=True)
+
+Places = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[STORAGE/JOB] [ID]...", help="The job's folder (not with --job or --prefix), and ids."),
+]
+Script = Annotated[
+    Path | None,
+    typer.Option(
+        "--job", metavar="JOB.py", exists=True, dir_okay=False, help="The job's file: knows sinks of every kind."
+    ),
+]
+Servers = Annotated[str | None, typer.Option("--servers", metavar="HOST:PORT", help="Kafka, without the job's file.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--command-config", metavar="FILE", exists=True, dir_okay=False, help="Kafka client settings: TLS, SASL."
+    ),
+]
+Prefix = Annotated[str | None, typer.Option("--prefix", metavar="JOB", help="Kafka ids, where the ledger is lost.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="The job's last run, on another machine, is dead.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="With --prefix: without a ledger. May lose or double rows; see the docs.")
+]
+
+
+@app.command("list")
+def list_open(
+    places: Places = None,
+    script: Script = None,
+    servers: Servers = None,
+    config: Config = None,
+    prefix: Prefix = None,
+    as_json: Json = False,
+) -> None:
+    """Show every open transaction of a job, and what the ledger says of it."""
+    output = Output.choose(as_json)
+    with scene(places, script, servers, config, prefix) as given, output.working("Asking …"):
+        report, run = given.look(), given.run()
+        chosen = given.named(report.orphans)
+    if as_json:
+        output.record(
+            "Transactions",
+            {
+                "job": given.ledgers.job if given.ledgers is not None else prefix,
+                "running": run.running,
+                "run": run.said,
+                "transactions": [_facts(one) for one in chosen],
+                "not_asked": [
+                    *({"query": query, "sink": sink, "why": why} for query, sink, why in report.unseen),
+                    *({"query": query, "sink": sink, "why": "it cannot say"} for query, sink in report.silent),
+                ],
+            },
+        )
+        return
+    output.table("Transactions", [_row(one) for one in chosen]) if chosen else output.line("Nothing is open.")
+    _say_unseen(output, report)
+    if given.ledgers is not None:
+        said = {True: "runs", False: "does not run", None: "may run"}[run.running]
+        output.line(f"Job {given.ledgers.job} {said}: {run.said}.")
+
+
+@app.command("describe")
+def describe(
+    places: Places = None,
+    script: Script = None,
+    servers: Servers = None,
+    config: Config = None,
+    prefix: Prefix = None,
+    as_json: Json = False,
+) -> None:
+    """Show all that is known of the transactions that are named."""
+    output = Output.choose(as_json)
+    with scene(places, script, servers, config, prefix) as given, output.working("Asking …"):
+        if not given.ids:
+            raise typer.BadParameter("name a transaction; `penstock transactions list` shows them.")
+        chosen = given.named(given.look().orphans)
+    if as_json:
+        output.table("Transactions", [_facts(one) for one in chosen])
+        return
+    for one in chosen:
+        facts = _facts(one)
+        for key in ("started", "decided_at"):
+            facts[key] = facts[key] and _moment(facts[key])
+        output.record(one.id, {**{k: v for k, v in facts.items() if k not in ("id", "details")}, **one.details})
+
+
+@app.command("commit")
+def commit(
+    places: Places = None,
+    script: Script = None,
+    servers: Servers = None,
+    config: Config = None,
+    prefix: Prefix = None,
+    take_over: TakeOver = False,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Commit what is decided, as the job's next start would; each outcome is proven. Whole epochs: with ids, those
+    they belong to."""
+    from penstock.runtime import settlement
+    from penstock.runtime.orphans import Verdict
+
+    output = Output.choose(as_json)
+    rows: list[dict[str, Any]] = []
+    failed: PenstockError | None = None
+    with scene(places, script, servers, config, prefix) as given, output.working("Committing …"):
+        if given.ledgers is None:
+            _forced(output, given, commit=True, force=force)
+            return
+        settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
+        chosen = given.named(given.look().orphans)
+        for one in chosen if given.ids else ():
+            if one.verdict is not Verdict.DECIDED:
+                raise settlement.wrong_way(one.id, one.verdict)
+        wanted = {one.query for one in chosen if one.verdict is Verdict.DECIDED}
+        queries = [query for query in given.ledgers.queries if query.uid in wanted]
+        for query in queries:
+            settlement.refuse_logged(query)
+        for query in queries:
+            try:
+                settled = settlement.commit(given.ledgers, query, given.sinks)
+            except PenstockError as error:
+                failed = failed or error
+                continue
+            rows += [
+                {
+                    "query": settled.query,
+                    "epoch": settled.epoch,
+                    "sink": sink,
+                    "partition": writer,
+                    "outcome": outcome.value,
+                    "complete": settled.complete,
+                }
+                for (sink, writer), outcome in sorted(settled.outcomes.items())
+            ]
+    if rows or as_json:
+        output.table("Committed", rows)
+    elif failed is None:
+        output.line("Nothing is decided and open.")
+    if failed is not None:
+        raise failed
+
+
+@app.command("abort")
+def abort(
+    places: Places = None,
+    script: Script = None,
+    servers: Servers = None,
+    config: Config = None,
+    prefix: Prefix = None,
+    take_over: TakeOver = False,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Abort what is not decided, and fence its writers; what is decided stays as it is."""
+    from penstock.runtime import settlement
+    from penstock.runtime.orphans import Verdict
+
+    output = Output.choose(as_json)
+    with scene(places, script, servers, config, prefix) as given, output.working("Aborting …"):
+        if given.ledgers is None:
+            _forced(output, given, commit=False, force=force)
+            return
+        settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
+        report = given.look()
+        chosen = given.named(report.orphans)
+        for one in chosen if given.ids else ():
+            if one.verdict is not Verdict.UNDECIDED:
+                raise settlement.wrong_way(one.id, one.verdict, one.epoch)
+        chosen = [one for one in chosen if one.verdict is Verdict.UNDECIDED]
+        silent = [] if given.ids else list(report.silent)
+        named = {one.query for one in chosen} | {query for query, _ in silent}
+        queries = [query for query in given.ledgers.queries if query.uid in named]
+        for query in queries:
+            settlement.refuse_logged(query)
+        for query in queries:
+            own = [one for one in chosen if one.query == query.uid]
+            undecided = [one for one in report.of(query.uid) if one.verdict is Verdict.UNDECIDED]
+            others = [one for one in undecided if one not in own]
+            settlement.abort(given.ledgers, query, given.sinks, own, others)
+        left = {one.id for one in given.look().orphans if one.state == "open"} if queries else set()
+    rows = [
+        {"query": one.query, "sink": one.sink, "id": one.id, "outcome": "open" if one.id in left else "aborted"}
+        for one in chosen
+    ]
+    rows += [{"query": query, "sink": sink, "id": "", "outcome": "swept"} for query, sink in silent]
+    output.table("Aborted", rows) if rows or as_json else output.line("Nothing is open that is not decided.")
+    kept = [one for one in report.orphans if one.verdict is Verdict.DECIDED]
+    if kept:
+        output.line(f"{len(kept)} that are decided were kept: commit them, or start the job.")
+    _say_unseen(output, report)
+    if report.unseen and not given.ids:
+        raise typer.Exit(1)
+
+
+def register(root: typer.Typer) -> None:
+    """Put the commands where the user finds them."""
+    root.add_typer(app, name="transactions")
+
+
+def _forced(output: Output, given: Scene, *, commit: bool, force: bool) -> None:
+    """End transactions of which no ledger is known: only those that are named, and only by force."""
+    from penstock.runtime.orphans import Verdict
+    from penstock.runtime.settlement import wrong_way
+
+    assert given.cluster is not None
+    chosen = given.named(given.look().orphans) if given.ids else []
+    if not force or not chosen:
+        raise wrong_way(given.ids[0] if given.ids else f"what begins with {given.prefix!r}", Verdict.UNKNOWN)
+    given.cluster.end(chosen, commit=commit)
+    done = "committed by force" if commit else "aborted by force"
+    output.table("Ended", [{"id": one.id, "outcome": done} for one in chosen])
+
+
+def _say_unseen(output: Output, report: Report) -> None:
+    for query, sink, why in report.unseen:
+        output.line(f"Sink {sink} of query {query} was not asked: {why}")
+    for query, sink in report.silent:
+        output.line(f"Sink {sink} of query {query} cannot say what it has open.")
+
+
+def _facts(one: Orphan) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "query": one.query,
+        "sink": one.sink,
+        "state": one.state,
+        "started": one.started,
+        "generation": one.generation,
+        "epoch": one.epoch,
+        "partition": one.partition,
+        "rows": one.rows,
+        "ledger": one.verdict.value,
+        "decided_by": one.decided_by,
+        "decided_at": one.decided_at,
+        "can_only_be": _only(one),
+        "details": dict(one.details),
+    }
+
+
+def _only(one: Orphan) -> str:
+    if one.verdict == "decided":
+        return "delivered by the job" if one.in_log else "committed"
+    return "aborted" if one.verdict == "undecided" else ""
+
+
+def _row(one: Orphan) -> dict[str, Any]:
+    decided = f" (epoch {one.epoch}" + (f" by generation {one.decided_by})" if one.decided_by else ")")
+    return {
+        "query": one.query,
+        "sink": one.sink,
+        "id": one.id,
+        "state": one.state,
+        "age": span(int((time.time() - one.started) * 1000)) if one.started else "",
+        "generation": one.generation,
+        "epoch": one.epoch,
+        "partition": one.partition,
+        "ledger": one.verdict.value + (decided if one.verdict == "decided" else ""),
+        "can only be": _only(one),
+    }
+
+
+def _moment(seconds: float) -> str:
+    """In the zone of this machine."""
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")

@@ -1,0 +1,15 @@
+"""Where a running job can be reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rest:
+    """`port` 0 is a free one. `address` is what others are told, where it is not `bind_address`."""
+
+    bind_address: str = "127.0.0.1"
+    address: str | None = None
+    port: int = 0
+    enabled: bool = True

@@ -1,0 +1,47 @@
+"""The options that say where a running job can be reached."""
+
+from __future__ import annotations
+
+from penstock.config.option import Option, Parser
+from penstock.config.values import boolean, plain, whole
+from penstock.errors import ConfigurationError
+
+_SERVER = "tests/unit/test_server.py::"
+
+
+def _port(text: str, name: str) -> int:
+    port = whole(text, name)
+    if 0 <= port <= 65535:
+        return port
+    raise ConfigurationError(
+        f"{name}={text} is no port.", safe="nothing was started.", to_do="give 1 to 65535, or 0 for a free one."
+    )
+
+
+def _rest(key: str, name: str, default: str, parse: Parser, meaning: str, test: str) -> Option:
+    return Option(key, "rest", name, f"-D {key}=…", default, parse, meaning, (f"{_SERVER}{test}",))
+
+
+REST_OPTIONS = (
+    _rest(
+        "rest.bind-address", "bind_address", "127.0.0.1", plain,
+        "The address on which a running job listens for [commands](rest.md). Anything but this machine's own asks for"
+        " the token on every request.",
+        "test_beyond_this_machine_every_request_needs_the_token",
+    ),
+    _rest(
+        "rest.address", "address", "", plain,
+        "The name under which others reach it; written into the registry. Without it, the one above.",
+        "test_the_address_others_are_told",
+    ),
+    _rest(
+        "rest.port", "port", "0", _port,
+        "Its port. 0 takes a free one; so does a port that is taken, with a warning. Flink has 8081.",
+        "test_a_port_that_is_taken_stops_no_job",
+    ),
+    _rest(
+        "penstock.control.enabled", "enabled", "true", boolean,
+        "Whether a running job listens at all. Without, only signals reach it.",
+        "test_a_job_may_be_out_of_reach",
+    ),
+)  # fmt: skip

@@ -1,0 +1,296 @@
+"""The paths and answers of Flink's REST interface, with and without `/v1`, over one job.
+
+Flink's own client takes the shape of an answer for its meaning: an error is `{"errors": […]}` and nothing else, and
+what it cannot read it sends again. So every way out of here, a wrong path included, has one of the shapes it knows.
+The three sentences of an error of ours travel beside it, in the header `X-Penstock-Error`, for our own client.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+
+from penstock.errors import ControlError, PenstockError
+from penstock.runtime.registration import Registration
+from penstock.runtime.registry import ID, now_ms
+from penstock.server.lifecycle import Lifecycle
+from penstock.server.operations import Operations, in_words
+from penstock.server.steerable import Steerable
+
+ERROR_HEADER = "X-Penstock-Error"
+_MOST_IN_HEADER = 8000
+_MOST_IN_BODY = 1 << 20
+_BEARER = re.compile(r"bearer +(?P<token>\S+) *", re.IGNORECASE)
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What the paths lead to. `guarded`: reading needs the token too."""
+
+    job: Steerable
+    registration: Registration
+    lifecycle: Lifecycle
+    operations: Operations
+    token: str
+    guarded: bool
+
+
+def application(controls: Controls) -> Starlette:
+    """The ASGI application for one job."""
+    paths = _Paths(controls)
+    job = "/jobs/{job}"
+    routes = [
+        ("GET", "/jobs", paths.ids),
+        ("GET", "/jobs/overview", paths.overview),
+        ("GET", job, paths.detail),
+        ("PATCH", job, paths.end),
+        ("POST", f"{job}/savepoints", paths.savepoint),
+        ("GET", f"{job}/savepoints/{{request}}", paths.poll_savepoint),
+        ("POST", f"{job}/stop", paths.stop),
+        ("POST", f"{job}/checkpoints", paths.checkpoint),
+        ("GET", f"{job}/checkpoints/{{request}}", paths.poll_checkpoint),
+        ("POST", "/savepoint-disposal", paths.dispose),
+        ("GET", "/savepoint-disposal/{request}", paths.poll_disposal),
+    ]
+    by_path: dict[str, dict[str, Handler]] = {}
+    for method, path, handler in routes:
+        by_path.setdefault(path, {})[method] = handler
+    mine = [Route(path, _dispatch(controls, methods), methods=list(methods)) for path, methods in by_path.items()]
+    return Starlette(
+        routes=[Mount("/v1", routes=mine), *mine],
+        exception_handlers={HTTPException: _refused},
+    )
+
+
+def _dispatch(controls: Controls, methods: dict[str, Handler]) -> Handler:
+    async def handle(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        if method != "GET" or controls.guarded:
+            _authorize(request, controls.token)
+        job = request.path_params.get("job")
+        if job is not None and job != controls.registration.entry.id:
+            raise HTTPException(404, f"Job {job} not found")
+        try:
+            return await methods[method](request)
+        except HTTPException:
+            raise
+        except Exception as error:
+            return _said(in_words(error), 409 if isinstance(error, ControlError) else 500)
+
+    return handle
+
+
+def _authorize(request: Request, token: str) -> None:
+    match = _BEARER.fullmatch(request.headers.get("Authorization", ""))
+    if match is None or not hmac.compare_digest(match["token"].encode(), token.encode()):
+        needed = "The job's token is needed: Authorization: Bearer TOKEN"
+        raise HTTPException(401, needed, {"WWW-Authenticate": "Bearer"})
+
+
+class _Paths:
+    def __init__(self, controls: Controls) -> None:
+        self._on = controls
+
+    async def ids(self, request: Request) -> Response:
+        self._on.lifecycle.status()
+        entry = self._on.registration.entry
+        return JSONResponse({"jobs": [{"id": entry.id, "status": entry.state}]})
+
+    async def overview(self, request: Request) -> Response:
+        self._on.lifecycle.status()
+        return JSONResponse({"jobs": [{**self._times(), "tasks": {"total": 1}, "pending-operators": 0}]})
+
+    async def detail(self, request: Request) -> Response:
+        status = self._on.lifecycle.status()
+        entry = self._on.registration.entry
+        times = self._times()
+        return JSONResponse(
+            {
+                **times,
+                "isStoppable": True,
+                "job-type": "STREAMING",
+                "now": now_ms(),
+                "maxParallelism": -1,
+                "timestamps": {str(state): since for state, since in self._on.lifecycle.since.items()},
+                "vertices": [
+                    {"id": uid, "name": uid, "status": entry.state, **facts}
+                    for uid, facts in status.get("queries", {}).items()
+                ],
+                "status-counts": {},
+                "plan": {"jid": entry.id, "name": entry.name, "type": "STREAMING", "nodes": []},
+                "pending-operators": 0,
+                "restarts": max(entry.restarts, int(status.get("restarts", 0))),
+                "last-savepoint": entry.savepoint,
+            }
+        )
+
+    async def end(self, request: Request) -> Response:
+        mode = request.query_params.get("mode", "cancel")
+        if mode not in ("cancel", "stop"):
+            raise HTTPException(400, f"mode={mode} is neither cancel nor stop")
+        if mode == "cancel":
+            self._on.lifecycle.cancelling()
+        await run_in_threadpool(self._on.job.cancel if mode == "cancel" else self._on.job.stop)
+        return JSONResponse({}, 202)
+
+    async def savepoint(self, request: Request) -> Response:
+        body = await _body(request)
+        directory, kind = _text(body, "target-directory"), _kind(body)
+        cancel = _flag(body, "cancel-job")
+
+        def work(asked: str) -> dict[str, Any]:
+            if cancel:
+                # Nothing may become visible after the savepoint, so the job stops at it. Then it counts as cancelled.
+                with self._on.lifecycle.cancelling_at_end():
+                    path = self._on.job.stop_with_savepoint(directory, kind=kind, cancel=True)
+            else:
+                path = self._on.job.savepoint(directory, kind=kind)
+            self._on.lifecycle.savepoint(path, asked)
+            return {"location": path}
+
+        return self._start("savepoint", body, work)
+
+    async def stop(self, request: Request) -> Response:
+        body = await _body(request)
+        directory, kind, drain = _text(body, "targetDirectory"), _kind(body), _flag(body, "drain")
+
+        def work(asked: str) -> dict[str, Any]:
+            path = self._on.job.stop_with_savepoint(directory, drain=drain, kind=kind)
+            self._on.lifecycle.savepoint(path, asked)
+            return {"location": path}
+
+        return self._start("savepoint", body, work)  # one place to ask after both
+
+    async def checkpoint(self, request: Request) -> Response:
+        body = await _body(request)
+        return self._start("checkpoint", body, lambda _: {"checkpointId": self._on.job.checkpoint()})
+
+    async def dispose(self, request: Request) -> Response:
+        body = await _body(request)
+        path = _text(body, "savepoint-path")
+        if path is None:
+            raise HTTPException(400, "savepoint-path is missing")
+
+        def work(_: str) -> dict[str, Any]:
+            from penstock.state.savepoint import dispose
+
+            dispose(path)
+            return {}
+
+        return self._start("disposal", body, work)
+
+    async def poll_savepoint(self, request: Request) -> Response:
+        return self._poll("savepoint", request)
+
+    async def poll_checkpoint(self, request: Request) -> Response:
+        return self._poll("checkpoint", request)
+
+    async def poll_disposal(self, request: Request) -> Response:
+        return self._poll("disposal", request)
+
+    def _start(self, kind: str, body: dict[str, Any], work: Callable[[str], dict[str, Any]]) -> Response:
+        asked = _text(body, "triggerId")
+        if asked is not None and not ID.fullmatch(asked):
+            raise HTTPException(400, f"triggerId {asked!r} is not 32 hexadecimal digits")
+        return JSONResponse({"request-id": self._on.operations.start(kind, asked, work)}, 202)
+
+    def _poll(self, kind: str, request: Request) -> Response:
+        asked = request.path_params["request"]
+        operation = self._on.operations.get(kind, asked)
+        if operation is None:
+            raise HTTPException(404, f"There was no {kind} with the request id {asked}")
+        if not operation.over.is_set():
+            return JSONResponse({"status": {"id": "IN_PROGRESS"}, "operation": None})
+        if operation.error is not None:
+            answer = _said(in_words(operation.error), 500)
+        else:
+            answer = JSONResponse({"status": {"id": "COMPLETED"}, "operation": operation.answer})
+        return _Noted(answer, operation.fetched.set)
+
+    def _times(self) -> dict[str, Any]:
+        entry = self._on.registration.entry
+        return {
+            "jid": entry.id,
+            "name": entry.name,
+            "state": entry.state,
+            "start-time": entry.start,
+            "end-time": entry.end if entry.end is not None else -1,
+            "duration": (entry.end or now_ms()) - entry.start,
+            "last-modification": max(self._on.lifecycle.since.values()),
+        }
+
+
+class _Noted(Response):
+    """An answer, and what is to be done once it has been sent."""
+
+    def __init__(self, answer: Response, sent: Callable[[], None]) -> None:
+        self._answer, self._sent = answer, sent
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._answer(scope, receive, send)
+        self._sent()
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    text = bytearray()
+    async for part in request.stream():
+        text += part
+        if len(text) > _MOST_IN_BODY:
+            raise HTTPException(413, "The request's body is too large")
+    try:
+        body = json.loads(bytes(text) or b"{}")
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise HTTPException(400, "The request's body is not a JSON object")
+    return body
+
+
+def _text(body: dict[str, Any], key: str) -> str | None:
+    value = body.get(key)
+    if value is None or (isinstance(value, str) and value.strip()):
+        return value.strip() if value is not None else None
+    raise HTTPException(400, f"{key} is not a text")
+
+
+def _flag(body: dict[str, Any], key: str) -> bool:
+    value = body.get(key)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise HTTPException(400, f"{key} is neither true nor false")
+
+
+def _kind(body: dict[str, Any]) -> str:
+    """Flink's CANONICAL is its default; ours is native, which costs less and restores just as well."""
+    kind = (_text(body, "formatType") or "native").lower()
+    if kind not in ("canonical", "native"):
+        raise HTTPException(400, f"formatType {kind} is neither CANONICAL nor NATIVE")
+    return kind
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = error.detail
+    if detail == HTTPStatus(error.status_code).phrase:
+        detail = f"{detail}: {request.method} {request.url.path}"
+    return _said(ControlError(detail), error.status_code, dict(error.headers or {}))
+
+
+def _said(error: PenstockError, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
+    header = error.to_json()  # ASCII, one line
+    more = {ERROR_HEADER: header} if len(header) <= _MOST_IN_HEADER else {}
+    return JSONResponse({"errors": [str(error)]}, status, headers={**(headers or {}), **more})

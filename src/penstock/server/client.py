@@ -1,0 +1,110 @@
+"""Asks a job's control server. Knows HTTP and the shapes of answers, and nothing of how a person is told."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.errors import ControlError, PenstockError, from_json
+
+ERROR_HEADER = "X-Penstock-Error"
+_TIMEOUT_SECONDS = 30.0  # of one request; long work is polled
+_SLOWEST_POLL_SECONDS = 0.5
+
+
+class NoAnswer(ControlError):
+    """Nobody is there, or the connection broke."""
+
+
+class Client:
+    """One server. Proxies of the environment are not used: a job stands on this machine or is named outright."""
+
+    def __init__(self, address: str, token: str | None) -> None:
+        split = urlsplit(address if "://" in address else f"http://{address}")
+        try:
+            port = split.port
+        except ValueError:
+            port = None
+        if split.scheme not in ("http", "https") or not split.hostname or port is None:
+            raise ControlError(
+                f"{address!r} is not the address of a job.", safe="nothing was asked.", to_do="write HOST:PORT."
+            )
+        self._secure, self._host, self._port = split.scheme == "https", split.hostname, port
+        self._prefix, self._token = split.path.rstrip("/"), token
+        self.address = address
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Flink's overview of what runs there."""
+        return list(self.ask("GET", "/jobs/overview").get("jobs", []))
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """One request, one answer. Raises the error that the other side has raised."""
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        with contextlib.closing(kind(self._host, self._port, timeout=_TIMEOUT_SECONDS)) as connection:
+            try:
+                connection.request(
+                    method,
+                    f"{self._prefix}/v1{path}",
+                    json.dumps(body or {}),
+                    {**headers, "Content-Type": "application/json"},
+                )
+                response = connection.getresponse()
+                text, said = response.read(), response.getheader(ERROR_HEADER)
+            except (OSError, http.client.HTTPException) as error:
+                raise NoAnswer(
+                    f"The job at {self.address} does not answer: {type(error).__name__}: {error}.",
+                    safe="nothing is known to have been done.",
+                    to_do="see with `penstock list` whether it runs, and where.",
+                ) from error
+        return self._understood(text, response.status, said)
+
+    def perform(
+        self, path: str, body: dict[str, Any], poll: str, asked: Callable[[str], None] = lambda _: None
+    ) -> dict[str, Any]:
+        """Ask for long work and wait for its end. `asked` is told the request's id before the first poll. The id makes
+        it safe to ask again where the connection broke: it is done once."""
+        request = uuid.uuid4().hex
+        body = {**body, "triggerId": request}
+        try:
+            self.ask("POST", path, body)
+        except NoAnswer:
+            self.ask("POST", path, body)
+        asked(request)
+        pause = 0.02
+        while True:
+            answer = self.ask("GET", f"{poll}/{request}")
+            if answer.get("status", {}).get("id") == "COMPLETED":
+                return dict(answer.get("operation") or {})
+            time.sleep(pause)
+            pause = min(_SLOWEST_POLL_SECONDS, pause * 2)
+
+    def _understood(self, text: bytes, status: int, said: str | None) -> dict[str, Any]:
+        if said is not None:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                raise _with_help(from_json(said), status)
+        try:
+            body = json.loads(text)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise ControlError(f"What answers at {self.address} is not a job: status {status}.")
+        if "errors" in body:
+            raise _with_help(ControlError("\n".join(map(str, body["errors"]))), status)
+        return body
+
+
+def _with_help(error: PenstockError, status: int) -> PenstockError:
+    if status == 401:
+        return ControlError(
+            error.happened,
+            safe="nothing was done.",
+            to_do="set PENSTOCK_TOKEN to the job's token, which is in the registry on its own machine.",
+        )
+    return error

@@ -1,0 +1,96 @@
+"""The state a job is in, from its events, from what it was asked, and from how it ended; told to the registry."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.errors import JobStopped
+from penstock.runtime.registration import Registration, told
+from penstock.runtime.registry import State, now_ms
+from penstock.server.steerable import Steerable
+
+_BY_EVENT = {"started": State.RUNNING, "opened": State.RUNNING, "restarting": State.RESTARTING}
+
+
+class Lifecycle:
+    """One run. States go forward only: a job that is being cancelled is not running again, an ended one has ended."""
+
+    def __init__(self, job: Steerable, registration: Registration) -> None:
+        self._job, self._registration = job, registration
+        self._lock = threading.Lock()
+        self._cancel_at_end = False
+        self._since: dict[State, int] = {registration.entry.state: registration.entry.start}
+
+    @property
+    def state(self) -> State:
+        return self._registration.entry.state
+
+    @property
+    def since(self) -> Mapping[State, int]:
+        """When each state was last entered, in milliseconds."""
+        with self._lock:
+            return dict(self._since)
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """An `Events` listener. It is called by the job's own threads, so it asks the job nothing."""
+        name = str(event.get("event"))
+        if name == "savepoint" and event.get("path"):
+            self._registration.update(savepoint=str(event["path"]))
+        elif name in _BY_EVENT:
+            self._go(_BY_EVENT[name])
+            if name == "restarting":
+                self._registration.update(restarts=self._registration.entry.restarts + 1)
+
+    def status(self) -> dict[str, Any]:
+        """What the job says of itself; its word counts where it knows more than its events have told."""
+        try:
+            status = dict(self._job.status())
+        except Exception:  # it is on its way in or out, and whoever asks still gets what is known
+            return {}
+        with contextlib.suppress(ValueError):
+            said = State(str(status.get("state")))
+            if not said.ended:
+                self._go(said)
+        return status
+
+    def cancelling(self) -> None:
+        self._go(State.CANCELLING)
+
+    @contextmanager
+    def cancelling_at_end(self) -> Iterator[None]:
+        """Around what ends the job, if it works out: an end then counts as cancelled, however soon it comes."""
+        self._cancel_at_end = True
+        try:
+            yield
+        except BaseException:
+            self._cancel_at_end = False
+            raise
+
+    def savepoint(self, path: str, request: str) -> None:
+        self._registration.update(savepoint=path, savepoint_request=request)
+
+    def ended(self, error: BaseException | None) -> None:
+        """The job has ended. A supervisor may still start it again, so to it a failure is not the end."""
+        if isinstance(error, (JobStopped, KeyboardInterrupt)):
+            error = None
+        if error is not None:
+            state = State.FAILING if self._registration.entry.supervised else State.FAILED
+            self._go(state, error=told(error), end=None if state is State.FAILING else now_ms(), address=None)
+            return
+        said = self.status().get("state")
+        canceled = self._cancel_at_end or self.state is State.CANCELLING or said in (State.CANCELED, State.CANCELLING)
+        self._go(State.CANCELED if canceled else State.FINISHED, end=now_ms())
+
+    def _go(self, state: State, **more: Any) -> None:
+        with self._lock:
+            now = self.state
+            if now.ended or (now is State.CANCELLING and not state.ended and state is not State.FAILING):
+                return
+            if state is not now:
+                self._since[state] = now_ms()
+            if state is not now or more:
+                self._registration.update(state=state, **more)

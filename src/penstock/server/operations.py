@@ -1,0 +1,94 @@
+"""Long work that was asked for over HTTP: started once for each request id, polled, and its answer kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import ControlError, PenstockError
+
+KEPT = 1000  # answers; a request repeated after that many others is taken for a new one
+
+
+@dataclass
+class Operation:
+    """`answer` or `error` is set once it is over; `fetched`, once somebody has been told."""
+
+    kind: str
+    answer: dict[str, Any] | None = None
+    error: BaseException | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+    fetched: threading.Event = field(default_factory=threading.Event)
+
+
+class Operations:
+    """All that was asked of one job. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: OrderedDict[str, Operation] = OrderedDict()
+        self._closed: str | None = None
+
+    def start(self, kind: str, request: str | None, work: Callable[[str], dict[str, Any]]) -> str:
+        """Do `work(request id)` in a thread of its own, and return that id at once. An id that is known already is not
+        done again."""
+        request = request or uuid.uuid4().hex
+        with self._lock:
+            known = self._all.get(request)
+            if known is not None:
+                if known.kind == kind:
+                    return request
+                raise ControlError(
+                    f"The request {request} was a {known.kind} before and is a {kind} now.",
+                    safe="nothing was done.",
+                    to_do="give each request an id of its own.",
+                )
+            if self._closed is not None:
+                raise ControlError(self._closed, safe="nothing was done.")
+            self._all[request] = operation = Operation(kind)
+            while len(self._all) > KEPT and next(iter(self._all.values())).over.is_set():
+                self._all.popitem(last=False)
+        threading.Thread(target=self._do, args=(operation, request, work), name=f"penstock-{kind}", daemon=True).start()
+        return request
+
+    def get(self, kind: str, request: str) -> Operation | None:
+        with self._lock:
+            operation = self._all.get(request)
+        return operation if operation is not None and operation.kind == kind else None
+
+    def close(self, because: str, *, finish: float, fetch: float) -> None:
+        """The job has ended: take nothing new, give what is under way `finish` seconds to come to its end and whoever
+        asked `fetch` seconds to learn of it. What does not end is answered with an error that says `because`."""
+        with self._lock:
+            self._closed = because
+            left = [one for one in self._all.values() if not one.fetched.is_set()]
+        end = time.monotonic() + finish
+        for one in left:
+            if not one.over.wait(max(0.0, end - time.monotonic())):
+                self._over(one, None, ControlError(because, safe="what was decided is safe."))
+        end = time.monotonic() + fetch
+        for one in left:
+            one.fetched.wait(max(0.0, end - time.monotonic()))
+
+    def _do(self, operation: Operation, request: str, work: Callable[[str], dict[str, Any]]) -> None:
+        try:
+            answer, error = work(request), None
+        except BaseException as failed:  # whatever it is, whoever asked is told
+            answer, error = None, failed
+        self._over(operation, answer, error)
+
+    def _over(self, operation: Operation, answer: dict[str, Any] | None, error: BaseException | None) -> None:
+        with self._lock:
+            if not operation.over.is_set():
+                operation.answer, operation.error = answer, error
+                operation.over.set()
+
+
+def in_words(error: BaseException) -> PenstockError:
+    """An error of ours as it is, a stranger's with its name."""
+    return error if isinstance(error, PenstockError) else ControlError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,88 @@
+"""A real job, from the command line only: in the background, looked at, saved, stopped, started from its savepoint,
+cancelled. What came out is checked over the whole story."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from penstock.dev.process import end_process
+from penstock.runtime.registry import Registry
+from tests.support.waiting import until
+
+SCRIPT = """
+from penstock import Checkpoints, DataGenSource, FileSink, Job
+
+job = Job("payments", checkpoints=Checkpoints(interval="200ms", storage="checkpoints", savepoint_dir="savepoints"),
+          conf={"spark.master": "local[1]"})
+rows = job.read(DataGenSource(rate=500, columns={"id": "id"}), uid="payments")
+job.write(rows, FileSink("out"), uid="out")
+
+if __name__ == "__main__":
+    job.run()
+"""
+
+Penstock = Callable[..., Any]
+
+
+@pytest.fixture
+def penstock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Penstock]:
+    """The command as the shell starts it, and what it answered as JSON. Whatever is left running ends with the test."""
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text(SCRIPT)
+
+    def run(*arguments: str) -> Any:
+        command = [sys.executable, "-c", "from penstock.cli.main import main; main()", *arguments]
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+        logs = "".join(file.read_text()[-3000:] for file in (tmp_path / "home" / "logs").glob("*.log"))
+        assert result.returncode == 0, f"{arguments}: {result.stderr}\n{logs}"
+        return json.loads(result.stdout) if "--json" in arguments else result.stdout
+
+    yield run
+    for entry in Registry().entries():
+        if entry.supervised and entry.supervisor is not None:
+            end_process(entry.supervisor, 30)
+
+
+def ids(folder: Path) -> list[int]:
+    try:
+        return sorted(ds.dataset(folder, format="parquet").to_table().column("id").to_pylist())
+    except (FileNotFoundError, KeyError):
+        return []
+
+
+def test_a_job_s_whole_life(penstock: Penstock, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    started = penstock("run", "-d", "--json", "job.py")
+    assert (started["name"], started["state"]) == ("payments", "RUNNING")
+    [listed] = penstock("list", "-r", "--json")
+    assert (listed["id"], listed["storage"]) == (started["id"], "checkpoints")
+    first, second = (penstock("checkpoint", "payments", "--json")["checkpoint"] for _ in range(2))
+    assert first < second
+    saved = penstock("savepoint", "payments", "--json")["savepoint"]
+    assert (tmp_path / "savepoints") in Path(saved.removeprefix("file:")).absolute().parents
+    stopped = penstock("stop", started["id"][:8], "-p", "elsewhere", "--json")
+    assert stopped["state"] == "FINISHED"
+    before = ids(out)
+    assert before == list(range(len(before)))
+    assert before
+    assert penstock("list", "--json") == []
+
+    again = penstock("run", "-d", "-s", stopped["savepoint"], "--json", "job.py")
+    assert again["id"] != started["id"]
+    until(lambda: len(ids(out)) > len(before), "new rows")
+    assert penstock("cancel", "payments", "--json")["state"] == "CANCELED"
+    after = ids(out)
+    assert after == list(range(len(after)))
+    assert [one["state"] for one in penstock("list", "-a", "--json")] == ["CANCELED", "FINISHED"]
+    assert "the driver runs as process" in penstock("logs", "payments")
+    penstock("savepoint", "--dispose", saved, "--json")
+    assert not Path(saved.removeprefix("file:")).exists()
