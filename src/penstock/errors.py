@@ -7,16 +7,23 @@
     │   ├── GuaranteeError            a link of the chain promises less than the job asks
     │   ├── TimeoutsContradict        transaction, checkpoint and broker timeouts cannot hold together
     │   ├── TopicMissing              a topic does not exist and may not be created
+    │   ├── TableMissing              a table does not exist and may not be created
     │   ├── AccessDenied              wrong password, missing right
     │   └── MissingExtra              a client library is not installed
     ├── DataError                     a row that can never be written
     │   ├── SchemaMismatch            columns the sink cannot take
+    │   ├── ConstraintViolated        breaks a rule of the target table: a key, a check, not null
     │   └── ValueTooLarge             larger than the target accepts
     ├── LedgerError                   the ledger could not be read or written
     │   ├── LedgerFromTheFuture       written by a newer version of Penstock
     │   ├── LedgerCorrupt             half-written or altered file
     │   ├── StorageFull               no space left
     │   └── StorageNotAtomic          the storage cannot refuse a second create
+    ├── PositionsLost                 a source no longer has the rows that the checkpoint's positions name
+    ├── SavepointError                a savepoint could not be made, read or restored; what there was is as it was
+    │   ├── SavepointIncomplete       it was never finished, so it cannot be used
+    │   ├── SavepointCorrupt          a file of it is missing or altered
+    │   └── NotRestorable             the program cannot take over what is in it
     ├── EpochError                    one epoch could not be completed
     │   ├── CheckpointExpired         before the decision: not prepared within the checkpoint timeout
     │   ├── PreCommitFailed           before the decision: everything is aborted, the epoch replays
@@ -26,6 +33,9 @@
     ├── Superseded                    a newer run of the job has taken over; this one must not write
     ├── JobStopped                    the gate is closed: stop or cancel was asked for
     ├── SystemUnavailable             the other system does not answer
+    ├── TransactionRefused            a transaction may not be ended that way, or not now; nothing was touched
+    ├── ControlError                  a command could not be given to a running job, or the job could not carry it out
+    │   └── JobNotFound               no job of that name or id runs, or several do
     └── DevelopmentError              the development tools (broker, jars, Java) could not do their work
 
 Each message says what happened, what is safe, and what to do, in that order. `retryable` tells the restart
@@ -93,6 +103,10 @@ class TopicMissing(ConfigurationError):
     """A topic does not exist and may not be created."""
 
 
+class TableMissing(ConfigurationError):
+    """A table does not exist and may not be created."""
+
+
 class AccessDenied(ConfigurationError):
     """Wrong password, or a right is missing."""
 
@@ -107,6 +121,10 @@ class DataError(PenstockError):
 
 class SchemaMismatch(DataError):
     """Columns or types that the sink cannot take."""
+
+
+class ConstraintViolated(DataError):
+    """Rows that break a rule of the target table: a key, a check, a reference, not null."""
 
 
 class ValueTooLarge(DataError):
@@ -139,6 +157,26 @@ class StorageNotAtomic(LedgerError):
     """The storage cannot refuse a second create, so no decision on it would be safe."""
 
     retryable = False
+
+
+class PositionsLost(PenstockError):
+    """A source no longer has the rows that the checkpoint's positions name. None was skipped."""
+
+
+class SavepointError(PenstockError):
+    """A savepoint could not be made, read or restored; the job, or what it had, is as it was."""
+
+
+class SavepointIncomplete(SavepointError):
+    """It was never finished, or is none at all."""
+
+
+class SavepointCorrupt(SavepointError):
+    """A file of it is missing or altered."""
+
+
+class NotRestorable(SavepointError):
+    """The program cannot take over what is in the savepoint; the message says what, and what to change."""
 
 
 class EpochError(PenstockError):
@@ -184,6 +222,18 @@ class SystemUnavailable(PenstockError):
 
     retryable = True
     checkpoint_only = True
+
+
+class TransactionRefused(PenstockError):
+    """A transaction may not be ended that way (the ledger says otherwise), or not now (the job runs)."""
+
+
+class ControlError(PenstockError):
+    """A command could not be given to a running job, or the job could not carry it out."""
+
+
+class JobNotFound(ControlError):
+    """No job of that name or id runs, or several do."""
 
 
 class DevelopmentError(PenstockError):

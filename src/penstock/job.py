@@ -12,13 +12,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Checkpoints, Retention, StateBackend
 from penstock.config.settings import resolve
 from penstock.epoch.open import storage_at
 from penstock.epoch.storage import AlreadyExists, local_path
-from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, UidChanged
+from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, SavepointError, UidChanged
 from penstock.guarantees import Chain, engine_link, wanted
 from penstock.naming import check_name
 from penstock.runtime import lifeline
@@ -31,15 +32,24 @@ from penstock.runtime.lineage import Lineage
 from penstock.runtime.query import QueryPlan, QueryRunner
 from penstock.runtime.restart import Restarts, RestartStrategy
 from penstock.runtime.retention import JobFolder, kept_batches
-from penstock.runtime.settle import lay_over, settle
+from penstock.runtime.settle import lay_over, require_same_parallelism, settle
+from penstock.runtime.steering import Steering
 from penstock.runtime.trees import trees_at
 from penstock.runtime.verdict import classify
+from penstock.server.serving import serving
 from penstock.sinks.base import CheckContext, Finding, TwoPhaseSink
+from penstock.sources.base import reading
+from penstock.sources.frame import as_source
+from penstock.state.claims import Claim
+from penstock.state.history import Histories
+from penstock.state.restore import Restorer, tell
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamReader
 
     from penstock.epoch.outputs import EpochOutputs
+    from penstock.epoch.storage import Storage
     from penstock.sources.base import Source
 
 log = logging.getLogger("penstock")
@@ -88,14 +98,14 @@ class Job:
         spark: SparkSession | None = None,
         allow_non_restored_state: bool = False,
     ) -> None:
-        self.name = check_name(name, "job")
         self.settings = resolve(checkpoints, state_backend, restart, conf)
+        self.name = check_name(self.settings.recovery.fork_name or name, "job")
         self.checkpoints = _placed(self.settings.checkpoints)
         self._restart = self.settings.restart
         self._spark = spark
         if spark is not None:
             lay_over(spark, self.settings)
-        self._allow_non_restored = allow_non_restored_state
+        self._allow_non_restored = allow_non_restored_state or self.settings.recovery.allow_non_restored
         self._sources: dict[str, Source] = {}
         self._plans: dict[str, QueryPlan] = {}
         self._sinks: dict[str, TwoPhaseSink] = {}
@@ -103,6 +113,7 @@ class Job:
         self._runners: list[QueryRunner] = []
         self._wake = threading.Event()
         self._stop_asked = False
+        self._steering: Steering | None = None
         self._callbacks = Callbacks()
         self.started = False
 
@@ -111,11 +122,17 @@ class Job:
         """The session, made when first needed, with what the job's settings ask of it."""
         return self._session({}, ())
 
-    def read(self, source: Source, *, uid: str) -> DataFrame:
-        """An ordinary streaming DataFrame. `uid` names the source in the ledger; a changed one is refused."""
+    def read(
+        self, source: Source | DataFrame | DataStreamReader, *, uid: str, replayable: bool | None = None
+    ) -> DataFrame:
+        """An ordinary streaming DataFrame. `uid` names the source in the ledger; a changed one is refused.
+
+        Any stream of Spark's can be read, too: a DataFrame, or a reader that is not loaded yet. Only you know whether
+        it gives the same rows again for the same positions: `replayable` must then say so."""
         check_name(uid, "source uid")
         if uid in self._sources:
             raise _twice("sources", uid)
+        source = as_source(source, uid, replayable, self._lineage)
         spark = self._session(source.spark_conf(), source.jars())
         spark_session.ensure_jars(spark, source.jars())
         frame = source.load(spark, uid)
@@ -224,6 +241,7 @@ class Job:
         with (
             self._callbacks.following(events),
             _signals(self.stop),
+            serving(self, self.settings, events),
             kept_batches(self.spark, self.checkpoints.num_retained),
         ):
             if not self._ready(events, restarts):
@@ -231,11 +249,25 @@ class Job:
             storage = storage_at(f"{self.checkpoints.storage.rstrip('/')}/{self.name}", self.spark)
             folder = JobFolder(storage, trees_at(storage))
             folder.finish_deletion(self._plans)
+            history = self._restored(storage, events)
             self._check_uids()
             self._runners = [
-                QueryRunner(self.name, plan, self.spark, self.checkpoints, events, self._wake.set, folder.refuse_marked)
+                QueryRunner(
+                    self.name,
+                    plan,
+                    self.spark,
+                    self.checkpoints,
+                    events,
+                    self._wake.set,
+                    folder.refuse_marked,
+                    history,
+                )
                 for plan in self._plans.values()
             ]
+            watcher = GlobalCheckpoints(self._runners, storage, self.checkpoints, events, history=history)
+            steering = self._steering = Steering(
+                self.name, self._runners, self.spark, self.checkpoints, events, self.stop, watcher
+            )
             group = QueryGroup(
                 self._runners,
                 restarts=restarts,
@@ -243,9 +275,15 @@ class Job:
                 wake=self._wake,
                 asked=self._asked,
                 before_round=lambda: self._before_round(folder),
-                watcher=GlobalCheckpoints(self._runners, storage, self.checkpoints, events),
+                watcher=watcher,
             )
-            group.run()
+            with reading(self.name, self._sources, self._plans.values()):
+                try:
+                    group.run()
+                except BaseException as error:
+                    steering.end(error)
+                    raise
+                steering.end(None)
             if self._cancel_asked and self.checkpoints.retention is Retention.DELETE:
                 self._delete(folder, group)
 
@@ -255,6 +293,35 @@ class Job:
         self._stop_asked = True
         lifeline.tell_stopping()
         self._wake.set()
+
+    def savepoint(self, directory: str | None = None, *, kind: str = "native") -> str:
+        """Take a savepoint of the running job at an epoch boundary, without stopping it; the path of its folder below
+        `directory`, or below `Checkpoints(savepoint_dir=…)`. `kind`: `native` or `canonical`, see `state.savepoint`.
+        Blocks until it is complete; safe from any thread but the one that runs the job."""
+        return self._steered().savepoint(directory, kind)
+
+    def stop_with_savepoint(
+        self, directory: str | None = None, *, drain: bool = False, kind: str = "native", cancel: bool = False
+    ) -> str:
+        """End cleanly with a savepoint as the last thing; its path. `drain`: first emit the final results of all
+        windows, for a job that is not to go on: rows that come after a restore from this savepoint are late.
+        `cancel`: the job counts as cancelled then, for what becomes of its checkpoints."""
+        return self._steered().stop_with_savepoint(directory, kind, drain=drain, end=self.cancel if cancel else None)
+
+    def checkpoint(self) -> int:
+        """Wait for the next complete checkpoint, and give its number; the newest one where there is nothing to read."""
+        return self._steered().checkpoint()
+
+    def status(self) -> dict[str, Any]:
+        """Where each query stands; empty before `run` has started them."""
+        return self._steering.status() if self._steering is not None else {"queries": {}}
+
+    def _steered(self) -> Steering:
+        if self._steering is None:
+            raise SavepointError(
+                f"Job {self.name!r} does not run yet.", safe="nothing was changed.", to_do="ask again when it runs."
+            )
+        return self._steering
 
     def cancel(self) -> None:
         """Ask for an end at once: an epoch that is not decided yet is aborted at the sinks, one that is decided is
@@ -330,6 +397,9 @@ class Job:
                 raise _twice("sinks", name)
         if uid in self._plans:
             raise _twice("queries", uid)
+        suffix = self.settings.recovery.fork_suffix
+        if suffix:
+            sinks = {name: sink.redirected(suffix) for name, sink in sinks.items()}
         self._sinks.update(sinks)
         positions = self._lineage.positions(frame)
         sources = {name: self._sources[name] for name in positions if name is not None}
@@ -341,6 +411,27 @@ class Job:
         sources = [source.link(uid) for uid, source in plan.sources.items()]
         engine = engine_link(self.checkpoints)
         return Chain((*sources, engine, *(sink.link(uid) for uid, sink in plan.sinks.items())))
+
+    def _restored(self, storage: Storage, events: Events) -> str:
+        """Restore if it was asked for and is not done yet; the name of the history that the job goes on from."""
+        recovery, outcome = self.settings.recovery, None
+        if recovery.path is not None:
+            restorer = Restorer(self.name, storage.location, self.spark)
+            outcome = restorer.restore(
+                replace(recovery, allow_non_restored=self._allow_non_restored), self._plans, self.settings.state_asked
+            )
+        histories = Histories(storage)
+        newest = next(reversed(histories.all()), None)
+        if outcome is not None and outcome.mapped is not None:
+            for uid in [name.removesuffix(".json") for name in storage.list("queries")]:
+                storage.delete(f"queries/{uid}.json")  # what the program takes over was settled with the restore
+            tell(outcome, events)
+        else:
+            require_same_parallelism(self.spark, storage.location, histories.current(), self._plans, self.settings)
+        claim = Claim.of(newest, self._plans, self.spark)
+        if claim is not None:
+            events.listen(claim)
+        return histories.current()
 
     def _check_uids(self) -> None:
         """A query that only the checkpoint knows would be lost silently, a renamed one would start over."""

@@ -228,7 +228,7 @@ def test_a_record_says_all_that_is_needed() -> None:
     job.down.at(2, generation=5)
     job.look()
     queries = {"up": {"epoch": 4, "generation": 3}, "down": {"epoch": 2, "generation": 5}}
-    assert newest_record(job.storage) == {"number": 1, "queries": queries, "time": 110.0}
+    assert newest_record(job.storage) == {"number": 1, "queries": queries, "time": 110.0, "history": "spark"}
     [event] = job.told
     assert (event["event"], event["number"], event["epochs"]) == ("global_checkpoint", 1, {"down": 2, "up": 4})
 

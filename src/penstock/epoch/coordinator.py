@@ -7,7 +7,8 @@ decides anything.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,13 +17,13 @@ from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.channel import How, Writing
 from penstock.epoch.conductor import Conductor, Timing, log
-from penstock.epoch.identity import check_barrier, check_sources, strangers
+from penstock.epoch.identity import check_barrier, check_sources, history_of, strangers
 from penstock.epoch.inflight.backlog import is_logged, prepared_of
 from penstock.epoch.limits import Gate, Watchdog
 from penstock.epoch.outputs import EpochOutputs
 from penstock.epoch.protocol import Committable, Decision, Outcome, Replay, Resume, WriterId
 from penstock.epoch.watermark import WatermarkTracker
-from penstock.errors import JobStopped, PenstockError
+from penstock.errors import JobStopped, PenstockError, SavepointError
 from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -176,6 +177,37 @@ class Coordinator(Conductor):
         if self._inflight is not None:
             self._inflight.wait_empty(given_up)
 
+    @contextmanager
+    def held(self, patience: Deadline) -> Iterator[None]:
+        """While this lasts no epoch is under way and none begins. `SavepointError` where one does not end in time."""
+        if not self._gate.enter_within(patience.remaining()):
+            raise SavepointError(
+                f"The epoch under way of query {self._query!r} has not ended within the checkpoint timeout.",
+                safe="the job goes on; nothing was changed.",
+                to_do="see what it waits for, then ask again.",
+            )
+        try:
+            yield
+        finally:
+            self._gate.leave()
+
+    @property
+    def delivered(self) -> bool:
+        """Whether no row waits in the in-flight log."""
+        return self._inflight is None or not self._inflight.pending
+
+    @property
+    def busy(self) -> bool:
+        """Whether an epoch is under way."""
+        if self._gate.try_enter():
+            self._gate.leave()
+            return False
+        return True
+
+    def shut_gate(self) -> None:
+        """From now on no epoch begins; returns at once."""
+        self._gate.shut()
+
     def close_gate(self) -> None:
         """From now on no epoch begins; returns when none is under way. Stop Spark's query after this."""
         self._gate.close()
@@ -291,7 +323,7 @@ class Coordinator(Conductor):
         return generation
 
     def _facts(self) -> dict[str, Any]:
-        return {**super()._facts(), "sources": self._sources}
+        return {**super()._facts(), "sources": self._sources, "history": history_of(self._log)}
 
     def _query_id(self) -> str | None:
         return self._log.query_id()

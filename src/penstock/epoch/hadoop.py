@@ -43,16 +43,16 @@ class HadoopStorage(Storage):
     def create(self, name: str, data: bytes) -> None:
         target = self._path(name)
         what = f"writing {self.location}/{name}"
-        with self._errors(what):
+        with self.errors(what):
             self._fs.mkdirs(target.getParent())
-        with self._errors(what, creating=name):
+        with self.errors(what, creating=name):
             if self._object_store:
                 self._put(target, data)
             else:
                 self._write_and_rename(target, data)
 
     def read(self, name: str) -> bytes | None:
-        with self._errors(f"reading {self.location}/{name}"):
+        with self.errors(f"reading {self.location}/{name}"):
             path = self._path(name)
             if not self._fs.exists(path):
                 return None
@@ -63,7 +63,7 @@ class HadoopStorage(Storage):
                 stream.close()
 
     def list(self, folder: str) -> list[str]:
-        with self._errors(f"listing {self.location}/{folder}"):
+        with self.errors(f"listing {self.location}/{folder}"):
             path = self._path(folder)
             if not self._fs.exists(path):
                 return []
@@ -71,12 +71,12 @@ class HadoopStorage(Storage):
             return sorted(name for name in names if not name.startswith("."))
 
     def delete(self, name: str) -> None:
-        with self._errors(f"deleting {self.location}/{name}"):
+        with self.errors(f"deleting {self.location}/{name}"):
             self._fs.delete(self._path(name), False)
 
     def delete_tree(self, folder: str) -> None:
         """Gone with all that is in it when this returns; no error if it was gone before."""
-        with self._errors(f"deleting {self.location}/{folder}"):
+        with self.errors(f"deleting {self.location}/{folder}"):
             self._fs.delete(self._path(folder), True)
 
     def _put(self, target: Any, data: bytes) -> None:
@@ -107,7 +107,7 @@ class HadoopStorage(Storage):
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root  # Hadoop refuses ""
 
     @contextmanager
-    def _errors(self, what: str, creating: str | None = None) -> Iterator[None]:
+    def errors(self, what: str, creating: str | None = None) -> Iterator[None]:
         """Hadoop's refusals as the ledger's. `AlreadyExists` only of the name being created: a file in the place of
         its folder is refused with the same exception, and is no sign that somebody else was first."""
         from py4j.protocol import Py4JJavaError

@@ -10,18 +10,29 @@ if TYPE_CHECKING:
     from penstock.epoch.ledger import Ledger
     from penstock.epoch.spark_log import SparkLog
 
+_FIRST = "spark"  # what runs of earlier versions were on, which did not say so
+
 
 def check_sources(ledger: Ledger, log: SparkLog, query: str, sources: tuple[str, ...]) -> None:
-    """The program must have the sources the checkpoint was written with: Spark knows their positions by order."""
+    """The program must have the sources the checkpoint was written with: Spark knows their positions by order. A run
+    on another history says nothing: a restore has put the positions into the program's order."""
     newest = ledger.newest_generation()
     before = ledger.generation(newest) if newest else None
-    if before is not None and tuple(before["sources"]) != sources and log.query_id() is not None:
+    if before is None or before.get("history", _FIRST) != history_of(log):
+        return
+    if tuple(before["sources"]) != sources and log.query_id() is not None:
         raise UidChanged(
             f"Query {query!r} was last run with the sources {list(before['sources'])},"
             f" the program now reads {list(sources)}.",
             safe="nothing was started; the checkpoint is as it was.",
-            to_do="give the sources their former uids and order, or use another query uid to start over.",
+            to_do="give the sources their former uids and order; take a savepoint with the former program and restore"
+            " this one from it, which knows them by uid; or use another query uid to start over.",
         )
+
+
+def history_of(log: SparkLog) -> str:
+    """Which of the query's histories Spark's log belongs to: the name of its folder."""
+    return log.location.rstrip("/").rpartition("/")[2]
 
 
 def check_barrier(ledger: Ledger, log: SparkLog, epoch: int, query_id: str) -> None:

@@ -49,11 +49,19 @@ class Gate:
             self._shut.wait(seconds)
             self.check()
 
+    def shut(self) -> None:
+        """From now on none begins; returns at once."""
+        self._shut.set()
+
     def close(self) -> None:
         """Returns when no epoch is under way."""
-        self._shut.set()
+        self.shut()
         with self._lock:
             pass
+
+    def enter_within(self, seconds: float) -> bool:
+        """Wait for the epoch under way to end, for so long; whether it has, and the gate is now held."""
+        return self._lock.acquire(timeout=max(0.0, seconds))
 
 
 class Watchdog:

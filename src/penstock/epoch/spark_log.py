@@ -18,6 +18,9 @@ from penstock.errors import LedgerCorrupt
 STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 """Spark's setting that makes commits list state ids; only 1 does not."""
 
+END_OF_TIME = 253_402_300_799_999
+"""In milliseconds: the last one of the year 9999, where Spark's own dates end."""
+
 _V1 = "v1"
 
 
@@ -90,6 +93,19 @@ class SparkLog:
         with contextlib.suppress(AlreadyExists):
             self._storage.create(f"commits/{epoch}", f"{_V1}\n{body}".encode())
         return True
+
+    def end_of_time(self, epoch: int) -> None:
+        """Write `offsets/N` with the positions of the epoch before and a watermark beyond every event, replacing one
+        that is there: an epoch that reads nothing and closes every window. Only for an epoch that was not begun."""
+        before = self._storage.read(f"offsets/{epoch - 1}")
+        if before is None:
+            raise self._unreadable(f"offsets/{epoch - 1}")
+        version, metadata, *offsets = before.decode().rstrip("\n").split("\n")
+        changed = {**json.loads(metadata), "batchWatermarkMs": END_OF_TIME}
+        self._storage.delete(f"offsets/.{epoch}.crc")
+        self._storage.delete(f"offsets/{epoch}")
+        lines = [version, json.dumps(changed, separators=(",", ":")), *offsets]
+        self._storage.create(f"offsets/{epoch}", "\n".join(lines).encode())
 
     def _format_known(self, epoch: int, barrier: Barrier) -> bool:
         recorded = barrier.metadata.get("conf", {}).get(STATE_FORMAT, self._state_format)

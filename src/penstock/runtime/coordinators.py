@@ -21,9 +21,16 @@ _BY_MODE = {Mode.EXACTLY_ONCE: Coordinator, Mode.AT_LEAST_ONCE: AtLeastOnce, Mod
 
 
 def coordinator_for(
-    job: str, plan: QueryPlan, folder: str, spark: SparkSession, checkpoints: Checkpoints, events: Events, **more: Any
+    job: str,
+    plan: QueryPlan,
+    folder: str,
+    history: str,
+    spark: SparkSession,
+    checkpoints: Checkpoints,
+    events: Events,
+    **more: Any,
 ) -> Coordinator:
-    """One start's coordinator, not yet recovered."""
+    """One start's coordinator, not yet recovered. Spark's checkpoint is `history`, in the query's folder."""
     retained = max(checkpoints.retained, checkpoints.num_retained)
     return _BY_MODE[Mode(checkpoints.mode)](
         job=job,
@@ -31,7 +38,7 @@ def coordinator_for(
         sinks=plan.sinks,
         sources=list(plan.sources),
         ledger=ledger_at(f"{folder}/ledger", spark, retained=retained),
-        log=spark_log_at(f"{folder}/spark", spark),
+        log=spark_log_at(f"{folder}/{history}", spark),
         events=events,
         body=plan.body,
         watermark_policy=str(spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")),

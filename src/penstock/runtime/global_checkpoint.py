@@ -1,6 +1,6 @@
 """The global checkpoint: one complete epoch of every query, such that together they are a consistent cut.
 
-    <storage>/<job>/global/0000000012.json
+    <storage>/<job>/global/0000000012.json      with the history it belongs to, see `state.history`
 
 Consistent means: whatever the recorded epoch of a query has consumed from a topic that another query of the job writes
 was written by that one's recorded epoch, or an earlier one. Downstream is never ahead of upstream.
@@ -29,6 +29,7 @@ from penstock.config import Mode
 from penstock.epoch.ledger import seal, unseal
 from penstock.epoch.storage import AlreadyExists
 from penstock.runtime.links import circle, downstream_first, links
+from penstock.state.history import FIRST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -84,11 +85,13 @@ class GlobalCheckpoints:
         checkpoints: Checkpoints,
         events: Events,
         *,
+        history: str = FIRST,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runners = {runner.plan.uid: runner for runner in runners}
         self._storage, self._events, self._now, self._clock = storage, events, now, clock
+        self._history = history
         self._pause = max(_LEAST_SECONDS, checkpoints.interval_seconds)
         self._kept = max(_LEAST_KEPT, checkpoints.num_retained)
         linked = links(runner.plan for runner in runners)
@@ -107,6 +110,13 @@ class GlobalCheckpoints:
     def wanted(self) -> bool:
         """A job of one query has none: its own commit log says the same."""
         return len(self._runners) > 1 and not self._refused
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest one that was written, 0 before the first."""
+        if self._next is not None:
+            return self._next - 1
+        return max(recorded(self._storage), default=0)
 
     def began(self) -> None:
         """The queries start, for the first time or again: what an older start was about to do counts no more."""
@@ -153,7 +163,7 @@ class GlobalCheckpoints:
                 self._next = self._first_free()
             number = self._next
             queries = {uid: {"epoch": epoch, "generation": run} for uid, (epoch, run) in found.items()}
-            body = {"number": number, "queries": queries, "time": self._now()}
+            body = {"number": number, "queries": queries, "time": self._now(), "history": self._history}
             self._storage.create(_name(number), seal("global", body))
             self._next, self._last, self._written = number + 1, found, self._clock()
             self._storage.delete(_name(number - self._kept))

@@ -5,6 +5,7 @@ per user, verified, and moved into the cache in one step; from then on it is fou
 
     spark-kafka     Spark's Kafka connector and what it needs, for the version of PySpark that Penstock pins
     kafka-broker    a whole Kafka broker, for development and tests
+    spark-delta     Spark's Delta connector, for tests and benchmarks
 
 `python -m penstock.runtime.jars relock` rewrites the lock from `ROOTS` after a version there was changed.
 """
@@ -61,6 +62,15 @@ ROOTS: Mapping[str, Root] = {
     "kafka-broker": Root(
         (Coordinate("org.apache.kafka", "kafka_2.13", "4.3.1"), Coordinate("org.slf4j", "slf4j-simple", "1.7.36")),
         transitive=True,
+    ),
+    # Spark's own reader and writer of Delta tables, for tests and benchmarks: the Delta sink needs no jar. Not
+    # transitive: the rest is inside PySpark, or serves catalogs and engines that are not used here.
+    "spark-delta": Root(
+        (
+            Coordinate("io.delta", "delta-spark_4.2_2.13", "4.4.0"),
+            Coordinate("io.delta", "delta-storage", "4.4.0"),
+        ),
+        transitive=False,
     ),
     # A real name node and data node, for the tests of checkpoints on HDFS.
     "hdfs": Root((Coordinate("org.apache.hadoop", "hadoop-client-minicluster", "3.5.0"),), transitive=False),

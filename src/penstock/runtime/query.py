@@ -5,19 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.deadline import Deadline
 from penstock.epoch.coordinator import Body, Coordinator
 from penstock.epoch.open import spark_log_at, storage_at
-from penstock.errors import ConfigurationError, JobStopped, PreCommitFailed
+from penstock.epoch.task import fault_in
+from penstock.errors import ConfigurationError, JobStopped, PreCommitFailed, SavepointError
 from penstock.runtime.coordinators import coordinator_for
 from penstock.runtime.observer import Observer
 from penstock.runtime.settle import require_same_backend
+from penstock.sources.base import reader_name
+from penstock.state.history import FIRST
+from penstock.state.taking import Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -73,10 +78,13 @@ class QueryRunner:
         events: Events,
         ended: Callable[[], None],
         before_start: Callable[[], None] = lambda: None,
+        history: str = FIRST,
     ) -> None:
         self._job, self.plan, self._spark = job, plan, spark
         self._checkpoints, self._events, self._ended = checkpoints, events, ended
         self._before_start = before_start
+        self._history = history
+        self._until: int | None = None  # the last epoch of this start, where one was set
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._cancelled = False
@@ -93,6 +101,11 @@ class QueryRunner:
     @property
     def folder(self) -> str:
         return f"{self._checkpoints.storage.rstrip('/')}/{self._job}/{self.plan.uid}"
+
+    @property
+    def checkpoint(self) -> str:
+        """Spark's own checkpoint of the query, see `state.history`."""
+        return f"{self.folder}/{self._history}"
 
     @property
     def alive(self) -> bool:
@@ -143,6 +156,82 @@ class QueryRunner:
         if self._query is not None:
             self._give_up(self._query)
 
+    @property
+    def busy(self) -> bool:
+        """Whether an epoch is under way."""
+        return self._coordinator is not None and self._coordinator.busy
+
+    @contextmanager
+    def standing(self, patience: Deadline) -> Iterator[Standing]:
+        """While this lasts the query stands after a complete epoch that Spark has logged, all its rows delivered, and
+        begins no other. Raises `SavepointError` where it cannot be brought to stand."""
+        if self.done:
+            yield self.at_its_end()
+            return
+        coordinator = self._running(patience)
+        with coordinator.held(patience):
+            coordinator.drain(lambda: patience.passed() or self._stopping.is_set())
+            log = self._spark_log()
+            while log.next_epoch()[0] <= self._completed_epoch() and not patience.passed():
+                time.sleep(_POLL_SECONDS / 20)
+            if self._coordinator is not coordinator or coordinator.failure is not None or not coordinator.delivered:
+                raise self._not_standing("it failed, or its in-flight log is not delivered")
+            yield Standing(self.plan, self.checkpoint, self._completed_epoch(), coordinator.generation)
+
+    def at_its_end(self) -> Standing:
+        """A query that has ended between two epochs."""
+        log = self._spark_log()
+        epoch, _ = log.next_epoch()
+        if epoch == 0:
+            raise self._not_standing("it has no complete epoch yet")
+        return Standing(self.plan, self.checkpoint, epoch - 1, self.generation)
+
+    def shut(self) -> None:
+        """No epoch begins any more; the one under way, if any, ends. Returns at once."""
+        if self._coordinator is not None:
+            self._coordinator.shut_gate()
+
+    def emit_final(self) -> None:
+        """After a stop: one more epoch, without any input, whose watermark lies beyond all time, so that windows emit
+        what they hold. Not for a query without watermark: it holds nothing back."""
+        log = self._spark_log()
+        epoch, _ = log.next_epoch()
+        if epoch == 0 or not log.committed_watermark(epoch - 1):
+            return
+        # A barrier that is written and not begun is one that Spark would have cut anew: nothing of it was read.
+        log.end_of_time(epoch)
+        self._until = epoch
+        self._stopping.clear()
+        self._wake.clear()
+        self._cancelled = False
+        self._generation = self.generation
+        try:
+            self._once()
+        finally:
+            self._until = None
+        if log.next_epoch()[0] <= epoch:
+            raise self._not_standing(f"epoch {epoch}, which emits what windows hold, was not completed")
+
+    def _running(self, patience: Deadline) -> Coordinator:
+        """The coordinator, once its query runs and has a complete epoch; a start takes a moment."""
+        while not patience.passed() and self._alive and not self._stopping.is_set():
+            coordinator = self._coordinator
+            if coordinator is not None and self._query is not None and self._completed_epoch() >= 0:
+                return coordinator
+            time.sleep(_POLL_SECONDS)
+        raise self._not_standing("it does not run" if not self._alive else "it has no complete epoch yet")
+
+    def _completed_epoch(self) -> int:
+        now = self.progress
+        return -1 if now is None else now.completed
+
+    def _not_standing(self, why: str) -> SavepointError:
+        return SavepointError(
+            f"Query {self.plan.uid!r} cannot be brought to stand: {why}.",
+            safe="nothing was changed.",
+            to_do="see the job's log; ask again when it runs.",
+        )
+
     def settle(self, patience: float) -> None:
         """After a cancel: see that nothing stays open. Another run, of a generation of its own, that starts no query:
         it carries out what is decided and aborts the rest, also what an epoch that hangs, or a task that Spark has
@@ -178,6 +267,7 @@ class QueryRunner:
             self._job,
             plan,
             self.folder,
+            self._history,
             self._spark,
             self._checkpoints,
             self._events,
@@ -188,7 +278,7 @@ class QueryRunner:
             previous=self._generation,
         )
         try:
-            require_same_backend(self._spark, f"{self.folder}/spark", plan.uid)
+            require_same_backend(self._spark, self.checkpoint, plan.uid)
             resume = coordinator.recover()
             self._recovered(resume)
             if not self._checkpoints.logged:
@@ -215,11 +305,12 @@ class QueryRunner:
         self._drain(coordinator, query)
         failure = coordinator.failure
         if failure is None and not self._wake.is_set() and (exception := query.exception()) is not None:
+            fault = fault_in(str(exception))  # a source's own error, from Spark's planner
             raise PreCommitFailed(
-                f"Spark ended query {self.plan.uid!r}: {_short(exception)}",
+                f"Spark ended query {self.plan.uid!r}: {_short(fault or exception)}",
                 safe="no epoch was decided in the meantime; it goes on from its last complete epoch.",
                 to_do="see the cause above.",
-            ) from exception
+            ) from (fault or exception)
         if failure is not None and not isinstance(failure, JobStopped):
             raise failure
 
@@ -272,12 +363,14 @@ class QueryRunner:
         writer = (
             self.plan.frame.writeStream.queryName(f"{self._job}.{self.plan.uid}")
             .outputMode(self.plan.output_mode)
-            .option("checkpointLocation", f"{self.folder}/spark")
+            .option("checkpointLocation", self.checkpoint)
             .options(**dict(self.plan.options))
             .foreachBatch(coordinator)
         )
         interval = self._checkpoints.interval_seconds
-        if interval > 0:
+        if self.plan_is_bounded and any(one.ends_with_what_is_there for one in self.plan.sources.values()):
+            writer = writer.trigger(availableNow=True)
+        elif interval > 0:
             writer = writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds")
         try:
             return writer.start()
@@ -289,7 +382,7 @@ class QueryRunner:
             ) from error
 
     def _spark_log(self) -> SparkLog:
-        return spark_log_at(f"{self.folder}/spark", self._spark)
+        return spark_log_at(self.checkpoint, self._spark)
 
     def _executed_plan(self) -> Any:
         """The plan Spark executed last, a JVM object; None where the query cannot be found."""
@@ -301,10 +394,11 @@ class QueryRunner:
     def _completed(self, epoch: int, barrier: Barrier | None) -> None:
         if barrier is None:
             return
-        for uid, offset in zip(self.plan.positions, barrier.offsets, strict=False):
+        for index, (uid, offset) in enumerate(zip(self.plan.positions, barrier.offsets, strict=False)):
             if uid is not None and offset is not None:
                 self.plan.sources[uid].publish(self._job, uid, offset)
-        if self.plan_is_bounded and self._all_finished(barrier):
+                self.plan.sources[uid].completed(uid, reader_name(self.plan.uid, index), offset)
+        if (self._until is not None and epoch >= self._until) or (self.plan_is_bounded and self._all_finished(barrier)):
             self._wake.set()
 
     def _already_finished(self, next_epoch: int) -> bool:

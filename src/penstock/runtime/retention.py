@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING
 from penstock.epoch.ledger import seal
 from penstock.errors import LedgerError
 from penstock.runtime.global_checkpoint import FOLDER as GLOBAL
+from penstock.state.history import FIRST, is_history
+from penstock.state.history import FOLDER as RESTORES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -46,7 +48,7 @@ _LEAST_BATCHES = 2  # recovery looks at the epoch before the last
 _MARKS = "deleting"
 _MARK = re.compile(r"^[0-9a-f]{12}\.json$")
 _NUMBERED = re.compile(r"^(\d+)\.json$")
-_OF_A_QUERY = ("spark", "inflight", "checkpoints", "ledger/epochs", "ledger/claims", "ledger/probe")
+_OF_A_QUERY = ("inflight", "checkpoints", "ledger/epochs", "ledger/claims", "ledger/probe")
 
 
 @contextlib.contextmanager
@@ -112,10 +114,14 @@ class JobFolder:
             waiting = self._waiting(f"{uid}/inflight")
             if waiting:
                 return f"{waiting} holds rows that are not delivered yet"
-            for part in _OF_A_QUERY:
+            for part in self._parts(uid):
                 if self._trees.is_link(f"{uid}/{part}"):
                     return f"{uid}/{part} is, or stands in, a link, and links are not followed"
         return ""
+
+    def _parts(self, uid: str) -> list[str]:
+        """Every history of Spark's, and what belongs to all of them."""
+        return [FIRST, *(name for name in self._storage.list(uid) if is_history(name) and name != FIRST), *_OF_A_QUERY]
 
     def _newest(self, uid: str) -> int:
         names = self._storage.list(f"{uid}/ledger/generations")
@@ -133,17 +139,18 @@ class JobFolder:
         stood still for so long that somebody else finished the deletion and began anew."""
         known = {name.removesuffix(".json") for name in self._storage.list("queries") if name.endswith(".json")}
         for uid in sorted(known | set(queries)):
-            for part in _OF_A_QUERY:
+            for part in self._parts(uid):
                 if uid in generations and self._newest(uid) > generations[uid]:
                     return f"generation {self._newest(uid)} of query {uid} has taken over"
                 self._trees.delete(f"{uid}/{part}")
             self._storage.delete(f"{uid}/ledger/identity.json")
-        for name in self._storage.list(GLOBAL):
-            if _NUMBERED.match(name):
-                self._storage.delete(f"{GLOBAL}/{name}")
+        for folder in (GLOBAL, RESTORES):
+            for name in self._storage.list(folder):
+                if _NUMBERED.match(name):
+                    self._storage.delete(f"{folder}/{name}")
         for uid in known:
             self._storage.delete(f"queries/{uid}.json")
-        for folder in (GLOBAL, "queries"):
+        for folder in (GLOBAL, RESTORES, "queries"):
             self._trees.delete_if_empty(folder)
         return ""
 

@@ -7,11 +7,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from penstock.config.levels import CODE, OPTIONS, said
+from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import PROVIDER, check_backend
 from penstock.epoch.open import spark_log_at, storage_at
+from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -93,6 +95,31 @@ def require_same_backend(spark: SparkSession, location: str, query: str) -> None
         return
     session = {PROVIDER: spark.conf.get(PROVIDER, None)}
     check_backend(barrier.metadata.get("conf", {}), session, query=query)
+
+
+def require_same_parallelism(
+    spark: SparkSession, location: str, history: str, queries: Iterable[str], settings: Settings
+) -> None:
+    """Spark would go on with the number of state partitions it began with, and not say that it was asked otherwise."""
+    wanted = settings.asked.get(PARTITIONS)
+    if wanted is None or wanted.side is None:
+        return
+    for uid in queries:
+        where = f"{location}/{uid}/{history}"
+        spark_log = spark_log_at(where, spark)
+        epoch, pending = spark_log.next_epoch()
+        barrier = spark_log.barrier(epoch if pending else epoch - 1)
+        if barrier is None or not storage_at(where, spark).list("state"):
+            continue
+        recorded = str(barrier.metadata.get("conf", {}).get(PARTITIONS, wanted.value))
+        if recorded != wanted.value:
+            raise ConfigurationError(
+                f"The state of query {uid!r} is cut into {recorded} partitions, but {wanted.side} asks for"
+                f" {wanted.value}.",
+                safe="nothing was started; the checkpoint is as it was.",
+                to_do=f"rescale by restoring: penstock run -s {location} -p {wanted.value} JOB.py, from this checkpoint"
+                " or a savepoint; or leave the parallelism as it was.",
+            )
 
 
 def _say_once(text: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.epoch.protocol import Committable, Outcome
+from penstock.errors import ConfigurationError
 from penstock.guarantees import Guarantee, Link
 
 if TYPE_CHECKING:
@@ -75,11 +76,28 @@ class Finding:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something that is open in the other system, for people to look at.
+
+    `payload` is the part of its committable's payload that names it, so that the ledger can be asked about it. What
+    the name does not tell is None. `started` is in seconds since 1970; `details` holds no secret."""
+
+    name: str
+    generation: int
+    epoch: int | None = None
+    partition: int | None = None
+    started: float | None = None
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
 __all__ = [
     "CheckContext",
     "Committable",
     "Committer",
     "Finding",
+    "Leftover",
     "Outcome",
     "Sink",
     "SinkScope",
@@ -130,6 +148,10 @@ class Committer(ABC):
         """Find by prefix whatever this and older generations left open, except `keep`, abort it so that its writer,
         should it still live, can do nothing more, and return how many there were. Never touches newer generations."""
 
+    def leftovers(self, deadline: Deadline) -> Sequence[Leftover] | None:
+        """What `abort_dangling` would find with nothing to keep, left as it is; None where the sink cannot say."""
+        return None
+
     def close(self) -> None:  # noqa: B027 - a committer without connections has nothing to do
         """Free connections."""
 
@@ -163,6 +185,15 @@ class TwoPhaseSink(Sink):
 
     def shape(self, frame: DataFrame) -> DataFrame:
         return frame
+
+    def redirected(self, suffix: str) -> TwoPhaseSink:
+        """The same sink with its output put aside: a topic, table or folder named like its own with `suffix` behind.
+        For a fork of a job, which must not write where the job does."""
+        raise ConfigurationError(
+            f"{type(self).__name__} cannot put its output aside, so a job with it cannot be forked.",
+            safe="nothing was started.",
+            to_do="give the fork a sink that can, or override TwoPhaseSink.redirected(suffix).",
+        )
 
     @abstractmethod
     def open_writer(self, scope: WriterScope) -> Writer:

@@ -65,6 +65,19 @@ POINTS: dict[str, str] = {
     "drain.decided": "driver",  # the decision to deliver it is durable
     "drain.committed": "driver",  # delivered and visible, not yet marked
     "drain.marked": "driver",  # marked as drained, the log not removed
+    # a savepoint, in the driver, when somebody asks for one
+    "savepoint.held": "savepoint",  # the queries stand still, nothing is copied
+    "savepoint.copied": "savepoint",  # all files copied, the queries go on, no checksums yet
+    "savepoint.checked": "savepoint",  # complete but for its `_metadata`
+    "savepoint.written": "savepoint",  # there, nobody told
+    # a restore, in the driver, before anything starts
+    "restore.verified": "restore",  # the savepoint is whole and fits, nothing copied
+    "restore.copied": "restore",  # copied beside the job's checkpoint
+    "restore.rewritten": "restore",  # and rewritten for another parallelism or backend
+    "restore.recorded": "restore",  # the job's checkpoint from now on, nothing started
+    # a source's journal, in the driver, when lines come
+    "journal.written": "receiver",  # lines in the journal's file, not synced
+    "journal.synced": "receiver",  # lines durable, nobody told of them
     # inside the ledger
     "ledger.aside": "driver",  # file written aside and synced, not yet under its name
     # inside the committers

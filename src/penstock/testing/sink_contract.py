@@ -158,6 +158,21 @@ class SinkContract(SinkSteps):
         self.commit(sink, self.prepare(sink, [rows], generation=2), generation=2)
         self.assert_visible(rows)
 
+    def test_leftovers_are_shown_and_left_as_they_are(self) -> None:
+        """Each by a part of its committable's payload; a sink may also say that it cannot."""
+        sink, batches = self.harness.make_sink(), [self.harness.rows(5), self.harness.rows(5, 5)]
+        prepared = self.prepare(sink, batches)
+        found = self.leftovers(sink, generation=2)
+        if found is None:
+            return
+        named = [one.writer for one in prepared for each in found if each.payload.items() <= one.payload.items()]
+        assert (sorted(named), len(found)) == ([0, 1], 2)
+        assert {one.generation for one in found} == {1}
+        assert not self.leftovers(sink, generation=0)
+        assert self.commit(sink, prepared, generation=2) == {Outcome.COMMITTED}
+        self.assert_visible(*batches)
+        assert not self.leftovers(sink, generation=2)
+
     def test_an_earlier_attempt_of_this_run_is_a_leftover_too(self) -> None:
         sink = self.harness.make_sink()
         first = self.prepare(sink, [self.harness.rows(5)], attempt=0)

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from penstock.deadline import Deadline
-from penstock.sinks.base import Committable, Outcome, SinkScope, TwoPhaseSink, Writer, WriterScope
+from penstock.sinks.base import Committable, Leftover, Outcome, SinkScope, TwoPhaseSink, Writer, WriterScope
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -135,6 +135,13 @@ class SinkSteps:
         committer = sink.open_committer(self.scope(generation))
         try:
             return committer.abort_dangling([through_json(one) for one in keep], Deadline(PATIENCE))
+        finally:
+            committer.close()
+
+    def leftovers(self, sink: TwoPhaseSink, *, generation: int) -> Sequence[Leftover] | None:
+        committer = sink.open_committer(self.scope(generation))
+        try:
+            return committer.leftovers(Deadline(PATIENCE))
         finally:
             committer.close()
 

@@ -41,6 +41,7 @@ class Pipeline:
     checkpoints: Mapping[str, Any] = field(default_factory=dict)
     sink_servers: str | None = None
     jvm: str = QUICK_JVM
+    partitions: int | None = 2  # None: as the options say
 
     def write(self, path: Path) -> Path:
         path.write_text(json.dumps(asdict(self)))
@@ -70,7 +71,7 @@ def build(config: Pipeline, spark: SparkSession | None = None) -> Job:
             "spark.driver.memory": "512m",
             "spark.driver.extraJavaOptions": config.jvm,
             "spark.sql.streaming.minBatchesToRetain": "100",  # tests look back at every epoch
-            "spark.sql.shuffle.partitions": "2",
+            **({"spark.sql.shuffle.partitions": str(config.partitions)} if config.partitions else {}),
         },
         spark=spark,
     )

@@ -90,6 +90,10 @@ class FileSink(TwoPhaseSink):
             return (Finding(uid, f"only {free >> 20} MiB are free in {nearest}"),)
         return ()
 
+    def redirected(self, suffix: str) -> FileSink:
+        path = f"{self.path.rstrip('/')}{suffix}"
+        return FileSink(path, format=self.format, options=self.options, compression=self.compression)
+
     def open_writer(self, scope: WriterScope) -> Writer:
         ending = f".{self.format}{COMPRESSIONS[self.format][self.compression]}"
         staged, final = names_of(scope, ending)

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from penstock.errors import PreCommitFailed
-from penstock.sinks.base import Committable, Committer, Outcome, SinkScope, Writer, WriterScope
+from penstock.sinks.base import Committable, Committer, Leftover, Outcome, SinkScope, Writer, WriterScope
 from penstock.sinks.files.storage import StagedFile, Storage, full_disk_named, is_full
 from penstock.testing.failpoints import failpoint
 
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 #: Epochs whose receipts are kept. One would do in order; the rest is for epochs that commit side by side.
 KEPT_RECEIPTS = 16
 
-_STAGED = re.compile(r"^g(?P<generation>\d+)-e\d+-a\d+-p\d+-t\d+-[0-9a-f]+\.")
+_STAGED = re.compile(r"^g(?P<generation>\d+)-e(?P<epoch>\d+)-a\d+-p(?P<partition>\d+)-t\d+-[0-9a-f]+\.")
 _RECEIPT = re.compile(r"^e(?P<epoch>\d+)-[0-9a-f]+$")
 
 
@@ -191,6 +191,19 @@ class FileCommitter(Committer):
                 if generation <= self._scope.generation and name not in kept
             ]
         )
+
+    def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
+        found = []
+        for name in self._storage.names(self._staged):
+            match, staged = _STAGED.match(name), f"{self._staged}/{name}"
+            if match is None or int(match["generation"]) > self._scope.generation:
+                continue
+            epoch, partition = int(match["epoch"]), int(match["partition"])
+            size = {"bytes": self._storage.size(staged)}
+            found.append(
+                Leftover(staged, int(match["generation"]), epoch, partition, payload={"staged": staged}, details=size)
+            )
+        return found
 
     def _all_staged(self) -> list[tuple[str, int]]:
         matches = ((name, _STAGED.match(name)) for name in self._storage.names(self._staged))

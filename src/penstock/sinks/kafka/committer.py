@@ -38,7 +38,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import PreCommitFailed, SystemUnavailable
-from penstock.sinks.base import Committable, Committer, Outcome
+from penstock.sinks.base import Committable, Committer, Leftover, Outcome
 from penstock.sinks.kafka.transactions import Described, Ended, Ending
 from penstock.testing.failpoints import active, failpoint
 
@@ -196,6 +196,11 @@ class KafkaCommitter(Committer):
             self._unfinished(self._client.fence(found, deadline))
         return len(found)
 
+    def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
+        named = [name for name in self._client.list_open(f"{self._prefix}-g", deadline) if self._mine(name)]
+        states = self._client.describe(named, deadline)
+        return [leftover(name, described) for name, described in states.items() if described.open]
+
     def close(self) -> None:
         self._client.close()
 
@@ -267,6 +272,29 @@ class KafkaCommitter(Committer):
                 safe="they stay invisible; readers with read_committed wait behind them until they time out.",
                 to_do="check the brokers; the next start of the job aborts them.",
             )
+
+
+def leftover(name: str, described: Described) -> Leftover:
+    """An open transaction as people see it. Its id tells the run; epoch and partition stand in the ledger only."""
+    made_by = re.search(r"-g(\d{6,})-[0-9a-f]{12}$", name)
+    return Leftover(
+        name,
+        int(made_by[1]) if made_by else 0,
+        started=described.started / 1000,
+        payload={
+            "transactional_id": name,
+            "producer_id": described.producer_id,
+            "producer_epoch": described.producer_epoch,
+            "started": described.started,
+        },
+        details={
+            "state": described.state,
+            "producer_id": described.producer_id,
+            "producer_epoch": described.producer_epoch,
+            "timeout_seconds": described.timeout / 1000,
+            "partitions": list(described.partitions),
+        },
+    )
 
 
 def _id(committable: Committable) -> str:

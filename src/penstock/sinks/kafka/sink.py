@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
@@ -64,6 +64,16 @@ class KafkaSink(TwoPhaseSink):
 
     def shape(self, frame: DataFrame) -> DataFrame:
         return shaped(frame, self.topic)
+
+    def redirected(self, suffix: str) -> KafkaSink:
+        if self.topic is None:
+            raise ConfigurationError(
+                "A KafkaSink that takes its topic from the rows cannot put its output aside.",
+                safe="nothing was started.",
+                to_do="for a fork, name the topic: KafkaSink('topic', …).",
+            )
+        # The fork's topic is nobody's yet; a missing one is made as the broker makes them.
+        return replace(self, topic=f"{self.topic}{suffix}", create_topic=True)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         from penstock.sinks.kafka import check

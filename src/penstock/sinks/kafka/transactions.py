@@ -31,12 +31,15 @@ SILENT = -1000
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What the coordinator says of one transactional id. `state` is Kafka's own word, or `NotFound`."""
+    """What the coordinator says of one transactional id. `state` is Kafka's own word, or `NotFound`. Times are in
+    milliseconds; `partitions` (`topic-number`) are those the transaction has written to."""
 
     state: str
     producer_id: int = -1
     producer_epoch: int = -1
     started: int = -1
+    timeout: int = -1
+    partitions: tuple[str, ...] = ()
 
     @property
     def open(self) -> bool:
@@ -93,6 +96,8 @@ class TransactionClient:
                             state.producer_id,
                             state.producer_epoch,
                             state.transaction_start_time_ms,
+                            state.transaction_timeout_ms,
+                            tuple(f"{one.topic}-{number}" for one in state.topics for number in one.partitions),
                         )
                     elif state.error_code == faults.TRANSACTIONAL_ID_NOT_FOUND:
                         found[state.transactional_id] = Described("NotFound")
