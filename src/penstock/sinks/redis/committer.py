@@ -1,0 +1,174 @@
+"""The driver's hand on Redis: applies prepared rows, proves what became of them, removes leftovers.
+
+One script applies a part of a writer's rows and takes that part off its list, in one step. So however often it is sent,
+whoever sends it, and wherever an answer is lost, no row is applied twice. What it finds decides:
+
+| in `done` | in `open` | list | in `begun` | means |
+|---|---|---|---|---|
+| yes | – | – | – | already committed |
+| no | yes | whole | no | prepared: apply it |
+| no | yes | the rest | yes | a commit was cut short: go on |
+| no | no | – | no | lost: aborted before any row was applied |
+| no | yes | gone | no | lost: somebody removed the rows, and none was applied |
+| no | any | gone or changed | yes | unknown: some rows are applied, the others are gone; a person must look |
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.errors import PreCommitFailed
+from penstock.sinks.base import Committable, Committer, Leftover, Outcome, SinkScope
+from penstock.sinks.redis import scripts
+from penstock.sinks.redis.client import Script, answered, fault, is_away, library, place
+from penstock.sinks.redis.layout import Layout, generation_of, numbers_of
+from penstock.testing.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from penstock.deadline import Deadline
+    from penstock.sinks.redis.writer import Target
+
+log = logging.getLogger(__name__)
+
+#: Epochs whose proof is kept. One would do in order; the rest is for epochs that commit side by side.
+KEPT_EPOCHS = 16
+
+_AT_ONCE = 500
+_PAUSES = (0.02, 0.1, 0.5, 1.0)
+
+_APPLY = Script(scripts.APPLY)
+_ABORT = Script(scripts.ABORT)
+_OUTCOMES = {b"done": Outcome.COMMITTED, b"already": Outcome.ALREADY_COMMITTED, b"lost": Outcome.LOST}
+
+
+class RedisCommitter(Committer):
+    """Applies, proves, sweeps."""
+
+    def __init__(self, target: Target, scope: SinkScope) -> None:
+        self._target = target
+        self._scope = scope
+        self._keys = Layout.of(scope, target.prefix)
+        self._client = target.connect()
+
+    def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
+        named = [one for one in committables if one.payload]
+        with answered(self._target.url):
+            for start in range(0, len(named), _AT_ONCE):
+                part = named[start : start + _AT_ONCE]
+                with self._client.pipeline(transaction=False) as pipeline:
+                    for one in part:
+                        pipeline.llen(_rows(one))
+                    lengths = pipeline.execute()
+                for one, length in zip(part, lengths, strict=True):
+                    if length != one.payload["elements"] + 1:
+                        raise PreCommitFailed(
+                            f"The rows that writer {one.writer} of sink {one.sink!r} prepared in Redis are "
+                            f"{'gone' if length == 0 else 'not as they were written'}: {one.payload['name']}.",
+                            safe="nothing of this epoch is visible; it replays from the same positions.",
+                            to_do="see that Redis evicts no keys (maxmemory-policy), did not restart without its data, "
+                            "and that nobody else touches the keys 'penstock:*'.",
+                        )
+        return committables
+
+    def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        for committable in committables:
+            # An empty payload: the writer had no rows.
+            outcome = self._apply(epoch, committable, deadline) if committable.payload else Outcome.COMMITTED
+            outcomes[committable.writer] = outcome
+            if len(outcomes) == 1:
+                failpoint("commit.first")
+        return outcomes
+
+    def _apply(self, epoch: int, committable: Committable, deadline: Deadline) -> Outcome:
+        """Part after part until all is applied. A part whose answer was lost is simply asked for again."""
+        name = committable.payload["name"]
+        own = Layout(committable.payload["base"])
+        keys = [own.rows(name), own.open, own.begun, own.done]
+        arguments = [name, epoch, committable.payload["elements"], committable.payload["at_once"], epoch - KEPT_EPOCHS]
+        failures = 0
+        while not deadline.passed():
+            try:
+                said, *why = _APPLY(self._client, keys, arguments)
+            except (library().exceptions.RedisError, OSError) as error:
+                if not is_away(error):
+                    raise fault(error, place(self._target.url)) from error
+                if failures == 0:
+                    log.warning(
+                        "Redis at %s does not answer a commit, trying again: %s", place(self._target.url), error
+                    )
+                time.sleep(min(deadline.remaining(), _PAUSES[min(failures, len(_PAUSES) - 1)]))
+                failures += 1
+                continue
+            if said in _OUTCOMES:
+                return _OUTCOMES[said]
+            if said == b"refused":
+                log.error("writer %s cannot be applied, it stays prepared: %s", name, why[0].decode(errors="replace"))
+                return Outcome.UNKNOWN
+        return Outcome.UNKNOWN
+
+    def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
+        bases: dict[str, list[str]] = {}
+        for one in committables:
+            if one.payload:
+                bases.setdefault(one.payload["base"], []).append(one.payload["name"])
+        for base, names in bases.items():
+            self._remove(Layout(base), names)
+
+    def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
+        kept = {one.payload["name"] for one in keep if one.payload}
+        with answered(self._target.url):
+            found = [name.decode() for name in self._client.hkeys(self._keys.open)]
+        generations = {name: generation_of(name) for name in found if name not in kept}
+        own = self._scope.generation
+        older = [name for name, number in generations.items() if number is not None and number <= own]
+        return self._remove(self._keys, older)
+
+    def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
+        with answered(self._target.url):
+            names = [name.decode() for name in self._client.hkeys(self._keys.open)]
+        found = {name: numbers for name in sorted(names) if (numbers := numbers_of(name)) is not None}
+        return [
+            Leftover(
+                name,
+                numbers["generation"],
+                numbers["epoch"],
+                numbers["partition"],
+                payload={"base": self._keys.base, "name": name},
+            )
+            for name, numbers in found.items()
+            if numbers["generation"] <= self._scope.generation
+        ]
+
+    def _remove(self, layout: Layout, names: Sequence[str]) -> int:
+        removed = 0
+        with answered(self._target.url):
+            for start in range(0, len(names), _AT_ONCE):
+                part = list(names[start : start + _AT_ONCE])
+                keys = [layout.open, layout.begun, *(layout.rows(name) for name in part)]
+                removed += int(_ABORT(self._client, keys, part))
+        return removed
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _rows(committable: Committable) -> str:
+    # Named by the committable, not by the sink: its prefix may be another by now.
+    return Layout(committable.payload["base"]).rows(committable.payload["name"])
+
+
+class NothingToCommit(Committer):
+    """For writers that wrote the keys themselves: all is done when they are."""
+
+    def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
+        return {one.writer: Outcome.COMMITTED for one in committables}
+
+    def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
+        """What was written stays: the replay overwrites it."""
+
+    def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
+        return 0

@@ -1,0 +1,204 @@
+"""The writer that logs rows and the committer that hands them over.
+
+| on a note of `done` | id in the target's marker | on a note of `begun` | log | means |
+|---|---|---|---|---|
+| yes | – | – | – | already committed |
+| no | yes | yes | – | already committed, and the acknowledgement was lost |
+| no | no | any | there | prepared: write it (again) |
+| no | no | no | gone | lost: it was never handed over |
+| no | no | yes | gone | unknown: it may have been handed over, and nobody can tell |
+
+Without a marker the second row of this table does not exist: what was written, and not acknowledged, is written again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import LedgerError, PenstockError, PreCommitFailed
+from penstock.sinks.base import Committable, Committer, Leftover, Outcome, SinkScope, Writer, WriterScope
+from penstock.sinks.files.storage import full_disk_named
+from penstock.sinks.write_ahead.journal import KEPT_EPOCHS, Journal, rows_name
+from penstock.testing.failpoints import failpoint
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.deadline import Deadline
+    from penstock.epoch.inflight.log import LogWriter
+    from penstock.sinks.write_ahead.sink import WriteAheadSink
+
+log = logging.getLogger(__name__)
+
+_PAUSES = (0.05, 0.2, 1.0, 2.0)
+_NOTHING = "nothing of this epoch is visible; it replays from the same positions."
+
+
+class LoggingWriter(Writer):
+    """In a task: rows into a file of their own."""
+
+    def __init__(self, location: str, scope: WriterScope) -> None:
+        token = secrets.token_hex(6)
+        self._location = location
+        self._journal = Journal(location, scope.sink)
+        self._name = rows_name(scope, token)
+        self._id = f"{scope.sink.prefix}:{scope.partition}:{scope.epoch}:{token}"
+        self._log: LogWriter | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        with full_disk_named(self._location, _NOTHING):
+            if self._log is None:
+                self._log = self._journal.open(self._name, batch.schema)
+            self._log.write(batch)
+
+    def pre_commit(self) -> Mapping[str, Any]:
+        if self._log is None:
+            return {}
+        try:
+            with full_disk_named(self._location, _NOTHING):
+                file = self._log.close()
+        except FileNotFoundError as error:
+            raise PreCommitFailed(
+                f"The log {self._name} was removed while it was written: a newer run has taken over, or somebody "
+                "cleaned the folder.",
+                safe=_NOTHING,
+                to_do=f"nothing if the job was restarted; otherwise keep other programs out of {self._location}.",
+            ) from error
+        return {"id": self._id, "rows": self._name, "bytes": file.bytes, "crc": file.crc}
+
+    def abort(self) -> None:
+        if self._log is not None:
+            self._log.discard()
+
+
+class HandingCommitter(Committer):
+    """In the driver: hands logged rows to the user's function, one writer after the other."""
+
+    def __init__(self, sink: WriteAheadSink, scope: SinkScope) -> None:
+        self._sink = sink
+        self._scope = scope
+        self._journal = Journal(sink.log, scope)
+        self._journal.create()
+
+    def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
+        for one in committables:
+            if one.payload and self._journal.size(one.payload["rows"]) != one.payload["bytes"]:
+                raise PreCommitFailed(
+                    f"The log of writer {one.writer} of sink {one.sink!r} is gone or not as it was written: "
+                    f"{one.payload['rows']}.",
+                    safe=_NOTHING,
+                    to_do=f"if tasks run on several machines, see that all reach {self._sink.log}.",
+                )
+        return committables
+
+    def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
+        with full_disk_named(self._sink.log, "the epoch is decided, its rows wait in the log"):
+            begun, done = self._journal.noted()
+            outcomes, ready = self._proven(committables, begun, done)
+            if deadline.passed():
+                return {**{one.writer: Outcome.UNKNOWN for one in ready}, **outcomes}
+            fresh = [one.payload["rows"] for one in ready if one.payload["rows"] not in begun]
+            self._journal.note("begun", epoch, fresh)
+            self._hand_over(epoch, ready, outcomes, deadline)
+            self._journal.forget(epoch - KEPT_EPOCHS)
+        return outcomes
+
+    def _proven(
+        self, committables: Sequence[Committable], begun: Collection[str], done: Collection[str]
+    ) -> tuple[dict[int, Outcome], list[Committable]]:
+        """What is settled without another write, and what is still to be written."""
+        outcomes: dict[int, Outcome] = {}
+        ready = []
+        open_ = [one for one in committables if one.payload and one.payload["rows"] not in done]
+        taken = self._taken([one for one in open_ if one.payload["rows"] in begun])
+        for one in committables:
+            name = one.payload.get("rows")
+            if name is None:
+                outcomes[one.writer] = Outcome.COMMITTED  # it had no rows
+            elif name in done or one.payload["id"] in taken:
+                outcomes[one.writer] = Outcome.ALREADY_COMMITTED
+                self._journal.remove([name])
+            elif self._journal.size(name) is not None:
+                ready.append(one)
+            else:
+                outcomes[one.writer] = Outcome.UNKNOWN if name in begun else Outcome.LOST
+        return outcomes, ready
+
+    def _taken(self, doubtful: Sequence[Committable]) -> set[str]:
+        """Of those that may have been handed over, the ids that the target has."""
+        if not doubtful or self._sink.marker is None:
+            return set()
+        ids = {str(one.payload["id"]) for one in doubtful}
+        return ids & self._sink.ids_in_target()
+
+    def _hand_over(
+        self, epoch: int, ready: Sequence[Committable], outcomes: dict[int, Outcome], deadline: Deadline
+    ) -> None:
+        unnoted: list[str] = []
+        for one in ready:
+            outcome = outcomes[one.writer] = self._write(one, deadline)
+            if outcome.visible:
+                unnoted.append(one.payload["rows"])
+                # Where a second write would show, the note must follow the first at once. Elsewhere one is enough.
+                if not self._sink.exact:
+                    self._finish(epoch, unnoted)
+                    unnoted = []
+            if len(outcomes) == 1:
+                failpoint("commit.first")
+        self._finish(epoch, unnoted)
+
+    def _finish(self, epoch: int, names: Sequence[str]) -> None:
+        self._journal.note("done", epoch, names)
+        self._journal.remove(names)
+
+    def _write(self, one: Committable, deadline: Deadline) -> Outcome:
+        tries = 0
+        while not deadline.passed():
+            try:
+                rows = self._journal.read(one.payload["rows"], one.payload["bytes"], one.payload["crc"])
+                self._sink.write(rows, one.payload["id"])
+                return Outcome.COMMITTED
+            except LedgerError as error:
+                log.error("the log of writer %d cannot be handed over: %s", one.writer, error)
+                return Outcome.UNKNOWN
+            except Exception as error:  # whatever the user's function raises
+                if isinstance(error, PenstockError) and not error.retryable:
+                    raise
+                log.warning("%s failed, the rows stay in the log: %s", self._sink.describe(), error)
+                if self._taken_after_all(one):
+                    return Outcome.COMMITTED
+            time.sleep(min(deadline.remaining(), _PAUSES[min(tries, len(_PAUSES) - 1)]))
+            tries += 1
+        return Outcome.UNKNOWN
+
+    def _taken_after_all(self, one: Committable) -> bool:
+        try:
+            return bool(self._taken([one]))
+        except PenstockError as error:  # the target is away as a whole: ask again later
+            log.warning("%s", error)
+            return False
+
+    def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
+        self._remove([one.payload["rows"] for one in committables if one.payload])
+
+    def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
+        kept = {one.payload["rows"] for one in keep if one.payload}
+        own = self._scope.generation
+        return self._remove(
+            [name for name, number in self._journal.waiting().items() if number <= own and name not in kept]
+        )
+
+    def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
+        waiting, own = self._journal.waiting(), self._scope.generation
+        return [Leftover(name, run, payload={"rows": name}) for name, run in sorted(waiting.items()) if run <= own]
+
+    def _remove(self, names: Sequence[str]) -> int:
+        """What was begun is decided, and stays."""
+        if not names:
+            return 0
+        begun, _ = self._journal.noted()
+        return self._journal.remove([name for name in names if name not in begun])

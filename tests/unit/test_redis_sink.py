@@ -1,0 +1,204 @@
+"""What a `RedisSink` says of itself, what it refuses, and how rows become commands; no server."""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock import RedisSink
+from penstock.errors import ConfigurationError, DataError, MissingExtra, SchemaMismatch
+from penstock.guarantees import Guarantee
+from penstock.sinks.base import CheckContext, SinkScope, WriterScope
+from penstock.sinks.redis.check import findings
+from penstock.sinks.redis.client import fault, place
+from penstock.sinks.redis.layout import Layout, generation_of, hash_tag, name_of
+from penstock.sinks.redis.rows import laid_out
+from penstock.sinks.redis.writer import commands, portions
+
+URL = "redis://alice:s3cret@db.example:6380/2"
+
+
+def test_secrets_are_never_shown() -> None:
+    sink = RedisSink(URL, prefix="totals:", options={"password": "0ther"})
+    shown = f"{sink!r} {sink} {sink.describe()} {sink.link('out')} {sink._target()!r}"
+    assert "s3cret" not in shown
+    assert "0ther" not in shown
+    assert sink.describe() == "Redis hashes totals:<key> at db.example:6380/2"
+    assert pickle.loads(pickle.dumps(sink)) == sink
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://localhost", "localhost:6379"),
+        ("rediss://u:p@[::1]:7000/0?password=s3cret", "[::1]:7000/0"),
+        ("unix://u:s3cret@/run/redis.sock?db=1", "/run/redis.sock"),
+    ],
+)
+def test_where_it_is(url: str, shown: str) -> None:
+    assert place(url) == shown
+
+
+def test_the_guarantee_is_honest() -> None:
+    staged, direct = RedisSink(URL), RedisSink(URL, staged=False)
+    assert staged.link("out").guarantee is Guarantee.EXACTLY_ONCE
+    assert RedisSink(URL, mode="counter").link("out").guarantee is Guarantee.EXACTLY_ONCE
+    link = direct.link("out")
+    assert link.guarantee is Guarantee.EFFECTIVELY_ONCE
+    assert "seen on the way" in link.because
+    assert "staged=True" in link.lift
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"mode": "list"}, "mode"),
+        ({"ttl": 0}, "ttl"),
+        ({"ttl": "soon"}, "ttl"),
+        ({"mode": "counter", "staged": False}, "counts a replay twice"),
+        ({"cluster": True}, "hash tag"),
+        ({"cluster": True, "prefix": "{}x:"}, "hash tag"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        RedisSink(URL, **settings)
+
+
+def test_an_address_that_is_none_is_refused_without_repeating_it() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        RedisSink("alice:s3cret@db.example")
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "tag"),
+    [("", ""), ("a:", ""), ("{t}:", "{t}"), ("a{t}b{u}", "{t}"), ("{}{t}", ""), ("{t", ""), ("}{t}", "{t}")],
+)
+def test_the_hash_tag(prefix: str, tag: str) -> None:
+    assert hash_tag(prefix) == tag
+    assert Layout.of(SinkScope("job", "uid", 1), prefix).open == f"{tag}penstock:job:uid:open"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "moved"), [("totals:", "totals-fork:"), ("totals", "totals-fork"), ("", "-fork:"), ("{t}:", "{t}-fork:")]
+)
+def test_output_put_aside(prefix: str, moved: str) -> None:
+    sink = RedisSink(URL, prefix=prefix, mode="counter", ttl="1h")
+    aside = sink.redirected("-fork")
+    assert aside.prefix == moved
+    assert (aside.mode, aside.ttl, aside.url) == (sink.mode, sink.ttl, sink.url)
+
+
+def test_names_carry_their_generation() -> None:
+    scope = WriterScope(SinkScope("job", "uid", 12), 3, 1, 4, 7)
+    assert generation_of(name_of(scope)) == 12
+    assert name_of(scope) != name_of(scope)
+    assert generation_of("g12-something-else") is None
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **more: Any) -> Any:
+        if name.partition(".")[0] == "redis":
+            raise ImportError(name)
+        return real(name, *arguments, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    for use in (
+        lambda: RedisSink(URL).check(CheckContext("job", 1.0, 10.0), "out"),
+        lambda: RedisSink(URL).open_committer(SinkScope("job", "out", 1)),
+        lambda: RedisSink(URL).open_writer(WriterScope(SinkScope("job", "out", 1), 0, 0, 0, 0)),
+    ):
+        with pytest.raises(MissingExtra, match=r"penstock\[redis\]"):
+            use()
+
+
+def test_findings_name_what_a_crash_would_take() -> None:
+    def said(fsync: str = "always", *, ttl: bool = False, **info: Any) -> str:
+        return " ".join(findings({"aof_enabled": 1, **info}, fsync, "here", ttl=ttl))
+
+    assert said() == ""
+    assert "appendonly off" in said(aof_enabled=0)
+    assert "power cut" in said("everysec")
+    assert "failover" in said(connected_slaves=2)
+    assert said(maxmemory=1, maxmemory_policy="volatile-ttl") == ""
+    assert "evict" in said(maxmemory=1, maxmemory_policy="volatile-ttl", ttl=True)
+
+
+def test_a_refusal_that_nobody_foresaw_keeps_its_text() -> None:
+    redis = pytest.importorskip("redis")
+    error = fault(redis.exceptions.ResponseError("ERR something new"), "here")
+    assert "something new" in str(error)
+    assert error.retryable
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def batch(**columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def test_rows_are_laid_out_one_after_the_other() -> None:
+    rows = laid_out(batch(id=["a", "b"], x=[1, None], y=["u", "v"]), "hash", "id", "p:")
+    assert rows.elements == [b"", b"p:a", "1", "u", b"01", b"p:b", "", "v"]
+    assert (rows.width, rows.count) == (4, 2)
+
+
+def test_the_key_may_stand_anywhere_and_be_anything() -> None:
+    rows = laid_out(batch(x=["v"], id=pa.array([b"\xff\x00"], pa.binary())), "string", "id", "ü:")
+    assert rows.elements == [b"", "ü:".encode() + b"\xff\x00", "v"]
+
+
+def test_increments_of_one_key_are_added_up() -> None:
+    rows = laid_out(batch(id=["a", "b", "a"], n=pa.array([1, None, 41], pa.int16())), "counter", "id", "")
+    assert {rows.elements[at + 1]: rows.elements[at + 2] for at in range(0, 6, 3)} == {b"a": "42", b"b": "0"}
+
+
+@pytest.mark.parametrize("column", [[{"a": 1}], [[1]]], ids=["struct", "list"])
+def test_what_has_no_text_is_refused(column: list[Any]) -> None:
+    with pytest.raises(SchemaMismatch, match="'x'"):
+        laid_out(batch(id=["a"], x=column), "hash", "id", "")
+
+
+def test_counters_are_whole_numbers() -> None:
+    with pytest.raises(SchemaMismatch, match="whole numbers"):
+        laid_out(batch(id=["a"], x=[1.5]), "counter", "id", "")
+    with pytest.raises(DataError, match="no key"):
+        laid_out(batch(id=[None], x=[1]), "counter", "id", "")
+
+
+def test_rows_are_cut_into_parts_that_one_command_carries() -> None:
+    many = batch(id=[f"k{n}" for n in range(20_000)], x=["v"] * 20_000)
+    target = RedisSink(URL, mode="string", key="id")._target()
+    parts = [rows.count for rows, _ in portions(many, target)]
+    assert sum(parts) == 20_000
+    assert max(parts) == 16_000 // 3
+    long = batch(id=["a", "b", "c"], x=["x" * (5 << 20)] * 3)
+    assert [rows.count for rows, _ in portions(long, target)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "ttl", "wanted"),
+    [
+        ("hash", None, [("HSET", b"a", "x", "1", "y", "2"), ("HSET", b"b", "y", "4"), ("HDEL", b"b", "x")]),
+        (
+            "counter",
+            5,
+            [
+                ("HINCRBY", b"a", "x", "1"), ("HINCRBY", b"a", "y", "2"), ("PEXPIRE", b"a", 5000),
+                ("HINCRBY", b"b", "x", "0"), ("HINCRBY", b"b", "y", "4"), ("PEXPIRE", b"b", 5000),
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_commands_for_the_direct_road(mode: Any, ttl: float | None, wanted: list[tuple[Any, ...]]) -> None:
+    target = RedisSink(URL, mode=mode, key="id", ttl=ttl)._target()
+    rows = laid_out(batch(id=["a", "b"], x=[1, None], y=[2, 4]), mode, "id", "")
+    assert list(commands(rows, ["x", "y"], target)) == wanted
