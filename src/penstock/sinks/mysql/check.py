@@ -1,0 +1,137 @@
+"""What must hold before a job may write, asked from the server; nothing is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.errors import AccessDenied, ConfigurationError
+from penstock.sinks.mysql import faults, server, tables
+from penstock.sinks.mysql.markers import Markers
+
+if TYPE_CHECKING:
+    from penstock.sinks.mysql.names import Names
+    from penstock.sinks.mysql.session import Session
+    from penstock.sinks.mysql.sink import MySqlSink
+    from penstock.sinks.mysql.tables import Given
+
+#: Fewer free connections than this make a check warn: each task takes one, the driver up to four.
+_FEW_CONNECTIONS = 12
+
+_GRANT = re.compile(r"GRANT (?P<rights>.+?) ON (?:TABLE )?(?P<where>\S+?) TO ", re.IGNORECASE)
+
+
+def findings(session: Session, names: Names, sink: MySqlSink, given: Given | None) -> list[str]:
+    """What a person should know; raises what cannot work."""
+    with faults.named(session.login.where, sink.table, "checking"):
+        table = tables.read(session, names)
+        if table is None and not sink.create:
+            raise tables.missing(names)
+        if table is not None:
+            tables.require(table, names, given or ())
+            if sink.keys:
+                tables.require_key(tables.unique_keys(session, names), names, sink.keys)
+        said = list(_mode(session, sink.mode))
+        said += _rights(session, names, sink, exists=table is not None)
+        said += _settings(session)
+        said += list(_cut_times(table, given))
+        return said
+
+
+def _mode(session: Session, mode: str) -> Iterator[str]:
+    if mode not in ("auto", "two_phase"):
+        return
+    refusal = server.two_phase_refusal(session)
+    if refusal is None:
+        return
+    if mode == "two_phase":
+        raise ConfigurationError(
+            f"MySqlSink cannot commit in two phases at {session.login.where}: {refusal}.",
+            safe="nothing was started.",
+            to_do="say mode='staged', which needs no prepared transactions, or change the server.",
+        )
+    yield f"epochs are staged, not prepared as XA transactions: {refusal}"
+
+
+def _rights(session: Session, names: Names, sink: MySqlSink, *, exists: bool) -> list[str]:
+    """The rights that the server shows us; a role may hide some, so then it is only a warning."""
+    granted, complete = rights(session, names)
+    needed = {"SELECT", "INSERT"} | ({"UPDATE"} if sink.keys else set())
+    missing = needed - granted["table"]
+    on_database = {"SELECT", "INSERT", "UPDATE", "DELETE"}
+    if Markers(names).missing(session) or not exists:
+        on_database |= {"CREATE"}
+    if sink.mode in ("staged", "upsert"):
+        on_database |= {"CREATE", "DROP"}
+    missing |= {f"{right} on the database" for right in on_database - granted["database"]}
+    if not missing or "ALL PRIVILEGES" in granted["table"] & granted["database"]:
+        return []
+    text = f"the user lacks rights on {names.database}: {', '.join(sorted(missing))}"
+    if not complete:
+        return [f"{text}, unless a role grants them"]
+    raise AccessDenied(
+        f"For {sink.describe()}, {text}.",
+        safe="nothing was started.",
+        to_do=f"GRANT them ON {names.database}.*, where Penstock keeps its marker and staging tables.",
+    )
+
+
+def rights(session: Session, names: Names) -> tuple[dict[str, set[str]], bool]:
+    """What is granted on the table and on the whole database; whether that is all there is to know."""
+    granted: dict[str, set[str]] = {"table": set(), "database": set()}
+    complete = True
+    for (line,) in session.query("SHOW GRANTS"):
+        match = _GRANT.match(str(line))
+        if match is None:
+            complete = False  # a role, whose grants are told elsewhere
+            continue
+        words = {word.strip().upper() for word in re.sub(r"\([^)]*\)", "", match["rights"]).split(",")}
+        database, _, table = match["where"].replace("\\", "").replace("`", "").partition(".")
+        if database != "*" and not re.fullmatch(_like(database), names.database):
+            continue
+        if table == "*":
+            granted["database"] |= words
+        if table in ("*", names.table):
+            granted["table"] |= words
+    for words in granted.values():
+        if "ALL PRIVILEGES" in words or "ALL" in words:
+            words |= {"ALL PRIVILEGES", "SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "DROP"}
+    return granted, complete
+
+
+def _like(pattern: str) -> str:
+    return re.escape(pattern).replace("%", ".*").replace("_", ".")
+
+
+def _settings(session: Session) -> Iterator[str]:
+    if (server.variable(session, "log_bin") or "OFF") in ("ON", "1"):
+        if server.variable(session, "binlog_format") == "STATEMENT":
+            raise ConfigurationError(
+                f"The server at {session.login.where} logs statements (binlog_format=STATEMENT), which cannot repeat "
+                "what the sink does.",
+                safe="nothing was started.",
+                to_do="set binlog_format to ROW or MIXED on the server.",
+            )
+        if server.variable(session, "sync_binlog") == "0":
+            yield "sync_binlog=0: after a power cut the binary log may lack what is committed"
+    flush = server.variable(session, "innodb_flush_log_at_trx_commit")
+    if flush not in (None, "1"):
+        yield (
+            f"innodb_flush_log_at_trx_commit={flush}: a crash of the server's machine can lose what it called prepared"
+            " or committed; exactly-once needs 1"
+        )
+    if (server.variable(session, "local_infile") or "OFF") not in ("ON", "1"):
+        yield "local_infile is off on the server: rows go by multi-row INSERT, several times slower than LOAD DATA"
+    most = int(server.variable(session, "max_connections") or 0)
+    free = most - server.status(session, "Threads_connected")
+    if most and free < _FEW_CONNECTIONS:
+        yield f"{free} of {most} connections are free; every task that runs needs one, the driver up to four"
+
+
+def _cut_times(table: tables.Table | None, given: Given | None) -> Iterator[str]:
+    for name, kind in given or () if table is not None else ():
+        assert table is not None
+        column = next((one for one in table.columns if one.name.lower() == name.lower()), None)
+        if kind == "timestamp" and column is not None and "(6)" not in column.type:
+            yield f"column {name!r} is {column.type}: fractions of a second beyond its precision are cut"

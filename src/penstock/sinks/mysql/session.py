@@ -1,0 +1,201 @@
+"""One connection to the server, with the settings that exactness needs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.sinks.mysql import faults
+from penstock.sinks.mysql.faults import ServerError
+from penstock.sinks.sql.faults import missing_extra
+
+#: Seconds to connect; the drivers' own default.
+_CONNECT_SECONDS = 10.0
+#: Bytes of rows in one packet: far below the smallest max_allowed_packet in use, large enough to cost nothing.
+_PACKET = 256 << 10
+
+# Whatever the server's defaults are: bad values are errors, times are UTC, zero stays zero, and a session that waits
+# for Spark's next rows is not closed.
+_SETTINGS = (
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00', max_error_count = 64,"
+    " wait_timeout = 28800, innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
+)
+
+
+@dataclass(frozen=True)
+class Login:
+    """Where and as whom. `options` are keyword arguments of the client library (`ssl_ca`, `unix_socket`, …)."""
+
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    database: str
+    lock_timeout: float = 10.0
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def where(self) -> str:
+        """For messages; without secrets."""
+        return f"{self.options.get('unix_socket') or f'{self.host}:{self.port}'}/{self.database}"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What became of rows that were sent."""
+
+    rows: int
+    warnings: int
+
+
+class Session:
+    """Used by one thread. Every method raises `ServerError`; statements commit by themselves unless begun otherwise.
+
+    `seconds` bounds every answer, until `limit` says otherwise: a server that is paused counts as lost.
+    """
+
+    def __init__(self, login: Login, *, seconds: float = 120.0) -> None:
+        self.login = login
+        try:
+            import pymysql
+        except ImportError as error:
+            raise missing_extra("MySQL or MariaDB", "mysql", error) from error
+        self._errors: Any = pymysql.err
+        # The server's wait for a lock ends well before our wait for the server.
+        locks = max(1, min(math.ceil(login.lock_timeout), math.floor(seconds / 2)))
+        options: dict[str, Any] = {
+            "connect_timeout": max(1, min(_CONNECT_SECONDS, math.ceil(seconds))),
+            "charset": "utf8mb4",
+            **login.options,
+        }
+        try:
+            self._connection: Any = _connection_class()(
+                host=login.host,
+                port=login.port,
+                user=login.user,
+                password=login.password.encode(),  # the library would take it for Latin-1
+                database=login.database,
+                autocommit=True,
+                local_infile=True,
+                read_timeout=max(1.0, seconds),
+                write_timeout=max(1.0, seconds),
+                **options,
+            )
+        except (self._errors.Error, OSError, RuntimeError) as error:
+            raise self._said(error) from None  # the chain would show the connection's arguments to a debugger
+        # Rows are sent by `load` alone: a server must not be able to ask for a file in answer to anything else.
+        self._connection._local_infile = False
+        try:
+            self.execute(_SETTINGS.format(seconds=locks))
+            self.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        except ServerError:
+            self.close()
+            raise
+
+    @property
+    def open(self) -> bool:
+        return bool(self._connection.open)
+
+    @property
+    def id(self) -> int:
+        """The server's number of this connection."""
+        return int(self._connection.thread_id())
+
+    def limit(self, seconds: float) -> None:
+        """From now on an answer that takes longer counts as lost."""
+        self._connection._read_timeout = self._connection._write_timeout = max(0.5, seconds)
+
+    def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._mapped(), self._connection.cursor() as cursor:
+            cursor.execute(statement, tuple(values) or None)
+            return list(cursor.fetchall() or ())
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """How many rows were changed."""
+        with self._mapped(), self._connection.cursor() as cursor:
+            return int(cursor.execute(statement, tuple(values) or None))
+
+    def run(self, statement: bytes) -> Loaded:
+        """A statement that holds its values, in bytes."""
+        with self._mapped():
+            self._connection._execute_command(0x03, statement)
+            return self._answer()
+
+    def load(self, statement: str, rows: Iterable[memoryview]) -> Loaded:
+        """`LOAD DATA LOCAL INFILE` with `rows` in the place of the file."""
+        with self._mapped():
+            connection = self._connection
+            connection._execute_command(0x03, statement)  # COM_QUERY
+            if not connection._read_packet().is_load_local_packet():
+                raise ServerError(0, "the server did not ask for the rows of a LOAD DATA LOCAL INFILE")
+            for piece in rows:
+                for start in range(0, len(piece), _PACKET):
+                    connection.write_packet(bytes(piece[start : start + _PACKET]))
+            connection.write_packet(b"")
+            return self._answer()
+
+    def warnings(self) -> list[tuple[str, int, str]]:
+        return [(str(level), int(code), str(text)) for level, code, text in self.query("SHOW WARNINGS")]
+
+    def close(self) -> None:
+        with contextlib.suppress(self._errors.Error, OSError):
+            self._connection.close()
+
+    def _answer(self) -> Loaded:
+        from pymysql.protocol import OKPacketWrapper
+
+        answer = OKPacketWrapper(self._connection._read_packet())
+        return Loaded(int(answer.affected_rows), int(answer.warning_count))
+
+    @contextlib.contextmanager
+    def _mapped(self) -> Any:
+        try:
+            yield
+        except (self._errors.Error, OSError, struct.error, AttributeError) as error:
+            # After a lost connection the library's socket is None: struct and attribute errors mean just that.
+            raise self._said(error) from error
+        except BaseException:
+            # In the middle of a statement, or of its rows: the next one would be taken for a part of this one.
+            self._connection._force_close()
+            raise
+
+    def _said(self, error: Exception) -> ServerError:
+        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        text = str(error.args[1]) if code and len(error.args) > 1 else str(error)
+        lost = isinstance(error, (self._errors.InterfaceError, OSError, struct.error, AttributeError))
+        failed = ServerError(code, text or type(error).__name__, lost=lost)
+        if failed.lost and hasattr(self, "_connection"):
+            with contextlib.suppress(Exception):
+                self._connection._force_close()
+        return failed
+
+
+@functools.cache
+def _connection_class() -> Any:
+    """The library's, which reads the system's certificates anew for every connection (some 25 ms), made to do it once
+    for each set of TLS options."""
+    from pymysql.connections import Connection
+
+    known: dict[str, Any] = {}
+
+    class Connecting(Connection):  # type: ignore[misc]
+        def _create_ssl_ctx(self, options: Any) -> Any:
+            if not isinstance(options, dict):
+                return super()._create_ssl_ctx(options)
+            name = repr(sorted(options.items()))
+            if name not in known:
+                known[name] = super()._create_ssl_ctx(options)
+            return known[name]
+
+    return Connecting
+
+
+def opened(login: Login, table: str, doing: str, *, seconds: float = 120.0) -> Session:
+    """A session, or an error for people."""
+    with faults.named(login.where, table, doing):
+        return Session(login, seconds=seconds)

@@ -1,0 +1,211 @@
+"""`MySqlSink`: rows into a table of MySQL or MariaDB, exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.values import seconds
+from penstock.errors import ConfigurationError, SchemaMismatch
+from penstock.guarantees import Guarantee, Link
+from penstock.sinks.base import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
+from penstock.sinks.mysql.names import Names
+from penstock.sinks.mysql.session import Login, Session, opened
+from penstock.sinks.sql.modes import MODES, SqlMode, check_mode
+from penstock.sinks.sql.names import quoted, split_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from penstock.sinks.mysql.committer import MySqlCommitter
+    from penstock.sinks.mysql.tables import Given, Table
+    from penstock.sinks.mysql.writer import MySqlWriter
+
+_LONGEST_NAME = 64
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class MySqlSink(TwoPhaseSink):
+    """Exactly once into one InnoDB table of MySQL (8.0 or later) or MariaDB (10.5 or later).
+
+    * `mode="two_phase"`: each task loads into the table inside an XA transaction and leaves it prepared; the driver
+      commits. The rows of one epoch become visible transaction by transaction, within milliseconds.
+    * `mode="staged"`: each task loads a table of its own; the driver moves all of them in one transaction, so an epoch
+      becomes visible at once. For servers without XA, and for rows of one epoch that lock each other out.
+    * `mode="upsert"`: staged, and a row whose `key` is there already is updated. Needs a unique index on `key`. Of
+      several rows with one key in one epoch, the last of its partition counts.
+    * `mode="auto"` (default): two_phase where the server can, else staged.
+
+    `table` is a name, or `database.table`. With `create` a missing one is made from the DataFrame's schema before the
+    first row; nested columns become JSON. Columns are matched by name, and a difference is an error. Times are stored
+    in UTC. A statement waits at most `lock_timeout` for a lock that another transaction holds.
+
+    `options` are keyword arguments of pymysql (`ssl_ca`, `unix_socket`, …); they and the password never appear in a
+    message, a log or the ledger.
+
+    Two small tables, `penstock_markers` and `penstock_sinks`, are made in the same database: they prove commits.
+    """
+
+    table: str
+    host: str = "localhost"
+    port: int = 3306
+    user: str
+    password: str = ""
+    database: str = ""
+    mode: SqlMode = "auto"
+    key: str | Sequence[str] = ()
+    create: bool = True
+    lock_timeout: str | float = "10s"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_mode("MySqlSink", self.mode, self.keys)
+        schema, table = split_table(self.table, "MySqlSink")
+        if not (schema or self.database):
+            raise ConfigurationError(
+                "MySqlSink does not know the database of its table.",
+                safe="nothing was started.",
+                to_do="say database='shop', or table='shop.orders'.",
+            )
+        if len(table) > _LONGEST_NAME:
+            raise ConfigurationError(
+                f"The table's name {table!r} is longer than the {_LONGEST_NAME} characters MySQL takes.",
+                safe="nothing was started.",
+                to_do="give it a shorter name.",
+            )
+        if seconds(self.lock_timeout, "lock_timeout") < 1:
+            raise ConfigurationError(
+                f"lock_timeout is {self.lock_timeout}, but the server counts in whole seconds from 1.",
+                safe="nothing was started.",
+                to_do="give one second or more.",
+            )
+        object.__setattr__(self, "_target", (schema or self.database, table))
+        object.__setattr__(self, "_given", None)
+
+    def __repr__(self) -> str:
+        return f"MySqlSink(table={self.table!r}, host={self.host!r}, user={self.user!r}, mode={self.mode!r})"
+
+    def describe(self) -> str:
+        database, table = self._where
+        return f"MySQL table {database}.{table} at {self.options.get('unix_socket') or f'{self.host}:{self.port}'}"
+
+    def link(self, uid: str) -> Link:
+        return Link("sink", uid, Guarantee.EXACTLY_ONCE, f"{MODES[self.mode]}, {self.describe()}")
+
+    def shape(self, frame: DataFrame) -> DataFrame:
+        from penstock.sinks.mysql.kinds import is_nested, of_spark
+        from penstock.sinks.sql.frames import with_json
+
+        # Remembered, because JSON is plain text by the time a writer sees it, and for `check`.
+        given = tuple((one.name, of_spark(one.name, one.dataType)) for one in frame.schema.fields)
+        self._require_key_in(given)
+        object.__setattr__(self, "_given", given)
+        return with_json(frame, is_nested)
+
+    def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
+        from penstock.sinks.mysql import check
+
+        scope = SinkScope(context.job, uid, 0)
+        session = opened(self._login, self.table, "connecting")
+        try:
+            return [Finding(uid, said) for said in check.findings(session, self._names(scope), self, self.given)]
+        finally:
+            session.close()
+
+    def open_writer(self, scope: WriterScope) -> MySqlWriter:
+        from penstock.sinks.mysql.writer import StagedWriter, XaWriter
+
+        names = self._names(scope.sink)
+        mode = scope.hints.get("mode") or self._resolved()
+        if mode == "two_phase":
+            return XaWriter(self._login, scope, names, self._ready)
+        return StagedWriter(self._login, scope, names, self._ready, self.keys)
+
+    def open_committer(self, scope: SinkScope) -> MySqlCommitter:
+        from penstock.sinks.mysql import faults
+        from penstock.sinks.mysql.committer import MySqlCommitter
+        from penstock.sinks.mysql.markers import Markers
+
+        names = self._names(scope)
+        session = opened(self._login, self.table, "connecting")
+        try:
+            with faults.named(self._login.where, self.table, "making its marker tables"):
+                Markers(names).create(session)
+                mode = self._mode(session)
+        except BaseException:
+            session.close()
+            raise
+        return MySqlCommitter(self._login, names, mode, session)
+
+    def redirected(self, suffix: str) -> MySqlSink:
+        """The same sink on another table, whose name has `suffix` behind it."""
+        database, table = self._where
+        return replace(self, table=f"{quoted(database, '`')}.{quoted(table + suffix, '`')}")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key,) if isinstance(self.key, str) else tuple(self.key)
+
+    @property
+    def given(self) -> Given | None:
+        """Name and kind of each column of the last DataFrame that was shaped."""
+        found: Given | None = getattr(self, "_given", None)
+        return found
+
+    @property
+    def _where(self) -> tuple[str, str]:
+        target: tuple[str, str] = self._target  # type: ignore[attr-defined]
+        return target
+
+    @property
+    def _login(self) -> Login:
+        return Login(
+            self.host,
+            self.port,
+            self.user,
+            self.password,
+            self._where[0],
+            seconds(self.lock_timeout, "lock_timeout"),
+            self.options,
+        )
+
+    def _names(self, scope: SinkScope) -> Names:
+        return Names.of(scope, *self._where)
+
+    def _resolved(self) -> str:
+        if self.mode != "auto":
+            return self.mode
+        session = opened(self._login, self.table, "connecting")
+        try:
+            return self._mode(session)
+        finally:
+            session.close()
+
+    def _mode(self, session: Session) -> str:
+        from penstock.sinks.mysql.server import two_phase_refusal
+
+        if self.mode != "auto":
+            return self.mode
+        return "staged" if two_phase_refusal(session) else "two_phase"
+
+    def _ready(self, session: Session, names: Names, given: Given) -> Table:
+        """In a task, before its first row: the table, compared with the rows."""
+        from penstock.sinks.mysql import tables
+
+        if self.given is not None and [name for name, _ in self.given] == [name for name, _ in given]:
+            given = self.given  # knows JSON from text
+        table = tables.fitting(session, names, given, create=self.create, key=self.keys)
+        if self.keys:
+            self._require_key_in(given)
+            tables.require_key(tables.unique_keys(session, names), names, self.keys)
+        return table
+
+    def _require_key_in(self, given: Given) -> None:
+        missing = {name.lower() for name in self.keys} - {name.lower() for name, _ in given}
+        if missing:
+            raise SchemaMismatch(
+                f"The key of {self.describe()} has columns that the rows do not have: {', '.join(sorted(missing))}.",
+                safe="nothing was written.",
+                to_do=f"name columns of the DataFrame as key; it has {', '.join(name for name, _ in given)}.",
+            )

@@ -1,0 +1,135 @@
+"""The target table: read, compared with the rows, created."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import ConfigurationError
+from penstock.sinks.mysql import kinds
+from penstock.sinks.mysql.faults import SYSTEM
+from penstock.sinks.mysql.names import Names
+from penstock.sinks.mysql.session import Session
+from penstock.sinks.sql import faults as said
+from penstock.sinks.sql.columns import Column, compare
+from penstock.sinks.sql.names import quoted
+
+Given = Sequence[tuple[str, str]]
+"""Name and kind of each column of the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """As the server has it."""
+
+    engine: str
+    columns: tuple[Column, ...]
+    definitions: tuple[str, ...]  # each column again, as a staging table needs it
+
+    def spelt(self, name: str) -> str:
+        """The server does not tell `Id` from `id`; its own spelling is used."""
+        return next((one.name for one in self.columns if one.name.lower() == name.lower()), name)
+
+
+def read(session: Session, names: Names) -> Table | None:
+    """None if there is no such table."""
+    found = session.query(
+        "SELECT engine, table_type FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
+        [names.database, names.table],
+    )
+    if not found:
+        return None
+    rows = session.query(
+        "SELECT column_name, column_type, is_nullable, column_default, extra, character_set_name, collation_name"
+        " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
+        [names.database, names.table],
+    )
+    columns, definitions = [], []
+    for name, kind, nullable, default, extra, charset, collation in rows:
+        extra = str(extra).lower()
+        generated = ("generated" in extra and "default_generated" not in extra) or str(default).upper() == "ROW START"
+        # MariaDB tells the default of a column that may be null as the word NULL.
+        filled = (default is not None and str(default) != "NULL") or "auto_increment" in extra
+        columns.append(Column(str(name), _text(kind), nullable == "YES", filled, generated))
+        text = f" CHARACTER SET {charset} COLLATE {collation}" if charset else ""
+        null = "" if nullable == "YES" else " NOT NULL"
+        definitions.append(f"{quoted(str(name), '`')} {_text(kind)}{text}{null}")
+    return Table(_text(found[0][0] or found[0][1]), tuple(columns), tuple(definitions))
+
+
+def fitting(session: Session, names: Names, given: Given, *, create: bool, key: Sequence[str] = ()) -> Table:
+    """The table that takes rows of `given`, made now if it may be; otherwise an error that names every difference."""
+    table = read(session, names)
+    if table is None:
+        if not create:
+            raise missing(names)
+        session.execute(creation(names, given, key))
+        table = read(session, names)
+        if table is None:
+            raise missing(names)
+    require(table, names, given)
+    return table
+
+
+def require(table: Table, names: Names, given: Given) -> None:
+    """Raises where rows of `given` cannot go into `table` in one transaction."""
+    where = f"the {SYSTEM} table {names.database}.{names.table}"
+    if table.engine.lower() != "innodb":
+        raise ConfigurationError(
+            f"{where[0].upper()}{where[1:]} is of the kind {table.engine}, which cannot take rows back.",
+            safe="nothing was written.",
+            to_do="give the sink a table of the engine InnoDB: ALTER TABLE … ENGINE=InnoDB.",
+        )
+    twice = {name.lower() for name, _ in given}
+    if len(twice) < len(given):
+        raise said.mismatch(SYSTEM, names.table, "two columns differ only by upper and lower case")
+    compare([(table.spelt(name), kind) for name, kind in given], table.columns, where, kinds.refusal)
+
+
+def creation(names: Names, given: Given, key: Sequence[str] = ()) -> str:
+    """The statement that makes the table."""
+    keys = {name.lower() for name in key}
+    lines = [
+        f"{quoted(name, '`')} {kinds.column_type(kind, in_key=name.lower() in keys)}"
+        + (" NOT NULL" if name.lower() in keys else "")
+        for name, kind in given
+    ]
+    if key:
+        lines.append(f"PRIMARY KEY ({', '.join(quoted(name, '`') for name in key)})")
+    return (
+        f"CREATE TABLE IF NOT EXISTS {names.quoted(names.table)} ({', '.join(lines)})"
+        " ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+    )
+
+
+def unique_keys(session: Session, names: Names) -> list[tuple[str, ...]]:
+    """The columns of every unique index, in small letters."""
+    rows = session.query(
+        "SELECT index_name, column_name FROM information_schema.statistics"
+        " WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index",
+        [names.database, names.table],
+    )
+    found: dict[str, list[str]] = {}
+    for index, column in rows:
+        found.setdefault(str(index), []).append(str(column).lower())
+    return [tuple(columns) for columns in found.values()]
+
+
+def require_key(there: Sequence[tuple[str, ...]], names: Names, key: Sequence[str]) -> None:
+    """An upsert needs a unique index on exactly its key."""
+    if {name.lower() for name in key} not in [set(columns) for columns in there]:
+        raise ConfigurationError(
+            f"The {SYSTEM} table {names.database}.{names.table} has no unique index on {', '.join(key)}.",
+            safe="nothing was written.",
+            to_do=f"add one: ALTER TABLE {names.table} ADD UNIQUE ({', '.join(key)}); "
+            "or name the columns of an index there is.",
+        )
+
+
+def missing(names: Names) -> Exception:
+    table = f"{names.database}.{names.table}"
+    return said.table_missing(SYSTEM, table, "create it, or say create=True to have it made from the rows.")
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

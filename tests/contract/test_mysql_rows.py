@@ -1,0 +1,392 @@
+"""What rows may hold, and what happens to those that cannot be stored, against a real MariaDB."""
+
+from __future__ import annotations
+
+import datetime as dt
+import subprocess
+import uuid
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+import pytest
+
+from penstock.dev.mariadb import MariaDb
+from penstock.errors import (
+    AccessDenied,
+    ConfigurationError,
+    ConstraintViolated,
+    DataError,
+    PenstockError,
+    SchemaMismatch,
+    StorageFull,
+    SystemUnavailable,
+    TableMissing,
+)
+from penstock.sinks.base import CheckContext, Committable, Outcome
+from penstock.sinks.mysql import MySqlSink
+from penstock.testing.sink_harness import SinkSteps
+
+CONTEXT = CheckContext("job", interval_seconds=1.0, timeout_seconds=30.0)
+SECRET = "wonder'land\\1"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MariaDb]:
+    with MariaDb.start() as started:
+        yield started
+
+
+class Target(SinkSteps):
+    """One table of its own, asked and written."""
+
+    def __init__(self, server: MariaDb) -> None:
+        self.server = server
+        self.table = f"t_{uuid.uuid4().hex[:12]}"
+        login = {**server.login, "database": "test", "autocommit": True, "ssl_disabled": True}
+        self.connection = pymysql.connect(**login, init_command="SET time_zone = '+00:00'")
+
+    def sink(self, **more: Any) -> MySqlSink:
+        return MySqlSink(**{**self.server.login, "database": "test", "table": self.table, **more})
+
+    def ask(self, statement: str, *values: Any) -> list[Any]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement, values or None)
+            return list(cursor.fetchall())
+
+    def all(self, columns: str = "*") -> list[Any]:
+        return self.ask(f"SELECT {columns} FROM {self.table}")
+
+    def write(self, sink: MySqlSink, rows: pa.RecordBatch) -> None:
+        assert self.commit(sink, self.prepare(sink, [rows])) == {Outcome.COMMITTED}
+
+    def refused(self, error: type[PenstockError], rows: pa.RecordBatch, **more: Any) -> str:
+        """That the sink names `error`, before anything is visible, in the mode's first phase. Returns what it said."""
+        sink = self.sink(**more)
+        before = self.all() if self.ask(f"SHOW TABLES LIKE '{self.table}'") else None
+        with pytest.raises(error) as caught:
+            self.prepare(sink, [rows])
+        assert (self.all() if before is not None else None) == before
+        self.sweep(sink, generation=1)
+        return str(caught.value)
+
+
+@pytest.fixture
+def target(server: MariaDb) -> Iterator[Target]:
+    made = Target(server)
+    yield made
+    made.connection.close()
+
+
+modes = pytest.mark.parametrize("mode", ["two_phase", "staged"])
+
+
+def rows(**columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(columns)
+
+
+# ── what may be in a row ─────────────────────────────────────────────────────────────────────────────────────────────
+
+UTC = dt.UTC
+TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "i8": (pa.int8(), [-128, 127, None]),
+    "i16": (pa.int16(), [-32768, 32767, None]),
+    "i32": (pa.int32(), [-(2**31), 2**31 - 1, None]),
+    "i64": (pa.int64(), [-(2**63), 2**63 - 1, None]),
+    "u64": (pa.uint64(), [0, 2**64 - 1, None]),
+    "f32": (pa.float32(), [0.1, -1.5e38, None]),
+    "f64": (pa.float64(), [0.1, 1.7976931348623157e308, None]),
+    "small": (pa.float64(), [5e-324, -2.2250738585072014e-308, None]),
+    "dec": (pa.decimal128(38, 10), [Decimal("0.0000000001"), Decimal("-123456789012345678901234567.0123456789"), None]),
+    "flag": (pa.bool_(), [True, False, None]),
+    "text": (pa.string(), ["'\"\\\t\n\r\0 %s 🚀", "", None]),
+    "long": (pa.large_string(), ["\\N", "NULL", None]),
+    "raw": (pa.binary(), [bytes(range(256)), b"", None]),
+    "day": (pa.date32(), [dt.date(1000, 1, 1), dt.date(9999, 12, 31), None]),
+    "at": (pa.timestamp("us", "Asia/Tokyo"), [dt.datetime(2024, 2, 29, 23, 59, 59, 999999, UTC),
+                                              dt.datetime(1969, 12, 31, 23, 59, 59, 1, UTC), None]),
+    "local": (pa.timestamp("us"), [dt.datetime(2024, 3, 31, 2, 30), dt.datetime(1582, 10, 10), None]),
+    "clock": (pa.time64("us"), [dt.time(23, 59, 59, 999999), dt.time(0), None]),
+    "nothing": (pa.null(), [None, None, None]),
+    "odd `name`": (pa.int64(), [1, 2, None]),
+}  # fmt: skip
+
+
+def every_type() -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(values, kind) for kind, values in TYPES.values()], names=list(TYPES))
+
+
+def read_back(name: str, value: Any) -> Any:
+    """What a reader of the table gets: UTC without a zone, a duration for a time of day."""
+    if isinstance(value, dt.datetime):
+        return value.replace(tzinfo=None)
+    if isinstance(value, dt.time):
+        return dt.timedelta(
+            hours=value.hour, minutes=value.minute, seconds=value.second, microseconds=value.microsecond
+        )
+    return int(value) if isinstance(value, bool) else value
+
+
+@modes
+@pytest.mark.parametrize("allowed", [1, 0], ids=["load", "insert"])
+def test_every_type_comes_back_as_it_was(target: Target, mode: Any, allowed: int) -> None:
+    """Also where the server does not allow LOAD DATA LOCAL."""
+    target.ask(f"SET GLOBAL local_infile = {allowed}")
+    try:
+        # Sliced, as Arrow often hands out columns: offsets are not zero.
+        batch = pa.concat_batches([every_type(), every_type()]).slice(2, 3)
+        target.write(target.sink(mode=mode), batch)
+    finally:
+        target.ask("SET GLOBAL local_infile = 1")
+    wanted = [[read_back(name, values[number]) for name, (_, values) in TYPES.items()] for number in (2, 0, 1)]
+    assert [list(row) for row in target.all()] == wanted
+
+
+def test_many_rows_go_in_several_statements(target: Target) -> None:
+    numbers = pa.array(range(200_000))
+    batch = rows(id=numbers, text=pa.array(["x" * 100] * 200_000))
+    sink = target.sink()
+    writer = target.open_writer(sink, target.scope(), epoch=0)
+    for start in range(0, 200_000, 30_000):
+        writer.write(batch.slice(start, 30_000))
+    target.commit(sink, [Committable(target.uid, 0, 200_000, 0, writer.pre_commit())])
+    assert target.ask(f"SELECT COUNT(*), SUM(id), MIN(text) FROM {target.table}") == [
+        (200_000, sum(range(200_000)), "x" * 100)
+    ]
+
+
+def test_inserts_are_cut_to_what_a_packet_takes(server: MariaDb, target: Target) -> None:
+    packet = target.ask("SELECT @@GLOBAL.max_allowed_packet")[0][0]
+    target.ask("SET GLOBAL local_infile = 0")
+    target.ask("SET GLOBAL max_allowed_packet = 1048576")
+    try:
+        target.write(target.sink(), rows(id=list(range(3000)), text=["\\" * 1000] * 3000))
+    finally:
+        target.ask("SET GLOBAL local_infile = 1")
+        target.ask(f"SET GLOBAL max_allowed_packet = {packet}")
+    assert target.ask(f"SELECT COUNT(*), MIN(LENGTH(text)) FROM {target.table}") == [(3000, 1000)]
+
+
+def test_a_table_of_the_users_own_is_used_as_it_is(target: Target) -> None:
+    target.ask(
+        f"CREATE TABLE {target.table} (n BIGINT AUTO_INCREMENT PRIMARY KEY, Id INT, price DECIMAL(12,4),"
+        " seen TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), doubled INT AS (Id * 2) STORED,"
+        " body JSON, word VARCHAR(20) CHARACTER SET latin1)"
+    )
+    moment = dt.datetime(2024, 7, 1, 12, 0, 0, 5, UTC)
+    given = rows(id=[7], price=[Decimal("1.25")], body=['{"a": 1}'], word=["café"])
+    given = given.append_column("seen", pa.array([moment], pa.timestamp("us", "UTC")))
+    target.write(target.sink(create=False), given)
+    assert target.all("n, Id, price, seen, doubled, body, word") == [
+        (1, 7, Decimal("1.2500"), moment.replace(tzinfo=None), 14, '{"a": 1}', "café")
+    ]
+
+
+# ── what may not ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_are_none_are_named(target: Target, value: float) -> None:
+    """Found while the rows are already on their way: the connection is given up, and aborting does not wait for it."""
+    sink = target.sink()
+    writer = target.open_writer(sink, target.scope(), epoch=0)
+    writer.write(rows(id=[1], price=[1.0]))
+    writer.write(rows(id=[2], price=[value]))
+    with pytest.raises(DataError, match="'price'"):
+        writer.pre_commit()
+    writer.abort()
+    target.sweep(sink, generation=1)
+    assert target.all() == []
+
+
+@modes
+@pytest.mark.parametrize("allowed", [1, 0], ids=["load", "insert"])
+@pytest.mark.parametrize(
+    ("error", "column", "value"),
+    [
+        (ConstraintViolated, "id", 1),  # there already
+        (ConstraintViolated, "part", None),
+        (ConstraintViolated, "part", -1),
+        (ConstraintViolated, "parent", 9),
+        (DataError, "part", 4_000_000_000),
+        (DataError, "word", "much too long"),
+        (DataError, "word", "日本"),
+    ],
+)
+def test_rows_that_break_a_rule_are_named_and_undone(
+    target: Target, mode: Any, allowed: int, error: type[PenstockError], column: str, value: Any
+) -> None:
+    """In staged mode the trial move finds what a staging table alone cannot, before the decision."""
+    target.ask(f"CREATE TABLE {target.table}_p (id BIGINT PRIMARY KEY)")
+    target.ask(
+        f"CREATE TABLE {target.table} (id BIGINT PRIMARY KEY, part INT NOT NULL CHECK (part >= 0),"
+        f" parent BIGINT REFERENCES {target.table}_p (id), word VARCHAR(5) CHARACTER SET latin1)"
+    )
+    target.ask(f"INSERT INTO {target.table} VALUES (1, 1, NULL, 'old')")
+    target.ask(f"SET GLOBAL local_infile = {allowed}")
+    good = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("parent", pa.int64()), ("word", pa.string())])
+    first, second = (
+        {"id": 2, "part": 2, "parent": None, "word": "two"},
+        {"id": 3, "part": 3, "parent": None, "word": "3"},
+    )
+    try:
+        bad = pa.RecordBatch.from_pylist([first, {**second, column: value}], good)
+        target.refused(error, bad, mode=mode, lock_timeout=1)
+        target.write(target.sink(mode=mode), pa.RecordBatch.from_pylist([first, second], good))
+    finally:
+        target.ask("SET GLOBAL local_infile = 1")
+    assert sorted(target.all("id")) == [(1,), (2,), (3,)], "it went on after the cause was gone"
+
+
+@modes
+def test_a_missing_and_a_dropped_table_are_named(target: Target, mode: Any) -> None:
+    assert "create=True" in target.refused(TableMissing, rows(id=[1]), mode=mode, create=False)
+    sink = target.sink(mode=mode)
+    target.write(sink, rows(id=[1]))
+    target.ask(f"DROP TABLE {target.table}")
+    target.refused(TableMissing, rows(id=[1]), mode=mode, create=False)
+    target.write(sink, rows(id=[2]))
+    assert target.all() == [(2,)]
+
+
+def test_a_staged_epoch_waits_for_its_dropped_table(target: Target) -> None:
+    sink = target.sink(mode="staged")
+    prepared = target.prepare(sink, [rows(id=[1])])
+    target.ask(f"RENAME TABLE {target.table} TO {target.table}_away")
+    assert target.commit(sink, prepared, seconds=1) == {Outcome.UNKNOWN}
+    target.ask(f"RENAME TABLE {target.table}_away TO {target.table}")
+    assert target.commit(sink, prepared) == {Outcome.COMMITTED}
+    assert target.all() == [(1,)]
+
+
+@modes
+def test_other_columns_are_named_before_the_first_row(target: Target, mode: Any) -> None:
+    target.ask(f"CREATE TABLE {target.table} (id INT, name DATE, needed INT NOT NULL)")
+    said = target.refused(SchemaMismatch, rows(id=[1], name=["x"], nam=[1]), mode=mode)
+    for part in (
+        "'name' is string, the table's is date",
+        "no column 'nam' (it has 'name')",
+        "'needed' may not be null",
+    ):
+        assert part in said
+
+
+def test_a_column_changed_between_two_batches_is_named(target: Target) -> None:
+    sink = target.sink(mode="staged")
+    writer = target.open_writer(sink, target.scope(), epoch=0)
+    writer.write(rows(id=[1]))
+    staging = writer.name  # type: ignore[attr-defined]
+    target.ask(f"ALTER TABLE {staging} CHANGE id other BIGINT")
+    with pytest.raises(SchemaMismatch, match="id"):
+        writer.pre_commit()
+    writer.abort()
+    target.sweep(sink, generation=1)
+    assert target.ask(f"SHOW TABLES LIKE '{staging}'") == []
+
+
+def test_tables_that_cannot_roll_back_are_refused(target: Target) -> None:
+    target.ask(f"CREATE TABLE {target.table} (id BIGINT) ENGINE=MyISAM")
+    assert "InnoDB" in target.refused(ConfigurationError, rows(id=[1]))
+    with pytest.raises(ConfigurationError, match="InnoDB"):
+        target.sink().check(CONTEXT, "out")
+
+
+@pytest.fixture
+def weak(target: Target) -> Iterator[str]:
+    """A user who may read and write one table of one database, both of this name, and nothing else."""
+    name = f"w_{uuid.uuid4().hex[:8]}"
+    target.ask(f"CREATE DATABASE {name}")
+    target.ask(f"CREATE TABLE {name}.{name} (id BIGINT)")
+    target.ask(f"CREATE USER {name}@'%%' IDENTIFIED BY %s", SECRET)
+    target.ask(f"GRANT SELECT, INSERT ON {name}.{name} TO {name}@'%'")
+    yield name
+    target.ask(f"DROP DATABASE {name}")
+    target.ask(f"DROP USER {name}@'%'")
+
+
+def test_a_wrong_password_and_a_missing_right_are_named_and_no_secret_is_shown(target: Target, weak: str) -> None:
+    for secret, doing in (("wrong-" + SECRET, "using password"), (SECRET, "CREATE")):
+        sink = target.sink(user=weak, password=secret, table=f"{weak}.{weak}")
+        for work in (lambda: sink.open_committer(target.scope()), lambda: sink.check(CONTEXT, "out")):  # noqa: B023
+            with pytest.raises(AccessDenied, match=doing) as caught:
+                work()
+            for text in (str(caught.value), repr(sink), sink.describe(), str(sink.link("out")), caught.value.to_json()):
+                assert secret not in text
+
+
+def test_rights_on_the_database_are_enough(target: Target, weak: str) -> None:
+    target.ask(f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, DROP ON {weak}.* TO {weak}@'%'")
+    for mode in ("two_phase", "staged"):
+        sink = target.sink(user=weak, password=SECRET, table=f"{weak}.{weak}", mode=mode)
+        assert list(sink.check(CONTEXT, "out")) == []
+        undecided = target.prepare(sink, [rows(id=[1])])
+        assert target.sweep(sink, generation=2) == 1
+        assert target.commit(sink, undecided) == {Outcome.LOST}
+        target.write(sink, rows(id=[2]))
+    assert target.ask(f"SELECT id FROM {weak}.{weak}") == [(2,), (2,)]
+
+
+def test_a_server_that_is_not_there_is_named(target: Target) -> None:
+    sink = target.sink(port=1)
+    with pytest.raises(SystemUnavailable, match="does not answer"):
+        sink.open_committer(target.scope())
+    with pytest.raises(SystemUnavailable):
+        sink.check(CONTEXT, "out")
+
+
+# ── before the start ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_check_writes_nothing(target: Target) -> None:
+    before = target.ask("SHOW TABLES")
+    assert list(target.sink().check(CONTEXT, "out")) == []
+    with pytest.raises(TableMissing):
+        target.sink(create=False).check(CONTEXT, "out")
+    assert target.ask("SHOW TABLES") == before
+
+
+def test_a_check_tells_what_makes_the_server_slow_or_forgetful(target: Target) -> None:
+    target.ask("SET GLOBAL local_infile = 0")
+    target.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+    target.ask("SET GLOBAL max_connections = 12")
+    try:
+        said = " ".join(finding.message for finding in target.sink().check(CONTEXT, "out"))
+    finally:
+        target.ask("SET GLOBAL local_infile = 1")
+        target.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+        target.ask("SET GLOBAL max_connections = 100")
+    for part in ("local_infile is off", "innodb_flush_log_at_trx_commit=2", "connections are free"):
+        assert part in said
+
+
+def test_an_upsert_needs_an_index_on_its_key(target: Target) -> None:
+    target.ask(f"CREATE TABLE {target.table} (id BIGINT, other BIGINT, UNIQUE (id, other))")
+    for key in (["id"], ["other"]):
+        sink = target.sink(mode="upsert", key=key)
+        with pytest.raises(ConfigurationError, match="no unique index"):
+            sink.check(CONTEXT, "out")
+        with pytest.raises(ConfigurationError, match="no unique index"):
+            target.prepare(sink, [rows(id=[1], other=[1])])
+    target.write(target.sink(mode="upsert", key=["other", "ID"]), rows(id=[1], other=[1]))
+
+
+@modes
+def test_a_full_disk_is_named_and_goes_on_afterwards(target: Target, mode: Any) -> None:
+    """A disk of its own for the table, where this user may mount one."""
+    folder = target.server.folder / f"small-{target.table}"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=777", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("this user may not mount a small disk")
+    try:
+        target.ask(f"CREATE TABLE {target.table} (id BIGINT, text LONGTEXT) DATA DIRECTORY '{folder}'")
+        target.write(target.sink(mode=mode), rows(id=[0], text=["small"]))
+        said = target.refused(StorageFull, rows(id=list(range(2000)), text=["x" * 8000] * 2000), mode=mode)
+        assert "full" in said
+        target.write(target.sink(mode=mode), rows(id=[1], text=["small"]))
+        assert target.all("id") == [(0,), (1,)]
+        target.ask(f"DROP TABLE {target.table}")
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, capture_output=True)

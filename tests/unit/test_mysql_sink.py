@@ -1,0 +1,218 @@
+"""The description of a MySQL sink: names, kinds, rules, and what the server's numbers are called."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock import errors
+from penstock.errors import ConfigurationError
+from penstock.sinks.base import SinkScope, WriterScope
+from penstock.sinks.mysql import MySqlSink, check, server
+from penstock.sinks.mysql.faults import ServerError, error_for, refused_rows
+from penstock.sinks.mysql.kinds import column_type, refusal
+from penstock.sinks.mysql.names import Names
+from penstock.sinks.mysql.tables import creation, require_key
+from penstock.sinks.sql.columns import Column
+
+SCOPE = SinkScope("job", "out", 7)
+
+
+def sink(**more: Any) -> MySqlSink:
+    return MySqlSink(**{"user": "app", "password": "s3cret", "database": "shop", "table": "orders", **more})
+
+
+class Saying:
+    """A session that answers what a test wrote down."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+
+    def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        for part, answer in self.answers.items():
+            if part.replace("_", " ").lower() in " ".join([statement, *map(str, values)]).replace("_", " ").lower():
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer  # type: ignore[no-any-return]
+        return []
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_xa_id_fits_and_is_known_again() -> None:
+    names = Names.of(SCOPE, "d" * 64, "t" * 64)
+    largest = WriterScope(SinkScope("j" * 200, "u", 9_999_999), 999_999_999_999, 999_999, 99_999, 2**31)
+    branch = names.branch(largest)
+    assert len(names.global_id) <= 64
+    assert len(branch) <= 64
+    assert names.generation_in(branch) == 9_999_999
+    assert names.branch(largest) != branch
+    assert len(names.staging()) <= 64
+    assert names.generation_in(names.staging()) == 7
+    assert names.generation_in("g1-something-else") is None
+
+
+def test_no_two_sinks_share_a_name() -> None:
+    made = [
+        Names.of(SinkScope("job", "out", 1), "shop", "orders"),
+        Names.of(SinkScope("job", "out2", 1), "shop", "orders"),
+        Names.of(SinkScope("job2", "out", 1), "shop", "orders"),
+        Names.of(SinkScope("job", "out", 1), "shop", "orders_fork"),
+        Names.of(SinkScope("job", "out", 1), "other", "orders"),
+    ]
+    assert len({one.global_id for one in made}) == 5
+    assert len({(one.database, one.sink) for one in made}) == 5
+    assert len({(one.database, one.staging_prefix) for one in made}) == 5
+
+
+# ── the description ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_secret_is_told() -> None:
+    one = sink(options={"ssl_key_password": "k3y"})
+    for text in (repr(one), one.describe(), str(one.link("out")), repr(one._login)):
+        assert "s3cret" not in text
+        assert "k3y" not in text
+    assert pickle.loads(pickle.dumps(one)) == one
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"mode": "sometimes"}, "no mode"),
+        ({"mode": "upsert"}, "needs the columns"),
+        ({"key": ["id"]}, "would never look"),
+        ({"database": ""}, "does not know the database"),
+        ({"table": "a.b.c"}, "cannot read"),
+        ({"table": "t" * 65}, "longer than"),
+        ({"lock_timeout": "10ms"}, "whole seconds"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        sink(**wrong)
+
+
+def test_a_table_may_name_its_database_and_be_put_aside() -> None:
+    one = sink(table="other.`odd.table`")
+    assert one.describe() == "MySQL table other.odd.table at localhost:3306"
+    assert one.redirected("_fork").describe() == "MySQL table other.odd.table_fork at localhost:3306"
+
+
+def test_without_the_client_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pymysql", None)
+    with pytest.raises(errors.MissingExtra, match=r"penstock\[mysql\]"):
+        sink().open_committer(SCOPE)
+
+
+# ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "fits"),
+    [
+        ("bigint", "int(11)", True), ("bigint", "decimal(20,0)", True), ("bigint", "varchar(9)", False),
+        ("double", "double", True), ("double", "float", False), ("double", "decimal(9,2)", False),
+        ("float", "float", True), ("boolean", "tinyint(1)", True), ("boolean", "bit(1)", False),
+        ("decimal(12,2)", "decimal(10,2)", True), ("decimal(12,2)", "decimal(12,1)", False),
+        ("decimal(12,0)", "bigint(20)", True), ("decimal(12,2)", "double", False),
+        ("string", "enum('a','b')", True), ("string", "blob", False), ("json", "longtext", True),
+        ("binary", "varbinary(9)", True), ("binary", "text", False), ("date", "datetime(6)", True),
+        ("timestamp", "timestamp", True), ("timestamp", "date", False), ("bigint", "bigint(20) unsigned", True),
+    ],
+)  # fmt: skip
+def test_which_kinds_go_where(kind: str, column: str, fits: bool) -> None:
+    assert (refusal(kind, Column("c", column)) is None) is fits
+
+
+@pytest.mark.parametrize("kind", ["bigint", "boolean", "double", "float", "decimal(12,2)", "string", "json", "binary"])
+def test_a_new_column_takes_its_own_kind(kind: str) -> None:
+    assert refusal(kind, Column("c", column_type(kind).replace("JSON", "longtext"))) is None
+
+
+def test_a_new_table() -> None:
+    made = creation(Names.of(SCOPE, "shop", "orders"), [("id", "string"), ("at", "timestamp")], ["id"])
+    assert made.startswith(
+        "CREATE TABLE IF NOT EXISTS `shop`.`orders` (`id` VARCHAR(255) NOT NULL, `at` DATETIME(6), PRIMARY KEY (`id`))"
+    )
+
+
+def test_the_key_must_be_a_whole_index() -> None:
+    names = Names.of(SCOPE, "shop", "orders")
+    require_key([("a",), ("b", "id")], names, ["ID", "b"])
+    with pytest.raises(ConfigurationError, match="no unique index on id"):
+        require_key([("a",), ("b", "id")], names, ["id"])
+
+
+# ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("version", "more", "refused"),
+    [
+        ("10.11.6-MariaDB-0", {}, None),
+        ("5.5.5-10.4.32-MariaDB", {}, "10.5 and later"),
+        ("8.4.3", {}, None),
+        ("5.7.5", {}, "5.7.7 and later"),
+        ("8.0.36", {"xa_recover": ServerError(1227, "denied")}, "XA_RECOVER_ADMIN"),
+        ("8.0.36", {"xa_recover": ServerError(1401, "XAER_RMERR")}, "XA_RECOVER_ADMIN"),
+        ("10.11.6-MariaDB", {"wsrep_on": [("wsrep_on", "ON")]}, "Galera"),
+    ],
+)
+def test_which_servers_keep_prepared_transactions(version: str, more: dict[str, Any], refused: str | None) -> None:
+    said = server.two_phase_refusal(Saying(**more, version=[(version,)]))  # type: ignore[arg-type]
+    assert said is None if refused is None else refused in str(said)
+
+
+@pytest.mark.parametrize(
+    ("lines", "table", "database", "complete"),
+    [
+        (["GRANT ALL PRIVILEGES ON *.* TO `a`@`%` WITH GRANT OPTION"], {"INSERT", "DROP"}, {"CREATE"}, True),
+        (["GRANT SELECT, INSERT ON `shop`.`orders` TO `a`@`%`"], {"SELECT", "INSERT"}, set(), True),
+        (["GRANT SELECT, CREATE ON `sh%`.* TO `a`@`%`"], {"SELECT", "CREATE"}, {"CREATE"}, True),
+        (["GRANT SELECT ON `shop\\_2`.* TO `a`@`%`", "GRANT `role` TO `a`@`%`"], set(), set(), False),
+        (["GRANT SELECT (`id`, `x`), INSERT ON `shop`.`orders` TO `a`@`%`"], {"SELECT", "INSERT"}, set(), True),
+    ],
+)
+def test_rights_as_the_server_shows_them(lines: list[str], table: Any, database: Any, complete: bool) -> None:
+    session: Any = Saying(show_grants=[(line,) for line in lines])
+    granted, all_told = check.rights(session, Names.of(SCOPE, "shop", "orders"))
+    assert table <= granted["table"]
+    assert database <= granted["database"]
+    assert all_told is complete
+    if not table:
+        assert granted == {"table": set(), "database": set()}
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (1045, errors.AccessDenied), (1142, errors.AccessDenied), (1049, errors.TableMissing),
+        (1146, errors.TableMissing), (1054, errors.SchemaMismatch), (1062, errors.ConstraintViolated),
+        (1452, errors.ConstraintViolated), (4025, errors.ConstraintViolated), (1366, errors.DataError),
+        (1406, errors.ValueTooLarge), (1114, errors.StorageFull), (2003, errors.SystemUnavailable),
+        (2013, errors.SystemUnavailable), (1290, errors.SystemUnavailable), (1205, errors.PreCommitFailed),
+        (1213, errors.PreCommitFailed), (1665, errors.ConfigurationError), (9999, errors.PreCommitFailed),
+    ],
+)  # fmt: skip
+def test_the_servers_numbers_have_names(code: int, error: type[errors.PenstockError]) -> None:
+    assert type(error_for(code, "said", where="db:3306/shop", table="orders", doing="loading")) is error
+
+
+def test_a_full_disk_is_known_by_its_text() -> None:
+    said = error_for(1026, 'Error writing file (Errcode: 28 "No space left on device")', where="", table="", doing="")
+    assert type(said) is errors.StorageFull
+
+
+def test_warnings_of_a_load_are_errors() -> None:
+    bent = [("Warning", 1265, "Data truncated for column 'a'"), ("Warning", 1062, "Duplicate entry '1'")]
+    with pytest.raises(errors.ConstraintViolated, match="Duplicate entry '1'; 1 more"):
+        refused_rows(bent, 2, 1, where="db", table="orders")
+    with pytest.raises(errors.DataError, match="odd"):
+        refused_rows([("Note", 9999, "odd")], 2, 2, where="db", table="orders")
+    with pytest.raises(errors.PreCommitFailed, match="2 rows were sent and 1 arrived"):
+        refused_rows([], 2, 1, where="db", table="orders")
