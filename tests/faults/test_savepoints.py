@@ -207,6 +207,20 @@ def test_from_a_retained_checkpoint(story: Callable[..., Story]) -> None:
     assert all(first <= last for first, last in beyond.values())
 
 
+def test_an_unaligned_job_delivers_its_log_before_the_savepoint(story: Callable[..., Story]) -> None:
+    told = story(checkpoints={"unaligned": True, "aligned_timeout": 0})
+    run = told.start()
+    told.world.source.feed(300)
+    until(lambda: living(run) and len(told.world.copy.read()) >= 100, "the first rows")
+    made = told.stop(run)
+    folder = Path(told.world.config.storage) / told.world.config.name
+    assert not list(folder.glob("*/inflight/*/*/backlog/*.json"))
+    run = told.start(**{RESTORE: made})
+    told.more(run)
+    run.stop()
+    told.world.assert_exact()
+
+
 def test_a_restore_happens_once_however_often_the_driver_starts(story: Callable[..., Story]) -> None:
     told = story()
     run = told.start()

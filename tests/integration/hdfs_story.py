@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,17 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy
+from penstock.config.load import OPTIONS_VARIABLE
 from penstock.epoch.open import ledger_at, storage_at
 from penstock.epoch.storage import AlreadyExists
 from penstock.runtime.jars import jar_set
 from penstock.runtime.spark import session
+from penstock.state.folder import folder_at
+from penstock.state.savepoint import Savepoint, dispose
 from penstock.testing.failpoints import InjectedFault, hooked
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.support.case import Running
 
 ROWS = 3_000
 
@@ -56,7 +64,52 @@ def story(spark: Any, hdfs: str, folder: Path) -> dict[str, Any]:
     told["recovered"] = next(event["action"] for event in events if event["event"] == "recovered")
     files = [pq.read_table(path, columns=["id"])["id"].to_pylist() for path in (folder / "out").glob("part-*")]
     told["ids"] = sorted(number for ids in files for number in ids)
+    told.update(savepoints(spark, hdfs, folder))
     return told
+
+
+def savepoints(spark: Any, hdfs: str, folder: Path) -> dict[str, Any]:
+    """From HDFS to HDFS, to a local disk, and back with other partitions; a count that must go on over all of it."""
+    told: dict[str, Any] = {}
+    first = counting(spark, hdfs, folder, {})
+    there = first.job.savepoint(f"{hdfs}/savepoints")
+    here = first.job.stop_with_savepoint(str(folder / "savepoints"))
+    first.join()
+    told["savepoint_on_hdfs"] = sorted(
+        Savepoint.of(folder_at(there, spark).storage.read("_metadata") or b"", "").queries
+    )
+    again = counting(spark, hdfs, folder, {"execution.state-recovery.path": here, "parallelism.default": "3"})
+    again.job.stop()
+    again.join()
+    told["restored"] = next(event["epochs"] for event in again.events if event["event"] == "restored")
+    fork = {"penstock.fork.name": "fork", "penstock.fork.suffix": "-v2", "execution.state-recovery.path": there}
+    forked = counting(spark, hdfs, folder, fork)
+    forked.job.stop()
+    forked.join()
+    dispose(there, spark)
+    told["left"] = folder_at(f"{hdfs}/savepoints", spark).files()
+    told["counts"] = sorted(row["count"] for row in rows_in(folder / "counts"))
+    told["forked"] = min(row["count"] for row in rows_in(folder / "counts-v2"))
+    return told
+
+
+def rows_in(folder: Path) -> list[Any]:
+    return [row for path in folder.glob("part-*") for row in pq.read_table(path).to_pylist()]
+
+
+def counting(spark: Any, hdfs: str, folder: Path, options: dict[str, str]) -> Running:
+    """A count over 1,000 rows an epoch, with three more epochs complete."""
+    os.environ[OPTIONS_VARIABLE] = json.dumps(options)
+    job = Job("counts", checkpoints=Checkpoints(storage=f"{hdfs}/ck"), spark=spark, restart=RestartStrategy.none())
+    del os.environ[OPTIONS_VARIABLE]
+    rows = job.read(DataGenSource(max_rows_per_epoch=1_000), uid="numbers")
+    job.write(rows.groupBy().count(), FileSink(str(folder / "counts")), uid="counts", output_mode="update")
+    run = Running(job)
+    while sum(event["event"] == "completed" for event in run.events) < 3:
+        if not run.alive:
+            run.join()
+        time.sleep(0.05)
+    return run
 
 
 def run(spark: Any, hdfs: str, folder: Path, events: list[Any]) -> None:

@@ -22,3 +22,8 @@ def test_a_job_lives_and_recovers_on_hdfs(tmp_path: Path) -> None:
     assert told["first_run"] == "InjectedFault"
     assert told["recovered"] == "finished", "the decided epoch is finished from the ledger on HDFS"
     assert told["ids"] == list(range(told["rows"])), "every row once"
+    assert told["savepoint_on_hdfs"] == ["counts"]
+    assert told["restored"]["counts"] >= 2
+    assert told["counts"] == [1_000 * (number + 1) for number in range(len(told["counts"]))], "one count, without a gap"
+    assert told["forked"] > 3_000, "the fork goes on from the savepoint on HDFS"
+    assert told["left"] == {}
