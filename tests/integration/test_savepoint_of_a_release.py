@@ -33,7 +33,7 @@ class Files(FileSink):
         return "files"  # where they are on this machine is nobody's business
 
 
-def build(folder: Path, spark: SparkSession | None = None) -> Job:
+def build(folder: Path, spark: SparkSession | None = None, sink: type[FileSink] = FileSink) -> Job:
     job = Job(
         "stored",
         checkpoints=Checkpoints(storage=str(folder / "checkpoints")),
@@ -41,7 +41,7 @@ def build(folder: Path, spark: SparkSession | None = None) -> Job:
         spark=spark,
     )
     rows = job.read(DataGenSource(columns={"key": f"id % {KEYS}"}, max_rows_per_epoch=PER_EPOCH), uid="rows")
-    job.write(rows.groupBy("key").count(), Files(str(folder / "out")), uid="counts", output_mode="update")
+    job.write(rows.groupBy("key").count(), sink(str(folder / "out")), uid="counts", output_mode="update")
     return job
 
 
@@ -81,7 +81,7 @@ def store(version: str) -> None:
     import threading
 
     with tempfile.TemporaryDirectory() as folder:
-        job, events = build(Path(folder)), list[Any]()
+        job, events = build(Path(folder), sink=Files), list[Any]()
         threading.Thread(target=lambda: job.run(on_event=events.append), daemon=True).start()
         while sum(event["event"] == "completed" for event in events) < 4:
             time.sleep(0.1)
