@@ -9,34 +9,29 @@ system's packages.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import pwd
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.dev.child import Child
+from penstock.dev.packages import install, may_install, run
 from penstock.dev.ports import HOST, free_port
-from penstock.dev.process import end_process
 from penstock.errors import DevelopmentError
 from penstock.runtime.files import only_one
 from penstock.runtime.paths import user_cache
 
 _READY_SECONDS = 60.0
-_POLL_SECONDS = 0.05
 _STOP_SECONDS = 30.0  # a clean stop writes its dirty pages
-_INSTALL_SECONDS = 300.0
 _FORMAT_SECONDS = 60.0
-_TELLING = 20
 _PROGRAMS = ("mariadbd", "mysqld")
 _ASIDE = ("/usr/sbin", "/usr/local/sbin", "/usr/libexec")  # servers are often not on a user's PATH
 
@@ -55,9 +50,10 @@ def find_mariadb() -> Path:
     if found := _there():
         return found
     said = "needs root on Debian"
-    if os.geteuid() == 0 and shutil.which("apt-get"):
+    if may_install():
         with only_one(user_cache() / "dev" / "mariadb.lock"):
-            said = _install()
+            # Only the program itself: Debian's full package would set up and start a server of its own.
+            said = install(["mariadb-server-core", "mariadb-client-core"], _there, run)
     if found := _there():
         return found
     raise DevelopmentError(
@@ -73,33 +69,6 @@ def _there() -> Path | None:
         if found := shutil.which(program, path=places):
             return Path(found)
     return None
-
-
-def _install() -> str:
-    """Only the program itself: Debian's full package would set up and start a server of its own."""
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    apt = ["apt-get", "-o", "DPkg::Lock::Timeout=120"]
-    install = [*apt, "install", "-y", "--no-install-recommends", "mariadb-server-core", "mariadb-client-core"]
-    said = ""
-    for before in ([], [*apt, "update"]):  # the lists of packages may be old, or were never fetched
-        if _there() is not None:
-            break
-        if before:
-            _run(before, environment)
-        said = _run(install, environment)
-    return said
-
-
-def _run(command: list[str], environment: Mapping[str, str]) -> str:
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-            timeout=_INSTALL_SECONDS, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    lines = (done.stdout + done.stderr).strip().splitlines()
-    return lines[-1] if lines else f"exit status {done.returncode}"
 
 
 def _user() -> str | None:
@@ -121,7 +90,10 @@ class MariaDb:
     port: int
     settings: Mapping[str, str] = field(default_factory=dict)
     _ours: bool = False
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _child: Child = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._child = Child("The MariaDB server", self.log, self._data, ready=_READY_SECONDS, patience=_STOP_SECONDS)
 
     @classmethod
     def start(
@@ -153,29 +125,24 @@ class MariaDb:
 
     @property
     def pid(self) -> int:
-        if self._process is None or self._process.poll() is not None:
-            raise self._failure("The MariaDB server is not running.")
-        return self._process.pid
+        return self._child.pid
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._child.running
 
     def stop(self) -> None:
         """End it cleanly; a temporary folder goes with it. Does nothing if it does not run."""
-        self._end()
+        self._child.end()
         self._remove()
 
     def kill(self) -> None:
         """SIGKILL: what a power cut does to a server, short of the page cache."""
-        if self.running:
-            os.kill(self.pid, signal.SIGKILL)
-            assert self._process is not None
-            self._process.wait()
+        self._child.kill()
 
     def restart(self) -> None:
         """End it if it runs, then start it again on the same port with the same data."""
-        self._end()
+        self._child.end()
         self._launch()
 
     def __enter__(self) -> Self:
@@ -185,11 +152,6 @@ class MariaDb:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def _end(self) -> None:
-        process = self._process
-        if process is not None and process.poll() is None:
-            end_process(process.pid, _STOP_SECONDS, gone=lambda: process.poll() is not None)
 
     def _remove(self) -> None:
         self.kill()
@@ -233,37 +195,11 @@ class MariaDb:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_FORMAT_SECONDS, check=False
             )
         if done.returncode != 0:
-            raise self._failure(f"MariaDB could not set up its data folder (exit status {done.returncode}).")
+            raise self._child.failure(f"MariaDB could not set up its data folder (exit status {done.returncode}).")
 
     def _launch(self) -> None:
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(find_mariadb()), f"--defaults-file={self._config}"],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                start_new_session=True,  # Ctrl-C in the terminal is for the program, which then stops us in order
-            )
-        atexit.unregister(self._remove)
-        atexit.register(self._remove)
-        end = time.monotonic() + _READY_SECONDS
-        while not _answers(self.port):
-            if self._process.poll() is not None:
-                raise self._failure(f"The MariaDB server ended while starting (status {self._process.returncode}).")
-            if time.monotonic() > end:
-                self.kill()
-                raise self._failure(f"The MariaDB server did not answer on port {self.port} in {_READY_SECONDS:.0f} s.")
-            time.sleep(_POLL_SECONDS)
-
-    def _failure(self, happened: str) -> DevelopmentError:
-        lines = self.log.read_text(errors="replace").splitlines()[-_TELLING:] if self.log.exists() else []
-        said = "".join(f"\n  {line}" for line in lines)
-        return DevelopmentError(
-            f"{happened} The end of its log:{said or ' it is empty.'}",
-            safe=f"Its data in {self._data} is as the server left it.",
-            to_do=f"Read {self.log}; free the port or the memory it asks for, or start it in another folder.",
-        )
+        command = [str(find_mariadb()), f"--defaults-file={self._config}"]
+        self._child.launch(command, lambda: _answers(self.port), self._remove)
 
 
 def _answers(port: int) -> bool:

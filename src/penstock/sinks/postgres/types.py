@@ -1,0 +1,258 @@
+"""Which values a PostgreSQL column takes, and in which Arrow type they travel.
+
+Rows go as binary COPY, whose bytes the server takes as they are: an int32 for a bigint would be refused, or misread. So
+every column is brought into the exact type its target wants. What is not safe is refused: a number that would be
+rounded, a time whose zone somebody would have to guess.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import SchemaMismatch
+from penstock.sinks.sql.columns import Column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import DataType
+
+#: Types whose binary form is their text.
+TEXTUAL = ("text", "varchar", "bpchar", "name", "citext", "json", "xml")
+
+
+@dataclass(frozen=True, slots=True)
+class PgColumn(Column):
+    """A column of a PostgreSQL table. `base` is the type's own name below any domain, `element` that of an array."""
+
+    base: str = ""
+    element: str = ""
+    enum: bool = False
+    scale: int | None = None  # of a numeric that has one
+
+
+class Refused(Exception):
+    """Why a value cannot go into a column."""
+
+
+class Unstorable(Exception):
+    """Why one value cannot be stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How a column travels: its values for COPY's binary form, and for its text form, which may be the only one."""
+
+    as_binary: Callable[[pa.Array], pa.Array]
+    as_text: Callable[[pa.Array], pa.Array]
+    text_only: bool = False
+
+
+def route(given: pa.DataType, column: PgColumn) -> Route:
+    """The way from an Arrow type into a column; `Refused` if there is none."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(given):
+        return route(given.value_type, column)
+    if column.element:
+        if pa.types.is_null(given):
+            return _cast(pa.list_(_simple(pa.null(), column.element, None) or pa.string()))
+        if not (pa.types.is_list(given) or pa.types.is_large_list(given)):
+            raise Refused("an array is wanted")
+        inner = _simple(given.value_type, column.element, column.scale)
+        if inner is None:
+            raise Refused(f"its elements are {given.value_type}")
+        return _cast(pa.list_(inner))
+    is_text = pa.types.is_string(given) or pa.types.is_large_string(given)
+    if column.base == "jsonb" and (is_text or pa.types.is_null(given)):
+        return Route(_as_jsonb, _same)
+    if column.base == "uuid" and is_text:
+        return Route(lambda values: _as_uuid(values, column.name), _same)
+    if column.enum and (is_text or pa.types.is_null(given)):
+        return _cast(pa.string())
+    simple = _simple(given, column.base, column.scale)
+    if simple is not None:
+        return _cast(simple)
+    if is_text and column.base not in _FIXED:
+        return Route(_same, _same, text_only=True)  # inet, ranges, geometry …: the server reads the text
+    if pa.types.is_null(given):
+        return _cast(pa.string())
+    raise Refused(_why(given, column))
+
+
+def refusal(given: pa.DataType, column: PgColumn) -> str | None:
+    """Why `given` cannot go into `column`; None if it can."""
+    try:
+        route(given, column)
+    except Refused as reason:
+        return str(reason)
+    return None
+
+
+def _same(values: pa.Array) -> pa.Array:
+    return values
+
+
+def _cast(wanted: pa.DataType) -> Route:
+    import pyarrow as pa
+
+    def change(values: pa.Array) -> pa.Array:
+        return values if values.type == wanted else values.cast(wanted)
+
+    return Route(change, _span_text if pa.types.is_duration(wanted) else change)
+
+
+#: Types with a binary form of their own, into which text is not simply read.
+_FIXED = frozenset(
+    (
+        "bool", "int2", "int4", "int8", "float4", "float8", "numeric", "bytea", "date", "timestamp", "timestamptz",
+        "time", "interval", "uuid",
+    )
+)  # fmt: skip
+
+
+@functools.cache
+def _fixed() -> dict[str, Any]:
+    import pyarrow as pa
+
+    return {
+        "bool": pa.bool_(), "int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64(),
+        "float4": pa.float32(), "float8": pa.float64(), "bytea": pa.binary(), "date": pa.date32(),
+        "timestamp": pa.timestamp("us"), "timestamptz": pa.timestamp("us", "UTC"),
+        "time": pa.time64("us"), "interval": pa.duration("us"), "numeric": pa.decimal128(38, 0),
+    }  # fmt: skip
+
+
+def _simple(given: pa.DataType, base: str, scale: int | None) -> pa.DataType | None:
+    """The Arrow type in which a value of `given` goes into a column of type `base`; None if it cannot."""
+    import pyarrow as pa
+
+    kinds = pa.types
+    if base in TEXTUAL:
+        fits = kinds.is_string(given) or kinds.is_large_string(given) or kinds.is_null(given)
+        return pa.string() if fits else None
+    wanted = _fixed().get(base)
+    if wanted is None:
+        return None
+    if kinds.is_null(given):
+        return wanted
+    if base == "numeric":
+        if kinds.is_decimal(given):
+            return given if scale is None or given.scale <= scale else None
+        return pa.decimal128(20, 0) if kinds.is_integer(given) else None
+    if kinds.is_integer(wanted):
+        return wanted if kinds.is_integer(given) and given.bit_width <= wanted.bit_width else None
+    if kinds.is_floating(wanted):
+        narrow = kinds.is_floating(given) and given.bit_width <= wanted.bit_width
+        exact = kinds.is_integer(given) and given.bit_width <= wanted.bit_width // 2
+        return wanted if narrow or exact else None
+    if kinds.is_timestamp(wanted):
+        return wanted if kinds.is_timestamp(given) and (given.tz is None) == (wanted.tz is None) else None
+    same = {
+        "bool": kinds.is_boolean,
+        "bytea": lambda one: kinds.is_binary(one) or kinds.is_large_binary(one) or kinds.is_fixed_size_binary(one),
+        "date": kinds.is_date,
+        "time": kinds.is_time,
+        "interval": kinds.is_duration,
+    }[base]
+    return wanted if same(given) else None
+
+
+def _why(given: pa.DataType, column: PgColumn) -> str:
+    import pyarrow as pa
+
+    if column.base in ("timestamp", "timestamptz") and pa.types.is_timestamp(given):
+        return "one has a time zone and the other has not; say which is meant with a cast"
+    if column.base == "numeric" and pa.types.is_decimal(given):
+        return "digits behind the point would be cut off"
+    if column.base == "numeric" and pa.types.is_floating(given):
+        return "cast it to a decimal, so that it is plain how it is rounded"
+    if pa.types.is_integer(given) and column.base in ("int2", "int4"):
+        return "it is too narrow"
+    return "the types do not fit"
+
+
+def _as_jsonb(values: pa.Array) -> pa.Array:
+    """The binary form of jsonb: a version byte, then the text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    version = pa.scalar(b"\x01", pa.binary())
+    return pc.binary_join_element_wise(version, values.cast(pa.string()).cast(pa.binary()), b"")
+
+
+def _span_text(values: pa.Array) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    counted = values.cast(pa.duration("us")).cast(pa.int64()).cast(pa.string())
+    return pc.binary_join_element_wise(counted, pa.scalar("microseconds"), " ")
+
+
+def _as_uuid(values: pa.Array, name: str) -> pa.Array:
+    """The sixteen bytes of each uuid, from its usual text with or without dashes."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    plain = pc.replace_substring(values.cast(pa.string()), "-", "")
+    wrong = pc.invert(pc.match_substring_regex(plain, "^[0-9a-fA-F]{32}$"))
+    if pc.any(wrong).as_py():
+        raise Unstorable(f"column {name!r} is a uuid, and {values.filter(wrong)[0].as_py()!r:.60} is none.")
+    digits = "".join(plain.fill_null("0" * 32).to_pylist())
+    sixteen = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(16), len(values), [None, pa.py_buffer(bytes.fromhex(digits))]
+    )
+    return pc.if_else(pc.is_valid(values), sixteen, pa.scalar(None, pa.binary(16)))
+
+
+# ── from a DataFrame ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+_ATOMIC = {
+    "boolean": "boolean", "tinyint": "smallint", "smallint": "smallint", "int": "integer", "bigint": "bigint",
+    "float": "real", "double": "double precision", "string": "text", "binary": "bytea", "date": "date",
+    "timestamp": "timestamptz", "timestamp_ntz": "timestamp", "void": "text",
+}  # fmt: skip
+
+
+def column_type(kind: DataType) -> str:
+    """The type of a column made for values of a Spark type; `SchemaMismatch` where there is none."""
+    from pyspark.sql.types import ArrayType
+
+    if isinstance(kind, ArrayType):
+        inner = _atomic(kind.elementType)
+        return f"{inner}[]" if inner is not None else "jsonb"
+    found = _atomic(kind)
+    if found is not None:
+        return found
+    name = kind.simpleString()
+    if name.startswith(("struct", "map", "variant")):
+        return "jsonb"
+    raise SchemaMismatch(
+        f"PostgreSQL has no type for values of Spark's type {name}.",
+        safe="nothing was written.",
+        to_do="cast the column to a string or a number.",
+    )
+
+
+def goes_as_json(kind: DataType) -> bool:
+    """Whether values of this type are rendered as JSON before they are written."""
+    from pyspark.sql.types import ArrayType
+
+    if isinstance(kind, ArrayType):
+        return _atomic(kind.elementType) is None
+    return kind.simpleString().startswith(("struct", "map", "variant"))
+
+
+def _atomic(kind: DataType) -> str | None:
+    name = kind.simpleString()
+    if name.startswith("decimal"):
+        return name.replace("decimal", "numeric")
+    if name.startswith(("interval day", "interval hour", "interval minute", "interval second")):
+        return "interval"
+    if name.startswith("time("):
+        return "time"
+    if name.startswith(("varchar", "char")):
+        return name
+    return _ATOMIC.get(name.partition(" collate")[0])

@@ -1,0 +1,45 @@
+"""The PostgreSQL sink keeps the contract in every mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.dev.postgres import Postgres
+from penstock.sinks.base import Outcome
+from penstock.testing.sink_contract import SinkContract
+from tests.support.postgres import PostgresHarness
+
+
+class PostgresContract(SinkContract):
+    table: dict[str, Any]
+
+    @pytest.fixture(autouse=True)
+    def _harness(self, postgres: Postgres) -> Iterator[None]:
+        self.harness: PostgresHarness = PostgresHarness(postgres, **self.table)
+        yield
+        self.sweep(self.harness.make_sink(), generation=9)
+        assert not self.harness.left(self.job)
+
+
+class TestTwoPhase(PostgresContract):
+    table = {"mode": "two_phase"}
+
+
+class TestStaged(PostgresContract):
+    table = {"mode": "staged"}
+
+
+class TestUpsert(PostgresContract):
+    table = {"mode": "upsert", "columns": "id bigint PRIMARY KEY, name text", "key": ["id"]}
+
+    def test_other_sinks_with_a_similar_name_are_not_touched(self) -> None:
+        """As everywhere, but the same rows written twice are still there once."""
+        sink, rows = self.harness.make_sink(), self.harness.rows(5)
+        for name in (f"{self.uid}-2", f"{self.uid}2"):
+            prepared = self.prepare(sink, [rows], uid=name)
+            self.sweep(sink, generation=2)
+            assert self.commit(sink, prepared, uid=name) == {Outcome.COMMITTED}
+        self.assert_visible(rows)
