@@ -20,6 +20,7 @@
     │   ├── StorageFull               no space left
     │   └── StorageNotAtomic          the storage cannot refuse a second create
     ├── PositionsLost                 a source no longer has the rows that the checkpoint's positions name
+    │   └── FilesMissing              files that an epoch is to read are not there any more
     ├── SavepointError                a savepoint could not be made, read or restored; what there was is as it was
     │   ├── SavepointIncomplete       it was never finished, so it cannot be used
     │   ├── SavepointCorrupt          a file of it is missing or altered
@@ -161,6 +162,12 @@ class StorageNotAtomic(LedgerError):
 
 class PositionsLost(PenstockError):
     """A source no longer has the rows that the checkpoint's positions name. None was skipped."""
+
+
+class FilesMissing(PositionsLost):
+    """Files that an epoch is to read are not there any more. They may come back."""
+
+    retryable = True
 
 
 class SavepointError(PenstockError):

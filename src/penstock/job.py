@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import shutil
@@ -11,19 +10,19 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Checkpoints, Retention, StateBackend
 from penstock.config.settings import resolve
 from penstock.epoch.open import storage_at
-from penstock.epoch.storage import AlreadyExists, local_path
-from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, SavepointError, UidChanged
+from penstock.epoch.storage import local_path
+from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, SavepointError
 from penstock.guarantees import Chain, engine_link, wanted
 from penstock.naming import check_name
 from penstock.runtime import lifeline
 from penstock.runtime import spark as spark_session
+from penstock.runtime.beginning import Beginning
 from penstock.runtime.callbacks import Callback, Callbacks
 from penstock.runtime.events import Events, Listener
 from penstock.runtime.global_checkpoint import GlobalCheckpoints
@@ -32,7 +31,7 @@ from penstock.runtime.lineage import Lineage
 from penstock.runtime.query import QueryPlan, QueryRunner
 from penstock.runtime.restart import Restarts, RestartStrategy
 from penstock.runtime.retention import JobFolder, kept_batches
-from penstock.runtime.settle import lay_over, require_same_parallelism, settle
+from penstock.runtime.settle import lay_over, settle
 from penstock.runtime.steering import Steering
 from penstock.runtime.trees import trees_at
 from penstock.runtime.verdict import classify
@@ -40,16 +39,12 @@ from penstock.server.serving import serving
 from penstock.sinks.base import CheckContext, Finding, TwoPhaseSink
 from penstock.sources.base import reading
 from penstock.sources.frame import as_source
-from penstock.state.claims import Claim
-from penstock.state.history import Histories
-from penstock.state.restore import Restorer, tell
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
     from penstock.epoch.outputs import EpochOutputs
-    from penstock.epoch.storage import Storage
     from penstock.sources.base import Source
 
 log = logging.getLogger("penstock")
@@ -249,8 +244,9 @@ class Job:
             storage = storage_at(f"{self.checkpoints.storage.rstrip('/')}/{self.name}", self.spark)
             folder = JobFolder(storage, trees_at(storage))
             folder.finish_deletion(self._plans)
-            history = self._restored(storage, events)
-            self._check_uids()
+            start = Beginning(self.name, self._plans, self.settings, storage, self.spark, self._allow_non_restored)
+            history = start.history(events)
+            start.check_uids()
             self._runners = [
                 QueryRunner(
                     self.name,
@@ -274,7 +270,7 @@ class Job:
                 events=events,
                 wake=self._wake,
                 asked=self._asked,
-                before_round=lambda: self._before_round(folder),
+                before_round=lambda: self._before_round(folder, start),
                 watcher=watcher,
             )
             with reading(self.name, self._sources, self._plans.values()):
@@ -332,9 +328,9 @@ class Job:
     def _asked(self) -> End:
         return End.CANCEL if self._cancel_asked else End.STOP if self._stop_asked else End.NONE
 
-    def _before_round(self, folder: JobFolder) -> None:
+    def _before_round(self, folder: JobFolder, start: Beginning) -> None:
         if folder.finish_deletion(self._plans):
-            self._check_uids()
+            start.check_uids()
 
     def _delete(self, folder: JobFolder, group: QueryGroup) -> None:
         """After a cancel that ended cleanly. The job has ended whether this works or not."""
@@ -411,48 +407,6 @@ class Job:
         sources = [source.link(uid) for uid, source in plan.sources.items()]
         engine = engine_link(self.checkpoints)
         return Chain((*sources, engine, *(sink.link(uid) for uid, sink in plan.sinks.items())))
-
-    def _restored(self, storage: Storage, events: Events) -> str:
-        """Restore if it was asked for and is not done yet; the name of the history that the job goes on from."""
-        recovery, outcome = self.settings.recovery, None
-        if recovery.path is not None:
-            restorer = Restorer(self.name, storage.location, self.spark)
-            outcome = restorer.restore(
-                replace(recovery, allow_non_restored=self._allow_non_restored), self._plans, self.settings.state_asked
-            )
-        histories = Histories(storage)
-        newest = next(reversed(histories.all()), None)
-        if outcome is not None and outcome.mapped is not None:
-            for uid in [name.removesuffix(".json") for name in storage.list("queries")]:
-                storage.delete(f"queries/{uid}.json")  # what the program takes over was settled with the restore
-            tell(outcome, events)
-        else:
-            require_same_parallelism(self.spark, storage.location, histories.current(), self._plans, self.settings)
-        claim = Claim.of(newest, self._plans, self.spark)
-        if claim is not None:
-            events.listen(claim)
-        return histories.current()
-
-    def _check_uids(self) -> None:
-        """A query that only the checkpoint knows would be lost silently, a renamed one would start over."""
-        storage = storage_at(f"{self.checkpoints.storage.rstrip('/')}/{self.name}", self.spark)
-        known = {name.removesuffix(".json") for name in storage.list("queries") if name.endswith(".json")}
-        gone = sorted(known - self._plans.keys())
-        if gone and not self._allow_non_restored:
-            new = sorted(self._plans.keys() - known)
-            raise UidChanged(
-                f"The checkpoint of job {self.name!r} has the queries {sorted(known)}, the program has"
-                f" {sorted(self._plans)}: {gone} would be left behind"
-                + (f" and {new} start from the beginning." if new else "."),
-                safe="nothing was started; the checkpoint is as it was.",
-                to_do="give the query its former uid, or leave it behind on purpose by allow_non_restored_state=True.",
-            )
-        for uid in gone:
-            storage.delete(f"queries/{uid}.json")  # allowed once, not asked again; its folder stays as it is
-        for uid, plan in self._plans.items():
-            with suppress(AlreadyExists):
-                facts = {"version": 1, "sources": list(plan.sources), "sinks": sorted(plan.sinks)}
-                storage.create(f"queries/{uid}.json", json.dumps(facts).encode())
 
 
 def _placed(checkpoints: Checkpoints) -> Checkpoints:

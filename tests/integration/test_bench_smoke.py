@@ -44,3 +44,13 @@ def test_the_backpressure_benchmark_runs_in_small(tmp_path: Path) -> None:
     assert unaligned["under_pressure"]["checkpoints"] > 0
     assert unaligned["logged_under_pressure"] > 0
     assert unaligned["inflight_peak_bytes"] > 0
+
+
+def test_the_savepoint_benchmark_runs_in_small(tmp_path: Path) -> None:
+    results = tmp_path / "savepoint.json"
+    small = "--keys 2000 --per-epoch 1000 --savepoints 1 --backends hashmap"
+    run("bench_savepoint.py", *small.split(), "--results", str(results))
+    told = json.loads(results.read_text())["hashmap"]
+    assert told["savepoints"] == 1
+    assert told["bytes"] > 0
+    assert told["epoch_ms"]["resumed"] > 0

@@ -6,6 +6,7 @@ per user, verified, and moved into the cache in one step; from then on it is fou
     spark-kafka     Spark's Kafka connector and what it needs, for the version of PySpark that Penstock pins
     kafka-broker    a whole Kafka broker, for development and tests
     spark-delta     Spark's Delta connector, for tests and benchmarks
+    spark-jdbc      drivers for Spark's JDBC writer, for benchmarks
 
 `python -m penstock.runtime.jars relock` rewrites the lock from `ROOTS` after a version there was changed.
 """
@@ -69,6 +70,15 @@ ROOTS: Mapping[str, Root] = {
         (
             Coordinate("io.delta", "delta-spark_4.2_2.13", "4.4.0"),
             Coordinate("io.delta", "delta-storage", "4.4.0"),
+        ),
+        transitive=False,
+    ),
+    # What Spark's own JDBC writer needs, for the benchmark that runs it beside the SQL sinks, which need no jar.
+    "spark-jdbc": Root(
+        (
+            Coordinate("org.postgresql", "postgresql", "42.7.11"),
+            Coordinate("org.mariadb.jdbc", "mariadb-java-client", "3.5.8"),
+            Coordinate("com.mysql", "mysql-connector-j", "9.7.0"),
         ),
         transitive=False,
     ),

@@ -18,6 +18,7 @@ from penstock.runtime.coordinators import coordinator_for
 from penstock.runtime.observer import Observer
 from penstock.runtime.settle import require_same_backend
 from penstock.sources.base import reader_name
+from penstock.sources.verify import verified
 from penstock.state.history import FIRST
 from penstock.state.taking import Standing
 
@@ -172,10 +173,12 @@ class QueryRunner:
         with coordinator.held(patience):
             coordinator.drain(lambda: patience.passed() or self._stopping.is_set())
             log = self._spark_log()
-            while log.next_epoch()[0] <= self._completed_epoch() and not patience.passed():
+            while not (logged := log.next_epoch()[0] > self._completed_epoch()) and not patience.passed():
+                if self._query is None or not self._query.isActive:
+                    break  # it failed, and its end waits for us to let go
                 time.sleep(_POLL_SECONDS / 20)
-            if self._coordinator is not coordinator or coordinator.failure is not None or not coordinator.delivered:
-                raise self._not_standing("it failed, or its in-flight log is not delivered")
+            if not logged or coordinator.failure is not None or not coordinator.delivered:
+                raise self._not_standing("it failed meanwhile, or its in-flight log is not delivered")
             yield Standing(self.plan, self.checkpoint, self._completed_epoch(), coordinator.generation)
 
     def at_its_end(self) -> Standing:
@@ -253,7 +256,7 @@ class QueryRunner:
 
     def _once(self) -> None:
         """One start of the query: recover, run until it ends. Raises what made it fail."""
-        plan = self.plan
+        plan = verified(self.plan, self.checkpoint, self._spark, self._spark_log)
         observer = Observer(
             plan.uid,
             plan.positions,

@@ -53,6 +53,7 @@ class Steering:
         self._globals = globals_
         self._one = threading.Lock()
         self._final: tuple[str, Kind, Future[str]] | None = None
+        self._ending = threading.Lock()  # an end that is asked for at the very end is carried out, or refused
         self._ended: str | None = None
 
     def savepoint(self, directory: str | None, kind: str) -> str:
@@ -71,7 +72,9 @@ class Steering:
         with self._alone():
             if drain:
                 final: Future[str] = Future()
-                self._final = (where, wanted, final)
+                with self._ending:
+                    self._refuse_ended()
+                    self._final = (where, wanted, final)
                 self._stop()
                 return final.result()
             with self._hold() as standing:
@@ -115,10 +118,12 @@ class Steering:
 
     def end(self, error: BaseException | None) -> None:
         """The queries have come to rest. Carries out a drain that was asked for, and answers whoever waits."""
-        self._ended = "failed" if error is not None else "ended"
-        if self._final is None:
+        with self._ending:
+            self._ended = "failed" if error is not None else "ended"
+            asked = self._final
+        if asked is None:
             return
-        where, kind, final = self._final
+        where, kind, final = asked
         if error is not None:
             final.set_exception(_ended(self._job, f"it failed: {error}"))
             return

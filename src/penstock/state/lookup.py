@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PenstockError, SavepointError
 from penstock.state.folder import LocalFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import Column, SparkSession
 
@@ -48,10 +50,8 @@ def count(one: Kept, session: Callable[[], SparkSession]) -> int:
     """How many rows there are."""
     if one.rows is not None:
         return one.rows
-    from penstock.state.working import working
-
-    with working(session()) as work:
-        return int(_frame(one, work).count())
+    with _reading(one, session()) as frame:
+        return int(frame.count())
 
 
 def _by_arrow(one: Kept, wanted: Mapping[str, Any] | None, limit: int) -> list[dict[str, Any]]:
@@ -82,14 +82,31 @@ def _by_arrow(one: Kept, wanted: Mapping[str, Any] | None, limit: int) -> list[d
 
 
 def _by_spark(one: Kept, wanted: Mapping[str, Any] | None, limit: int, spark: SparkSession) -> list[dict[str, Any]]:
-    from penstock.state.working import working
-
-    with working(spark) as work:
-        frame = _frame(one, work)
+    with _reading(one, spark) as frame:
         for path, value in _leaves(wanted or {}, ("key",)):
             frame = frame.where(_test(frame, path, value))
         columns = [name for name in ("key", "value") if name in frame.columns]
         return [row.asDict(recursive=True) for row in frame.select(*columns).limit(limit).collect()]
+
+
+@contextmanager
+def _reading(one: Kept, spark: SparkSession) -> Iterator[Any]:
+    """The rows as a frame, and Spark's complaints as ours."""
+    from penstock.state.working import cause, working
+
+    try:
+        with working(spark) as work:
+            yield _frame(one, work)
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise SavepointError(
+            f"The state of operator {one.operator.id} ({one.operator.name}) in {one.place.folder.location} could not be"
+            f" read: {cause(error)}",
+            safe="nothing was changed.",
+            to_do="if the job runs, its files may just have been replaced: ask again. Otherwise look at another"
+            " checkpoint or savepoint.",
+        ) from error
 
 
 def _frame(one: Kept, work: SparkSession) -> Any:

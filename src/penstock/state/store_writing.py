@@ -16,7 +16,7 @@ from penstock.epoch.storage import LocalStorage, local_path
 from penstock.errors import PenstockError, SavepointError
 from penstock.state.hashmap_files import snapshot
 from penstock.state.raw import KEY, VALUE
-from penstock.state.working import hadoop_conf, option, resolved
+from penstock.state.working import cause, hadoop_conf, option, resolved
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -170,7 +170,7 @@ class _ChunkTask:
 
 def _failed(target: Folder, error: Exception) -> SavepointError:
     return SavepointError(
-        f"State could not be written to {target.location}: {error}",
+        f"State could not be written to {target.location}: {cause(error)}",
         safe="what it was read from is untouched; what was written is not complete and must not be used.",
         to_do="see the cause, then do it again into an empty folder.",
     )

@@ -80,5 +80,18 @@ def option(work: SparkSession, value: Any = None) -> Any:
     return _jvm(work).scala.Option.apply(value)
 
 
+def cause(error: BaseException) -> str:
+    """What went wrong, in a line: of Java's exceptions the innermost, of a worker's traceback the last line."""
+    from py4j.protocol import Py4JJavaError
+
+    if isinstance(error, Py4JJavaError):
+        java = error.java_exception
+        while java.getCause() is not None:
+            java = java.getCause()
+        return str(java.toString()).strip().splitlines()[0]
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]
+
+
 def _jvm(spark: SparkSession) -> Any:
     return spark._jvm
