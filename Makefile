@@ -8,8 +8,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# On a machine with more cores: make test SIDE_BY_SIDE="-n 4 --dist loadfile --no-loadscope-reorder"
-SIDE_BY_SIDE ?=
+# Two processes, each with files, brokers and servers of its own. One after the other: make test SIDE_BY_SIDE=
+SIDE_BY_SIDE ?= -n 2 --dist loadfile --no-loadscope-reorder
 SOAK ?= --rows 5000000 --kills 60
 
 # Workers of Spark and scripts of this folder must all use the one environment.

@@ -1,0 +1,212 @@
+"""Spark's description of state: read, moved, rescaled, and the settings in its positions."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigurationError, LedgerCorrupt
+from penstock.state.folder import LocalFolder
+from penstock.state.inspect import operators
+from penstock.state.metadata import families, read_metadata, relocate
+from penstock.state.offsets import conf_of, set_conf
+from penstock.state.rewrite import Goal
+
+KEY = {"type": "struct", "fields": [{"name": "k", "type": "string", "nullable": True, "metadata": {}}]}
+VALUE = {"type": "struct", "fields": [{"name": "n", "type": "long", "nullable": False, "metadata": {}}]}
+HASHMAP = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+def utf(text: str) -> bytes:
+    data = text.encode("utf-16-be", "surrogatepass").decode("utf-16-be", "surrogatepass").encode("utf-8")
+    return struct.pack(">H", len(data)) + data
+
+
+def chunks(*texts: str) -> bytes:
+    return struct.pack(">i", len(texts)) + b"".join(utf(text) for text in texts)
+
+
+def plain_schema() -> bytes:
+    key = json.dumps(KEY)
+    return utf("v2") + chunks(key[:10], key[10:]) + chunks(json.dumps(VALUE))
+
+
+def family_schema(*names: str) -> bytes:
+    body = utf("v3") + struct.pack(">i", len(names))
+    for name in names:
+        body += utf(name) + struct.pack(">h", 0) + chunks(json.dumps(KEY)) + struct.pack(">h", 0)
+        body += chunks(json.dumps(VALUE)) + chunks("{}") + chunks("{    }")
+    return body
+
+
+def description(version: int, name: str, stores: list[dict[str, object]], **more: object) -> bytes:
+    body = {"operatorInfo": {"operatorId": 0, "operatorName": name}, "stateStoreInfo": stores, **more}
+    return f"v{version}\n{json.dumps(body, separators=(',', ':'))}".encode()
+
+
+def checkpoint(root: Path, conf: dict[str, str] | None = None) -> LocalFolder:
+    folder = LocalFolder(root)
+    metadata = json.dumps({"batchWatermarkMs": 7, "conf": conf or {PROVIDER: HASHMAP, PARTITIONS: "2"}})
+    folder.put("offsets/3", f'v1\n{metadata}\n{{"next": 1}}\n-'.encode())
+    folder.put("commits/3", b'v1\n{"nextBatchWatermarkMs":7}')
+    return folder
+
+
+def aggregation(root: Path) -> LocalFolder:
+    folder = checkpoint(root)
+    store = {"storeName": "default", "numColsPrefixKey": 0, "numPartitions": 2}
+    folder.put("state/0/_metadata/metadata", description(1, "stateStoreSave", [store]))
+    folder.put("state/0/0/_metadata/schema", plain_schema())
+    return folder
+
+
+def transform(root: Path, original: str) -> LocalFolder:
+    folder = checkpoint(root, {PROVIDER: ROCKSDB, PARTITIONS: "2"})
+    for number in (0, 2, 9):
+        store = {
+            "storeName": "default",
+            "numColsPrefixKey": 0,
+            "numPartitions": 2,
+            "stateSchemaFilePaths": [f"file:{original}/state/0/_stateSchema/default/{number}_a"],
+        }
+        body = description(2, "transformWithStateExec", [store], operatorPropertiesJson='{"timeMode":"None"}')
+        folder.put(f"state/0/_metadata/v2/{number}", body)
+        folder.put(f"state/0/_stateSchema/default/{number}_a", family_schema("count", "seen" * (number == 2) or "x"))
+    return folder
+
+
+def test_an_aggregation(tmp_path: Path) -> None:
+    folder = aggregation(tmp_path)
+    [found] = operators(None, folder.location, 3)
+    assert (found.id, found.name, found.partitions) == (0, "stateStoreSave", 2)
+    [store] = found.stores
+    assert (store.name, store.key_schema, store.value_schema) == ("default", KEY, VALUE)
+
+
+def test_what_is_written_again_is_the_same(tmp_path: Path) -> None:
+    folder = aggregation(tmp_path / "a")
+    other = LocalFolder(tmp_path / "b")
+    [operator] = read_metadata(folder, 3)
+    operator.write(other)
+    for name in ("state/0/_metadata/metadata", "state/0/0/_metadata/schema"):
+        assert other.storage.read(name) == folder.storage.read(name)
+    operator.rescaled(7).write(other)
+    assert [store.partitions for store in read_metadata(other, 3)[0].stores] == [7]
+
+
+def test_families_are_stores_of_their_own(tmp_path: Path) -> None:
+    """Of several descriptions the newest up to the batch counts, wherever the original was."""
+    folder = transform(tmp_path, "/gone/elsewhere")
+    assert [store.name for store in operators(None, folder.location, 3)[0].stores] == ["count", "seen"]
+    assert [store.name for store in operators(None, folder.location, 3)[0].stores] == ["count", "seen"]
+    [operator] = read_metadata(folder, 3)
+    assert operator.has_families
+    assert operator.properties == '{"timeMode":"None"}'
+
+
+def test_a_moved_checkpoint_is_made_to_stand_on_its_own(tmp_path: Path) -> None:
+    folder = transform(tmp_path, "/gone/elsewhere")
+    assert not read_metadata(folder, 3)[0].stands_in(folder)
+    relocate(folder, 3)
+    [operator] = read_metadata(folder, 3)
+    assert operator.stands_in(folder)
+    data = folder.storage.read("state/0/_metadata/v2/2") or b""
+    [path] = json.loads(data.partition(b"\n")[2])["stateStoreInfo"][0]["stateSchemaFilePaths"]
+    assert path == f"{folder.location}/state/0/_stateSchema/default/2_a"
+
+
+def test_a_query_without_state(tmp_path: Path) -> None:
+    assert operators(None, checkpoint(tmp_path).location, 3) == ()
+
+
+def test_what_is_damaged_is_named(tmp_path: Path) -> None:
+    folder = aggregation(tmp_path)
+    folder.delete("state/0/0/_metadata/schema")
+    with pytest.raises(LedgerCorrupt, match="no state/0/0/_metadata/schema"):
+        operators(None, folder.location, 3)
+    folder.put("state/0/_metadata/metadata", b"v9\n{}")
+    with pytest.raises(LedgerCorrupt, match="form this version does not know"):
+        operators(None, folder.location, 3)
+    folder.delete("state/0/_metadata/metadata")
+    with pytest.raises(LedgerCorrupt, match="no description of it"):
+        operators(None, folder.location, 3)
+    with pytest.raises(LedgerCorrupt, match="no positions of batch 4"):
+        operators(None, folder.location, 4)
+
+
+def test_odd_characters_in_a_schema() -> None:
+    """Java writes what lies beyond 16 bits as two surrogates, and a zero as two bytes."""
+    java = '"x😀"'.encode("utf-16-be")
+    units = [java[at : at + 2] for at in range(0, len(java), 2)]
+    text = b"".join(unit.decode("utf-16-be", "surrogatepass").encode("utf-8", "surrogatepass") for unit in units)
+    raw = struct.pack(">H", len(text)) + text
+    [family] = families(utf("v2") + struct.pack(">i", 1) + raw + struct.pack(">i", 1) + raw)
+    assert family.key == "x😀"
+
+
+def test_settings_are_changed_and_positions_are_not(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    (tmp_path / "offsets" / ".3.crc").write_bytes(b"stale")
+    set_conf(folder, 3, {PARTITIONS: "5"})
+    assert conf_of(folder, 3) == {PROVIDER: HASHMAP, PARTITIONS: "5"}
+    lines = (folder.storage.read("offsets/3") or b"").decode().split("\n")
+    assert (lines[0], lines[2:]) == ("v1", ['{"next": 1}', "-"])
+    assert json.loads(lines[1])["batchWatermarkMs"] == 7
+    assert not (tmp_path / "offsets" / ".3.crc").exists()
+
+
+def test_settings_that_are_so_already_leave_the_file_alone(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    before = (tmp_path / "offsets" / "3").stat().st_ino
+    set_conf(folder, 3, {PARTITIONS: "2"})
+    assert (tmp_path / "offsets" / "3").stat().st_ino == before
+
+
+class TestWhatCannotBeDone:
+    CONF = {PROVIDER: ROCKSDB, PARTITIONS: "2"}
+
+    def test_families_on_hashmap(self, tmp_path: Path) -> None:
+        found = read_metadata(transform(tmp_path, str(tmp_path)), 3)
+        assert Goal.of(self.CONF, found, 5, None).partitions == 5
+        with pytest.raises(ConfigurationError, match="several column families, which hashmap cannot hold"):
+            Goal.of(self.CONF, found, None, "hashmap")
+
+    def test_a_limit(self, tmp_path: Path) -> None:
+        folder = aggregation(tmp_path)
+        store = {"storeName": "default", "numColsPrefixKey": 0, "numPartitions": 2}
+        folder.put("state/0/_metadata/metadata", description(1, "globalLimit", [store]))
+        with pytest.raises(ConfigurationError, match=r"operator 0 \(globalLimit\) cannot be rewritten"):
+            Goal.of(self.CONF, read_metadata(folder, 3), 3, None)
+
+    def test_a_join_in_format_4(self, tmp_path: Path) -> None:
+        folder = aggregation(tmp_path)
+        store = {"storeName": "default", "numColsPrefixKey": 0, "numPartitions": 2}
+        folder.put("state/0/_metadata/metadata", description(1, "symmetricHashJoin", [store]))
+        conf = {**self.CONF, "spark.sql.streaming.join.stateFormatVersion": "4"}
+        with pytest.raises(ConfigurationError, match="join format 4"):
+            Goal.of(conf, read_metadata(folder, 3), 3, None)
+
+    def test_somebody_elses_backend(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"kept by com\.acme\.Store"):
+            Goal.of({PROVIDER: "com.acme.Store", PARTITIONS: "2"}, [], None, None)
+        with pytest.raises(ConfigurationError, match="no state backend 'forst'"):
+            Goal.of(self.CONF, [], None, "forst")
+
+    def test_no_partitions(self) -> None:
+        with pytest.raises(ConfigurationError, match="over 0 partitions"):
+            Goal.of(self.CONF, [], 0, None)
+
+    def test_checksums_of_rows_are_turned_off_on_hashmap(self) -> None:
+        conf = {**self.CONF, "spark.sql.streaming.stateStore.rowChecksum.enabled": "true"}
+        assert Goal.of(conf, [], None, "hashmap").settings == {
+            PROVIDER: HASHMAP,
+            PARTITIONS: "2",
+            "spark.sql.streaming.stateStore.rowChecksum.enabled": "false",
+        }
+        assert "spark.sql.streaming.stateStore.rowChecksum.enabled" not in Goal.of(conf, [], 3, None).settings
