@@ -10,13 +10,11 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 from penstock.config.load import OPTIONS_VARIABLE
-from penstock.testing import failpoints
-from tests.faults.jobs.pipeline import QUICK_JVM
 from tests.support.lines import LineServer
 from tests.support.processes import ROOT, JobProcess
 from tests.support.waiting import until
@@ -92,49 +90,47 @@ def true_counts(lines: list[bytes]) -> Counter[str]:
     return Counter(word for line in lines for word in re.split(r"\W+", line.decode().lower()) if word)
 
 
-def test_the_word_count_survives_kill_9_with_the_right_counts(tmp_path: Path) -> None:
+def test_the_word_count_survives_kill_9_with_the_right_counts(tmp_path: Path, quick_jvm: str) -> None:
     checkpoints, counts, journal = tmp_path / "state", tmp_path / "counts", tmp_path / "state" / "words-journal"
     options = {
         "spark.master": "local[2]",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": QUICK_JVM,
+        "spark.driver.extraJavaOptions": quick_jvm,
     }
 
-    def start(points: str = "") -> JobProcess:
+    def start() -> JobProcess:
         environment = {
             "PORT": str(server.port),
             "HOST": "127.0.0.1",
             "CHECKPOINTS": str(checkpoints),
             "COUNTS": str(counts),
             OPTIONS_VARIABLE: json.dumps(options),
-            failpoints.VARIABLE: points,
         }
         return JobProcess(ROOT / "examples" / "word_count.py", [], tmp_path / "runs", environment=environment)
 
-    with LineServer() as server:
+    with LineServer() as server, ExitStack() as runs:
         talker = Talker(server)
         with talker.talking():
-            with start() as run:  # killed from outside, whatever it is doing
-                until(lambda: len(run.events("committed")) >= 3, lambda: f"three epochs\n{run.tail()}", 90)
-                run.kill()
-            received = len(journalled(journal))
-            with start("journal.synced=crash@40") as run:  # lines are durable, and nobody has been told of them
-                until(lambda: run.status is not None, lambda: f"the crash\n{run.tail()}", 90)
-                run.kill()
-                assert run.status == -9
-            assert len(journalled(journal)) > received, "nothing was received between the two deaths"
-        with start() as run:
-            assert server.send(b"goodbye\n")
-            until(lambda: b"goodbye\n" in journalled(journal), lambda: f"the last line\n{run.tail()}", 90)
-            truth = true_counts(through := journalled(journal))
-            until(lambda: counted(counts) == truth, lambda: f"{counted(counts)} to be {truth}\n{run.tail()}", 90)
-            run.terminate()
-            assert run.wait() == 0, run.tail()
+            with start() as run:
+                until(lambda: len(run.events("completed")) >= 2, lambda: f"two epochs\n{run.tail()}", 90)
+                run.kill()  # SIGKILL to driver, JVM and workers, whatever they are doing
+            before = len(journalled(journal))
+            run = runs.enter_context(start())
+            until(lambda: run.events("completed"), lambda: f"an epoch after the restart\n{run.tail()}", 90)
+        assert server.send(b"goodbye\n")
+        until(lambda: b"goodbye\n" in journalled(journal), lambda: f"the last line\n{run.tail()}", 90)
+        truth = true_counts(through := journalled(journal))
+        until(lambda: counted(counts) == truth, lambda: f"{counted(counts)} to be {truth}\n{run.tail()}", 90)
+        run.terminate()
+        assert run.wait() == 0, run.tail()
     assert counted(counts) == truth
+    assert 0 < before < len(through)
 
-    # What came through is what was sent, in order, each line once; what is missing was on its way when the job died.
+    # What came through is what was sent, in order, each line once. Missing is at most one stretch: what was on its way
+    # when the job died.
     numbers = [int(line.split()[0].translate(DIGITS)) for line in through[:-1]]
-    assert numbers == sorted(set(numbers))
     assert [talker.sent[number] for number in numbers] == through[:-1]
-    assert sum(after != before + 1 for before, after in pairwise(numbers)) <= 2
+    gaps = [after - before for before, after in pairwise(numbers) if after != before + 1]
+    assert len(gaps) <= 1
+    assert min(gaps, default=1) > 0

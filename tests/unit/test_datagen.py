@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigurationError
 from penstock.sources.datagen import DataGenSource, Pace, split
-from penstock.sources.naming import source_name
 
 pytest.importorskip("pyspark")
 
@@ -114,9 +113,3 @@ def test_what_cannot_work_is_refused(wrong: dict[str, object]) -> None:
 def test_it_says_what_it_is() -> None:
     assert DataGenSource(1_000, rate=5).describe() == "generated, 1,000 rows at 5 a second"
     assert DataGenSource().describe() == "generated, rows without end"
-
-
-def test_a_uid_becomes_a_name_spark_takes() -> None:
-    assert source_name("orders_1") == "orders_1"
-    assert source_name("a-b").startswith("a_b_")
-    assert source_name("a-b") != source_name("a.b")

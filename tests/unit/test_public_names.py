@@ -12,9 +12,11 @@ import pytest
 import penstock
 
 NAMES = [
-    "CheckpointInfo", "Checkpoints", "Committable", "Committer", "DataGenSource", "Epoch", "FileSink", "Guarantee",
-    "Job", "KafkaSink", "KafkaSource", "Mode", "Outcome", "PenstockError", "RestartStrategy", "Retention", "Sink",
-    "Source", "StateBackend", "TwoPhaseSink", "Writer", "exactly_once",
+    "CheckpointInfo", "Checkpoints", "Committable", "Committer", "DataGenSource", "DeltaSink", "Epoch", "FileSink",
+    "FileSource", "Guarantee", "IcebergSink", "Job", "KafkaSink", "KafkaSource", "Mode", "MySqlSink", "Outcome",
+    "PenstockError", "PostgresSink",
+    "RedisSink", "RestartStrategy", "Retention", "Sink", "SocketSource", "Source", "StateBackend", "TwoPhaseSink",
+    "WriteAheadSink", "Writer", "exactly_once",
 ]  # fmt: skip
 
 BLOCKED = """
@@ -22,7 +24,7 @@ import importlib.abc, sys
 
 class Blocker(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"confluent_kafka", "kafka", "psycopg", "pymysql", "redis", "pyiceberg"}:
+        if name.partition(".")[0] in {"confluent_kafka", "kafka", "psycopg", "pymysql", "redis", "pyiceberg", "deltalake"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocker())

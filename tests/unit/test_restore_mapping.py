@@ -60,6 +60,12 @@ def test_a_source_used_twice_has_two_positions() -> None:
     assert found.queries["totals"].sources == [0, 1]
 
 
+def test_a_source_used_twice_keeps_the_order_of_all() -> None:
+    before = saved(sources=("orders", "orders", "payments"))
+    with pytest.raises(NotRestorable, match="uses a source twice"):
+        compare(before, program(sources=("payments", "orders", "orders")), allow=False).require("there")
+
+
 def test_a_source_that_is_gone_needs_permission() -> None:
     before, now = saved(sources=("orders", "payments")), program(sources=("payments",))
     with pytest.raises(NotRestorable, match="source orders is in the savepoint and not in the program"):

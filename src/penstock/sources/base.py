@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.guarantees import Guarantee, Link
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from penstock.runtime.query import QueryPlan
     from penstock.sinks.base import CheckContext, Finding
+    from penstock.sources.verify import EpochRead
 
 
 class Source(ABC):
@@ -38,6 +41,29 @@ class Source(ABC):
     def bounded(self) -> bool:
         return False
 
+    @property
+    def ends_with_what_is_there(self) -> bool:
+        """Bounded by what is there when the query starts, so that only Spark can tell where it ends."""
+        return False
+
+    @property
+    def verifies(self) -> bool:
+        """Whether `verify` is to be asked before each epoch that reads something."""
+        return False
+
+    def verify(self, uid: str, read: EpochRead) -> None:  # noqa: B027 - most leave it to Spark
+        """Raise where Spark does not read all that the positions of an epoch name; nothing has been written yet."""
+
+    def start(self, job: str, uid: str, readers: Sequence[str]) -> None:  # noqa: B027 - most need nothing beside Spark
+        """The job begins to run: start what must run beside its queries. `readers` names every place where a query
+        reads this source."""
+
+    def completed(self, uid: str, reader: str, offset: Any) -> None:  # noqa: B027 - most are never told
+        """What `reader` has read up to `offset` is committed, and no restart asks for it again."""
+
+    def stop(self) -> None:  # noqa: B027 - most have started nothing
+        """The job has ended, well or not. Called once for each source, also where `start` failed."""
+
     def publish(self, job: str, uid: str, offset: Any) -> None:  # noqa: B027 - most sources have nobody to tell
         """Tell the world how far a committed epoch has come (lag tools). Best effort: never the truth, never fatal."""
 
@@ -52,3 +78,20 @@ class Source(ABC):
     def describe(self) -> str:
         """One line for people; never a secret."""
         return type(self).__name__
+
+
+@contextmanager
+def reading(job: str, sources: Mapping[str, Source], plans: Iterable[QueryPlan]) -> Iterator[None]:
+    """While this lasts, sources have running what they need beside the queries."""
+    plans = list(plans)
+    with ExitStack() as running:
+        for uid, source in sources.items():
+            places = [(plan.uid, index) for plan in plans for index, name in enumerate(plan.positions) if name == uid]
+            running.callback(source.stop)
+            source.start(job, uid, [reader_name(*place) for place in places])
+        yield
+
+
+def reader_name(query: str, position: int) -> str:
+    """A query may read one source at several positions, each as far as it has come."""
+    return f"{query}[{position}]"

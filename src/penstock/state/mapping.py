@@ -140,6 +140,12 @@ def _sources(found: Mapped, uid: str, saved: SavedQuery, program: ProgramQuery, 
         found.problems.append(
             f"query {uid!r} reads a stream without a uid, and there are several: read it by job.read(…, uid=…)"
         )
+    twice = any(len(set(names)) < len(names) for names in (saved.sources, program.sources))
+    if twice and chosen != list(range(len(saved.sources))):
+        found.problems.append(
+            f"query {uid!r} uses a source twice, and then Spark numbers what sources keep otherwise than their"
+            " positions: leave all its sources, and their order, as they were"
+        )
     return chosen
 
 

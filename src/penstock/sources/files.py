@@ -1,0 +1,172 @@
+"""New files in a folder, through Spark's own file source with settings that lose none of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigurationError, FilesMissing
+from penstock.guarantees import Guarantee, Link
+from penstock.sources.base import Source
+from penstock.sources.file_notes import listed, noted
+from penstock.sources.naming import reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from penstock.sources.verify import EpochRead
+
+FORMATS = ("json", "csv", "parquet", "text", "orc")
+_DESCRIBED = ("parquet", "orc")  # each file holds its schema
+
+#: Spark forgets files, and ignores late ones, that are this much older than the newest it has seen; a week by default.
+#: A file that is moved into the folder keeps its old time, so a week would lose it without a word.
+NO_AGE = "36500d"
+
+#: Options that let Spark go on past rows that it should have read, and what each does.
+LOSING: Mapping[str, str] = {
+    "maxFileAge": "ignores files that are that much older than the newest one it has seen",
+    "ignoreMissingFiles": "goes on past files that vanished before they were read",
+    "ignoreCorruptFiles": "goes on past files that cannot be read",
+    "fileNameOnly": "takes files of one name in two folders for one file",
+}
+_OF_SESSION = ("ignoreMissingFiles", "ignoreCorruptFiles")
+_HARMLESS = ("", "false", NO_AGE)
+
+
+class FileSource(Source):
+    """Every file that appears in `path`, a folder or a pattern such as `/data/*/orders`, once.
+
+    `format` is json (one object a line), csv, parquet, orc or text (`value string`). `schema` is Spark's: text such as
+    `"id bigint, amount decimal(12,2)"`, or a `StructType`. It may be left out for text, for Parquet and ORC where a
+    file is there already, and for a bounded source, which looks at the files that are there.
+
+    `bounded=True` reads what is there when the query starts, then the job ends. It counts where every source of a
+    query is bounded. `max_files_per_epoch` bounds an epoch. `options` are Spark's for the format and the file source
+    (`header`, `multiLine`, `pathGlobFilter`, `recursiveFileLookup`, `cleanSource`, …).
+
+    A file must be complete when it appears, and never change: write it elsewhere on the same file system, or under a
+    name that begins with a dot or an underscore, and rename it.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        format: str = "json",
+        schema: str | StructType | None = None,
+        bounded: bool = False,
+        max_files_per_epoch: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if format.lower() not in FORMATS:
+            raise _refused(f"FileSource has no format {format!r}.", f"use one of {', '.join(FORMATS)}.")
+        if max_files_per_epoch is not None and max_files_per_epoch < 1:
+            raise _refused("FileSource needs at least one file in an epoch.", "give 1 or more, or leave it out.")
+        self.path = str(path)
+        self.format = format.lower()
+        self.schema = schema
+        self.max_files_per_epoch = max_files_per_epoch
+        self.options = {name: _text(value) for name, value in (options or {}).items()}
+        self._bounded = bounded
+        self._session: dict[str, str] = {}  # what the session itself is set to ignore
+
+    def reader_options(self) -> dict[str, str]:
+        """What Spark's reader is given: ours first, so that the user's win."""
+        ours = {"maxFileAge": NO_AGE}
+        if self.max_files_per_epoch is not None:
+            ours["maxFilesPerTrigger"] = str(self.max_files_per_epoch)
+        given = {name.lower() for name in self.options}
+        return {**{name: value for name, value in ours.items() if name.lower() not in given}, **self.options}
+
+    def load(self, spark: SparkSession, uid: str) -> DataFrame:
+        from pyspark.errors import AnalysisException
+
+        found = {name: str(spark.conf.get(f"spark.sql.files.{name}", "false")) for name in _OF_SESSION}
+        self._session = {name: value for name, value in found.items() if value.lower() == "true"}
+        schema = self.schema if self.schema is not None else self._infer(spark, uid)
+        stream = reader(spark, uid).format(self.format).options(**self.reader_options())
+        try:
+            return (stream if schema is None else stream.schema(schema)).load(self.path)
+        except AnalysisException as error:
+            raise self._unreadable(uid, error) from error
+
+    def _infer(self, spark: SparkSession, uid: str) -> StructType | None:
+        """None where Spark knows it by itself."""
+        from pyspark.errors import AnalysisException
+
+        if self.format == "text":
+            return None
+        if not self._bounded and self.format not in _DESCRIBED:
+            raise _refused(
+                f"FileSource {uid!r} reads {self.format} without end and has no schema: files to come may differ from"
+                " those that are there.",
+                f"give schema='id bigint, …', or that of files you have: schema=spark.read.{self.format}(PATH).schema.",
+            )
+        own = ("maxfilespertrigger", "maxbytespertrigger", "maxfileage", "cleansource", "sourcearchivedir")
+        options = {name: value for name, value in self.options.items() if name.lower() not in own}
+        try:
+            return spark.read.format(self.format).options(**options).load(self.path).schema
+        except AnalysisException as error:
+            raise self._unreadable(uid, error) from error
+
+    def _unreadable(self, uid: str, error: Exception) -> ConfigurationError:
+        first = next(iter(str(getattr(error, "desc", None) or error).strip().splitlines()), "")
+        to_do = "make the folder" if "PATH_NOT_FOUND" in first else "correct the path, the schema or the options"
+        if "UNABLE_TO_INFER_SCHEMA" in first:
+            to_do = "give schema='id bigint, …', or put a first file there"
+        return _refused(f"Spark cannot read {self.describe()} as source {uid!r}: {first}", f"{to_do}.")
+
+    def link(self, uid: str) -> Link:
+        lower = {name.lower(): value.lower() for name, value in {**self._session, **self.options}.items()}
+        for name, what in LOSING.items():
+            if lower.get(name.lower(), "") not in _HARMLESS:
+                return Link(
+                    "source",
+                    uid,
+                    Guarantee.AT_MOST_ONCE,
+                    f"{name}={lower[name.lower()]} {what}",
+                    f"remove {name} from the options and from the session's settings.",
+                )
+        because = f"replayable, {self.describe()}, every file noted in the checkpoint"
+        return Link("source", uid, Guarantee.EXACTLY_ONCE, because)
+
+    @property
+    def verifies(self) -> bool:
+        return True
+
+    def verify(self, uid: str, read: EpochRead) -> None:
+        start = -1 if read.start is None else int(read.start["logOffset"])
+        wanted = noted(read.notes, start, int(read.end["logOffset"]))
+        missing = sorted(wanted - listed(read.spark)) if wanted else []
+        if missing:
+            raise FilesMissing(
+                f"Epoch {read.epoch} is to read {len(wanted)} files of source {uid!r}, and {len(missing)} of them are"
+                f" not there any more: {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}.",
+                safe="nothing of the epoch was written; no file was skipped.",
+                to_do="bring the files back under their names; the job then goes on if its restart strategy retries.",
+            )
+
+    @property
+    def bounded(self) -> bool:
+        return self._bounded
+
+    @property
+    def ends_with_what_is_there(self) -> bool:
+        return self._bounded
+
+    def describe(self) -> str:
+        return f"{self.format} files in {re.sub(r'//[^/@]*@', '//***@', self.path)}"
+
+    def __repr__(self) -> str:
+        return f"FileSource({self.describe()})"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _refused(happened: str, to_do: str) -> ConfigurationError:
+    return ConfigurationError(happened, safe="nothing was started.", to_do=to_do)

@@ -1,0 +1,80 @@
+"""What a source of files is told, and what it promises; the reading is in tests/integration/test_sources_spark.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock import FileSource, Guarantee
+from penstock.epoch.storage import MemoryStorage
+from penstock.errors import ConfigurationError
+from penstock.sources.file_notes import noted
+
+
+def test_no_file_is_too_old_unless_the_user_says_so() -> None:
+    assert FileSource("/in").reader_options() == {"maxFileAge": "36500d"}
+    assert FileSource("/in", options={"MAXFILEAGE": "1d"}).reader_options() == {"MAXFILEAGE": "1d"}
+
+
+def test_options_are_spark_s_and_win() -> None:
+    source = FileSource("/in", format="csv", max_files_per_epoch=3, options={"header": True, "maxFilesPerTrigger": 7})
+    assert source.reader_options() == {"maxFileAge": "36500d", "header": "true", "maxFilesPerTrigger": "7"}
+    assert FileSource("/in", max_files_per_epoch=3).reader_options()["maxFilesPerTrigger"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("maxFileAge", "7d"), ("ignoreMissingFiles", True), ("IgnoreCorruptFiles", "true"), ("fileNameOnly", "TRUE")],
+)
+def test_options_that_skip_rows_lower_the_guarantee(name: str, value: object) -> None:
+    link = FileSource("/in", options={name: value}).link("in")
+    assert link.guarantee is Guarantee.AT_MOST_ONCE
+    assert name.lower() in link.lift.lower()
+
+
+def test_options_that_skip_nothing_do_not() -> None:
+    options = {"maxFileAge": "36500d", "ignoreMissingFiles": False, "cleanSource": "archive"}
+    assert FileSource("/in", options=options).link("in").guarantee is Guarantee.EXACTLY_ONCE
+
+
+def test_a_session_that_skips_rows_lowers_it_too() -> None:
+    source = FileSource("/in")
+    source._session = {"ignoreMissingFiles": "true"}
+    assert source.link("in").guarantee is Guarantee.AT_MOST_ONCE
+
+
+def test_what_it_is() -> None:
+    source = FileSource("s3a://key:secret@bucket/in", format="PARQUET", bounded=True)
+    assert source.describe() == "parquet files in s3a://***@bucket/in"
+    assert "secret" not in f"{source!r}{source.link('in')}"
+    assert source.bounded
+    assert not source.finished({"logOffset": 5}), "only Spark knows where it ends"
+    assert not FileSource("/in").bounded
+
+
+@pytest.mark.parametrize("arguments", [{"format": "avro"}, {"max_files_per_epoch": 0}])
+def test_what_cannot_work_is_refused(arguments: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError):
+        FileSource("/in", **arguments)  # type: ignore[arg-type]
+
+
+def test_the_files_of_an_epoch_are_found_in_spark_s_notes() -> None:
+    """Every tenth note repeats all before it, and those are deleted some time later."""
+    notes = MemoryStorage()
+
+    def note(name: str, *entries: tuple[str, int]) -> None:
+        lines = [f'{{"path":"file:///in/{file}","timestamp":1,"batchId":{number}}}' for file, number in entries]
+        notes.create(name, "\n".join(["v1", *lines]).encode())
+
+    note("9.compact", *((f"{number}a", number) for number in range(10)), ("3b", 3))
+    note("10", ("10a", 10), ("10b", 10))
+    note("11", ("11a", 11))
+
+    def names(start: int, end: int) -> set[str]:
+        return {one.rpartition("/")[2] for one in noted(notes, start, end)}
+
+    assert names(9, 10) == {"10a", "10b"}
+    assert names(2, 3) == {"3a", "3b"}
+    assert names(8, 11) == {"9a", "10a", "10b", "11a"}
+    assert names(-1, 0) == {"0a"}
+    assert names(11, 11) == set()
+    assert names(11, 12) == set()
