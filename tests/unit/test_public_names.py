@@ -24,7 +24,8 @@ import importlib.abc, sys
 
 class Blocker(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"confluent_kafka", "kafka", "psycopg", "pymysql", "redis", "pyiceberg", "deltalake"}:
+        clients = {"confluent_kafka", "kafka", "psycopg", "pymysql", "redis", "pyiceberg", "deltalake"}
+        if name.partition(".")[0] in clients:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocker())

@@ -26,12 +26,21 @@ from penstock.sinks.tables.faults import fault, shown, without_secrets
 from penstock.sinks.tables.target import data_name, marker_name, parse_marker, token_of
 
 
+class Kept(io.BytesIO):
+    size = -1
+
+    def close(self) -> None:
+        if not self.closed:
+            self.size = self.getbuffer().nbytes
+        super().close()
+
+
 class InMemory(StagedFile):
-    def __init__(self) -> None:
-        self.stream = io.BytesIO()
+    def __init__(self, lost: int = 0) -> None:
+        self.stream, self._lost = Kept(), lost
 
     def settle(self) -> int:
-        return 1
+        return int(self.stream.size) - self._lost
 
     def discard(self) -> None:
         return None
@@ -92,6 +101,14 @@ def test_a_file_with_statistics_takes_no_nan_and_one_without_takes_all() -> None
             path
         }
         assert next(one for one in chunks if one.path_in_schema == "id").statistics.max == 3
+
+
+def test_storage_that_keeps_less_than_was_written_is_noticed() -> None:
+    rows = pa.RecordBatch.from_pydict({"id": [1]})
+    file = DataFile("name", InMemory(lost=1), rows.schema, "none", ())
+    file.write(rows)
+    with pytest.raises(OSError, match="bytes where it is kept"):
+        file.finish()
 
 
 def test_endless_numbers_decimals_and_bytes_have_no_text_that_all_readers_share() -> None:

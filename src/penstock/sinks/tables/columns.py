@@ -1,0 +1,229 @@
+"""The columns of rows against the columns of a table, as Arrow types; compared before the first row is written.
+
+Rows go into a table by name. They may lack columns that may be null, and their numbers may be narrower than the
+table's. Everything else is refused: nothing is cut, rounded or dropped silently.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.errors import ConstraintViolated, SchemaMismatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+#: Types a table can be partitioned by: those whose text is beyond doubt.
+PARTITION_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_string,
+    pa.types.is_signed_integer,
+    pa.types.is_date32,
+    pa.types.is_boolean,
+)
+
+
+def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
+    """The Arrow columns of `frame`; `SchemaMismatch` for types and names that no table has."""
+    problems = [] if frame.columns else ["there are no columns"]
+    lower = [name.lower() for name in frame.columns]
+    problems += [f"column {name} is there twice" for name in sorted({name for name in lower if lower.count(name) > 1})]
+    fields = []
+    for column in frame.schema.fields:
+        odd = sorted({repr(letter) for letter in column.name if letter in forbidden})
+        if odd or not column.name:
+            problems.append(f"the name {column.name!r} has {', '.join(odd) or 'no letters'}")
+        kind = _arrow(column.dataType)
+        if kind is None:
+            problems.append(f"column {column.name} is {column.dataType.simpleString()}")
+        else:
+            fields.append(pa.field(column.name, kind))
+    if problems:
+        raise SchemaMismatch(
+            f"The rows do not fit into {where}: {'; '.join(problems)}.",
+            safe="nothing was written.",
+            to_do="select, rename or cast the columns of the DataFrame.",
+        )
+    return pa.schema(fields)
+
+
+def _arrow(kind: DataType) -> pa.DataType | None:
+    """None where tables have no such type."""
+    from pyspark.sql import types as t
+
+    plain: Mapping[type[DataType], pa.DataType] = {
+        t.BooleanType: pa.bool_(),
+        t.ByteType: pa.int8(),
+        t.ShortType: pa.int16(),
+        t.IntegerType: pa.int32(),
+        t.LongType: pa.int64(),
+        t.FloatType: pa.float32(),
+        t.DoubleType: pa.float64(),
+        t.StringType: pa.string(),
+        t.BinaryType: pa.binary(),
+        t.DateType: pa.date32(),
+        t.TimestampType: pa.timestamp("us", "UTC"),
+        t.TimestampNTZType: pa.timestamp("us"),
+    }
+    if type(kind) in plain:
+        return plain[type(kind)]
+    if isinstance(kind, t.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, t.ArrayType):
+        element = _arrow(kind.elementType)
+        return None if element is None else pa.list_(element)
+    if isinstance(kind, t.MapType):
+        key, value = _arrow(kind.keyType), _arrow(kind.valueType)
+        return None if key is None or value is None else pa.map_(key, value)
+    if type(kind) is t.StructType and kind.fields:
+        inner = [(field.name, _arrow(field.dataType)) for field in kind.fields]
+        return None if any(one is None for _, one in inner) else pa.struct(inner)
+    return None
+
+
+def plain(schema: pa.Schema) -> pa.Schema:
+    """`schema` as a new table gets it: every column may be null, times with a zone are in UTC, no metadata."""
+    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp(kind.unit, "UTC" if kind.tz else None)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(pa.field("element", _plain(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _plain(one.type)) for one in _fields(kind)])
+    return kind
+
+
+def fit(given: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
+    """The columns of `table` that rows of `given` fill, in the table's order; `SchemaMismatch` naming every
+    difference at once where they cannot."""
+    by_name = {field.name: field for field in table}
+    wrong = []
+    for field in given:
+        if field.name not in by_name:
+            wrong.append(f"the table has no column {field.name!r}{_hint(field.name, by_name)}")
+        elif not widens(field.type, by_name[field.name].type):
+            theirs = _said(by_name[field.name].type)
+            wrong.append(f"column {field.name!r} is {_said(field.type)}, the table's is {theirs}")
+    wrong.extend(
+        f"the table's column {field.name!r} may not be null, and the rows do not have it"
+        for field in table
+        if not field.nullable and field.name not in given.names
+    )
+    if wrong:
+        raise SchemaMismatch(
+            f"The rows do not fit into {where}: {'; '.join(wrong)}.",
+            safe="nothing was written.",
+            to_do="select, rename or cast the columns of the DataFrame, or alter the table.",
+        )
+    return pa.schema([field for field in table if field.name in given.names])
+
+
+def widens(given: pa.DataType, table: pa.DataType) -> bool:
+    """Whether every value of `given` is one of `table`."""
+    given, table = _plain(given), _plain(table)
+    if given.equals(table):
+        return True
+    if pa.types.is_signed_integer(given) and pa.types.is_signed_integer(table):
+        return bool(given.bit_width <= table.bit_width)
+    if pa.types.is_float32(given) and pa.types.is_float64(table):
+        return True
+    if pa.types.is_decimal(given) and pa.types.is_decimal(table):
+        return bool(given.scale <= table.scale and given.precision - given.scale <= table.precision - table.scale)
+    if pa.types.is_list(given) and pa.types.is_list(table):
+        return widens(given.value_type, table.value_type)
+    if pa.types.is_map(given) and pa.types.is_map(table):
+        return widens(given.key_type, table.key_type) and widens(given.item_type, table.item_type)
+    if pa.types.is_struct(given) and pa.types.is_struct(table):
+        pairs = list(zip(_fields(given), _fields(table), strict=False))
+        same = given.num_fields == table.num_fields and all(one.name == other.name for one, other in pairs)
+        return same and all(widens(one.type, other.type) for one, other in pairs)
+    return False
+
+
+def strict_inside(table: pa.Schema) -> list[str]:
+    """Columns with a part inside that may not be null. Rows from Spark do not say that reliably, so such tables are
+    refused."""
+
+    def strict(kind: pa.DataType) -> bool:
+        if pa.types.is_map(kind):
+            return not kind.item_field.nullable or strict(kind.key_type) or strict(kind.item_type)
+        if pa.types.is_nested(kind):
+            return any(not one.nullable or strict(one.type) for one in _fields(kind))
+        return False
+
+    return [field.name for field in table if strict(field.type)]
+
+
+def adapted(batch: pa.RecordBatch, target: pa.Schema, where: str) -> pa.RecordBatch:
+    """`batch` with the columns, the order and the types of `target`. `ConstraintViolated` where a null has no place."""
+    columns = []
+    for field in target:
+        column = batch.column(batch.schema.get_field_index(field.name))
+        if not field.nullable and column.null_count:
+            raise ConstraintViolated(
+                f"{column.null_count} rows have no value in column {field.name!r}, which may not be null in {where}.",
+                safe="nothing of this epoch is visible.",
+                to_do="filter or fill such rows, or let the column be null; then restart.",
+            )
+        columns.append(column if column.type.equals(field.type) else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def check_partitions(by: Sequence[str], table: pa.Schema, where: str) -> None:
+    """`SchemaMismatch` where the table cannot be partitioned by those columns."""
+    wrong = []
+    for name in by:
+        if name not in table.names:
+            wrong.append(f"there is no column {name!r}{_hint(name, table.names)}")
+        elif not any(fits(_plain(table.field(name).type)) for fits in PARTITION_TYPES):
+            wrong.append(f"column {name!r} is {_said(table.field(name).type)}")
+    if by and len(by) >= len(table.names):
+        wrong.append("no column is left beside them")
+    if wrong:
+        raise SchemaMismatch(
+            f"{where} cannot be partitioned by {', '.join(by)}: {'; '.join(wrong)}.",
+            safe="nothing was written.",
+            to_do="partition by text, whole numbers, dates or booleans; derive such a column where there is none.",
+        )
+
+
+def changed(written: Mapping[str, str], table: pa.Schema) -> str | None:
+    """Why files whose columns had those types no longer fit into `table`; None where they do."""
+    now = {field.name: str(_plain(field.type)) for field in table}
+    gone = [name for name, kind in written.items() if now.get(name) != kind]
+    missing = [field.name for field in table if not field.nullable and field.name not in written]
+    if not gone and not missing:
+        return None
+    return f"columns {', '.join(sorted(gone + missing))} are not what they were when the rows were written"
+
+
+def types_of(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(_plain(field.type)) for field in schema}
+
+
+def _fields(kind: Any) -> list[pa.Field]:
+    return [kind.field(number) for number in range(kind.num_fields)]
+
+
+def _said(kind: pa.DataType) -> str:
+    return str(_plain(kind))
+
+
+def _hint(name: str, there: Collection[str]) -> str:
+    close = next((one for one in there if one.lower() == name.lower()), None)
+    if close is None:
+        close = next(iter(difflib.get_close_matches(name, list(there), n=1)), None)
+    return "" if close is None else f" (it has {close!r})"

@@ -1,0 +1,267 @@
+"""The driver's side of both table sinks: one commit of the table for an epoch, proven by the table's own history.
+
+How a commit is proven. The table's log is a line, and a data file's name carries a random token:
+
+| token in the log since the writer began | file | means |
+|---|---|---|
+| taken | any | committed; whether readers or clean-up have dealt with the file since does not matter |
+| given up | any | lost: a newer run swept it, and said so in the log before it removed the file |
+| neither | there, of the size the manifest says | prepared: add it now, against the very state just looked at |
+| neither | gone | lost: no commit can have named it |
+| neither | of another size | unknown, a person must look |
+| the log no longer reaches back | in the table / not | committed / unknown |
+
+Epoch numbers play no part in it, so a job that was restored to an older epoch, or that starts over with a fresh ledger,
+is never taken for a replay of what it wrote before.
+
+Files of an older run are given up in the log before they are removed. Otherwise an old driver that stood still between
+its look at the file and its commit could add a file that is no longer there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError, PreCommitFailed, StorageFull
+from penstock.sinks.base import Committable, Committer, Outcome, SinkScope
+from penstock.sinks.files.storage import Storage
+from penstock.sinks.tables.columns import changed
+from penstock.sinks.tables.target import Change, Journal, Known, Target, marker_name, parse_marker, private_folder
+from penstock.testing.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from penstock.deadline import Deadline
+
+log = logging.getLogger(__name__)
+
+_PAUSE = 0.02  # after a lost race or an error; doubled each time
+_LONGEST_PAUSE = 1.0
+
+
+class TableCommitter(Committer):
+    """Adds, proves, sweeps."""
+
+    def __init__(self, target: Target, scope: SinkScope) -> None:
+        self._target, self._scope = target, scope
+        self._lock = threading.RLock()  # a drainer and a coordinator may share a committer
+
+    def hints(self) -> Mapping[str, Any]:
+        with self._lock:
+            known = self._target.look()
+        return {} if known is None else {"table": known.to_json()}
+
+    def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
+        if not committables:
+            return committables
+        with self._lock, self._target.told():
+            known = self._target.look()
+            problem: str | None = "the table is gone"
+            if known is not None:
+                storage = self._target.storage(known)
+                problems = (self._misfit(one, known) or self._altered(one, storage) for one in committables)
+                problem = next(filter(None, problems), None)
+        if problem:
+            raise PreCommitFailed(
+                f"What was prepared for {self._target.where} cannot be committed: {problem}.",
+                safe="nothing of this epoch is visible; it replays from the same positions.",
+                to_do="if tasks run on several machines, see that all reach the same storage.",
+            )
+        return committables
+
+    def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
+        if not committables:
+            return {}
+        outcomes: Mapping[int, Outcome] = dict.fromkeys((one.writer for one in committables), Outcome.UNKNOWN)
+        tried = taken = False
+        pause, said = _PAUSE, ""
+        while True:
+            try:
+                with self._lock, self._target.told():
+                    outcomes, prepared, known = self._prove(committables, fresh=tried)
+                    if known is not None and not prepared:
+                        self._forget(committables, outcomes, known)
+                    if taken and prepared:
+                        log.error("%s took epoch %d and does not show it", self._target.where, epoch)
+                    if known is None or not prepared or taken or deadline.passed():
+                        return outcomes
+                    tried = True
+                    taken = self._target.append(self._change(epoch, prepared))
+            except StorageFull:
+                raise
+            except PenstockError as error:
+                if str(error) != said:
+                    log.error("epoch %d of %s waits, prepared: %s", epoch, self._target.where, error)
+                said = str(error)
+            if taken:
+                failpoint("commit.first")
+                continue  # what counts is what the table says of it
+            if deadline.passed():
+                return outcomes
+            time.sleep(min(pause, deadline.remaining()))
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _prove(
+        self, committables: Sequence[Committable], *, fresh: bool
+    ) -> tuple[dict[int, Outcome], list[Committable], Known | None]:
+        """What is known of each, and which can be added to the table as it is now. `fresh`: this call may have added
+        them itself."""
+        known = self._target.look()
+        if known is None:
+            log.error("%s is gone, nothing can be proven of what was prepared for it", self._target.where)
+            return {one.writer: Outcome.UNKNOWN for one in committables}, [], None
+        journals = _Journals(self._target)
+        storage = self._target.storage(known)
+        outcomes: dict[int, Outcome] = {}
+        prepared = []
+        for one in committables:
+            journal = journals.since(one.payload["position"])
+            if one.payload["token"] in journal.added:
+                outcomes[one.writer] = Outcome.COMMITTED if fresh else Outcome.ALREADY_COMMITTED
+            elif one.payload["token"] in journal.swept:
+                outcomes[one.writer] = Outcome.LOST
+            elif not journal.complete:
+                held = self._target.holds([file["name"] for file in one.payload["files"]])
+                outcomes[one.writer] = Outcome.ALREADY_COMMITTED if held else Outcome.UNKNOWN
+                if not held:
+                    log.error("the history of %s no longer tells whether %s was added", self._target.where, one.id)
+            elif any(storage.size(file["name"]) is None for file in one.payload["files"]):
+                outcomes[one.writer] = Outcome.LOST
+            else:
+                outcomes[one.writer] = Outcome.UNKNOWN
+                problem = self._misfit(one, known) or self._altered(one, storage)
+                if problem is None:
+                    prepared.append(one)
+                else:
+                    log.error("%s cannot be added to %s and is kept: %s", one.id, self._target.where, problem)
+        return outcomes, prepared, known
+
+    def _misfit(self, one: Committable, known: Known) -> str | None:
+        if tuple(one.payload["partition_by"]) != known.partition_by:
+            return "the table is partitioned otherwise than when the rows were written"
+        return changed(one.payload["columns"], known.schema)
+
+    def _altered(self, one: Committable, storage: Storage) -> str | None:
+        for file in one.payload["files"]:
+            found = storage.size(file["name"])
+            if found != file["bytes"]:
+                return f"the file {file['name']} is {'gone' if found is None else 'not as it was written'}"
+        return None
+
+    def _change(self, epoch: int, prepared: Sequence[Committable]) -> Change:
+        return Change(
+            f"{self._scope.prefix} generation {self._scope.generation} epoch {epoch}",
+            files=[file for one in prepared for file in one.payload["files"]],
+            added=[one.payload["token"] for one in prepared],
+        )
+
+    def _forget(self, committables: Sequence[Committable], outcomes: Mapping[int, Outcome], known: Known) -> None:
+        """Take away the markers of what is in the table. A marker that stays only costs the next sweep a look."""
+        storage = self._target.storage(known)
+        for one in committables:
+            if outcomes[one.writer].visible:
+                for file in one.payload["files"]:
+                    with contextlib.suppress(OSError):
+                        storage.remove(self._marker(one.payload["generation"], file["name"]))
+
+    def _marker(self, generation: int, name: str) -> str:
+        return marker_name(SinkScope(self._scope.job, self._scope.uid, generation), name)
+
+    def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
+        if not committables:
+            return
+        with self._lock, self._target.told():
+            known = self._target.look()
+            if known is None:
+                return
+            journals = _Journals(self._target)
+            for one in committables:
+                if journals.never_taken(one.payload["token"], one.payload["position"]):
+                    for file in one.payload["files"]:
+                        self._remove(file["name"], one.payload["generation"], known)
+
+    def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
+        kept = {one.payload["token"] for one in keep}
+        with self._lock, self._target.told():
+            known = self._target.look()
+            if known is None:
+                return 0
+            storage = self._target.storage(known)
+            found = []
+            for name in storage.names(private_folder(self._scope)):
+                parsed = parse_marker(name)
+                if parsed and parsed[0] <= self._scope.generation and parsed[2] not in kept:
+                    body = _body(storage, f"{private_folder(self._scope)}/{name}")
+                    found.append(_Dangling(name, *parsed, body))
+            return self._sweep(found, known, deadline) if found else 0
+
+    def _sweep(self, found: Sequence[_Dangling], known: Known, deadline: Deadline) -> int:
+        journals = _Journals(self._target)
+        while True:
+            open_ones = [one for one in found if journals.never_taken(one.token, one.position)]
+            to_tell = sorted(
+                {one.token for one in open_ones if one.generation < self._scope.generation}
+                - {token for one in open_ones for token in journals.since(one.position).swept}
+            )
+            if not to_tell:
+                break
+            note = f"{self._scope.prefix} generation {self._scope.generation} gives up what older runs left"
+            told = self._target.append(Change(note, swept=to_tell))
+            if not told and deadline.passed():
+                return 0  # nothing was removed: the next sweep finds it again
+            if self._target.look() is None:
+                return 0
+            journals = _Journals(self._target)
+        storage = self._target.storage(known)
+        for one in found:
+            if one in open_ones:
+                self._remove(one.file, one.generation, known)
+            else:  # committed, only the marker was left; or out of the history's sight, then it is for the vacuum
+                storage.remove(f"{private_folder(self._scope)}/{one.marker}")
+        return len({one.token for one in open_ones})
+
+    def _remove(self, name: str, generation: int, known: Known) -> None:
+        storage = self._target.storage(known)
+        storage.remove(name)
+        storage.remove(self._marker(generation, name))
+        # Once more: its writer may have completed the file just before it could see that the marker is gone.
+        storage.remove(name)
+
+
+class _Dangling:
+    """A file that somebody once opened, by its marker."""
+
+    def __init__(self, marker: str, generation: int, file: str, token: str, position: Mapping[str, Any]) -> None:
+        self.marker, self.generation, self.file, self.token, self.position = marker, generation, file, token, position
+
+
+class _Journals:
+    """The table's history since each of some positions, read once."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._read: dict[str, Journal] = {}
+
+    def since(self, position: Mapping[str, Any]) -> Journal:
+        key = json.dumps(position, sort_keys=True)
+        if key not in self._read:
+            self._read[key] = self._target.journal(position)
+        return self._read[key]
+
+    def never_taken(self, token: str, position: Mapping[str, Any]) -> bool:
+        journal = self.since(position)
+        return journal.complete and token not in journal.added
+
+
+def _body(storage: Storage, marker: str) -> Mapping[str, Any]:
+    """The position a marker tells. Cut short by a crash: nothing was written behind it, the beginning will do."""
+    try:
+        position: Mapping[str, Any] = json.loads(storage.read(marker))["position"]
+    except (ValueError, KeyError, FileNotFoundError):
+        return {}
+    return position

@@ -1,0 +1,230 @@
+"""A Delta table as `Target`, through the `deltalake` library: data files and the sink's mark in one entry of the log.
+
+Each commit carries an application transaction, `txn` of `penstock:<job>:<uid>`, whose version counts this sink's
+commits to the table. It is neither an epoch nor a generation: those start over where a job is restored or its ledger is
+new, and a table that compared them would drop rows. Unchanged since a writer began, it proves that nothing of the
+sink was added since; otherwise the entries of the log tell which tokens were.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.errors import ConfigurationError, MissingExtra
+from penstock.sinks.files.storage import Storage, is_local
+from penstock.sinks.tables.columns import strict_inside
+from penstock.sinks.tables.delta_stats import INDEXED, partition_values, statistics, supported
+from penstock.sinks.tables.faults import shown, told
+from penstock.sinks.tables.places import open_folder
+from penstock.sinks.tables.target import Change, Journal, Known, Target, Written, token_of
+
+if TYPE_CHECKING:
+    from penstock.sinks.base import SinkScope
+
+_LOG = "_delta_log"
+_SWEPT = "penstock.swept"
+_RULES = ("delta.generation", "delta.identity", "delta.invariants")
+
+
+def library() -> Any:
+    try:
+        import deltalake
+    except ImportError as error:
+        raise MissingExtra(
+            "The Delta sink needs the package deltalake, which is not installed.",
+            safe="nothing was started.",
+            to_do="pip install 'penstock[delta]'",
+        ) from error
+    return deltalake
+
+
+class DeltaTarget(Target):
+    """Keeps the table's state between looks and reads only what came since."""
+
+    def __init__(
+        self, path: str, options: Mapping[str, str], partition_by: tuple[str, ...], scope: SinkScope | None
+    ) -> None:
+        self._path, self._options, self._partition_by = path, dict(options), partition_by
+        self._app = f"penstock:{scope.prefix}" if scope is not None else "penstock"
+        self.where = f"Delta table {shown(path)}"
+        self._table: Any = None
+        self._entry = ""  # digest of the log's entry that the state ends with
+        self._opened: Storage | None = None
+
+    def look(self) -> Known | None:
+        with self.told():
+            if not self._updated():
+                return None
+            table = self._table
+            schema = pa.schema(table.schema().to_arrow())
+            meta = table.metadata()
+            self._refuse(schema)
+            position = {"version": table.version(), "txn": table.transaction_version(self._app)}
+            indexed = meta.configuration.get("delta.dataSkippingNumIndexedCols", str(INDEXED))
+            extra = {"partitions_in_files": False, "indexed": int(indexed)}
+            return Known(schema, tuple(meta.partition_columns), position, extra)
+
+    def _updated(self) -> bool:
+        """Whether there is a table; then its state is the newest."""
+        deltalake = library()
+        # A table that was dropped and made again has other entries under the same numbers, and the library would put
+        # the new ones on top of the old state.
+        if self._table is not None and self._digest(self._table.version()) == self._entry:
+            self._table.update_incremental()
+        else:
+            try:
+                self._table = deltalake.DeltaTable(self._path, storage_options=self._options or None)
+            except deltalake.exceptions.TableNotFoundError:
+                self._table = None
+                return False
+        self._entry = self._digest(self._table.version())
+        return True
+
+    def _digest(self, version: int) -> str:
+        try:
+            return sha256(self._storage().read(_entry(version))).hexdigest()
+        except FileNotFoundError:
+            return ""  # cleaned up or dropped: load the table anew
+
+    def _refuse(self, schema: pa.Schema) -> None:
+        """Raise for what an append of plain Parquet files would break."""
+        table = self._table
+        protocol, settings = table.protocol(), table.metadata().configuration
+        problems = [f"it has the feature {name}" for name in supported(protocol.writer_features or ())]
+        if settings.get("delta.columnMapping.mode", "none") != "none":
+            problems.append("it maps its columns to other names (delta.columnMapping.mode)")
+        problems += [f"it has the constraint {key}" for key in settings if key.startswith("delta.constraints.")]
+        for field in json.loads(table.schema().to_json())["fields"]:
+            ours = [key for key in field["metadata"] if key.startswith(_RULES)]
+            problems += [f"its column {field['name']!r} has the rule {key}" for key in ours]
+        problems += [f"its column {name!r} has parts that may not be null" for name in strict_inside(schema)]
+        if problems:
+            raise ConfigurationError(
+                f"{self.where} asks for more than data files that are added to it: {'; '.join(problems)}.",
+                safe="nothing was written to it.",
+                to_do="write to a table without that, and merge from there; or turn it off for this table.",
+            )
+
+    def create(self, schema: pa.Schema) -> None:
+        from penstock.sinks.tables.columns import check_partitions
+
+        check_partitions(self._partition_by, schema, self.where)
+        with self.told():
+            library().DeltaTable.create(
+                self._path,
+                schema=schema,
+                mode="ignore",
+                partition_by=list(self._partition_by),
+                storage_options=self._options or None,
+            )
+            self._sync(0)
+
+    def storage(self, known: Known) -> Storage:
+        return self._storage()
+
+    def _storage(self) -> Storage:
+        if self._opened is None:
+            self._opened = open_folder(self._path, self._options)
+        return self._opened
+
+    def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
+        return {
+            "stats": statistics(file, known.schema, known.extra["indexed"]),
+            "partition": dict(partition_values(file.values, known.partition_by)),
+            "modified": int(time.time() * 1000),
+        }
+
+    def journal(self, since: Mapping[str, Any]) -> Journal:
+        now = self._table.transaction_version(self._app)
+        if now is not None and now == since.get("txn"):
+            return Journal()
+        newest, start = self._table.version(), since.get("version", -1) + 1
+        added: set[str] = set()
+        swept: set[str] = set()
+        with self.told():
+            for version in range(start if start <= newest + 1 else 0, newest + 1):
+                try:
+                    entry = self._storage().read(_entry(version))
+                except FileNotFoundError:
+                    return Journal(frozenset(added), frozenset(swept), complete=False)
+                for action in _actions(entry):
+                    token = token_of(action["add"]["path"]) if "add" in action else None
+                    if token:
+                        added.add(token)
+                    swept.update(action.get("commitInfo", {}).get(_SWEPT, ()))
+        return Journal(frozenset(added), frozenset(swept))
+
+    def holds(self, names: Collection[str]) -> bool:
+        with self.told():
+            paths = pa.table(self._table.get_add_actions(flatten=True)).column("path").to_pylist()
+            return set(names) <= {posixpath.basename(path) for path in paths}
+
+    def append(self, change: Change) -> bool:
+        deltalake = library()
+        from deltalake.transaction import AddAction, CommitProperties
+
+        table = self._table
+        counted = (table.transaction_version(self._app) or 0) + 1
+        notes: dict[str, Any] = {"userMetadata": change.note, "isBlindAppend": True}
+        if change.swept:
+            notes[_SWEPT] = list(change.swept)
+        with self.told():
+            try:
+                table.create_write_transaction(
+                    [
+                        AddAction(
+                            path=file["name"],
+                            size=file["bytes"],
+                            partition_values=file["about"]["partition"],
+                            modification_time=file["about"]["modified"],
+                            data_change=True,
+                            stats=file["about"]["stats"],
+                        )
+                        for file in change.files
+                    ],
+                    mode="append",
+                    schema=table.schema(),
+                    partition_by=list(table.metadata().partition_columns),
+                    commit_properties=CommitProperties(
+                        custom_metadata=notes,
+                        max_commit_retries=0,  # a retry would commit without asking again whether it may
+                        app_transactions=[deltalake.Transaction(self._app, counted)],
+                    ),
+                )
+            except deltalake.exceptions.CommitFailedError:
+                if self._storage().size(_entry(table.version() + 1)) is None:
+                    raise  # nobody was faster: it is something else
+                return False
+            self._sync(table.version() + 1)
+        return True
+
+    def _sync(self, version: int) -> None:
+        """The library leaves a local entry to the operating system, and we promise that what is committed stays."""
+        if not is_local(self._path):
+            return
+        for path in (posixpath.join(self._path, _entry(version)), posixpath.join(self._path, _LOG), self._path):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def told(self) -> AbstractContextManager[None]:
+        return told(self.where, self._options, (library().exceptions.DeltaError,))
+
+
+def _entry(version: int) -> str:
+    return f"{_LOG}/{version:020d}.json"
+
+
+def _actions(entry: bytes) -> Iterator[dict[str, Any]]:
+    return (json.loads(line) for line in entry.splitlines() if line.strip())

@@ -1,0 +1,286 @@
+"""An Iceberg table as `Target`, through pyiceberg: data files and the sink's mark in one commit of the catalog.
+
+The mark is a table property, `penstock.<job>:<uid>`: how many commits this sink has made, and which tokens the last
+ones took or gave up. It is read with the snapshot it belongs to and written with the next one, and a commit succeeds
+only on top of that very snapshot. Snapshots expire; properties stay.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.errors import ConfigurationError, MissingExtra
+from penstock.sinks.files.storage import Storage
+from penstock.sinks.tables.columns import check_partitions, strict_inside
+from penstock.sinks.tables.faults import told
+from penstock.sinks.tables.target import Change, Journal, Known, Target, Written
+
+if TYPE_CHECKING:
+    from penstock.sinks.base import SinkScope
+
+#: Tokens the mark keeps. Only of the last epoch will anyone ask again; the rest is for epochs that were cut short.
+KEPT_TOKENS = 256
+_KEPT_COMMITS = 2  # however many tokens they have
+_ATTEMPTS = 4
+_RETRIES = "commit.retry.num-retries"
+_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+_BOUNDS = ("lower_bounds", "upper_bounds")
+_EPOCH_DAY = date(1970, 1, 1)
+
+
+def library() -> Any:
+    try:
+        import pyiceberg.catalog
+        import pyiceberg.io.pyarrow
+    except ImportError as error:
+        raise MissingExtra(
+            "The Iceberg sink needs the package pyiceberg, which is not installed.",
+            safe="nothing was started.",
+            to_do="pip install 'penstock[iceberg]'",
+        ) from error
+    return pyiceberg
+
+
+class IcebergTarget(Target):
+    """Loads the table's metadata at every look."""
+
+    def __init__(
+        self,
+        table: str,
+        catalog: str,
+        properties: Mapping[str, str],
+        partition_by: tuple[str, ...],
+        scope: SinkScope | None,
+    ) -> None:
+        self._name, self._catalog_name, self._properties = table, catalog, dict(properties)
+        self._partition_by = partition_by
+        self._mark = f"penstock.{scope.prefix}" if scope is not None else "penstock"
+        self.where = f"Iceberg table {table} of catalog {catalog}"
+        self._catalog: Any = None
+        self._table: Any = None
+        self._opened: tuple[str, Storage] | None = None
+
+    def look(self) -> Known | None:
+        library()
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        with self.told():
+            try:
+                self._table = self._connected().load_table(self._name)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                self._table = None
+                return None
+            return self._known()
+
+    def _known(self) -> Known:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        table, metadata = self._table, self._table.metadata
+        schema = schema_to_pyarrow(table.schema())
+        by = [table.schema().find_column_name(field.source_id) for field in table.spec().fields]
+        odd = [str(field) for field in table.spec().fields if str(field.transform) != "identity"]
+        strict = strict_inside(schema)
+        if odd or strict:
+            reasons = [f"it is partitioned by {one}" for one in odd]
+            reasons += [f"its column {name!r} has parts that may not be null" for name in strict]
+            raise ConfigurationError(
+                f"{self.where} asks for more than data files that are added to it: {'; '.join(reasons)}.",
+                safe="nothing was written to it.",
+                to_do="write to a table that is partitioned by plain columns, or by none.",
+            )
+        root = metadata.properties.get("write.data.path", f"{metadata.location.rstrip('/')}/data")
+        extra = {
+            "root": root.rstrip("/"),
+            "schema": table.schema().model_dump_json(),
+            "metrics": {key: value for key, value in metadata.properties.items() if key.startswith("write.metadata")},
+        }
+        position = {"table": str(metadata.table_uuid), "commits": self._marked()["commits"]}
+        return Known(schema, tuple(by), position, extra)
+
+    def _marked(self) -> dict[str, Any]:
+        text = self._table.metadata.properties.get(self._mark)
+        return json.loads(text) if text else {"commits": 0, "last": []}
+
+    def create(self, schema: pa.Schema) -> None:
+        check_partitions(self._partition_by, schema, self.where)
+        space = self._name.rpartition(".")[0]
+        with self.told():
+            catalog = self._connected()
+            # Several tasks make the first epoch's table at once. Each catalog has an error of its own for whoever is
+            # late; what counts is that it is there.
+            _patiently(lambda: catalog.create_namespace_if_not_exists(space), lambda: catalog.namespace_exists(space))
+            _patiently(lambda: self._create(catalog, schema), lambda: catalog.table_exists(self._name))
+
+    def _create(self, catalog: Any, schema: pa.Schema) -> None:
+        with catalog.create_table_transaction(self._name, schema) as transaction:
+            if self._partition_by:
+                with transaction.update_spec() as spec:
+                    for name in self._partition_by:
+                        spec.add_identity(name)
+
+    def storage(self, known: Known) -> Storage:
+        root = known.extra["root"]
+        if self._opened is None or self._opened[0] != root:
+            self._opened = (root, self._open_storage(root))
+        return self._opened[1]
+
+    def _open_storage(self, root: str) -> Storage:
+        library()
+        from pyiceberg.io.pyarrow import PyArrowFileIO
+
+        scheme, host, path = PyArrowFileIO.parse_location(root)
+        if scheme == "file":
+            from penstock.sinks.files.local import LocalStorage
+
+            return LocalStorage(path)
+        from penstock.sinks.files.hdfs import ArrowStorage
+        from penstock.sinks.tables.places import ObjectStorage
+
+        kind = ArrowStorage if scheme in ("hdfs", "viewfs") else ObjectStorage
+        with self.told():
+            if self._table is None:
+                # Not from the driver's hints: a catalog may hand out credentials, and those stay where they are.
+                self._table = self._connected().load_table(self._name)
+            return kind(PyArrowFileIO(self._table.io.properties).fs_by_scheme(scheme, host), path)
+
+    def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
+        library()
+        from pyiceberg.io.pyarrow import (
+            compute_statistics_plan,
+            data_file_statistics_from_parquet_metadata,
+            parquet_path_to_id_mapping,
+        )
+        from pyiceberg.schema import Schema
+
+        schema = Schema.model_validate_json(known.extra["schema"])
+        found = data_file_statistics_from_parquet_metadata(
+            file.metadata,
+            compute_statistics_plan(schema, dict(known.extra["metrics"])),
+            parquet_path_to_id_mapping(schema),
+        ).to_serialized_dict()
+        about: dict[str, Any] = {"record_count": found["record_count"], "split_offsets": found["split_offsets"]}
+        about.update({name: found[name] for name in _COUNTS})
+        about.update({name: {key: _text(value) for key, value in found[name].items()} for name in _BOUNDS})
+        about["path"] = f"{known.extra['root']}/{file.name}"
+        about["partition"] = [_internal(value) for value in file.values]
+        return about
+
+    def journal(self, since: Mapping[str, Any]) -> Journal:
+        mark = self._marked()
+        # A table that was dropped and made again has a history of its own.
+        before = since.get("commits", 0) if since.get("table") == str(self._table.metadata.table_uuid) else 0
+        entries = [entry for entry in mark["last"] if entry["commit"] > before]
+        return Journal(
+            frozenset(token for entry in entries for token in entry["added"]),
+            frozenset(token for entry in entries for token in entry["swept"]),
+            complete=mark["commits"] >= before and len(entries) == mark["commits"] - before,
+        )
+
+    def holds(self, names: Collection[str]) -> bool:
+        with self.told():
+            paths = {task.file.file_path for task in self._table.scan().plan_files()}
+            return {path.rpartition("/")[2] for path in paths} >= set(names)
+
+    def append(self, change: Change) -> bool:
+        from pyiceberg.exceptions import CommitFailedException
+
+        with self.told():
+            table = self._table
+            # In this process only. Its own retry would commit without asking again whether it may.
+            properties = {**table.metadata.properties, _RETRIES: "0"}
+            table.metadata = table.metadata.model_copy(update={"properties": properties})
+            transaction = table.transaction()
+            try:
+                transaction.set_properties({self._mark: self._next_mark(change)})
+                update = transaction.update_snapshot(snapshot_properties={"penstock": change.note}).fast_append()
+                with update as files:
+                    for file in change.files:
+                        files.append_data_file(self._data_file(file))
+                transaction.commit_transaction()
+            except CommitFailedException:
+                return False
+        return True
+
+    def _next_mark(self, change: Change) -> str:
+        mark = self._marked()
+        number = mark["commits"] + 1
+        last = [*mark["last"], {"commit": number, "added": list(change.added), "swept": list(change.swept)}]
+        while len(last) > _KEPT_COMMITS and _tokens(last) > KEPT_TOKENS:
+            last.pop(0)
+        return json.dumps({"commits": number, "last": last}, separators=(",", ":"))
+
+    def _data_file(self, file: Mapping[str, Any]) -> Any:
+        from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+        from pyiceberg.typedef import Record
+
+        about = file["about"]
+        numbers: dict[str, Any] = {name: {int(key): value for key, value in about[name].items()} for name in _COUNTS}
+        bounds: dict[str, Any] = {
+            name: {int(key): base64.b64decode(value) for key, value in about[name].items()} for name in _BOUNDS
+        }
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=about["path"],
+            file_format=FileFormat.PARQUET,
+            partition=Record(*about["partition"]),
+            file_size_in_bytes=file["bytes"],
+            record_count=about["record_count"],
+            split_offsets=about["split_offsets"],
+            sort_order_id=None,
+            spec_id=self._table.metadata.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **numbers,
+            **bounds,
+        )
+
+    def _connected(self) -> Any:
+        if self._catalog is None:
+            # A catalog in a database makes its own tables when it is opened, and several tasks may do that at once.
+            load = library().catalog.load_catalog
+            self._catalog = _patiently(lambda: load(self._catalog_name, **self._properties), lambda: False)
+            warehouse = self._catalog.properties.get("warehouse", "")
+            if warehouse and ("://" not in warehouse or warehouse.startswith("file:")):
+                from penstock.sinks.tables.iceberg_io import NAME
+
+                self._catalog.properties.setdefault("py-io-impl", NAME)
+        return self._catalog
+
+    def told(self) -> AbstractContextManager[None]:
+        # pyiceberg's errors have no common root, and its catalogs bring their own.
+        return told(self.where, self._properties, (Exception,))
+
+
+def _patiently(action: Callable[[], Any], done: Callable[[], bool]) -> Any:
+    """The answer of `action`, tried again where somebody else is at it; None where `done` says that they did it."""
+    pause = 0.05
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return action()
+        except Exception:
+            if done():
+                return None
+        time.sleep(pause)
+        pause *= 2
+    return action()
+
+
+def _tokens(entries: Sequence[Mapping[str, Any]]) -> int:
+    return sum(len(entry["added"]) + len(entry["swept"]) for entry in entries)
+
+
+def _text(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _internal(value: Any) -> Any:
+    """A partition value as Iceberg keeps it: dates are days."""
+    return (value - _EPOCH_DAY).days if isinstance(value, date) else value
