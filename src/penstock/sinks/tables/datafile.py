@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.sinks.files.encode import ROW_GROUP_BYTES, ROW_GROUP_ROWS
+from penstock.sinks.files.statistics import leaves
 from penstock.sinks.tables.target import Written
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 class DataFile:
     """Open from its first rows on.
 
-    A footer's least and largest value leave NaN out, while to Spark NaN is larger than every number, and Spark skips
-    row groups by the footer: it would skip rows it should find. So a column in which NaN was seen has no statistics.
+    A column in which NaN was seen has no statistics in the footer, see `sinks.files.statistics`.
     They are chosen when the first row group is written; a file that `takes` no NaN any more is completed, and the rows
     go into another.
     """
@@ -58,7 +58,7 @@ class DataFile:
     def flush(self) -> None:
         """Write a row group from what is buffered."""
         if self._writer is None:
-            paths = [path for field in self._schema for path in _leaves(field.name, field.type)]
+            paths = [path for field in self._schema for path, _ in leaves(field.name, field.type)]
             self._writer = pq.ParquetWriter(
                 self._file.stream,
                 self._schema,
@@ -94,20 +94,6 @@ def _has_floats(kind: pa.DataType) -> bool:
     if pa.types.is_nested(kind):
         return any(_has_floats(kind.field(number).type) for number in range(kind.num_fields))
     return bool(pa.types.is_floating(kind))
-
-
-def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
-    """The names Parquet gives to the columns of values inside a column."""
-    if pa.types.is_struct(kind):
-        for number in range(kind.num_fields):
-            yield from _leaves(f"{path}.{kind.field(number).name}", kind.field(number).type)
-    elif pa.types.is_map(kind):
-        yield from _leaves(f"{path}.key_value.key", kind.key_type)
-        yield from _leaves(f"{path}.key_value.value", kind.item_type)
-    elif pa.types.is_nested(kind):
-        yield from _leaves(f"{path}.list.element", kind.value_type)
-    else:
-        yield path
 
 
 def _nans(path: str, values: Any) -> Iterator[str]:
