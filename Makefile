@@ -22,7 +22,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test lint format typecheck unit contract integration faults bench-kafka bench-backpressure bench-savepoint bench-state bench soak docs clean
+.PHONY: help setup jars demo test lint format typecheck unit contract integration faults bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench soak docs clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ bench-savepoint: setup ## A savepoint of a job with a million keys while it runs
 
 bench-state: setup ## Ten million keys into other partitions and another backend
 	$(BIN)/python bench/bench_state.py
+
+bench-sinks: setup ## A million rows into databases, files and tables, beside Spark's own writers
+	$(BIN)/python bench/bench_sinks.py
 
 bench: setup ## All benchmarks
 	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done

@@ -70,14 +70,15 @@ def run(sink: Recorder, *groups: list[int], writing: bool = True) -> dict[str, A
 
 def test_rows_are_written_without_their_hashes_and_counted() -> None:
     sink = Recorder()
-    assert run(sink, [1, 2], [3]) == {"writer": 2, "rows": 3, "checksum": 6, "payload": {"written": 3}}
+    told = {"writer": 2, "rows": 3, "checksum": 6, "row_bytes": 13, "payload": {"written": 3}}
+    assert run(sink, [1, 2], [3]) == told, "a row: 8 bytes of hash, one of text, an offset of 4"
     assert sink.steps == ["open", "write", "write", "pre_commit"]
     assert sink.columns == ["value"]
 
 
 def test_without_rows_nothing_is_opened() -> None:
     sink = Recorder()
-    assert run(sink, [], []) == {"writer": 2, "rows": 0, "checksum": 0, "payload": {}}
+    assert run(sink, [], []) == {"writer": 2, "rows": 0, "checksum": 0, "row_bytes": 0, "payload": {}}
     assert sink.steps == []
 
 
@@ -90,7 +91,8 @@ def test_the_checksum_does_not_depend_on_order_or_batches_and_wraps() -> None:
 
 def test_a_writer_that_only_proves_writes_nothing() -> None:
     sink = Recorder()
-    assert run(sink, [1, 2], writing=False) == {"writer": 2, "rows": 2, "checksum": 3, "payload": {}}
+    told = {"writer": 2, "rows": 2, "checksum": 3, "row_bytes": 13, "payload": {}}
+    assert run(sink, [1, 2], writing=False) == told
     assert sink.steps == []
 
 

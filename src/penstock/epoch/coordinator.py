@@ -22,6 +22,7 @@ from penstock.epoch.inflight.backlog import is_logged, prepared_of
 from penstock.epoch.limits import Gate, Watchdog
 from penstock.epoch.outputs import EpochOutputs
 from penstock.epoch.protocol import Committable, Decision, Outcome, Replay, Resume, WriterId
+from penstock.epoch.row_sizes import RowSizes
 from penstock.epoch.watermark import WatermarkTracker
 from penstock.errors import JobStopped, PenstockError, SavepointError
 from penstock.testing.failpoints import failpoint
@@ -103,6 +104,7 @@ class Coordinator(Conductor):
         self._notes = EpochNotes(0.0)
         self._watermark = WatermarkTracker(watermark_policy)
         self._gate = Gate(query)
+        self._sizes = RowSizes()
         self._resume: Resume | None = None
         self._previous = previous
         self._attempts = 0
@@ -352,6 +354,7 @@ class Coordinator(Conductor):
             self._frame,
             lambda uid: self._writing(uid, only),
             self._hints,
+            self._sizes,
         )
         watchdog = Watchdog(self._frame, self._limits.timeout_seconds, self._query, epoch)
         try:

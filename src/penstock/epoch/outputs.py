@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.epoch.channel import Writing
-from penstock.epoch.task import RESULT_SCHEMA, attempt_of, committable, fault_in, hashed, plainly_named, writer_task
+from penstock.epoch.row_sizes import RowSizes
+from penstock.epoch.task import (
+    RESULT_SCHEMA,
+    attempt_of,
+    committable,
+    fault_in,
+    hashed,
+    plainly_named,
+    row_bytes_of,
+    writer_task,
+)
 from penstock.errors import ConfigurationError, DuplicateUid
 from penstock.sinks.base import SinkScope, TwoPhaseSink
 
@@ -30,13 +40,14 @@ class EpochOutputs:
         frame: DataFrame,
         writing: Callable[[str], Writing],
         hints: Callable[[str], Mapping[str, Any]],
+        sizes: RowSizes,
     ) -> None:
         self.epoch = epoch
         self.committables: list[Committable] = []
         self.strays = False
         self._attempt, self._generation, self._job = attempt, generation, job
         self._sinks = sinks
-        self._frame, self._writing, self._hints = frame, writing, hints
+        self._frame, self._writing, self._hints, self._sizes = frame, writing, hints, sizes
         self._written: set[str] = set()
 
     def write(self, frame: DataFrame, uid: str) -> None:
@@ -66,7 +77,8 @@ class EpochOutputs:
             names=names,
         )
         try:
-            told = rows.mapInArrow(task, RESULT_SCHEMA).collect()
+            with self._sizes.bounded(rows.sparkSession.conf, uid):
+                told = rows.mapInArrow(task, RESULT_SCHEMA).collect()
         except Exception as error:
             # A task's own error comes back as Spark's text; give the caller the error itself.
             fault = fault_in(str(error))
@@ -74,6 +86,7 @@ class EpochOutputs:
                 raise fault from error
             raise
         self.committables.extend(committable(uid, row[0]) for row in told)
+        self._sizes.learn(uid, (row_bytes_of(row[0]) for row in told))
         self.strays = self.strays or any(attempt_of(row[0]) > 0 for row in told) or _speculates(frame)
 
     def execute_rest(self) -> None:

@@ -107,6 +107,7 @@ def _write(
 ) -> dict[str, Any]:
     channel: Channel | None = None
     rows = checksum = 0
+    row_bytes = 0.0
     told: Mapping[str, Any] = {"payload": {}}
     try:
         for batch in batches:
@@ -114,6 +115,7 @@ def _write(
                 continue
             rows += batch.num_rows
             checksum = (checksum + _sum_of_hashes(batch)) % _MODULO
+            row_bytes = max(row_bytes, batch.nbytes / batch.num_rows)
             if writing.how is How.COUNT:
                 continue
             if channel is None:
@@ -130,7 +132,7 @@ def _write(
     except BaseException:
         _abort(channel)
         raise
-    return {"writer": scope.partition, "rows": rows, "checksum": checksum, **told}
+    return {"writer": scope.partition, "rows": rows, "checksum": checksum, "row_bytes": round(row_bytes), **told}
 
 
 def _abort(channel: Channel | None) -> None:
@@ -154,6 +156,11 @@ def committable(sink: str, line: str) -> Committable:
         raise from_json(body["error"])
     payload = {"log": body["log"], "prepared": body["payload"]} if "log" in body else body["payload"]
     return Committable(sink, body["writer"], body["rows"], body["checksum"], payload)
+
+
+def row_bytes_of(line: str) -> float:
+    """The size of a row, in the batch of the largest rows that a task has seen."""
+    return float(json.loads(line).get("row_bytes", 0))
 
 
 def attempt_of(line: str) -> int:
