@@ -22,7 +22,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test lint format typecheck unit contract integration faults bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench soak docs clean
+.PHONY: help setup jars demo test long lint format typecheck unit contract integration faults bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench soak docs clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +54,10 @@ demo: setup ## Kill a job again and again, and see every row come out exactly on
 	@$(BIN)/penstock demo
 
 test: setup lint typecheck ## Everything: lint, types, all tests
-	$(PYTEST) tests $(SIDE_BY_SIDE) --durations=25
+	$(PYTEST) tests -m "not long" $(SIDE_BY_SIDE) --durations=25
+
+long: setup ## Tests that repeat a promise in another place, left out of make test for time
+	$(PYTEST) tests -m long --durations=10
 
 lint: $(VENV)/.ready ## Check style and formatting
 	$(BIN)/ruff check .

@@ -41,7 +41,8 @@ console = Console()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--repeat", type=int, default=3, help="rounds that count, after two that warm up")
+    parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count: the JVM compiles meanwhile")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds that count")
     parser.add_argument("--only", nargs="+", choices=tuple(WANTED), default=tuple(WANTED), metavar="TARGET")
     parser.add_argument("--results", type=Path, default=HERE / "results" / "sinks.json")
     options = parser.parse_args()
@@ -49,7 +50,13 @@ def main() -> None:
     results = json.loads(written.read_text()) if written.exists() else {}
     files = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        given = {"input": f"{folder}/input", "rows": options.rows, "files": files, "repeat": options.repeat}
+        given = {
+            "input": f"{folder}/input",
+            "rows": options.rows,
+            "files": files,
+            "warm_up": options.warm_up,
+            "repeat": options.repeat,
+        }
         given["all_rows"] = make_input(Path(folder) / "input", options.rows, files)
         for target in options.only:
             with Neighbours() as others, server(target) as where:

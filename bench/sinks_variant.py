@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MEASURED = 1  # the epoch that counts
-WARM_UP = 2  # rounds over both sides that do not: the JVM compiles what it has seen often
 
 
 class Clock(StreamingQueryListener):
@@ -121,10 +120,10 @@ def main() -> None:
     conf = {"spark.driver.memory": "2g", **({"spark.jars": jars} if jars else {}), **kind.conf}
     sides = Sides(session("bench", conf=conf, jars=(), local_storage=True), kind(given), given)
     rounds: dict[str, list[dict[str, Any]]] = {"penstock": [], "spark": []}
-    for number in range(WARM_UP + given["repeat"]):
+    for number in range(given["warm_up"] + given["repeat"]):
         for side, own in rounds.items():
             measured = sides.run(side, number)
-            if number >= WARM_UP:
+            if number >= given["warm_up"]:
                 own.append(measured)
     print(json.dumps({"spark_writer": kind.spark_writer, "rounds": rounds}))
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.deadline import Deadline
+from penstock.dev.ports import free_port
 from penstock.dev.redis import RedisServer
 from penstock.errors import (
     AccessDenied,
@@ -608,7 +609,9 @@ def test_a_replica_and_nobody_at_all_are_refused(own: RedisServer) -> None:
 
 def test_a_cluster_needs_a_tag_and_then_keeps_the_promise(tmp_path: Path) -> None:
     """One node that has all slots; scripts are held to one slot just the same."""
-    with RedisServer.start(tmp_path / "node", settings={"cluster-enabled": "yes"}) as node:
+    with RedisServer.start(
+        tmp_path / "node", settings={"cluster-enabled": "yes", "cluster-port": str(free_port())}
+    ) as node:
         client = redis.Redis.from_url(node.url)
         client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
         with pytest.raises(ConfigurationError, match="cluster=True"):

@@ -272,6 +272,7 @@ def address() -> Iterator[str]:
         yield started
 
 
+@pytest.mark.long
 class TestDeltaOnS3(SinkContract):
     @pytest.fixture(autouse=True)
     def _harness(self, address: str) -> None:

@@ -16,7 +16,8 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SHORT = {"transaction_timeout": "5s", "timeout": "4s"}
+#: Long enough for the first epoch of a cold process on a busy machine, short enough to wait for.
+SHORT = {"transaction_timeout": "10s", "timeout": "9s"}
 
 
 def kill_at(world: Case, point: str) -> None:

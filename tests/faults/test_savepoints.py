@@ -13,7 +13,9 @@ import pytest
 
 from penstock import Checkpoints, Job, KafkaSink, KafkaSource, RestartStrategy
 from penstock.config.load import OPTIONS_VARIABLE
+from penstock.config.spark_conf import PARTITIONS
 from penstock.errors import ConfigurationError, NotRestorable, SavepointCorrupt, SavepointIncomplete
+from penstock.runtime.settle import claim
 from penstock.state import savepoint as savepoints
 from penstock.state.folder import LocalFolder
 from tests.conftest import create_topic
@@ -41,6 +43,9 @@ def session() -> Iterator[SparkSession]:
         before.stop()
     conf = {"spark.master": "local[2]", "spark.sql.streaming.minBatchesToRetain": "100"}
     made = spark.session("savepoints", conf=conf, jars=("spark-kafka",), local_storage=True)
+    # A JVM remembers what the first session in it was told; here it counts as a default, not as somebody's wish.
+    made.conf.set(PARTITIONS, "2")
+    claim(made, {PARTITIONS: "2"})
     yield made
     made.stop()
 

@@ -277,7 +277,7 @@ def test_a_broker_that_is_down_at_the_start(make: Make, mortal: Broker, running:
 
     def job() -> Job:
         source, sink = KafkaSource(here, servers=mortal.servers), KafkaSink(there, servers=mortal.servers)
-        return make(source, sink, timeout="1s")
+        return make(source, sink)
 
     mortal.kill()
     error = failing(job(), SystemUnavailable)
@@ -295,7 +295,7 @@ def test_a_broker_that_comes_up_later(make: Make, mortal: Broker, running: type[
     kafka = Kafka(mortal.servers)
     topic = kafka.topic()
     mortal.kill()
-    job = make(generated(), KafkaSink(topic, servers=mortal.servers), restart=QUICKLY, timeout="1s")
+    job = make(generated(), KafkaSink(topic, servers=mortal.servers), restart=QUICKLY)
     with running(job) as run:
         assert "did not answer" in str(run.wait_for("restarting")["error"])
         mortal.restart()

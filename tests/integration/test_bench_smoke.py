@@ -60,7 +60,8 @@ def test_the_sinks_benchmark_runs_in_small(tmp_path: Path) -> None:
     """One target is enough: the others differ only in what they connect to. What was written is counted."""
     results = tmp_path / "sinks.json"
     results.write_text(json.dumps({"delta": "of an earlier run"}))
-    run("bench_sinks.py", "--rows", "2000", "--repeat", "1", "--only", "postgres", "--results", str(results))
+    small = "--rows 2000 --warm-up 0 --repeat 1 --only postgres"
+    run("bench_sinks.py", *small.split(), "--results", str(results))
     told = json.loads(results.read_text())
     assert told["delta"] == "of an earlier run"
     assert {side: len(rounds) for side, rounds in told["postgres"]["rounds"].items()} == {"penstock": 1, "spark": 1}

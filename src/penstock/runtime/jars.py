@@ -78,7 +78,6 @@ ROOTS: Mapping[str, Root] = {
         (
             Coordinate("org.postgresql", "postgresql", "42.7.11"),
             Coordinate("org.mariadb.jdbc", "mariadb-java-client", "3.5.8"),
-            Coordinate("com.mysql", "mysql-connector-j", "9.7.0"),
         ),
         transitive=False,
     ),
