@@ -32,16 +32,12 @@ EVERYTHING = """
 
 
 @pytest.fixture(scope="module")
-def spark(session: SparkSession) -> Iterator[SparkSession]:
+def spark(session: SparkSession) -> SparkSession:
     """A session of its own in a time zone with summer time."""
-    from pyspark.sql import SparkSession as Session
-
     own = session.newSession()
     own.conf.set("spark.sql.session.timeZone", "Europe/Warsaw")
     own.conf.set("spark.sql.shuffle.partitions", "2")
-    yield own
-    # What ran in it has made it this thread's session; the next module wants the one that all others use.
-    Session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+    return own
 
 
 def everything(spark: SparkSession) -> DataFrame:

@@ -37,10 +37,8 @@ EVERYTHING = """
 
 
 @pytest.fixture(scope="module")
-def spark(session: SparkSession) -> Iterator[SparkSession]:
+def spark(session: SparkSession) -> SparkSession:
     """A session of its own in a time zone with summer time, with Spark's own Delta connector."""
-    from pyspark.sql import SparkSession as Session
-
     from penstock.runtime.spark import _add
 
     _add(session, jar_set("spark-delta"))
@@ -49,8 +47,7 @@ def spark(session: SparkSession) -> Iterator[SparkSession]:
     own.conf.set("spark.sql.shuffle.partitions", "2")
     own.conf.set("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
     own.conf.set("spark.databricks.delta.snapshotPartitions", "1")  # 50 tasks for a log of three lines otherwise
-    yield own
-    Session._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+    return own
 
 
 def everything(spark: SparkSession) -> DataFrame:
