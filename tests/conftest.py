@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 from penstock.dev.broker import Broker
 from penstock.dev.postgres import Postgres
 from penstock.dev.security import SecurityFiles, make_security
+from tests.support.quick_jvm import VARIABLE as QUICK_JVM
+from tests.support.quick_jvm import begin as begin_quick_jvm
+from tests.support.quick_jvm import options as quick_jvm_options
 
 # A machine that does much else is no reason to fail: time is never asserted.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -26,6 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         layer = Path(str(item.path)).relative_to(Path(__file__).parent).parts[0]
         if layer in LAYERS:
             item.add_marker(layer)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Where others run the tests and some need Spark, make ready what lets it start quickly."""
+    config = session.config
+    if config.getoption("numprocesses", None) and not all("unit" in one for one in config.args):
+        making = begin_quick_jvm(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+        config.add_cleanup(making.kill)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,6 +56,16 @@ def registry_of_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
         folder = tmp_path_factory.mktemp("registry")
         patch.setenv("PENSTOCK_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def quick_jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Java's options for JVMs that start in half the time; while this lasts, every Spark driver started has them."""
+    own = tmp_path_factory.getbasetemp()
+    options = quick_jvm_options(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(QUICK_JVM, options)
+        yield options
 
 
 @pytest.fixture(scope="session")

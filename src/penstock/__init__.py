@@ -1,25 +1,34 @@
-"""Exactly-once for PySpark Structured Streaming: checkpoints you can steer, and sinks that commit in two phases."""
+"""Exactly-once for PySpark Structured Streaming: checkpoints you can steer, and sinks that commit in two phases.
 
-from penstock.config import Checkpoints, Mode, Retention, StateBackend
-from penstock.dropin import exactly_once
-from penstock.errors import PenstockError
-from penstock.guarantees import Guarantee
-from penstock.job import Epoch, Job
-from penstock.runtime.callbacks import CheckpointInfo
-from penstock.runtime.restart import RestartStrategy
-from penstock.sinks.base import Committable, Committer, Outcome, Sink, TwoPhaseSink, Writer
-from penstock.sinks.files import FileSink
-from penstock.sinks.kafka import KafkaSink
-from penstock.sinks.mysql import MySqlSink
-from penstock.sinks.postgres import PostgresSink
-from penstock.sinks.redis import RedisSink
-from penstock.sinks.tables import DeltaSink, IcebergSink
-from penstock.sinks.write_ahead import WriteAheadSink
-from penstock.sources.base import Source
-from penstock.sources.datagen import DataGenSource
-from penstock.sources.files import FileSource
-from penstock.sources.kafka import KafkaSource
-from penstock.sources.socket import SocketSource
+A name is imported when it is first used: every Python worker of a job imports this package, and needs little of it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.config import Checkpoints, Mode, Retention, StateBackend
+    from penstock.dropin import exactly_once
+    from penstock.errors import PenstockError
+    from penstock.guarantees import Guarantee
+    from penstock.job import Epoch, Job
+    from penstock.runtime.callbacks import CheckpointInfo
+    from penstock.runtime.restart import RestartStrategy
+    from penstock.sinks.base import Committable, Committer, Outcome, Sink, TwoPhaseSink, Writer
+    from penstock.sinks.files import FileSink
+    from penstock.sinks.kafka import KafkaSink
+    from penstock.sinks.mysql import MySqlSink
+    from penstock.sinks.postgres import PostgresSink
+    from penstock.sinks.redis import RedisSink
+    from penstock.sinks.tables import DeltaSink, IcebergSink
+    from penstock.sinks.write_ahead import WriteAheadSink
+    from penstock.sources.base import Source
+    from penstock.sources.datagen import DataGenSource
+    from penstock.sources.files import FileSource
+    from penstock.sources.kafka import KafkaSource
+    from penstock.sources.socket import SocketSource
 
 __version__ = "0.1.0"
 
@@ -55,3 +64,47 @@ __all__ = [
     "Writer",
     "exactly_once",
 ]
+
+_WHERE = {
+    "CheckpointInfo": "penstock.runtime.callbacks",
+    "Checkpoints": "penstock.config",
+    "Committable": "penstock.sinks.base",
+    "Committer": "penstock.sinks.base",
+    "DataGenSource": "penstock.sources.datagen",
+    "DeltaSink": "penstock.sinks.tables",
+    "Epoch": "penstock.job",
+    "FileSink": "penstock.sinks.files",
+    "FileSource": "penstock.sources.files",
+    "Guarantee": "penstock.guarantees",
+    "IcebergSink": "penstock.sinks.tables",
+    "Job": "penstock.job",
+    "KafkaSink": "penstock.sinks.kafka",
+    "KafkaSource": "penstock.sources.kafka",
+    "Mode": "penstock.config",
+    "MySqlSink": "penstock.sinks.mysql",
+    "Outcome": "penstock.sinks.base",
+    "PenstockError": "penstock.errors",
+    "PostgresSink": "penstock.sinks.postgres",
+    "RedisSink": "penstock.sinks.redis",
+    "RestartStrategy": "penstock.runtime.restart",
+    "Retention": "penstock.config",
+    "Sink": "penstock.sinks.base",
+    "SocketSource": "penstock.sources.socket",
+    "Source": "penstock.sources.base",
+    "StateBackend": "penstock.config",
+    "TwoPhaseSink": "penstock.sinks.base",
+    "WriteAheadSink": "penstock.sinks.write_ahead",
+    "Writer": "penstock.sinks.base",
+    "exactly_once": "penstock.dropin",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_WHERE[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,26 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.dev.broker import Broker
-from tests.faults.jobs.pipeline import QUICK_JVM
 from tests.support.case import Case
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.fixture(scope="session")
-def quick_jvm(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Java's options for a job that starts in half the time: one job runs in peace, and the JVM archives the classes
-    it loaded for all later ones. Where that fails the JVM says so in its log and starts as always."""
-    folder = tmp_path_factory.mktemp("classes")
-    world = Case(broker.servers, folder / "case", count=True, jvm=f"{QUICK_JVM} -XX:ArchiveClassesAtExit={folder}/jsa")
-    world.source.feed(100)
-    run = world.start()
-    world.wait_visible(run)
-    run.terminate()
-    assert run.wait(patient=True) == 0, run.tail()
-    world.close()
-    return f"{QUICK_JVM} -XX:SharedArchiveFile={folder}/jsa"
+@pytest.fixture(scope="session", autouse=True)
+def quickly(quick_jvm: str) -> None:
+    """Whatever is started here starts quickly."""
 
 
 @pytest.fixture

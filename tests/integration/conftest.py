@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from penstock.dev.broker import Broker
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quickly(quick_jvm: str) -> None:
+    """Whatever is started here starts quickly."""
+
+
 _made: dict[SparkSession, dict[str, str]] = {}  # the session of this process, and its settings when it was new
 
 
@@ -47,8 +52,6 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> SparkSession:
         "spark.sql.warehouse.dir": str(tmp_path_factory.getbasetemp() / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.minBatchesToRetain": "100",  # tests look back at every epoch
-        # Hundreds of plans that run once each: the time to optimise their code never comes back.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     made = session("tests", conf=conf, jars=["spark-kafka"], local_storage=True)
     _made.clear()

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from running import Numbers
 
-from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy
+from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.config.load import OPTIONS_VARIABLE
 from penstock.epoch.open import ledger_at, storage_at
 from penstock.epoch.storage import AlreadyExists
@@ -102,7 +103,7 @@ def counting(spark: Any, hdfs: str, folder: Path, options: dict[str, str]) -> Ru
     os.environ[OPTIONS_VARIABLE] = json.dumps(options)
     job = Job("counts", checkpoints=Checkpoints(storage=f"{hdfs}/ck"), spark=spark, restart=RestartStrategy.none())
     del os.environ[OPTIONS_VARIABLE]
-    rows = job.read(DataGenSource(max_rows_per_epoch=1_000), uid="numbers")
+    rows = job.read(Numbers(10**9, {"id": "id"}, per_epoch=1_000), uid="numbers")
     job.write(rows.groupBy().count(), FileSink(str(folder / "counts")), uid="counts", output_mode="update")
     run = Running(job)
     while sum(event["event"] == "completed" for event in run.events) < 3:
@@ -114,7 +115,7 @@ def counting(spark: Any, hdfs: str, folder: Path, options: dict[str, str]) -> Ru
 
 def run(spark: Any, hdfs: str, folder: Path, events: list[Any]) -> None:
     job = Job("hdfs", checkpoints=Checkpoints(storage=f"{hdfs}/ck"), spark=spark, restart=RestartStrategy.none())
-    rows = job.read(DataGenSource(ROWS, max_rows_per_epoch=1_000), uid="numbers")
+    rows = job.read(Numbers(ROWS, {"id": "id"}, per_epoch=1_000), uid="numbers")
     job.write(rows, FileSink(str(folder / "out")), uid="files")
     job.run(on_event=events.append)
 

@@ -21,6 +21,7 @@ from running import PATIENCE, Kafka, until
 
 import penstock
 from penstock.runtime.spark import session as make_session
+from tests.support.quick_jvm import VARIABLE as QUICK_JVM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,7 +88,11 @@ class Launch:
         payments, alerts = self._topics
         rows = [(f"a{n}", json.dumps({"id": n, "amount": 500 + n * 10})) for n in range(100)]
         self._kafka.send(payments, rows)
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK", "SPARK", "JAVA_"))}
+        clean = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("PYSPARK", "SPARK", "JAVA_")) or key == QUICK_JVM
+        }
         environment = {
             **clean,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

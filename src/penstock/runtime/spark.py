@@ -10,6 +10,7 @@ from penstock.config.levels import LOG_LEVEL
 from penstock.config.spark_conf import PARTITIONS
 from penstock.runtime.jars import is_present, jar_set
 from penstock.runtime.java import find_java
+from penstock.runtime.python_daemon import MODULE as _DAEMON
 from penstock.runtime.settle import claim, gives_way
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ def _defaults(master: str | None, local_storage: bool) -> dict[str, str]:
         defaults["spark.ui.enabled"] = "false"
         defaults["spark.driver.host"] = "127.0.0.1"
         defaults["spark.driver.bindAddress"] = "127.0.0.1"
+        # Where workers are processes of this machine they can import what the job can.
+        defaults["spark.python.daemon.module"] = _DAEMON
     if local_storage:
         # The other manager starts a `readlink` process for every file it renames.
         defaults[_FILE_MANAGER] = _FAST_FILE_MANAGER
