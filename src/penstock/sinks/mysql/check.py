@@ -121,7 +121,7 @@ def _settings(session: Session) -> Iterator[str]:
             f"innodb_flush_log_at_trx_commit={flush}: a crash of the server's machine can lose what it called prepared"
             " or committed; exactly-once needs 1"
         )
-    if (server.variable(session, "local_infile") or "OFF") not in ("ON", "1"):
+    if not session.takes_bulk and (server.variable(session, "local_infile") or "OFF") not in ("ON", "1"):
         yield "local_infile is off on the server: rows go by multi-row INSERT, several times slower than LOAD DATA"
     most = int(server.variable(session, "max_connections") or 0)
     free = most - server.status(session, "Threads_connected")

@@ -48,8 +48,13 @@ class Statement:
         )
 
     def insert(self) -> bytes:
+        """Rows come behind it."""
         names = ", ".join(quoted(name, "`") for name in self.columns)
         return f"INSERT INTO {self.table} ({names}) VALUES ".encode()
+
+    def prepared(self) -> bytes:
+        """One row of parameters."""
+        return self.insert() + f"({', '.join('?' * len(self.columns))})".encode()
 
 
 def chunks(batch: pa.RecordBatch, most: int = CHUNK) -> Iterator[pa.RecordBatch]:
@@ -107,6 +112,14 @@ def _text(column: pa.Array, name: str) -> tuple[pa.Array, str]:
     """A column as strings that the server understands, nulls still null; and its kind."""
     import pyarrow as pa
 
+    kind, column = of_arrow(name, column.type), plain(column, name)
+    return (_hexadecimal(column.cast(pa.binary())) if kind == "binary" else text_of(column)), kind
+
+
+def plain(column: pa.Array, name: str) -> pa.Array:
+    """A column in the one Arrow type that its kind has here; `DataError` for a value that no server takes."""
+    import pyarrow as pa
+
     kind = of_arrow(name, column.type)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -125,9 +138,14 @@ def _text(column: pa.Array, name: str) -> tuple[pa.Array, str]:
             column = column.cast(pa.timestamp("us", zone), safe=False).cast(pa.timestamp("us"))
         case "time":
             column = column.cast(pa.time64("us"), safe=False)
-        case "binary":
-            return _hexadecimal(column.cast(pa.binary())), kind
-    return column.cast(pa.string()), kind
+    return column
+
+
+def text_of(column: pa.Array) -> pa.Array:
+    """What `plain` gave, as strings."""
+    import pyarrow as pa
+
+    return column.cast(pa.string())
 
 
 def _refuse_not_finite(column: pa.Array, name: str) -> None:

@@ -1,10 +1,13 @@
-"""Rows into a table: `LOAD DATA LOCAL INFILE`, or multi-row INSERTs where the server does not allow that."""
+"""Rows into a table: a prepared INSERT in bulk where the server is MariaDB; else `LOAD DATA LOCAL INFILE`, or multi-row
+INSERTs where the server does not allow that."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.sinks.mysql import faults
+from penstock.sinks.mysql.bulk import packed
 from penstock.sinks.mysql.encode import CHUNK, Statement, chunks, lines, tuples
 from penstock.sinks.mysql.session import Session
 
@@ -12,6 +15,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROOM = 64 << 10  # left free in a packet for what is not rows
+_BULK_CHUNK = 4 << 20  # bytes of Arrow in one packet of bulk execution, which is a little smaller
+
+
+def takes_bulk(session: Session) -> bool:
+    return session.takes_bulk
 
 
 class Loader:
@@ -22,8 +30,10 @@ class Loader:
         self._session, self._statement, self._table = session, statement, table
         allowed, packet = session.query("SELECT @@GLOBAL.local_infile, @@SESSION.max_allowed_packet")[0]
         self._load = bool(int(allowed))
+        self._bulk = session.prepare(statement.prepared()) if takes_bulk(session) else None
         # Text may take three times the bytes of Arrow; a statement that does not fit all the same is cut below.
-        self._most = CHUNK if self._load else max(1 << 16, min(CHUNK, int(packet) // 4))
+        most = _BULK_CHUNK if self._bulk is not None else CHUNK
+        self._most = most if self._load and self._bulk is None else max(1 << 16, min(most, int(packet) // 4))
         self._packet = int(packet) - _ROOM
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0
@@ -43,12 +53,33 @@ class Loader:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         if not waiting:
             return
+        if self._bulk is not None:
+            for whole in pa.Table.from_batches(waiting).combine_chunks().to_batches():
+                self._in_bulk(self._bulk, whole)
+            return
         if self._load:
-            loaded = self._session.load(self._statement.load(), (lines(batch) for batch in waiting))
-            self._settle(sum(batch.num_rows for batch in waiting), loaded.rows, loaded.warnings)
+            self._in_lines(waiting)
             return
         for whole in pa.Table.from_batches(waiting).combine_chunks().to_batches():
             self._insert(whole)
+
+    def _in_lines(self, batches: Sequence[pa.RecordBatch]) -> None:
+        loaded = self._session.load(self._statement.load(), (lines(batch) for batch in batches))
+        self._settle(sum(batch.num_rows for batch in batches), loaded.rows, loaded.warnings)
+
+    def _in_bulk(self, number: int, batch: pa.RecordBatch) -> None:
+        ready = packed(batch)
+        if len(ready.rows) > self._packet:
+            if batch.num_rows > 1:
+                half = batch.num_rows // 2
+                self._in_bulk(number, batch.slice(0, half))
+                self._in_bulk(number, batch.slice(half))
+                return
+            if self._load:  # lines are not bound to packets
+                self._in_lines([batch])
+                return
+        loaded = self._session.bulk(number, ready.types, ready.rows)
+        self._settle(batch.num_rows, loaded.rows, loaded.warnings)
 
     def _insert(self, batch: pa.RecordBatch) -> None:
         text = tuples(batch)
