@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.config import Checkpoints, Mode, Retention, StateBackend
     from penstock.dropin import exactly_once
+    from penstock.epoch.function import Epoch
     from penstock.errors import PenstockError
     from penstock.guarantees import Guarantee
-    from penstock.job import Epoch, Job
+    from penstock.job import Job
     from penstock.runtime.callbacks import CheckpointInfo
     from penstock.runtime.restart import RestartStrategy
     from penstock.sinks.base import Committable, Committer, Outcome, Sink, TwoPhaseSink, Writer
@@ -72,7 +73,7 @@ _WHERE = {
     "Committer": "penstock.sinks.base",
     "DataGenSource": "penstock.sources.datagen",
     "DeltaSink": "penstock.sinks.tables",
-    "Epoch": "penstock.job",
+    "Epoch": "penstock.epoch.function",
     "FileSink": "penstock.sinks.files",
     "FileSource": "penstock.sources.files",
     "Guarantee": "penstock.guarantees",

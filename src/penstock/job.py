@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
-import shutil
-import signal
-import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Checkpoints, Retention, StateBackend
+from penstock.config.memory import placed
 from penstock.config.settings import resolve
+from penstock.epoch.function import Epoch, EpochFunction, kept
 from penstock.epoch.open import storage_at
 from penstock.epoch.storage import local_path
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, SavepointError
@@ -28,10 +24,12 @@ from penstock.runtime.events import Events, Listener
 from penstock.runtime.global_checkpoint import GlobalCheckpoints
 from penstock.runtime.group import End, QueryGroup
 from penstock.runtime.lineage import Lineage
-from penstock.runtime.query import QueryPlan, QueryRunner
+from penstock.runtime.plan import QueryPlan
+from penstock.runtime.query import QueryRunner
 from penstock.runtime.restart import Restarts, RestartStrategy
 from penstock.runtime.retention import JobFolder, kept_batches
 from penstock.runtime.settle import lay_over, settle
+from penstock.runtime.signals import stopping_cleanly
 from penstock.runtime.steering import Steering
 from penstock.runtime.trees import trees_at
 from penstock.runtime.verdict import classify
@@ -48,30 +46,6 @@ if TYPE_CHECKING:
     from penstock.sources.base import Source
 
 log = logging.getLogger("penstock")
-
-EpochFunction = Callable[["DataFrame", "Epoch"], None]
-
-
-class Epoch:
-    """What a function under `@job.epoch` writes through. One decision makes all its outputs visible, or none is."""
-
-    def __init__(self, outputs: EpochOutputs, uids: Mapping[int, str]) -> None:
-        self._outputs, self._uids = outputs, uids
-
-    @property
-    def id(self) -> int:
-        return self._outputs.epoch
-
-    def write(self, frame: DataFrame, sink: str | TwoPhaseSink) -> None:
-        """Prepare `frame` in `sink`: one of the sinks the epoch was declared with, or its uid."""
-        uid = sink if isinstance(sink, str) else self._uids.get(id(sink))
-        if uid is None:
-            raise ConfigurationError(
-                f"Epoch {self.id} writes to a sink that it was not declared with: {sink!r}.",
-                safe="the epoch is not decided; nothing of it is visible.",
-                to_do="name it in @job.epoch(frame, sinks={'uid': sink, …}).",
-            )
-        self._outputs.write(frame, uid)
 
 
 class Job:
@@ -95,7 +69,7 @@ class Job:
     ) -> None:
         self.settings = resolve(checkpoints, state_backend, restart, conf)
         self.name = check_name(self.settings.recovery.fork_name or name, "job")
-        self.checkpoints = _placed(self.settings.checkpoints)
+        self.checkpoints = placed(self.settings.checkpoints)
         self._restart = self.settings.restart
         self._spark = spark
         if spark is not None:
@@ -173,7 +147,7 @@ class Job:
             uids = {id(sink): key for key, sink in sinks.items()}
 
             def body(batch: DataFrame, outputs: EpochOutputs) -> None:
-                with _kept(batch, persist):
+                with kept(batch, persist):
                     function(batch, Epoch(outputs, uids))
 
             self._add(frame, sinks, name, body, output_mode, options)
@@ -235,7 +209,7 @@ class Job:
         lifeline.tell_strategy(self._restart)
         with (
             self._callbacks.following(events),
-            _signals(self.stop),
+            stopping_cleanly(self.stop),
             serving(self, self.settings, events),
             kept_batches(self.spark, self.checkpoints.num_retained),
         ):
@@ -409,52 +383,9 @@ class Job:
         return Chain((*sources, engine, *(sink.link(uid) for uid, sink in plan.sinks.items())))
 
 
-def _placed(checkpoints: Checkpoints) -> Checkpoints:
-    """`memory:` as the temporary folder it means; Spark's own checkpoint needs a folder too."""
-    if not checkpoints.storage.startswith("memory:"):
-        return checkpoints
-    shared_memory = "/dev/shm"  # noqa: S108 - a file system, not a file; where Linux keeps files in memory
-    parent = shared_memory if os.access(shared_memory, os.W_OK) else None
-    folder = tempfile.mkdtemp(prefix="penstock-memory-", dir=parent)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return checkpoints.but(storage=folder)
-
-
 def _twice(what: str, uid: str) -> DuplicateUid:
     return DuplicateUid(
         f"Two {what} of the job have the uid {uid!r}.",
         safe="nothing was started.",
         to_do="give each a uid of its own; it names what belongs to it in the checkpoint and in other systems.",
     )
-
-
-@contextmanager
-def _kept(batch: DataFrame, persist: bool) -> Iterator[None]:
-    if not persist:
-        yield
-        return
-    batch.persist()
-    try:
-        # In full, before the function sees it: a stateful plan that is read only in part breaks its checkpoint.
-        batch.write.format("noop").mode("overwrite").save()
-        yield
-    finally:
-        batch.unpersist()
-
-
-@contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT stop cleanly while the job runs. Only the main thread may install handlers."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: Any) -> None:
-        stop()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

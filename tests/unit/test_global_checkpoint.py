@@ -17,7 +17,8 @@ from penstock.errors import LedgerCorrupt, LedgerError
 from penstock.runtime.events import Events
 from penstock.runtime.global_checkpoint import GlobalCheckpoints, cut, newest_record, recorded
 from penstock.runtime.links import circle, downstream_first, links
-from penstock.runtime.query import Progress, QueryPlan, QueryRunner
+from penstock.runtime.plan import Progress, QueryPlan
+from penstock.runtime.query import QueryRunner
 
 SERVERS = "localhost:9092"
 

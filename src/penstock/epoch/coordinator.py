@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import Checkpoints
 from penstock.deadline import Deadline
@@ -20,6 +19,7 @@ from penstock.epoch.conductor import Conductor, Timing, log
 from penstock.epoch.identity import check_barrier, check_sources, history_of, strangers
 from penstock.epoch.inflight.backlog import is_logged, prepared_of
 from penstock.epoch.limits import Gate, Watchdog
+from penstock.epoch.notes import EpochNotes, EpochObserver
 from penstock.epoch.outputs import EpochOutputs
 from penstock.epoch.protocol import Committable, Decision, Outcome, Replay, Resume, WriterId
 from penstock.epoch.row_sizes import RowSizes
@@ -42,29 +42,7 @@ Body = Callable[["DataFrame", EpochOutputs], None]
 _SWEEP_AGAIN_FOR = 60.0  # seconds after a start, or after tasks raced: those given up may still open something
 _SWEEP_AGAIN_EVERY = 5.0
 
-__all__ = ["Body", "Coordinator", "EpochNotes", "EpochObserver", "Timing"]
-
-
-@dataclass
-class EpochNotes:
-    """What there is to tell of one attempt at an epoch. Times are of the wall clock."""
-
-    opened: float
-    decided: float | None = None
-    precommit_ms: float | None = None
-    commit_ms: float | None = None
-    committables: tuple[Committable, ...] = ()
-    logged: bool = False  # went into the in-flight log, not at once into its sinks
-    inflight_bytes: int = 0
-
-
-class EpochObserver(Protocol):
-    """Told of every attempt, in the thread that runs it; must return at once and raise nothing."""
-
-    def prepared(self, epoch: int, barrier: Barrier | None, opened: float, plan: Any) -> None: ...
-    def ended(
-        self, epoch: int, generation: int, barrier: Barrier | None, notes: EpochNotes, error: BaseException | None
-    ) -> None: ...
+__all__ = ["Body", "Coordinator", "Timing"]
 
 
 class Coordinator(Conductor):

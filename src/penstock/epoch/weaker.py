@@ -17,7 +17,8 @@ from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.channel import How, Writing
 from penstock.epoch.conductor import log
-from penstock.epoch.coordinator import Coordinator, EpochNotes
+from penstock.epoch.coordinator import Coordinator
+from penstock.epoch.notes import EpochNotes
 from penstock.epoch.protocol import Committable, Outcome, Replay
 from penstock.epoch.stops import explain_stop
 from penstock.testing.failpoints import failpoint

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from penstock.config.settings import Settings
     from penstock.runtime.events import Events
-    from penstock.runtime.query import QueryPlan
+    from penstock.runtime.plan import QueryPlan
 
 
 class Beginning:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.config import Checkpoints
     from penstock.runtime.events import Events
-    from penstock.runtime.query import QueryPlan
+    from penstock.runtime.plan import QueryPlan
 
 _BY_MODE = {Mode.EXACTLY_ONCE: Coordinator, Mode.AT_LEAST_ONCE: AtLeastOnce, Mode.AT_MOST_ONCE: AtMostOnce}
 

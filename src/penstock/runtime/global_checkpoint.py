@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from penstock.epoch.storage import Storage
     from penstock.runtime.events import Events
     from penstock.runtime.links import Link
-    from penstock.runtime.query import Progress, QueryRunner
+    from penstock.runtime.plan import Progress
+    from penstock.runtime.query import QueryRunner
 
 log = logging.getLogger("penstock")
 

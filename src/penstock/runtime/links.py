@@ -17,7 +17,7 @@ from penstock.sources.kafka import KafkaSource
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.runtime.query import QueryPlan
+    from penstock.runtime.plan import QueryPlan
 
 _HERE = {"localhost": "127.0.0.1"}
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.config import Checkpoints
-    from penstock.epoch.coordinator import EpochNotes
+    from penstock.epoch.notes import EpochNotes
     from penstock.epoch.spark_log import Barrier
     from penstock.epoch.storage import Storage
     from penstock.runtime.events import Events

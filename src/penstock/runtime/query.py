@@ -6,16 +6,17 @@ import logging
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.deadline import Deadline
-from penstock.epoch.coordinator import Body, Coordinator
+from penstock.epoch.coordinator import Coordinator
 from penstock.epoch.open import spark_log_at, storage_at
 from penstock.epoch.task import fault_in
-from penstock.errors import ConfigurationError, JobStopped, PreCommitFailed, SavepointError
+from penstock.errors import JobStopped, PreCommitFailed, SavepointError
+from penstock.runtime import spark_query
 from penstock.runtime.coordinators import coordinator_for
 from penstock.runtime.observer import Observer
+from penstock.runtime.plan import Progress, QueryPlan
 from penstock.runtime.settle import require_same_backend
 from penstock.sources.base import reader_name
 from penstock.sources.verify import verified
@@ -23,48 +24,21 @@ from penstock.state.history import FIRST
 from penstock.state.taking import Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.config import Checkpoints
     from penstock.epoch.protocol import Resume
     from penstock.epoch.spark_log import Barrier, SparkLog
     from penstock.runtime.events import Events
-    from penstock.sinks.base import TwoPhaseSink
-    from penstock.sources.base import Source
 
 log = logging.getLogger("penstock")
 
 _POLL_SECONDS = 0.1  # how soon a failed or finished query is noticed
-_DRAIN_SECONDS = (
-    10.0  # how long Spark may take to log an epoch that is committed; without the log, recovery finishes it
-)
-_JOBS_OF_AN_EPOCH = 16  # looked at after a cancel; Spark remembers a thousand
-
-
-@dataclass(frozen=True)
-class QueryPlan:
-    """What a query is, before it runs."""
-
-    uid: str
-    frame: DataFrame
-    sinks: Mapping[str, TwoPhaseSink]
-    sources: Mapping[str, Source]
-    positions: Sequence[str | None]  # the source of each position in a barrier, see `Lineage`
-    body: Body
-    output_mode: str = "append"
-    options: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a query has come: its newest complete epoch, and the newest one whose rows may be visible."""
-
-    generation: int
-    completed: int
-    decided: int
+#: How long Spark may take to log an epoch that is committed; without the log, recovery finishes it.
+_DRAIN_SECONDS = 10.0
 
 
 class QueryRunner:
@@ -155,7 +129,7 @@ class QueryRunner:
         self._cancelled = True
         self.stop()
         if self._query is not None:
-            self._give_up(self._query)
+            spark_query.give_up(self._query, self.plan.uid)
 
     @property
     def busy(self) -> bool:
@@ -239,7 +213,7 @@ class QueryRunner:
         """After a cancel: see that nothing stays open. Another run, of a generation of its own, that starts no query:
         it carries out what is decided and aborts the rest, also what an epoch that hangs, or a task that Spark has
         given up, might still open or decide. Raises where it cannot."""
-        self._wait_for_tasks(Deadline(patience))
+        spark_query.wait_for_tasks(self._spark, self._run_id, Deadline(patience))
         self._generation = self.generation
         self._stopping.set()
         self._once()
@@ -274,9 +248,9 @@ class QueryRunner:
             self._spark,
             self._checkpoints,
             self._events,
-            executed_plan=self._executed_plan,
+            executed_plan=lambda: spark_query.executed_plan(self._spark),
             on_complete=self._completed,
-            ends_at=self._all_finished if self.plan_is_bounded else None,
+            ends_at=self.plan.finished_at if self.plan.bounded else None,
             observer=observer,
             previous=self._generation,
         )
@@ -300,7 +274,9 @@ class QueryRunner:
     def _watch(self, coordinator: Coordinator) -> None:
         if self._stopping.is_set():
             return
-        query = self._query = self._start_spark(coordinator)
+        interval = self._checkpoints.interval_seconds
+        query = spark_query.start(self._job, self.plan, self.checkpoint, interval, coordinator)
+        self._query = query
         self._run_id = str(query.runId)
         while query.isActive and not self._wake.is_set() and coordinator.failure is None:
             self._wake.wait(_POLL_SECONDS)
@@ -310,7 +286,7 @@ class QueryRunner:
         if failure is None and not self._wake.is_set() and (exception := query.exception()) is not None:
             fault = fault_in(str(exception))  # a source's own error, from Spark's planner
             raise PreCommitFailed(
-                f"Spark ended query {self.plan.uid!r}: {_short(fault or exception)}",
+                f"Spark ended query {self.plan.uid!r}: {spark_query.short(fault or exception)}",
                 safe="no epoch was decided in the meantime; it goes on from its last complete epoch.",
                 to_do="see the cause above.",
             ) from (fault or exception)
@@ -320,7 +296,7 @@ class QueryRunner:
     def _drain(self, coordinator: Coordinator, query: StreamingQuery) -> None:
         """Stop between two epochs: after Spark has logged the last one, before the next has begun."""
         if self._cancelled:
-            self._give_up(query)
+            spark_query.give_up(query, self.plan.uid)
         coordinator.close_gate()
         patience = Deadline(_DRAIN_SECONDS)
         log = self._spark_log()
@@ -333,66 +309,8 @@ class QueryRunner:
         self._before_start()
         self._resume = resume
 
-    def _give_up(self, query: StreamingQuery) -> None:
-        """Have Spark cancel the query's tasks. In a thread: it returns only when the epoch's function has."""
-
-        def stop() -> None:
-            try:
-                query.stop()
-            except Exception as error:
-                log.warning("query %s: Spark did not stop it: %s", self.plan.uid, _short(error))
-
-        threading.Thread(target=stop, name=f"penstock-cancel-{self.plan.uid}", daemon=True).start()
-
-    def _wait_for_tasks(self, patience: Deadline) -> None:
-        """Spark calls a job cancelled at once; its tasks end a little later and may open something until then."""
-        tracker = self._spark.sparkContext.statusTracker()
-        while self._run_id is not None and not patience.passed():
-            newest = sorted(tracker.getJobIdsForGroup(self._run_id))[-_JOBS_OF_AN_EPOCH:]
-            jobs = [tracker.getJobInfo(number) for number in newest]
-            stages = [tracker.getStageInfo(number) for job in jobs if job is not None for number in job.stageIds]
-            if not any(stage is not None and stage.numActiveTasks for stage in stages):
-                return
-            time.sleep(_POLL_SECONDS)
-
-    @property
-    def plan_is_bounded(self) -> bool:
-        known = self.plan.sources
-        return bool(known) and all(uid is not None and known[uid].bounded for uid in self.plan.positions)
-
-    def _start_spark(self, coordinator: Coordinator) -> StreamingQuery:
-        from pyspark.errors import AnalysisException
-
-        writer = (
-            self.plan.frame.writeStream.queryName(f"{self._job}.{self.plan.uid}")
-            .outputMode(self.plan.output_mode)
-            .option("checkpointLocation", self.checkpoint)
-            .options(**dict(self.plan.options))
-            .foreachBatch(coordinator)
-        )
-        interval = self._checkpoints.interval_seconds
-        if self.plan_is_bounded and any(one.ends_with_what_is_there for one in self.plan.sources.values()):
-            writer = writer.trigger(availableNow=True)
-        elif interval > 0:
-            writer = writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds")
-        try:
-            return writer.start()
-        except AnalysisException as error:
-            raise ConfigurationError(
-                f"Spark refuses query {self.plan.uid!r}: {_short(error)}",
-                safe="nothing of it was started.",
-                to_do="change the query; for aggregations without a watermark use output_mode='update'.",
-            ) from error
-
     def _spark_log(self) -> SparkLog:
         return spark_log_at(self.checkpoint, self._spark)
-
-    def _executed_plan(self) -> Any:
-        """The plan Spark executed last, a JVM object; None where the query cannot be found."""
-        query_id = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-        jvm: Any = self._spark._jvm
-        found = self._spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(query_id))
-        return found.streamingQuery().lastExecution().executedPlan() if found is not None else None
 
     def _completed(self, epoch: int, barrier: Barrier | None) -> None:
         if barrier is None:
@@ -401,25 +319,14 @@ class QueryRunner:
             if uid is not None and offset is not None:
                 self.plan.sources[uid].publish(self._job, uid, offset)
                 self.plan.sources[uid].completed(uid, reader_name(self.plan.uid, index), offset)
-        if (self._until is not None and epoch >= self._until) or (self.plan_is_bounded and self._all_finished(barrier)):
+        if (self._until is not None and epoch >= self._until) or (self.plan.bounded and self.plan.finished_at(barrier)):
             self._wake.set()
 
     def _already_finished(self, next_epoch: int) -> bool:
         """A bounded job that was killed after its last commit has nothing left to do."""
-        if not self.plan_is_bounded or next_epoch == 0:
+        if not self.plan.bounded or next_epoch == 0:
             return False
         log = self._spark_log()
         epoch, pending = log.next_epoch()
         barrier = None if pending else log.barrier(epoch - 1)
-        return barrier is not None and self._all_finished(barrier)
-
-    def _all_finished(self, barrier: Barrier) -> bool:
-        uids, offsets = self.plan.positions, barrier.offsets
-        return len(offsets) == len(uids) and all(
-            uid is not None and offset is not None and self.plan.sources[uid].finished(offset)
-            for uid, offset in zip(uids, offsets, strict=True)
-        )
-
-
-def _short(error: BaseException) -> str:
-    return "\n".join(str(getattr(error, "desc", None) or error).strip().splitlines()[:8])
+        return barrier is not None and self.plan.finished_at(barrier)

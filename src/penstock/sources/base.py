@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.runtime.query import QueryPlan
+    from penstock.runtime.plan import QueryPlan
     from penstock.sinks.base import CheckContext, Finding
     from penstock.sources.verify import EpochRead
 

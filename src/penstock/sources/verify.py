@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.epoch.outputs import EpochOutputs
     from penstock.epoch.spark_log import SparkLog
     from penstock.epoch.storage import Storage
-    from penstock.runtime.query import QueryPlan
+    from penstock.runtime.plan import QueryPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from penstock.config.recovery import Recovery
     from penstock.runtime.events import Events
-    from penstock.runtime.query import QueryPlan
+    from penstock.runtime.plan import QueryPlan
     from penstock.state.folder import Folder
 
 log = logging.getLogger("penstock")

@@ -34,7 +34,7 @@ from penstock.testing.failpoints import failpoint
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.runtime.query import QueryPlan
+    from penstock.runtime.plan import QueryPlan
 
 log = logging.getLogger("penstock")
 
