@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from penstock.errors import AccessDenied, ConfigurationError, StorageFull
+from penstock.errors import ConfigurationError
 from penstock.sinks.base import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
 from penstock.sinks.files.encode import COMPRESSIONS, check_options, encoder, shape
+from penstock.sinks.files.room import check_folder
 from penstock.sinks.files.storage import full_disk_named, is_local, normalise, open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["FileSink"]
-
-#: Below this a check warns: an epoch of a busy job writes more.
-_LITTLE_SPACE = 1 << 30
 
 
 class FileSink(TwoPhaseSink):
@@ -68,27 +64,7 @@ class FileSink(TwoPhaseSink):
         if not is_local(self.path):
             open_storage(self.path).names("")
             return ()
-        folder = Path(self.path)
-        nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-        if not nearest.is_dir():
-            raise ConfigurationError(
-                f"{nearest} is a file, so {folder} cannot be a folder of files.",
-                safe="nothing was started.",
-                to_do="give FileSink the path of a folder.",
-            )
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise AccessDenied(
-                f"This user may not write in {nearest}.",
-                safe="nothing was started.",
-                to_do="grant the right to write, or choose another folder.",
-            )
-        space = os.statvfs(nearest)
-        free = space.f_bavail * space.f_frsize
-        if free == 0:
-            raise StorageFull(f"No space is left in {nearest}.", safe="nothing was started.", to_do="free some space.")
-        if free < _LITTLE_SPACE:
-            return (Finding(uid, f"only {free >> 20} MiB are free in {nearest}"),)
-        return ()
+        return check_folder(self.path, uid, what="a folder of files")
 
     def redirected(self, suffix: str) -> FileSink:
         path = f"{self.path.rstrip('/')}{suffix}"

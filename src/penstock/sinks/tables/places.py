@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from penstock.errors import AccessDenied, ConfigurationError, StorageFull
 from penstock.sinks.base import Finding
+from penstock.sinks.files import room
 from penstock.sinks.files.hdfs import ArrowStorage
 from penstock.sinks.files.storage import Storage, is_local
-
-#: Below this a check warns: an epoch of a busy job writes more.
-_LITTLE_SPACE = 1 << 30
 
 #: What pyarrow calls what the environment, and `deltalake`, call so.
 _S3 = {
@@ -52,22 +48,4 @@ def check_folder(path: str, uid: str) -> Sequence[Finding]:
     """Raises for a folder that cannot be written; of other storage only the first write tells."""
     if not is_local(path):
         return ()
-    folder = Path(path)
-    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not nearest.is_dir():
-        raise ConfigurationError(
-            f"{nearest} is a file, so {folder} cannot be a table.",
-            safe="nothing was started.",
-            to_do="give the path of a folder.",
-        )
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise AccessDenied(
-            f"This user may not write in {nearest}.",
-            safe="nothing was started.",
-            to_do="grant the right to write, or choose another folder.",
-        )
-    space = os.statvfs(nearest)
-    free = space.f_bavail * space.f_frsize
-    if free == 0:
-        raise StorageFull(f"No space is left in {nearest}.", safe="nothing was started.", to_do="free some space.")
-    return (Finding(uid, f"only {free >> 20} MiB are free in {nearest}"),) if free < _LITTLE_SPACE else ()
+    return room.check_folder(path, uid, what="a table")
