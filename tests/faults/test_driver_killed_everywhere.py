@@ -1,4 +1,5 @@
-"""A driver dies by SIGKILL at every point there is, one after the other, and its successor goes on each time."""
+"""A driver with unaligned checkpoints dies by SIGKILL at every point of the in-flight log, one after the other, and its
+successor goes on each time. All other points: `test_several_sinks.py`."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 from penstock.testing.failpoints import POINTS
 from tests.support.case import Case
-from tests.support.points import DRIVER, LOGGED
+from tests.support.points import LOGGED
 from tests.support.processes import JobProcess
 from tests.support.waiting import until
 
-#: Where an epoch that goes through the in-flight log differs; all else is walked through without it.
+#: Where an epoch that goes through the in-flight log differs.
 UNALIGNED = [
     *(name for name in LOGGED if POINTS[name] == "driver"),
     "epoch.decided",
@@ -21,17 +22,9 @@ UNALIGNED = [
 ]
 
 
-def test_driver_killed_at_every_point(case: Callable[..., Case]) -> None:
-    """One chain for a job with a stateless and a stateful query: each run dies at the first point that it passes and
-    that no run before it has died at, until one gets through.
-
-    `recover.committed` and `recover.finished` follow from the deaths between decision and log; `commit.first` from
-    every epoch having two writers; `epoch.aborted` needs an attempt that fails, so one task raises."""
-    chain(case(count=True), DRIVER, "task.written")
-
-
 def test_driver_killed_at_every_point_with_the_in_flight_log(case: Callable[..., Case]) -> None:
-    """The same with unaligned checkpoints, where each epoch is delivered by the drainer."""
+    """Each run dies at the first point that it passes and that no run before it has died at, until one gets through.
+    Each epoch is delivered by the drainer."""
     world = case(checkpoints={"unaligned": True})
     chain(world, UNALIGNED, "task.logged")
     assert not list(world.folder.glob("checkpoints/*/*/inflight/*/*/logs/*")), "delivered, but not removed"

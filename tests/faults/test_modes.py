@@ -47,7 +47,7 @@ def kill_and_go_on(world: Case, point: str) -> Verdict:
 
 
 def test_exactly_once_neither_loses_nor_doubles(case: Callable[..., Case]) -> None:
-    """At the very kill at which at-least-once doubles; all others: `test_driver_killed_everywhere.py`."""
+    """At the very kill at which at-least-once doubles; all others: `test_several_sinks.py`."""
     assert kill_and_go_on(case(), "epoch.committed") == Verdict(lost=0, doubled=0)
 
 

@@ -563,13 +563,13 @@ def test_a_value_too_large_for_the_topic(make: Make, kafka: Kafka) -> None:
     assert result == NUMBERS - Counter(["250"])
 
 
-def test_hundreds_of_partitions(session: SparkSession, storage: str, tmp_path: Path) -> None:
+def test_many_partitions(session: SparkSession, storage: str, tmp_path: Path) -> None:
     """Most of them empty for the sink: they cost a task each, and nothing in the target."""
     job = Job("wide", checkpoints=Checkpoints(storage=storage), spark=session)
-    source = DataGenSource(300, partitions=300, columns={"value": "cast(id AS string)"})
-    some = job.read(source, uid="in").where("cast(value AS int) % 100 = 0")
+    source = DataGenSource(120, partitions=120, columns={"value": "cast(id AS string)"})
+    some = job.read(source, uid="in").where("cast(value AS int) % 40 = 0")
     job.write(some, FileSink(str(tmp_path / "out"), format="json"), uid="out")
     run_all(job)
-    assert lines_in(tmp_path / "out") == Counter(str(number) for number in range(0, 300, 100))
+    assert lines_in(tmp_path / "out") == Counter(str(number) for number in range(0, 120, 40))
     [manifest] = Checkpoint(storage, "wide", "out").manifests.values()
-    assert len(manifest["committables"]) == 300
+    assert len(manifest["committables"]) == 120

@@ -73,7 +73,7 @@ def recovered(events: list[Event]) -> list[str]:
     return [event["action"] for event in events if event["event"] == "recovered"]
 
 
-@pytest.mark.parametrize("point", ["epoch.sealed", "epoch.decided", "commit.first"])
+@pytest.mark.parametrize("point", ["epoch.sealed", "commit.first"])
 def test_both_or_none_through_a_crash(two: Two, crash_at: CrashAt, point: str) -> None:
     def split(batch: DataFrame, epoch: Epoch) -> None:
         epoch.write(values(batch.where("even")), two.alerts)

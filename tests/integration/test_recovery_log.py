@@ -171,7 +171,7 @@ def assert_tracked(twin: Twin) -> None:
     assert {epoch: decided[epoch] for epoch in written} == written
 
 
-@pytest.mark.parametrize("point", ["epoch.decided", "commit.first", "epoch.committed"])
+@pytest.mark.parametrize("point", ["commit.first", "epoch.committed"])
 def test_stateless_into_kafka(
     session: SparkSession, kafka: Kafka, tmp_path: Path, crash_at: CrashAt, point: str
 ) -> None:

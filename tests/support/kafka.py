@@ -41,9 +41,12 @@ class Input:
         self.topic, self.rows = topic, list[Row]()
         self._servers, self._keys, self._count = servers, keys, Counter[str]()
 
-    def feed(self, rows: int = 100) -> None:
-        """Add `rows` rows, spread over all keys, and return when the broker has them."""
+    def feed(self, rows: int = 100, *, again: int = 0) -> None:
+        """Add `rows` rows, spread over all keys, behind the last `again` rows once more; return when the broker has
+        them."""
         producer = ck.Producer({"bootstrap.servers": self._servers, "enable.idempotence": True, "linger.ms": 1})
+        for row in self.rows[-again:] if again else ():
+            producer.produce(self.topic, key=row.key, value=row.value)
         for _ in range(rows):
             key = f"k{len(self.rows) % self._keys}"
             self._count[key] += 1

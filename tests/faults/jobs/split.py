@@ -1,5 +1,5 @@
-"""The job with three outputs that fault tests kill: each row of an epoch, with the epoch's number, into a Kafka topic,
-a PostgreSQL table and a folder of Parquet files, under one decision.
+"""The job with three outputs that fault tests kill: each row, the first time that it comes, with the epoch's number
+into a Kafka topic, a PostgreSQL table and a folder of Parquet files, under one decision. It remembers what it has seen.
 
 python split.py CONFIG.json
 """
@@ -52,7 +52,8 @@ def build(config: Split) -> Job:
         },
     )
     read = job.read(KafkaSource(config.source, servers=config.servers), uid="rows")
-    rows = read.select("key", f.get_json_object(f.col("value").cast("string"), "$.id").cast("bigint").alias("id"))
+    number = f.get_json_object(f.col("value").cast("string"), "$.id").cast("bigint")
+    rows = read.select("key", number.alias("id")).dropDuplicates(["id"])
     topic = KafkaSink(config.topic, servers=config.servers)
     table = PostgresSink(config.dsn, table=config.table, mode="two_phase")
     files = FileSink(config.folder)
