@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from penstock.errors import ConfigurationError, SchemaMismatch
+from penstock.sinks.files.dictionaries import repeating
 from penstock.sinks.files.statistics import never_nan
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class ParquetEncoder(Encoder):
                 coerce_timestamps="us",  # what Spark has, and what it reads back without loss
                 store_schema=False,  # Arrow's own schema would carry this session's time zone into every reader
                 write_statistics=never_nan(self._batches[0].schema),
+                use_dictionary=repeating(self._batches[0]),
             )
         self._writer.write_table(pa.Table.from_batches(self._batches), row_group_size=ROW_GROUP_ROWS)
         self._batches, self._bytes, self._rows = [], 0, 0

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from penstock.sinks.files.dictionaries import repeating
 from penstock.sinks.files.encode import ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from penstock.sinks.files.statistics import leaves
 from penstock.sinks.tables.target import Written
@@ -67,6 +68,7 @@ class DataFile:
                 store_schema=False,  # Arrow's own schema would carry this session's time zone into every reader
                 store_decimal_as_integer=True,  # as the Iceberg specification wants it, and Spark writes it
                 write_statistics=[path for path in paths if path not in self._with_nan],
+                use_dictionary=repeating(self._batches[0]) if self._batches else False,
             )
         if self._batches:
             self._writer.write_table(pa.Table.from_batches(self._batches), row_group_size=ROW_GROUP_ROWS)
