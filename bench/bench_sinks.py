@@ -93,7 +93,7 @@ def run(target: str, given: dict[str, Any]) -> dict[str, Any]:
         check=False,
     )
     if done.returncode != 0:
-        raise SystemExit(f"{target} failed:\n{done.stdout[-1000:]}{done.stderr[-4000:]}")
+        raise SystemExit(f"{target} failed with {done.returncode}:\n{done.stdout[-1000:]}{done.stderr[-4000:]}")
     told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return told
 
