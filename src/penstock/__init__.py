@@ -3,12 +3,10 @@
 A name is imported when it is first used: every Python worker of a job imports this package, and needs little of it.
 """
 
-from __future__ import annotations
+import importlib
+import typing
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from penstock.config import Checkpoints, Mode, Retention, StateBackend
     from penstock.dropin import exactly_once
     from penstock.epoch.function import Epoch
@@ -100,10 +98,10 @@ _WHERE = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_WHERE[name]), name)
+    found = globals()[name] = getattr(importlib.import_module(_WHERE[name]), name)
     return found
 
 
