@@ -49,23 +49,14 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield home
 
 
-@pytest.fixture(scope="session", autouse=True)
-def registry_of_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Jobs that tests run do not stand among the user's own. Processes inherit it."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("registry")
-        patch.setenv("PENSTOCK_HOME", str(folder))
-        yield folder
-
-
 @pytest.fixture(scope="session")
-def quick_jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Java's options for JVMs that start in half the time; while this lasts, every Spark driver started has them."""
+def quick_jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """While this lasts, every Spark driver that is started starts in half the time."""
     own = tmp_path_factory.getbasetemp()
     options = quick_jvm_options(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(QUICK_JVM, options)
-        yield options
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from penstock.errors import (
     TableMissing,
 )
 from penstock.sinks.base import CheckContext, Committable, Outcome
-from penstock.sinks.mysql import MySqlSink, loading
+from penstock.sinks.mysql import MySqlSink
 from penstock.sinks.mysql.session import Login, Session
 from penstock.testing.sink_harness import SinkSteps
 
@@ -88,7 +88,7 @@ modes = pytest.mark.parametrize("mode", ["two_phase", "staged"])
 def way(request: pytest.FixtureRequest, target: Target, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """How rows travel: as to MariaDB, as to MySQL, and as to one that does not allow LOAD DATA LOCAL."""
     if request.param != "bulk":
-        monkeypatch.setattr(loading, "takes_bulk", lambda session: False)
+        monkeypatch.setattr(Session, "takes_bulk", False)
     if request.param == "insert":
         target.ask("SET GLOBAL local_infile = 0")
     yield request.param
@@ -152,7 +152,7 @@ def test_every_type_comes_back_as_it_was(target: Target, mode: Any, way: str) ->
 
 def test_this_server_takes_rows_in_bulk(server: MariaDb) -> None:
     session = Session(Login(**server.login, database="test"))
-    assert loading.takes_bulk(session)
+    assert session.takes_bulk
     session.close()
 
 

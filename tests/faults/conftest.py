@@ -16,20 +16,17 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quickly(quick_jvm: str) -> None:
+def quickly(quick_jvm: None) -> None:
     """Whatever is started here starts quickly."""
 
 
 @pytest.fixture
-def case(broker: Broker, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Case]]:
+def case(broker: Broker, tmp_path: Path) -> Iterator[Callable[..., Case]]:
     """Makes cases on the shared broker: `case()`, `case(count=True, transaction_timeout="5s")`."""
     made: list[Case] = []
 
-    def jvm() -> str:
-        return str(request.getfixturevalue("quick_jvm"))
-
     def make(**config: Any) -> Case:
-        made.append(Case(broker.servers, tmp_path / f"case-{len(made)}", quick=jvm, **config))
+        made.append(Case(broker.servers, tmp_path / f"case-{len(made)}", **config))
         return made[-1]
 
     yield make

@@ -25,11 +25,10 @@ SCRIPT = Path(chain.__file__)
 
 
 @pytest.fixture
-def config(broker: Broker, topic: Callable[..., str], tmp_path: Path, quick_jvm: str) -> Chain:
+def config(broker: Broker, topic: Callable[..., str], tmp_path: Path) -> Chain:
     conf = {
         "spark.master": "local[2]",
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": quick_jvm,
         "spark.sql.shuffle.partitions": "2",
     }
     topics = [topic(2) for _ in range(3)]

@@ -42,7 +42,7 @@ Rows = Counter[tuple[int, int]]
 class World:
     """A topic to read, the three outputs, and one reader that looks at all of them."""
 
-    def __init__(self, broker: Broker, postgres: Postgres, folder: Path, jvm: str) -> None:
+    def __init__(self, broker: Broker, postgres: Postgres, folder: Path) -> None:
         self.folder, self.once, self.release = folder, folder / "once", folder / "release"
         self.once.mkdir(parents=True)
         self.source = Input(broker.servers, create_topic(broker.servers, 2, prefix="in"))
@@ -55,7 +55,6 @@ class World:
             dsn=postgres.dsn,
             table=f"split_{uuid4().hex[:8]}",
             folder=str(folder / "files"),
-            jvm=jvm,
         )
         self._open = ExitStack()
         self._topic = self._open.enter_context(Tail(broker.servers, self.config.topic))
@@ -134,8 +133,8 @@ class World:
 
 
 @pytest.fixture
-def world(broker: Broker, postgres: Postgres, tmp_path: Path, quick_jvm: str) -> Iterator[World]:
-    made = World(broker, postgres, tmp_path / "world", quick_jvm)
+def world(broker: Broker, postgres: Postgres, tmp_path: Path) -> Iterator[World]:
+    made = World(broker, postgres, tmp_path / "world")
     yield made
     made.close()
 

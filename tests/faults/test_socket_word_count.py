@@ -90,13 +90,12 @@ def true_counts(lines: list[bytes]) -> Counter[str]:
     return Counter(word for line in lines for word in re.split(r"\W+", line.decode().lower()) if word)
 
 
-def test_the_word_count_survives_kill_9_with_the_right_counts(tmp_path: Path, quick_jvm: str) -> None:
+def test_the_word_count_survives_kill_9_with_the_right_counts(tmp_path: Path) -> None:
     checkpoints, counts, journal = tmp_path / "state", tmp_path / "counts", tmp_path / "state" / "words-journal"
     options = {
         "spark.master": "local[2]",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": quick_jvm,
     }
 
     def start() -> JobProcess:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,12 +203,12 @@ def test_what_a_driver_leaves_behind_is_killed(tmp_path: Path) -> None:
     assert members(leader.pid) == []
 
 
-def test_a_real_job(case: Callable[..., Case], quick_jvm: str) -> None:
+def test_a_real_job(case: Callable[..., Case]) -> None:
     """Its driver is killed in the middle of an epoch, then its JVM is; each time a new driver goes on, the old one's
     processes are gone, and in the end everything is there exactly once. SIGTERM then ends it cleanly."""
     world = case(rows_per_epoch=100)
     world.source.feed(300)
-    config = replace(world.config, jvm=quick_jvm).write(world.folder / "config.json")
+    config = world.config.write(world.folder / "config.json")
     once = {failpoints.VARIABLE: "commit.first=crash", failpoints.ONCE: str(world.once)}
     with Supervised(world.folder, [*OFTEN, str(SCRIPT), str(config)], once) as run:
         world.wait_acted("commit.first", run)

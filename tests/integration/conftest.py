@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quickly(quick_jvm: str) -> None:
+def quickly(quick_jvm: None) -> None:
     """Whatever is started here starts quickly."""
 
 

@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -37,8 +36,7 @@ SCRIPT = Path(pipeline.__file__)
 
 
 class Case:
-    """Input and outputs have two partitions, so that every epoch has two writers. `quick` is asked for Java's
-    options when the first process is started."""
+    """Input and outputs have two partitions, so that every epoch has two writers."""
 
     def __init__(
         self,
@@ -47,10 +45,9 @@ class Case:
         *,
         count: bool = False,
         sink_servers: str | None = None,
-        quick: Callable[[], str] | None = None,
         **config: Any,
     ) -> None:
-        self.servers, self.folder, self._quick = servers, folder, quick
+        self.servers, self.folder = servers, folder
         self.sink_servers = sink_servers or servers
         self.once, self.release = folder / "once", folder / "release"
         self.once.mkdir(parents=True)
@@ -76,8 +73,7 @@ class Case:
     def start(self, points: str | Mapping[str, str] = "", **environment: str) -> JobProcess:
         """A run as a process of its own. Each failpoint acts once over all runs; `marker` tells when it has."""
         text = points if isinstance(points, str) else ";".join(f"{name}={act}" for name, act in points.items())
-        config = replace(self.config, jvm=self._quick()) if self._quick is not None else self.config
-        arguments = [str(config.write(self.folder / "config.json"))]
+        arguments = [str(self.config.write(self.folder / "config.json"))]
         given = {
             failpoints.VARIABLE: text,
             failpoints.ONCE: str(self.once),

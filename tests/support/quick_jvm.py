@@ -26,8 +26,8 @@ job.run()
 
 
 def options(folder: Path) -> str:
-    """Java's options, with an archive that is made once in `folder`, whoever asks first. Where that fails, the JVM
-    starts as always."""
+    """Java's options, with an archive that is made once in `folder`, whoever asks first. An archive that does not fit
+    is left aside by the JVM."""
     archive = folder / "classes.jsa"
     with (folder / "classes.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -17,9 +17,6 @@ from penstock import Checkpoints, Job, KafkaSink, KafkaSource, RestartStrategy
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: A JVM that starts quickly; none of these jobs lives long enough to gain from the better compiler.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
-
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -40,7 +37,6 @@ class Pipeline:
     restarts: int = 20
     checkpoints: Mapping[str, Any] = field(default_factory=dict)
     sink_servers: str | None = None
-    jvm: str = QUICK_JVM
     partitions: int | None = 2  # None: as the options say
 
     def write(self, path: Path) -> Path:
@@ -69,7 +65,6 @@ def build(config: Pipeline, spark: SparkSession | None = None) -> Job:
         conf={
             "spark.master": config.master,
             "spark.driver.memory": "512m",
-            "spark.driver.extraJavaOptions": config.jvm,
             "spark.sql.streaming.minBatchesToRetain": "100",  # tests look back at every epoch
             **({"spark.sql.shuffle.partitions": str(config.partitions)} if config.partitions else {}),
         },

@@ -30,7 +30,6 @@ class Split:
     dsn: str
     table: str
     folder: str
-    jvm: str
 
     def write(self, path: Path) -> Path:
         path.write_text(json.dumps(asdict(self)))
@@ -47,7 +46,6 @@ def build(config: Split) -> Job:
         conf={
             "spark.master": "local[2]",
             "spark.driver.memory": "512m",
-            "spark.driver.extraJavaOptions": config.jvm,
             "spark.sql.shuffle.partitions": "2",
         },
     )

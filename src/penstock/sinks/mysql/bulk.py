@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.sinks.mysql.encode import plain, text_of
+from penstock.sinks.mysql.encode import plain
 from penstock.sinks.mysql.kinds import of_arrow
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _column(column: pa.Array, name: str) -> _Column:
             return _Fixed(_DATETIME, _datetimes(numbers), there)
     if kind == "binary":
         return _Bytes(_BLOB, column.cast(pa.large_binary()), there)
-    return _Bytes(_STRING, text_of(column).cast(pa.large_string()), there)
+    return _Bytes(_STRING, column.cast(pa.string()).cast(pa.large_string()), there)
 
 
 def _datetimes(moments: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -113,7 +113,7 @@ def _text(column: pa.Array, name: str) -> tuple[pa.Array, str]:
     import pyarrow as pa
 
     kind, column = of_arrow(name, column.type), plain(column, name)
-    return (_hexadecimal(column.cast(pa.binary())) if kind == "binary" else text_of(column)), kind
+    return (_hexadecimal(column.cast(pa.binary())) if kind == "binary" else column.cast(pa.string())), kind
 
 
 def plain(column: pa.Array, name: str) -> pa.Array:
@@ -139,13 +139,6 @@ def plain(column: pa.Array, name: str) -> pa.Array:
         case "time":
             column = column.cast(pa.time64("us"), safe=False)
     return column
-
-
-def text_of(column: pa.Array) -> pa.Array:
-    """What `plain` gave, as strings."""
-    import pyarrow as pa
-
-    return column.cast(pa.string())
 
 
 def _refuse_not_finite(column: pa.Array, name: str) -> None:

@@ -18,10 +18,6 @@ _ROOM = 64 << 10  # left free in a packet for what is not rows
 _BULK_CHUNK = 4 << 20  # bytes of Arrow in one packet of bulk execution, which is a little smaller
 
 
-def takes_bulk(session: Session) -> bool:
-    return session.takes_bulk
-
-
 class Loader:
     """Collects small batches and sends them in statements of some megabytes. What the server does not take exactly as
     it was given is an error, and the caller rolls back."""
@@ -30,10 +26,14 @@ class Loader:
         self._session, self._statement, self._table = session, statement, table
         allowed, packet = session.query("SELECT @@GLOBAL.local_infile, @@SESSION.max_allowed_packet")[0]
         self._load = bool(int(allowed))
-        self._bulk = session.prepare(statement.prepared()) if takes_bulk(session) else None
-        # Text may take three times the bytes of Arrow; a statement that does not fit all the same is cut below.
-        most = _BULK_CHUNK if self._bulk is not None else CHUNK
-        self._most = most if self._load and self._bulk is None else max(1 << 16, min(most, int(packet) // 4))
+        self._bulk = session.prepare(statement.prepared()) if session.takes_bulk else None
+        # Text may take three times the bytes of Arrow; a statement that does not fit all the same is cut below. Only
+        # lines are not bound to packets.
+        fitting = max(1 << 16, int(packet) // 4)
+        if self._bulk is not None:
+            self._most = min(_BULK_CHUNK, fitting)
+        else:
+            self._most = CHUNK if self._load else min(CHUNK, fitting)
         self._packet = int(packet) - _ROOM
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0
@@ -53,15 +53,14 @@ class Loader:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         if not waiting:
             return
-        if self._bulk is not None:
-            for whole in pa.Table.from_batches(waiting).combine_chunks().to_batches():
-                self._in_bulk(self._bulk, whole)
-            return
-        if self._load:
+        if self._bulk is None and self._load:
             self._in_lines(waiting)
             return
         for whole in pa.Table.from_batches(waiting).combine_chunks().to_batches():
-            self._insert(whole)
+            if self._bulk is not None:
+                self._in_bulk(self._bulk, whole)
+            else:
+                self._insert(whole)
 
     def _in_lines(self, batches: Sequence[pa.RecordBatch]) -> None:
         loaded = self._session.load(self._statement.load(), (lines(batch) for batch in batches))
@@ -71,11 +70,10 @@ class Loader:
         ready = packed(batch)
         if len(ready.rows) > self._packet:
             if batch.num_rows > 1:
-                half = batch.num_rows // 2
-                self._in_bulk(number, batch.slice(0, half))
-                self._in_bulk(number, batch.slice(half))
+                for half in _halves(batch):
+                    self._in_bulk(number, half)
                 return
-            if self._load:  # lines are not bound to packets
+            if self._load:
                 self._in_lines([batch])
                 return
         loaded = self._session.bulk(number, ready.types, ready.rows)
@@ -84,9 +82,8 @@ class Loader:
     def _insert(self, batch: pa.RecordBatch) -> None:
         text = tuples(batch)
         if len(text) > self._packet and batch.num_rows > 1:
-            half = batch.num_rows // 2
-            self._insert(batch.slice(0, half))
-            self._insert(batch.slice(half))
+            for half in _halves(batch):
+                self._insert(half)
             return
         loaded = self._session.run(self._statement.insert() + bytes(text[:-1]))
         self._settle(batch.num_rows, loaded.rows, loaded.warnings)
@@ -97,3 +94,8 @@ class Loader:
                 self._session.warnings(), sent, taken, where=self._session.login.where, table=self._table
             )
         self.rows += sent
+
+
+def _halves(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    half = batch.num_rows // 2
+    return batch.slice(0, half), batch.slice(half)

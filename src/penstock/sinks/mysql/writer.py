@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +76,9 @@ class MySqlWriter(Writer):
         if session is not None:
             session.close()
 
+    @abstractmethod
     def _undo(self, session: Session) -> None:
-        raise NotImplementedError
+        """Give up what was begun, or prepared."""
 
     def _begin(self, schema: pa.Schema) -> Loader:
         # A whole wait for locks fits into it, twice.
@@ -88,12 +90,13 @@ class MySqlWriter(Writer):
         into = self._open(session, table, columns)
         return Loader(session, Statement(into, columns, kinds), self._names.table)
 
+    @abstractmethod
     def _open(self, session: Session, table: Table, columns: tuple[str, ...]) -> str:
         """Begin; the table that rows are loaded into, quoted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _prepare(self, session: Session) -> Mapping[str, Any]:
-        raise NotImplementedError
+        """Leave everything durable and invisible; what a commit needs to know."""
 
     def _named(self, doing: str) -> contextlib.AbstractContextManager[None]:
         return faults.named(self._login.where, self._names.table, doing)
