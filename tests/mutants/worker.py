@@ -38,6 +38,7 @@ _IDLE_CALLS = (
     m.Call(m.Attribute(m.Name("log")))
     | m.Call(m.Name("failpoint"))
     | m.Call(args=[m.ZeroOrMore(), m.Arg(keyword=m.Name("safe")), m.ZeroOrMore()])
+    | m.Call(m.Attribute(m.Call(m.Name("super")), m.Name("__init__")), args=[m.Arg(m.FormattedString())])
 )
 _DRILL = m.If(test=m.Call(m.Name("active")) | m.BooleanOperation(left=m.Call(m.Name("active"))))
 
