@@ -13,6 +13,7 @@ process a mutant which runs those and stops at the first that fails. What is add
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -120,7 +121,12 @@ def _unwrapped(function: Any) -> Any:
 # The run
 
 
-def quick_first(runner: PytestRunner, tests: Iterable[str]) -> list[str]:
+def arguments(runner: PytestRunner, tests: Iterable[str]) -> list[str]:
+    """For pytest, in the process that runs it: the quick tests first, and a folder for temporary files of its own.
+    Processes that tidy up one folder side by side stumble over each other, and that must not pass for a catch."""
+    own = Path.cwd() / "tmp" / str(os.getpid())
+    own.mkdir(parents=True, exist_ok=True)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(own)
     known = state().duration_by_test
     chosen = sorted(tests, key=lambda test: (known.get(test, 0.0), test))
     return ["-x", "-q", *(chosen or runner._pytest_add_cli_args_test_selection)]
@@ -149,7 +155,7 @@ def main() -> None:
     started = time.monotonic()
     extend()
     pytest.Item._nodeid = property(lambda item: item.nodeid)  # type: ignore[attr-defined]
-    PytestRunner._pytest_args_regular_run = quick_first
+    PytestRunner._pytest_args_regular_run = arguments
     mutmut._run((), _PROCESSES)
     found = list(results(module))
     Path("result.json").write_text(json.dumps({"seconds": time.monotonic() - started, "mutants": found}))
