@@ -41,7 +41,11 @@ _IDLE_CALLS = (
     | m.Call(args=[m.ZeroOrMore(), m.Arg(keyword=m.Name("safe")), m.ZeroOrMore()])
     | m.Call(m.Attribute(m.Call(m.Name("super")), m.Name("__init__")), args=[m.Arg(m.FormattedString())])
 )
-_DRILL = m.If(test=m.Call(m.Name("active")) | m.BooleanOperation(left=m.Call(m.Name("active"))))
+_IDLE_IFS = (
+    m.If(test=m.Call(m.Name("active")) | m.BooleanOperation(left=m.Call(m.Name("active"))))
+    | m.If(test=m.BooleanOperation(left=m.BooleanOperation(right=m.Call(m.Name("active")))))
+    | m.If(body=m.IndentedBlock([m.AtLeastN(m.SimpleStatementLine([m.Expr(_IDLE_CALLS)]), n=1)]), orelse=None)
+)
 
 
 # More mutants
@@ -97,7 +101,7 @@ def extend() -> None:
     skip, arrange = file_mutation.MutationVisitor._skip_node_and_children, file_mutation.function_trampoline_arrangement
 
     def skip_idle(visitor: Any, node: cst.CSTNode) -> bool:
-        if m.matches(node, _IDLE_CALLS | _DRILL | m.Assert()):
+        if m.matches(node, _IDLE_CALLS | _IDLE_IFS | m.Assert()):
             return True
         if isinstance(node, cst.FunctionDef) and _unwrapped(node) is not node:
             return False
