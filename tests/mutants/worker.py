@@ -5,7 +5,8 @@ process a mutant which runs those and stops at the first that fails. What is add
 
 * **More mutants.** A statement is left out, a condition is turned round, `==` and `!=` hold in one direction only,
   properties and context managers are mutated too. In a protocol the steps matter more than the numbers.
-* **Fewer idle ones.** Words of errors and logs, failpoints and asserts are no behaviour; of a string one mutant is enough.
+* **Fewer idle ones.** Words of errors and logs, failpoints and asserts are no behaviour; of a string one mutant is
+  enough; None in the place of False is none.
 * **The quick tests first**, since one that fails ends it.
 * **An item's `_nodeid`**, which mutmut reads and newer versions of pytest do not have any more.
 """
@@ -41,6 +42,7 @@ _IDLE_CALLS = (
     | m.Call(args=[m.ZeroOrMore(), m.Arg(keyword=m.Name("safe")), m.ZeroOrMore()])
     | m.Call(m.Attribute(m.Call(m.Name("super")), m.Name("__init__")), args=[m.Arg(m.FormattedString())])
 )
+_FALSE = m.Name("False") | m.Name("None")
 _IDLE_IFS = (
     m.If(test=m.Call(m.Name("active")) | m.BooleanOperation(left=m.Call(m.Name("active"))))
     | m.If(test=m.BooleanOperation(left=m.BooleanOperation(right=m.Call(m.Name("active")))))
@@ -84,10 +86,31 @@ def another_text(node: cst.BaseString) -> Iterable[cst.BaseString]:
     yield from list(mutators.operator_string(node))[:1]
 
 
+def without_idle(operator: Any) -> Any:
+    """mutmut's operator, less what puts one false value in the place of another."""
+
+    def yielding(node: cst.CSTNode) -> Iterable[cst.CSTNode]:
+        if isinstance(node, cst.Assign | cst.AnnAssign) and node.value and m.matches(node.value, _FALSE):
+            return
+        for mutated in operator(node):
+            if isinstance(node, cst.Call) and isinstance(mutated, cst.Call) and len(node.args) == len(mutated.args):
+                pairs = zip(node.args, mutated.args, strict=True)
+                if any(one is not other and m.matches(one.value, _FALSE) for one, other in pairs):
+                    continue
+            yield mutated
+
+    return yielding
+
+
 def extend() -> None:
     """mutmut's list of operators is read where it stands, so it is changed there."""
     operators: list[Any] = mutators.mutation_operators
-    operators[:] = [(kind, another_text if op is mutators.operator_string else op) for kind, op in operators]
+    ours = {
+        mutators.operator_string: another_text,
+        mutators.operator_assignment: without_idle(mutators.operator_assignment),
+        mutators.operator_arg_removal: without_idle(mutators.operator_arg_removal),
+    }
+    operators[:] = [(kind, ours.get(operator, operator)) for kind, operator in operators]
     operators += [
         (cst.Expr, leave_out),
         (cst.Raise, leave_out),
