@@ -31,7 +31,9 @@ class Explained:
     like: str = ""
 
     def covers(self, mutant: Mutant) -> bool:
-        if not (fnmatch.fnmatchcase(mutant.module, self.module) and fnmatch.fnmatchcase(mutant.function, self.function)):
+        if not (
+            fnmatch.fnmatchcase(mutant.module, self.module) and fnmatch.fnmatchcase(mutant.function, self.function)
+        ):
             return False
         if self.like:
             return re.search(self.like, f"{mutant.removed} → {mutant.added}") is not None

@@ -27,7 +27,9 @@ def committer(files: MemoryFiles, generation: int = 3) -> FileCommitter:
     return FileCommitter(files, SinkScope("job", "out", generation))
 
 
-def prepare(files: MemoryFiles, writer: int, *, epoch: int = 7, generation: int = 3, content: bytes = b"rows") -> Committable:
+def prepare(
+    files: MemoryFiles, writer: int, *, epoch: int = 7, generation: int = 3, content: bytes = b"rows"
+) -> Committable:
     scope = WriterScope(SinkScope("job", "out", generation), epoch, 1, writer, 0, {})
     staged, final = names_of(scope, ".parquet")
     files.files[staged] = content

@@ -62,7 +62,9 @@ def test_a_run_on_another_history_says_nothing(before: str) -> None:
     check_sources(run_before(history=before), SparkLog(checkpoint()), "copy", ("others",))
     check_sources(run_before(), SparkLog(checkpoint(f"memory:job/copy/{before}")), "copy", ("others",))
     with pytest.raises(UidChanged):
-        check_sources(run_before(history=before), SparkLog(checkpoint(f"memory:job/copy/{before}")), "copy", ("others",))
+        check_sources(
+            run_before(history=before), SparkLog(checkpoint(f"memory:job/copy/{before}")), "copy", ("others",)
+        )
 
 
 def decided(*barriers: str | None, query: str = "q", epoch: int = 5) -> Ledger:
@@ -76,7 +78,9 @@ DIGEST = hashlib.sha256(BARRIER).hexdigest()
 OTHERS = "0" * 64, "f" * 64
 
 
-@pytest.mark.parametrize("barriers", [(DIGEST,), (None,), (OTHERS[0], DIGEST), (DIGEST, OTHERS[1]), (OTHERS[0], None), ()])
+@pytest.mark.parametrize(
+    "barriers", [(DIGEST,), (None,), (OTHERS[0], DIGEST), (DIGEST, OTHERS[1]), (OTHERS[0], None), ()]
+)
 def test_the_file_that_was_decided_on_is_fine(barriers: tuple[str | None, ...]) -> None:
     check_barrier(decided(*barriers), SparkLog(checkpoint()), 5, "q")
 

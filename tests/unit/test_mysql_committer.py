@@ -112,7 +112,9 @@ def test_what_is_prepared_and_there_is_sealed(server: Server, committer: MySqlCo
 
 
 @pytest.mark.parametrize("kind", [prepare, stage])
-def test_what_is_gone_is_not_sealed(server: Server, committer: MySqlCommitter, kind: Callable[..., Committable]) -> None:
+def test_what_is_gone_is_not_sealed(
+    server: Server, committer: MySqlCommitter, kind: Callable[..., Committable]
+) -> None:
     ones = [prepare(server, 0), stage(server, 1), kind(server, 2)]
     gone(server, ones[2])
     with pytest.raises(PreCommitFailed, match=f"1 of 3 writers for orders .* among them {name_of(ones[2])}"):
@@ -476,7 +478,9 @@ def test_a_server_that_stays_away_is_an_error_without_its_password(server: Serve
         assert "s3cret" not in str(raised.value)
 
 
-def test_a_connection_lost_in_a_trial_is_made_again_and_the_trial_too(server: Server, committer: MySqlCommitter) -> None:
+def test_a_connection_lost_in_a_trial_is_made_again_and_the_trial_too(
+    server: Server, committer: MySqlCommitter
+) -> None:
     ones = [stage(server, 0), stage(server, 1)]
     server.before = cut("INSERT INTO `shop`.`orders`")
     committer.seal(ones, soon())

@@ -226,14 +226,18 @@ def refusing(error: psycopg.Error, beginning: str, times: int = 1) -> Callable[[
     return refuse
 
 
-def test_a_name_that_somebody_is_just_ending_is_asked_for_again(database: Database, committer: PostgresCommitter) -> None:
+def test_a_name_that_somebody_is_just_ending_is_asked_for_again(
+    database: Database, committer: PostgresCommitter
+) -> None:
     one = prepare(database, 0)
     database.before = refusing(psycopg.errors.ObjectInUse("busy"), "COMMIT PREPARED", 3)
     assert committer.commit(7, [one], soon()) == {0: Outcome.COMMITTED}
 
 
 @pytest.mark.parametrize("error", [psycopg.errors.LockNotAvailable("waited"), psycopg.errors.AdminShutdown("restart")])
-def test_what_time_may_cure_is_tried_again(database: Database, committer: PostgresCommitter, error: psycopg.Error) -> None:
+def test_what_time_may_cure_is_tried_again(
+    database: Database, committer: PostgresCommitter, error: psycopg.Error
+) -> None:
     one = stage(database, 0)
     database.before = refusing(error, "INSERT INTO")
     assert committer.commit(7, [one], soon()) == {0: Outcome.COMMITTED}
@@ -268,7 +272,9 @@ def test_what_no_trying_cures_is_said_at_once(
 # Committing what is staged
 
 
-def test_a_restart_moves_what_the_last_driver_had_not_committed(database: Database, committer: PostgresCommitter) -> None:
+def test_a_restart_moves_what_the_last_driver_had_not_committed(
+    database: Database, committer: PostgresCommitter
+) -> None:
     """Ends that driver first: it may still hold its own move."""
     ones = [stage(database, 0, generation=2), stage(database, 1, generation=2)]
     database.sessions = {("driver", 2): 1, ("driver", 3): 1}
@@ -376,7 +382,9 @@ def test_a_move_that_is_held_is_let_go_first(database: Database, committer: Post
     assert database.now.rows == []
 
 
-def test_a_sweep_takes_what_older_runs_left_and_spares_the_rest(database: Database, committer: PostgresCommitter) -> None:
+def test_a_sweep_takes_what_older_runs_left_and_spares_the_rest(
+    database: Database, committer: PostgresCommitter
+) -> None:
     kept, newer = prepare(database, 0), prepare(database, 1, generation=4)
     kept_table, newer_table = stage(database, 2), stage(database, 3, generation=4)
     prepare(database, 4), prepare(database, 5, generation=2), stage(database, 6), stage(database, 7, generation=2)

@@ -170,7 +170,9 @@ def test_what_is_there_whole_is_sealed(server: Server) -> None:
     assert committer(server).seal(ones, Deadline(1)) == ones
 
 
-@pytest.mark.parametrize(("left", "said"), [(0, "gone"), (5, "not as they were written"), (7, "not as they were written")])
+@pytest.mark.parametrize(
+    ("left", "said"), [(0, "gone"), (5, "not as they were written"), (7, "not as they were written")]
+)
 def test_what_is_gone_or_changed_is_not_sealed(server: Server, left: int, said: str) -> None:
     ones = [prepare(server, 0), prepare(server, 1)]
     server.lists[BASE.rows(name_of(ones[1]))] = [0] * left
@@ -227,7 +229,9 @@ def test_a_commit_cut_short_goes_on_where_it_was(server: Server) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("error", [redis.exceptions.TimeoutError("late"), OSError("reset"), redis.exceptions.ResponseError("LOADING")])
+@pytest.mark.parametrize(
+    "error", [redis.exceptions.TimeoutError("late"), OSError("reset"), redis.exceptions.ResponseError("LOADING")]
+)
 def test_a_lost_answer_is_asked_for_again_and_nothing_is_applied_twice(
     server: Server, pauses: list[float], when: str, error: Exception
 ) -> None:
@@ -240,7 +244,9 @@ def test_a_lost_answer_is_asked_for_again_and_nothing_is_applied_twice(
 
 def test_a_server_that_stays_away_leaves_it_unknown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("penstock.sinks.redis.committer.time.sleep", lambda s: now.__setitem__(0, now[0] + max(s, 0.001)))
+    monkeypatch.setattr(
+        "penstock.sinks.redis.committer.time.sleep", lambda s: now.__setitem__(0, now[0] + max(s, 0.001))
+    )
     one = prepare(server, 0)
     server.before = fails(10_000, redis.exceptions.ConnectionError("refused"))
     assert committer(server).commit(7, [one], Deadline(3, clock=lambda: now[0])) == {0: Outcome.UNKNOWN}
@@ -309,7 +315,9 @@ def test_exactly_these_are_aborted_and_what_has_begun_stays(server: Server) -> N
     assert BASE.rows(name_of(ones[0])) not in server.lists
 
 
-def test_a_sweep_takes_what_older_runs_left_and_spares_the_rest(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_takes_what_older_runs_left_and_spares_the_rest(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.sinks.redis.committer._AT_ONCE", 2)
     kept, own, newer = prepare(server, 0), prepare(server, 1), prepare(server, 2, generation=4)
     older = [prepare(server, 3 + n, generation=2) for n in range(4)]

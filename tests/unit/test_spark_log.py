@@ -165,7 +165,12 @@ def test_any_state_format_but_the_first_is_unknown(storage: MemoryStorage, versi
 
 @pytest.mark.parametrize(
     "before",
-    [b'v0\n{"nextBatchWatermarkMs":0}', b'v1\n{"nextBatchWatermarkMs":0}\n{}', b"v1\n{}", b'\xff\n{"nextBatchWatermarkMs":0}'],
+    [
+        b'v0\n{"nextBatchWatermarkMs":0}',
+        b'v1\n{"nextBatchWatermarkMs":0}\n{}',
+        b"v1\n{}",
+        b'\xff\n{"nextBatchWatermarkMs":0}',
+    ],
 )
 def test_a_commit_of_any_other_shape_proves_nothing(log: SparkLog, storage: MemoryStorage, before: bytes) -> None:
     storage.create("commits/0", before)

@@ -264,7 +264,9 @@ def test_a_lost_race_is_run_again_against_the_new_state(table: Table, pauses: li
 
 def test_a_table_that_stays_away_leaves_it_unknown(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("penstock.sinks.tables.committer.time.sleep", lambda s: now.__setitem__(0, now[0] + max(s, 1e-3)))
+    monkeypatch.setattr(
+        "penstock.sinks.tables.committer.time.sleep", lambda s: now.__setitem__(0, now[0] + max(s, 1e-3))
+    )
     one = prepare(table, 0)
     table.before = fails(1_000, ConnectionError("away"))
     assert committer(table).commit(7, [one], Deadline(3, clock=lambda: now[0])) == {0: Outcome.UNKNOWN}

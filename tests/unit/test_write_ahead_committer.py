@@ -104,9 +104,9 @@ def test_a_writer_hands_back_what_proves_its_rows(target: Target) -> None:
     assert rows_of(one) == f"g00000003-e0000000007-a1-p00004-t0-{token}.arrow"
     assert target.journal.size(rows_of(one)) == one.payload["bytes"] > 0
     assert other.payload["id"] != one.payload["id"]
-    assert [batch.to_pydict() for batch in target.journal.read(rows_of(one), one.payload["bytes"], one.payload["crc"])] == [
-        {"id": [1, 2, 3]}
-    ]
+    assert [
+        batch.to_pydict() for batch in target.journal.read(rows_of(one), one.payload["bytes"], one.payload["crc"])
+    ] == [{"id": [1, 2, 3]}]
 
 
 def test_a_writer_without_rows_prepares_nothing(target: Target) -> None:
