@@ -1,4 +1,4 @@
-"""A folder of files in memory, for the committers that rename, note and remove: it remembers what was done, in order."""
+"""A folder of files in memory, for committers that rename, note and remove: it remembers what was done, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL of a few lines, behind the driver's connection: prepared transactions, staging tables, markers, sessions.
+"""A PostgreSQL of a few lines, behind the driver's connection: prepared transactions, staging tables, markers.
 
 It answers the statements the driver sends as the server does: COMMIT PREPARED of a name that is not there is 42704, a
 table that is not there 42P01, and what an open transaction has done is seen by nobody else before its COMMIT.
@@ -174,6 +174,7 @@ class Line:
         elif statement.startswith("WITH gone AS"):
             sink, epoch = parameters
             assert sink == SCOPE.prefix
+            assert statement.endswith(" WHERE sink = $1 AND EXISTS (SELECT FROM gone)")
             gone = [writer for writer, (number, _) in now.markers.items() if number < epoch]
             now.pruned = max([now.pruned or 0, *(now.markers.pop(writer)[1] for writer in gone)])
         else:

@@ -335,3 +335,27 @@ def test_leftovers_are_told_as_they_are(files: MemoryFiles) -> None:
     assert found == [Leftover(name, 3, 7, 4, payload={"staged": name}, details={"bytes": 5})]
     assert len(committer(files, 4).leftovers(soon())) == 2
     assert newer.payload["staged"] in files.files
+
+
+def test_a_stranger_among_the_staged_files_hides_no_leftover(files: MemoryFiles) -> None:
+    files.files[f"{STAGED}/a stranger"] = b"theirs"
+    one = prepare(files, 0)
+    assert [found.name for found in committer(files).leftovers(soon())] == staged_of(one)
+
+
+def test_a_receipt_that_is_no_text_proves_nothing(files: MemoryFiles) -> None:
+    one = prepare(files, 0)
+    files.files.clear()
+    files.files[f"{RECEIPTS}/e0000000007-aa"] = b"\xff\xfe\n"
+    assert committer(files).commit(7, [one], soon()) == {0: Outcome.LOST}
+
+
+def test_aborting_nothing_reads_no_receipt(files: MemoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = prepare(files, 0)
+    committer(files).commit(7, [one], soon())
+    monkeypatch.setattr(files, "read", lambda name: pytest.fail(f"{name} was read"))
+    committer(files).abort([one], soon())
+
+
+def test_a_name_just_too_long_is_shortened() -> None:
+    assert label("x" * 81).startswith("x" * 60 + "-")

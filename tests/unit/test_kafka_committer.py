@@ -457,7 +457,12 @@ def test_leftovers_are_told_as_the_cluster_tells_them() -> None:
     )
     committer = KafkaCommitter(fake, "job-u", 2)
     listed = fake.list_open("job-u-g", Deadline(1))
-    fake.list_open = lambda prefix, deadline: [name for name in listed if name.startswith(prefix)]  # type: ignore[method-assign]
+
+    def list_open(prefix: str, deadline: Deadline) -> Sequence[str]:
+        assert isinstance(deadline, Deadline)
+        return [name for name in listed if name.startswith(prefix)]
+
+    fake.list_open = list_open  # type: ignore[method-assign]
     fake.states[ended] = Described("CompleteAbort", P, E, S)  # between the list and the look
     assert committer.leftovers(Deadline(1)) == [
         Leftover(

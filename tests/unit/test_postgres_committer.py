@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -265,6 +266,7 @@ def test_what_no_trying_cures_is_said_at_once(
         committer.commit(7, [one], soon())
     assert refused.value.safe == "the epoch is decided and its rows are kept, prepared, until they can be committed."
     assert str(error) in refused.value.happened
+    assert re.search(r"db\.example:5433/shop|public\.orders", refused.value.happened), "where it was"
     assert refused.value.to_do
     assert committer.commit(7, [one], soon()) == {0: Outcome.COMMITTED}, "it is as it was"
 
@@ -281,6 +283,7 @@ def test_a_restart_moves_what_the_last_driver_had_not_committed(
     assert committer.commit(7, ones, soon()) == {0: Outcome.COMMITTED, 1: Outcome.COMMITTED}
     assert database.sessions == {("driver", 3): 1}
     assert database.now.rows == [0, 1]
+    assert {epoch for epoch, _ in database.now.markers.values()} == {7}
 
 
 def test_a_move_that_is_held_ends_nobody(database: Database, committer: PostgresCommitter) -> None:
@@ -428,3 +431,33 @@ def test_closing_closes_every_line_and_every_thread(database: Database) -> None:
     assert [line.open for line in database.lines] == [False] * 5
     with pytest.raises(RuntimeError, match="shutdown"):
         committer.commit(7, [prepare(database, n) for n in range(4)], soon())
+
+
+def test_a_proof_that_may_not_be_asked_for_is_said_at_once(database: Database, committer: PostgresCommitter) -> None:
+    one = prepare(database, 0)
+    database.now.prepared.clear()
+    database.before = refusing(psycopg.errors.InsufficientPrivilege("permission denied for table"), "SELECT EXISTS")
+    with pytest.raises(AccessDenied, match="permission denied for table"):
+        committer.commit(7, [one], soon())
+
+
+def test_closing_does_not_wait_for_a_server_that_does_not_answer(database: Database) -> None:
+    committer = PostgresCommitter(database.sink, SCOPE)  # type: ignore[arg-type]
+    asked, answered = threading.Event(), threading.Event()
+
+    def stall(statement: str) -> None:
+        asked.set()
+        answered.wait()
+
+    ones = [prepare(database, n) for n in range(4)]
+    database.before = stall
+    committing = threading.Thread(target=committer.commit, args=(7, ones, soon()), daemon=True)
+    committing.start()
+    asked.wait()
+    closing = threading.Thread(target=committer.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    closed = not closing.is_alive()
+    answered.set()
+    committing.join()
+    assert closed

@@ -322,7 +322,7 @@ def test_a_start_that_finishes_a_deletion_says_so(folder: Folder) -> None:
 
 
 def test_rows_are_looked_for_where_they_lie_and_no_deeper(folder: Folder) -> None:
-    folder.write("copy/inflight/id/sink/logs/old/backlog/0000000003.json")
+    folder.write("copy/inflight/id/sink/logs/backlog/0000000003.json")
     assert folder.job.delete(folder.generations) == ""
 
 

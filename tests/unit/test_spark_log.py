@@ -139,8 +139,11 @@ def test_line_ends_around_a_barrier_are_no_positions(log: SparkLog, storage: Mem
     storage.create("offsets/0", offsets(None, '{"a":1}', "X 7") + b"\n")
     with pytest.raises(LedgerCorrupt):
         log.barrier(0)
-    storage.create("offsets/1", offsets(None, '"ends with X"', "7 ") + b"\n\n")
-    barrier = log.barrier(1)
+    storage.create("offsets/1", offsets(None, '{"a":1}', "7X") + b"\n")
+    with pytest.raises(LedgerCorrupt):
+        log.barrier(1)
+    storage.create("offsets/2", offsets(None, '"ends with X"', "7") + b"\n\n")
+    barrier = log.barrier(2)
     assert barrier is not None
     assert barrier.offsets == ("ends with X", 7)
 

@@ -1,4 +1,4 @@
-"""The table sinks' proof, row by row, against a table in memory: a line of commits, each against the state before it."""
+"""The table sinks' proof, row by row, against a table in memory: each commit is made against the state before it."""
 
 from __future__ import annotations
 
@@ -480,3 +480,51 @@ def test_a_marker_that_goes_while_it_is_read_is_no_obstacle(table: Table, monkey
     monkeypatch.setattr(table.files, "read", gone)
     assert committer(table).abort_dangling([], soon()) == 1
     assert names(one)[0] not in table.files.files
+
+
+def test_each_writer_is_looked_for_since_it_began(table: Table) -> None:
+    """One journal must not be taken for another: the earlier one's commit lies before the later one's position."""
+    early = prepare(table, 0, position=0)
+    table.log.append(Change("", added=[token(early)]))
+    late = prepare(table, 1)
+    assert committer(table).commit(7, [late, early], soon())[1] is Outcome.COMMITTED
+    again = committer(table).commit(7, [late, early], soon())
+    assert again == {0: Outcome.ALREADY_COMMITTED, 1: Outcome.ALREADY_COMMITTED}
+    assert [change.added for change in table.log] == [[token(early)], [token(late)]]
+
+
+def test_a_sweep_looks_since_the_position_in_the_marker(table: Table) -> None:
+    noise(table)
+    table.expired = 1
+    one = prepare(table, 0)
+    assert committer(table).abort_dangling([], soon()) == 1
+    assert names(one)[0] not in table.files.files
+
+
+def test_a_file_goes_before_its_marker(table: Table) -> None:
+    """Should the driver die in between, the next sweep still finds the file."""
+    one = prepare(table, 0)
+    committer(table).abort([one], soon())
+    removed = [name for what, name in table.files.did if what == "remove"]
+    assert removed == [names(one)[0], marker_name(SCOPE, names(one)[0]), names(one)[0]]
+
+
+def test_a_table_that_cannot_be_looked_at_leaves_all_unknown(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("penstock.sinks.tables.committer.time.sleep", lambda s: now.__setitem__(0, now[0] + 1))
+
+    def away() -> Known | None:
+        raise ConnectionError("away")
+
+    ones = [prepare(table, 0), prepare(table, 1)]
+    monkeypatch.setattr(table, "look", away)
+    outcomes = committer(table).commit(7, ones, Deadline(3, clock=lambda: now[0]))
+    assert outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
+
+
+@pytest.mark.parametrize("partition_by", [("aaa",), ("zzz",), ("day", "id"), ()])
+def test_any_other_partitioning_does_not_fit(table: Table, partition_by: tuple[str, ...]) -> None:
+    one = prepare(table, 0)
+    table.partition_by = partition_by
+    with pytest.raises(PreCommitFailed, match="partitioned otherwise than when the rows were written"):
+        committer(table).seal([one], soon())

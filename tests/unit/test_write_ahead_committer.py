@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.deadline import Deadline
+from penstock.epoch.inflight.log import LogWriter
 from penstock.errors import ConfigurationError, PreCommitFailed, StorageFull, SystemUnavailable
 from penstock.sinks.base import Committable, Leftover, Outcome, SinkScope, WriterScope
 from penstock.sinks.write_ahead import WriteAheadSink
@@ -367,3 +368,27 @@ def test_leftovers_are_told_as_they_are(target: Target) -> None:
         Leftover(rows_of(early), 2, payload={"rows": rows_of(early)}),
         Leftover(rows_of(late), 3, payload={"rows": rows_of(late)}),
     ]
+
+
+def test_a_full_disk_at_the_end_of_a_log_is_named(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = LoggingWriter(target.sink.log, WriterScope(SinkScope("job", "out", 3), 7, 1, 0, 0, {}))
+    writer.write(BATCH)
+    monkeypatch.setattr(LogWriter, "close", lambda _: fails(1, OSError(errno.ENOSPC, "No space"))())
+    with pytest.raises(StorageFull, match=target.sink.log) as refused:
+        writer.pre_commit()
+    assert "it replays from the same positions" in refused.value.safe
+
+
+def test_its_folders_are_made_at_the_start(target: Target) -> None:
+    """Where that cannot be done, the job does not start."""
+    target.committer()
+    assert sorted(path.name for path in Path(target.sink.log).glob("job/out/*")) == ["notes", "rows"]
+
+
+def test_a_marker_that_does_not_answer_is_no_proof(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("penstock.sinks.write_ahead.commit.time.sleep", lambda s: now.__setitem__(0, now[0] + 1))
+    one = target.prepare()
+    target.before = fails(1_000, OSError("away"))
+    target.away = True
+    assert target.committer().commit(7, [one], Deadline(3, clock=lambda: now[0])) == {0: Outcome.UNKNOWN}
