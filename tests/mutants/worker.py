@@ -39,10 +39,11 @@ _DECORATORS = m.Name("property") | m.Attribute(m.Name("contextlib"), m.Name("con
 _IDLE_CALLS = (
     m.Call(m.Attribute(m.Name("log")))
     | m.Call(m.Name("failpoint"))
+    | m.Call(m.Attribute(attr=m.Name("naming") | m.Name("_named")))
     | m.Call(args=[m.ZeroOrMore(), m.Arg(keyword=m.Name("safe")), m.ZeroOrMore()])
     | m.Call(m.Attribute(m.Call(m.Name("super")), m.Name("__init__")), args=[m.Arg(m.FormattedString())])
 )
-_FALSE = m.Name("False") | m.Name("None")
+_FALSE = m.Name("False") | m.Name("None") | m.Tuple([])
 _IDLE_IFS = (
     m.If(test=m.Call(m.Name("active")) | m.BooleanOperation(left=m.Call(m.Name("active"))))
     | m.If(test=m.BooleanOperation(left=m.BooleanOperation(right=m.Call(m.Name("active")))))

@@ -58,7 +58,7 @@ class Server:
 
     def connect(self, login: Login, *, seconds: float = 120.0) -> Session:
         assert login == LOGIN
-        assert seconds > 0
+        assert 0 <= seconds <= 60
         if self.refused:
             self.refused -= 1
             raise ServerError(2003, "Can't connect", lost=True)
@@ -73,7 +73,7 @@ class Session:
         self._server, self.id, self.open = server, number, True
         self.limits: list[float] = []
         self._within: list[tuple[str, str, list[int]]] | None = None  # writer, table, rows of an open transaction
-        self._uncommitted = False
+        self._uncommitted = self._broken = False
 
     def limit(self, seconds: float) -> None:
         self.limits.append(seconds)
@@ -92,16 +92,15 @@ class Session:
         return found
 
     def _say(self, statement: str, values: list[Any], answer: Callable[..., Any]) -> Any:
-        if not self.open:
-            raise ServerError(CUT, "the connection is closed", lost=True)
+        if not self.open or self._broken:
+            raise ServerError(CUT, "the connection is of no more use", lost=True)
         self._server.said.append(statement)
         try:
             self._server.before(statement)
             found = answer(statement, values)
             self._server.after(statement)
         except ServerError as error:
-            if error.lost:
-                self.close()
+            self._broken = error.lost
             raise
         return found
 
@@ -113,17 +112,18 @@ class Session:
 
     def _change(self, statement: str, values: list[Any]) -> int | None:
         server = self._server
-        if statement == "START TRANSACTION":
-            self._within = []
-        elif statement == "ROLLBACK":
+        if statement == "ROLLBACK":
             self._roll_back()
-        elif statement == "COMMIT":
+        elif statement in ("COMMIT", "START TRANSACTION") or statement.startswith("DROP TABLE IF EXISTS"):
+            # As on every MySQL, a new transaction and a DROP commit the one that is open.
             for writer, table, rows in self._within or ():
                 if writer:
                     server.markers[writer].committed = True
                 else:
                     server.rows.setdefault(table, []).extend(rows)
-            self._within = None
+            self._within = [] if statement == "START TRANSACTION" else None
+            for name in re.findall(r"`shop`\.`(\w+)`", statement):
+                server.staged.pop(name, None)
         elif statement == "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED":
             self._uncommitted = True
         elif statement.startswith("XA "):
@@ -140,9 +140,6 @@ class Session:
             rows = server.staged[match[2]]
             self._within.append(("", match[1], rows))
             return len(rows)
-        elif statement.startswith("DROP TABLE IF EXISTS"):
-            for name in re.findall(r"`shop`\.`(\w+)`", statement):
-                server.staged.pop(name, None)
         elif "SET fence = fence + 1" in statement:
             if server.swept_by <= values[2]:
                 server.fence, server.swept_by = server.fence + 1, values[0]

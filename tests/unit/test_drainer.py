@@ -392,6 +392,7 @@ def test_old_decisions_are_forgotten(story: Story) -> None:
     story.drained(driver)
     story.write(driver, 150, [batch(2)])
     story.drained(driver)
+    driver.close()
     ledger = Ledger(LocalStorage(story.folder / "id" / "out" / "ledger"))
     assert [len(ledger.decisions(epoch, "id")) for epoch in (49, 150)] == [0, 1]
 

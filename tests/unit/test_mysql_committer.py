@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -145,7 +146,7 @@ def test_staged_rows_are_moved_before_the_decision_and_seen_after_it(server: Ser
 def test_a_row_that_breaks_a_rule_is_found_before_the_decision(server: Server, committer: MySqlCommitter) -> None:
     one = stage(server, 0)
     server.before = failing("INSERT INTO `shop`.`orders`", ServerError(1062, "Duplicate entry"))
-    with pytest.raises(DataError, match="Duplicate entry"):
+    with pytest.raises(DataError, match=r"orders.*Duplicate entry"):
         committer.seal([one], soon())
     assert server.markers == {}, "its trial is rolled back"
 
@@ -248,11 +249,14 @@ def test_of_an_epoch_that_is_partly_there_only_the_rest_is_moved(server: Server,
     assert server.staged == {}
 
 
-def test_another_epoch_than_the_one_that_was_tried_is_moved_itself(server: Server, committer: MySqlCommitter) -> None:
-    tried, other = stage(server, 0), stage(server, 1)
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
+def test_another_epoch_than_the_one_that_was_tried_is_moved_itself(
+    server: Server, committer: MySqlCommitter, first: int, second: int
+) -> None:
+    tried, other = stage(server, first), stage(server, second)
     committer.seal([tried], soon())
-    assert committer.commit(7, [other], soon()) == {1: Outcome.COMMITTED}
-    assert server.rows == {"orders": [1]}
+    assert committer.commit(7, [other], soon()) == {second: Outcome.COMMITTED}
+    assert server.rows == {"orders": [second]}
     assert name_of(tried) in server.staged
 
 
@@ -497,10 +501,77 @@ def test_no_answer_is_waited_for_beyond_the_deadline(server: Server, committer: 
 
 
 def test_a_session_that_is_given_is_used_and_closed(server: Server) -> None:
-    session = server.connect(LOGIN)
+    session = server.connect(LOGIN, seconds=60)
     committer = MySqlCommitter(LOGIN, NAMES, "staged", session)  # type: ignore[arg-type]
     assert committer.hints() == {"mode": "staged", "fence": 0}
     assert len(server.sessions) == 1
     committer.close()
     assert not session.open
     committer.close()
+
+
+def test_a_trial_is_let_go_before_the_next_one(server: Server, committer: MySqlCommitter) -> None:
+    """An epoch that was given up after its trial: to begin another transaction would commit it."""
+    given_up, again = stage(server, 0), stage(server, 1)
+    committer.seal([given_up], soon())
+    committer.seal([again], soon())
+    assert server.rows == {}
+    assert committer.commit(7, [again], soon()) == {1: Outcome.COMMITTED}
+    assert server.rows == {"orders": [1]}
+
+
+def test_a_trial_is_let_go_before_anything_is_dropped(server: Server, committer: MySqlCommitter) -> None:
+    """A DROP would commit it."""
+    tried, done = stage(server, 0), stage(server, 1)
+    server.markers[name_of(done)] = Marker(7, 3, 5, AT, committed=True)
+    committer.seal([tried], soon())
+    assert committer.commit(7, [done], soon()) == {1: Outcome.ALREADY_COMMITTED}
+    assert server.rows == {}
+    assert list(server.staged) == [name_of(tried)]
+
+
+def test_a_move_cuts_off_nobody_else(server: Server, committer: MySqlCommitter) -> None:
+    """A writer that is just at work, of a sink whose mode was changed."""
+    server.markers["g3-e8-a1-p0-0000000000000000"] = Marker(8, 3, 77, AT)
+    assert committer.commit(7, [stage(server, 0)], soon()) == {0: Outcome.COMMITTED}
+    assert server.killed == []
+
+
+def test_where_all_was_written_for_another_table_that_one_is_asked_alone(
+    server: Server, committer: MySqlCommitter
+) -> None:
+    former = replace(NAMES, table="former")
+    assert committer.commit(7, [stage(server, 2, names=former)], soon()) == {2: Outcome.COMMITTED}
+    committer.abort([stage(server, 3, names=former)], soon())
+    assert server.staged == {}
+    elsewhere = replace(NAMES, database="other")
+    committer.abort([prepare(server, 4, names=elsewhere)], soon())
+    assert server.prepared == {}
+
+
+def test_every_step_ends_with_its_deadline(server: Server, committer: MySqlCommitter) -> None:
+    deadline = Deadline(7, clock=lambda: 0.0)
+    one, other = stage(server, 0), stage(server, 1)
+    committer.seal([one], deadline)
+    committer.commit(500, [other], deadline)
+    pruning = len(server.sessions[0].limits)
+    committer.abort([one], deadline)
+    committer.abort_dangling([], deadline)
+    committer.leftovers(deadline)
+    limits = server.sessions[0].limits
+    assert [*limits[: pruning - 1], *limits[pruning:]] == [7.0] * (len(limits) - 1)
+    assert len(limits) >= 7
+
+
+def test_times_are_the_servers_whatever_the_drivers_clock_is_set_to(
+    server: Server, committer: MySqlCommitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(server, 4)
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        [found] = committer.leftovers(soon())
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert found.started == datetime(2026, 2, 2, 0, 0, 0, 500_000, tzinfo=UTC).timestamp()
