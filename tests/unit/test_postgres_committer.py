@@ -443,17 +443,17 @@ def test_a_proof_that_may_not_be_asked_for_is_said_at_once(database: Database, c
 
 def test_closing_does_not_wait_for_a_server_that_does_not_answer(database: Database) -> None:
     committer = PostgresCommitter(database.sink, SCOPE)  # type: ignore[arg-type]
-    asked, answered = threading.Event(), threading.Event()
+    asked, answered = threading.Barrier(5), threading.Event()
 
     def stall(statement: str) -> None:
-        asked.set()
+        asked.wait(10)
         answered.wait()
 
     ones = [prepare(database, n) for n in range(4)]
     database.before = stall
     committing = threading.Thread(target=committer.commit, args=(7, ones, soon()), daemon=True)
     committing.start()
-    asked.wait()
+    asked.wait(10)
     closing = threading.Thread(target=committer.close, daemon=True)
     closing.start()
     closing.join(10)
