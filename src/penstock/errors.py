@@ -17,6 +17,7 @@
     ├── LedgerError                   the ledger could not be read or written
     │   ├── LedgerFromTheFuture       written by a newer version of Penstock
     │   ├── LedgerCorrupt             half-written or altered file
+    │   ├── CheckpointBehind          Spark's checkpoint has lost epochs that the ledger knows to be decided
     │   ├── StorageFull               no space left
     │   └── StorageNotAtomic          the storage cannot refuse a second create
     ├── PositionsLost                 a source no longer has the rows that the checkpoint's positions name
@@ -146,6 +147,12 @@ class LedgerFromTheFuture(LedgerError):
 
 class LedgerCorrupt(LedgerError):
     """A file of the ledger is half-written or altered."""
+
+    retryable = False
+
+
+class CheckpointBehind(LedgerError):
+    """Spark's checkpoint has lost epochs that are decided, and they cannot be restored. Nothing was begun."""
 
     retryable = False
 

@@ -238,9 +238,7 @@ class Simulation:
                     yield self._try_again(world, driver)
         if driver.stage in ("barrier", "finish") and world.drains:
             told = (driver.generation, "is stopped with a drain")
-            yield Step(
-                told, world._replace(drains=world.drains - 1), Driver("recover", self._draining, final=True)
-            )
+            yield Step(told, world._replace(drains=world.drains - 1), Driver("recover", self._draining, final=True))
 
     def _try_again(self, world: World, driver: Driver) -> Step:
         """The action raised, and the failure is tolerated."""

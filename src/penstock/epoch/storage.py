@@ -12,6 +12,7 @@ Everything the ledger writes goes through `Storage`. Names are relative, with `/
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import itertools
 import os
@@ -36,6 +37,10 @@ class Storage(ABC):
     """A folder of small files."""
 
     location: str
+
+    def sync(self) -> bool:
+        """Make durable what others have written below this folder; False where there is no way to ask for it."""
+        return False
 
     @abstractmethod
     def create(self, name: str, data: bytes) -> None:
@@ -122,6 +127,16 @@ class LocalStorage(Storage):
         with storage_errors(f"deleting {self._root / name}"), contextlib.suppress(FileNotFoundError):
             os.unlink(self._root / name)
 
+    def sync(self) -> bool:
+        """One call for the whole file system: cheaper than a call for each of many state files, and none is missed."""
+        with storage_errors(f"syncing {self._root}"):
+            handle = os.open(self._root, os.O_RDONLY)
+            try:
+                sync_file_system(handle)
+            finally:
+                os.close(handle)
+        return True
+
     def _ensure_folder(self, folder: Path) -> None:
         if folder in self._known and folder.is_dir():
             return
@@ -166,6 +181,16 @@ class MemoryStorage(Storage):
     def delete(self, name: str) -> None:
         with self._lock:
             self._files.pop(name, None)
+
+
+def sync_file_system(handle: int) -> None:
+    """Everything that was written to the file system of an open file is durable when this returns."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "syncfs"):  # not on Linux
+        os.sync()
+    elif libc.syncfs(handle):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def local_path(location: str) -> Path | None:
