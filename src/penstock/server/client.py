@@ -39,6 +39,12 @@ class Client:
         self._prefix, self._token = split.path.rstrip("/"), token
         self.address = address
 
+    def is_at(self, address: str | None) -> bool:
+        """Whether `address` is this server, spoken to directly and in clear."""
+        names = {"localhost": "127.0.0.1"}
+        host = f"[{self._host}]" if ":" in self._host else names.get(self._host, self._host)
+        return address == f"{host}:{self._port}" and not self._secure and not self._prefix
+
     def jobs(self) -> list[dict[str, Any]]:
         """Flink's overview of what runs there."""
         return list(self.ask("GET", "/jobs/overview").get("jobs", []))
