@@ -222,7 +222,7 @@ def test_a_driver_makes_an_entry_of_its_own(registry: Registry, monkeypatch: pyt
     [found] = registry.entries()
     assert (found.name, found.state, found.pid) == ("payments", State.CREATED, os.getpid())
     assert found.script.endswith("/jobs/payments.py")
-    assert found.storage == "s3a://bucket/checkpoints"
+    assert found.storage == "s3a://key:***@bucket/checkpoints"
     assert "hunter2" not in str(found.public())
     assert registration.driver("payments", "/x").entry.id != found.id
 

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
+from penstock import secrecy
 from penstock.errors import ConfigurationError
 
 #: What the protocol itself depends on; a user's value would break it.
@@ -52,7 +53,6 @@ DEFAULTS: Mapping[str, str] = {
     "allow.auto.create.topics": "false",
 }
 
-_SECRET = re.compile(r"password|secret|\.pem$|jaas|token|credential|oauthbearer\.config", re.IGNORECASE)
 _ALIASES = {
     "sasl.mechanisms": "sasl.mechanism",
     "message.timeout.ms": "delivery.timeout.ms",
@@ -118,7 +118,7 @@ def normalised(options: Mapping[str, Any]) -> dict[str, str]:
 
 def shown(options: Mapping[str, str]) -> dict[str, str]:
     """`options` fit for a log: every secret replaced."""
-    return {name: "***" if _SECRET.search(name) else value for name, value in sorted(options.items())}
+    return {name: secrecy.shown(name, value) for name, value in sorted(options.items())}
 
 
 def for_producer(servers: str, options: Mapping[str, str], transaction_timeout: float) -> dict[str, str]:
