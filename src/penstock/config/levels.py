@@ -12,7 +12,7 @@ from penstock.config.load import Written
 from penstock.config.option import Option, Part
 from penstock.config.registry import BY_KEY, BY_NAME, nearest
 from penstock.config.state import StateBackend
-from penstock.config.values import duration_text
+from penstock.durations import duration_text
 from penstock.errors import ConfigurationError
 from penstock.secrecy import masked, shown
 
