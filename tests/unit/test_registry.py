@@ -96,6 +96,13 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(registry: Registry, tmp_p
     assert not (tmp_path / "victim").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_said_and_not_tried_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file" / "home", Path("/proc/nobody/home")):
+        with pytest.raises(OSError, match=r"Not a directory|No such file|Permission"):
+            Registry(place).put(mine())
+
+
 def test_a_log_is_its_owner_s_alone(registry: Registry, tmp_path: Path) -> None:
     with registry.open_log(ID) as log:
         log.write(b"a row in clear\n")

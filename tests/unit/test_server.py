@@ -437,7 +437,10 @@ def test_a_client_says_who_does_not_answer() -> None:
         Client(f"127.0.0.1:{port}", None).jobs()
 
 
-@pytest.mark.parametrize("address", ["", "localhost", "ftp://localhost:1", "host:port"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "localhost", "ftp://localhost:1", "host:port", "http://[::1", "a b:1", "h:1/\x00", "h:1/a\r\nX: y", "h:99999"],
+)
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ControlError, match="is not the address of a job"):
         Client(address, None)

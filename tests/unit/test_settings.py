@@ -420,3 +420,13 @@ def test_a_file_that_cannot_be_read_is_not_quoted(file: Write) -> None:
     with pytest.raises(ConfigurationError, match=r"penstock.yaml is not YAML: .* in line 2, column 22\.") as raised:
         resolve()
     assert "hunter2" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_what_nests_too_deeply_is_an_error_like_any_other(file: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    file("a: " + "[" * 50_000)
+    with pytest.raises(ConfigurationError, match="nests too deeply"):
+        resolve()
+    file("")
+    monkeypatch.setenv(load.OPTIONS_VARIABLE, "[" * 100_000)
+    with pytest.raises(ConfigurationError, match="is not a JSON object"):
+        resolve()

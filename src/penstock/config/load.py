@@ -38,7 +38,7 @@ def from_options(environment: Mapping[str, str] | None = None) -> Written:
         return Written("-D", {})
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         raise ConfigurationError(
@@ -72,6 +72,8 @@ def parse(text: str, where: str) -> dict[str, str]:
 
     try:
         tree = yaml.compose(text, Loader=yaml.BaseLoader)
+    except RecursionError:
+        raise _too_deep(where) from None
     except yaml.YAMLError as error:
         flat = _flat(text)
         if flat is not None:
@@ -92,6 +94,14 @@ def parse(text: str, where: str) -> dict[str, str]:
     flattened: dict[str, str] = {}
     _flatten(body, "", flattened, where)
     return flattened
+
+
+def _too_deep(where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{where} nests too deeply to be settings.",
+        safe="nothing was started.",
+        to_do="write `key: value` lines.",
+    )
 
 
 def _fault(error: Exception) -> str:

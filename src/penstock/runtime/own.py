@@ -11,11 +11,10 @@ def own_folder(path: Path) -> Path:
     """Have `path` as a folder of this user's that nobody else can look into. Folders above it that are missing are made
     the same way. Raises `PermissionError` for one that is somebody else's or a link to one: its owner could put other
     files in the place of ours."""
+    if not path.parent.exists():
+        own_folder(path.parent)
     try:
         path.mkdir(mode=0o700)
-    except FileNotFoundError:
-        own_folder(path.parent)
-        return own_folder(path)
     except FileExistsError:
         found = path.stat()
         if found.st_uid != os.geteuid():
