@@ -33,7 +33,7 @@ _REALLY = re.compile(r"\b(access|private)\.?key\.id$")  # not a secret by itself
 _ADDRESS = re.compile(r"://[^/@:\s'\"]*:(?P<secret>[^\s'\"]+)@")  # up to the last @: it should have been encoded
 _ORACLE = re.compile(r"jdbc:oracle:\w+:[^/@\s]+/(?P<secret>[^\s'\"]+)@")
 _KEY = re.compile(r"""(?<![\w.\-])(?P<key>[\w.\-]++)['"]?\s*+[=:]\s*+(?!//)""")
-_VALUE = re.compile(r"""(?P<secret>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s;&"']+)""")
+_VALUE = re.compile(r"""(?P<secret>\*{3}(?=[\s,;&}\])]|$)|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s;&"']+)""")
 _HEADER = re.compile(r"\b(?:bearer|basic)\s+(?P<secret>[\w.~+/=\-]{8,})", re.IGNORECASE)
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>.*?)(?:-----END|\Z)", re.DOTALL)
 _SHORTEST = 3  # to be looked for in a text: a shorter one would be found in every word

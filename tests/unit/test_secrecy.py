@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import stat
+from pathlib import Path
+
 import pytest
 
+from penstock.errors import SystemUnavailable, from_json
+from penstock.runtime.events import Events
+from penstock.runtime.registration import told
 from penstock.secrecy import MASK, is_secret, masked, secrets_of, shown, without_secrets
 
 KAFKA = """
@@ -101,6 +108,7 @@ def test_what_is_none_is_shown(key: str, prefix: str) -> None:
 )  # fmt: skip
 def test_a_secret_inside_a_value_is_blotted_out(value: str, seen: str) -> None:
     assert shown("spark.x.setting", value) == seen
+    assert masked(seen) == seen
 
 
 @pytest.mark.parametrize(
@@ -131,3 +139,24 @@ def test_a_long_text_without_any_is_read_in_passing() -> None:
     """Patterns that look back and forth would need minutes for this."""
     text = "a" * 200_000 + ":" * 1000 + " " + "b=" * 50_000
     assert masked(text) == text
+
+
+LEAK = "connection to jdbc:postgresql://db/shop?user=app&password=hunter2 or s3a://key:hunter2@bucket/x failed"
+
+
+def test_an_error_quotes_no_password_of_another_system_s_message() -> None:
+    error = SystemUnavailable(f"It does not answer: {LEAK}.", to_do="look at it.")
+    assert "hunter2" not in f"{error} {error!r} {error.args} {error.to_json()} {error.happened}"
+    assert str(from_json(error.to_json())) == str(error)
+
+
+def test_an_event_and_the_registry_quote_none_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "events.jsonl"
+    monkeypatch.setenv("PENSTOCK_EVENTS", str(file))
+    heard: list[str] = []
+    events = Events()
+    events.listen(lambda event: heard.append(str(event)))
+    events.emit("failed", epoch=3, error=LEAK)
+    assert json.loads(file.read_text())["epoch"] == 3
+    assert "hunter2" not in f"{file.read_text()} {heard} {told(RuntimeError(LEAK))}"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

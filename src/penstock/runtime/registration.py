@@ -128,7 +128,7 @@ def told(error: BaseException) -> dict[str, str]:
     """An error as an entry holds it."""
     if isinstance(error, PenstockError):
         return {key: str(value) for key, value in json.loads(error.to_json()).items()}
-    return {"error": "ControlError", "happened": f"{type(error).__name__}: {error}"[:4000]}
+    return {"error": "ControlError", "happened": masked(f"{type(error).__name__}: {error}")[:4000]}
 
 
 def _script() -> str:

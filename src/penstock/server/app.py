@@ -84,7 +84,7 @@ def _dispatch(controls: Controls, methods: dict[str, Handler]) -> Handler:
         # What long work came to is told to whoever may ask for it: an error may quote the row that caused it.
         secret = method != "GET" or "request" in request.path_params
         if not request.state.trusted and (secret or not controls.open_reads):
-            needed = "The job's token is needed: Authorization: Bearer TOKEN"
+            needed = "The job's token is needed, in the header Authorization, as Bearer TOKEN"
             raise HTTPException(401, needed, {"WWW-Authenticate": "Bearer"})
         job = request.path_params.get("job")
         if job is not None and job != controls.registration.entry.id:
