@@ -50,15 +50,18 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
+from penstock.secrecy import masked
+
 
 class PenstockError(Exception):
-    """The root. `happened`, `safe` and `to_do` are the three sentences of the message."""
+    """The root. `happened`, `safe` and `to_do` are the three sentences of the message. `happened` often quotes what
+    another system has said, which may be an address with its password: that is blotted out."""
 
     retryable: ClassVar[bool] = False
     checkpoint_only: ClassVar[bool] = False  # fails one checkpoint, which the job may be told to tolerate
 
     def __init__(self, happened: str, *, safe: str = "", to_do: str = "") -> None:
-        self.happened = happened
+        self.happened = happened = masked(happened)
         self.safe = safe
         self.to_do = to_do
         super().__init__(happened, safe, to_do)

@@ -84,7 +84,7 @@ class Journal:
         self._tail = -1
         try:
             with _disk(folder):
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds rows in clear
                 claim(folder, job, source)
                 self._lock = self._open(folder / LOCK)
                 self._state = self._open(folder / STATE)
@@ -260,7 +260,7 @@ class Journal:
         )
 
     def _open(self, path: Path) -> int:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self._handles.callback(os.close, handle)
         return handle
 
