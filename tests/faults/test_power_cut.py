@@ -1,14 +1,14 @@
-"""The power fails at every step of the protocol, and the disk loses all that was not synced. Nothing is lost or doubled.
+"""The power fails at every step, and the disk loses all that was not synced. Nothing is lost, nothing doubled.
 
-The disk is the driver's: ledger, in-flight log, staged and final files, and Spark's own log and state, which Spark does
-not sync. Kafka and PostgreSQL are real, and elsewhere. Spark's part is played by `small_spark`, so that every step can be
-the last one, in milliseconds; `test_a_log_that_is_gone` in the integration tests does the same to a real query.
+The disk is the driver's: ledger, in-flight log, staged and final files, savepoints, and Spark's own log and state,
+which Spark does not sync. Kafka and PostgreSQL are real, and elsewhere. Spark's part is played by `small_spark`, so that
+every step can be the last one, in milliseconds; `tests/integration/test_lost_log.py` does the same to a real query.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,13 @@ def kafka(broker: Broker) -> Target:
 
 
 @pytest.fixture
-def postgres_table(postgres: Postgres) -> Iterator[Target]:
+def postgres_table(postgres: Postgres) -> Target:
     harness = PostgresHarness(postgres, "two_phase")
 
     def rows(first: int, last: int) -> pa.RecordBatch:
         return harness.rows(last - first, first)
 
-    yield Target(harness.make_sink(), rows, lambda: [row[0] for row in harness.read_visible()])
+    return Target(harness.make_sink(), rows, lambda: [row[0] for row in harness.read_visible()])
 
 
 def cut_everywhere(disk: Disk, target: Target, steps: list[str], **settings: Any) -> None:

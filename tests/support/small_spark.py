@@ -1,8 +1,8 @@
 """Spark's part of a query, played in this process: its log, its state, its epochs; everything else is the real thing.
 
 It keeps the files that Spark keeps, under the same names, and like Spark it syncs none of them. Each epoch reads some
-more of the numbers 0, 1, 2, …, hands them to real writers of a real sink, half to each, and adds them up: the sum is its
-state. A barrier that has to be cut anew is cut elsewhere, so that whoever writes an epoch twice writes other rows.
+more of the numbers 0, 1, 2, …, hands them to real writers of a real sink, half to each, and adds them up: the sum is
+its state. A barrier that has to be cut anew is cut elsewhere, so that whoever writes an epoch twice writes other rows.
 """
 
 from __future__ import annotations
