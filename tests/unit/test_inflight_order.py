@@ -182,9 +182,6 @@ class Files:
     def stage(self, name: str) -> Any:
         return _File(self, name)
 
-    def size(self, name: str) -> int | None:
-        return len(self.held[name]) if name in self.held else None
-
     def read(self, name: str) -> bytes:
         return self.held[name]
 
@@ -193,9 +190,6 @@ class Files:
 
     def names(self, folder: str) -> list[str]:
         return list(self.held)
-
-    def sync(self, folder: str) -> None:
-        pass
 
 
 class _File:
@@ -349,6 +343,8 @@ def led(monkeypatch: pytest.MonkeyPatch) -> None:
     files = Files()
     monkeypatch.setattr("penstock.epoch.inflight.log.log_storage", lambda _: files)
     monkeypatch.setattr("penstock.epoch.inflight.backlog.log_storage", lambda _: files)
+    for of_a_disk in ("confirm", "make_folder"):
+        monkeypatch.setattr(f"penstock.epoch.inflight.manager.{of_a_disk}", lambda *_: None)
     monkeypatch.setattr(Drainer, "start", lambda _: None)
     monkeypatch.setattr(drainer_module, "ThreadPoolExecutor", OneAfterTheOther)
 

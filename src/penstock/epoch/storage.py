@@ -102,7 +102,7 @@ class LocalStorage(Storage):
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(aside)
-            self._sync_folder(target.parent)
+            _sync_folder(target.parent)
 
     def read(self, name: str) -> bytes | None:
         with storage_errors(f"reading {self._root / name}"):
@@ -125,20 +125,33 @@ class LocalStorage(Storage):
     def _ensure_folder(self, folder: Path) -> None:
         if folder in self._known and folder.is_dir():
             return
-        missing = [folder, *itertools.takewhile(lambda parent: not parent.exists(), folder.parents)]
-        folder.mkdir(parents=True, exist_ok=True)
-        for made in missing:
-            # A new folder's own entry must survive a power cut too, or the file inside is synced in vain.
-            self._sync_folder(made.parent)
-        self._known.add(folder)
+        self._known -= {folder}
+        make_durable(folder, self._known)
 
-    @staticmethod
-    def _sync_folder(folder: Path) -> None:
-        handle = os.open(folder, os.O_RDONLY)
+
+def make_durable(folder: Path, known: set[Path]) -> None:
+    """Make `folder`, and see that a power cut takes away neither it nor one above it. `known` are those of which that
+    was seen before; it grows.
+
+    A folder that is there already may have been made by a process that died before it could sync it, or by Spark, which
+    syncs nothing: a file inside would be synced in vain."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in (folder, *folder.parents):
+        if one in known or one == one.parent:
+            return
         try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            _sync_folder(one.parent)
+        except PermissionError:
+            return  # not to be read by us, so not made by us
+        known.add(one)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 class MemoryStorage(Storage):

@@ -11,6 +11,7 @@ from penstock.epoch.channel import How, Writing
 from penstock.epoch.conductor import Timing
 from penstock.epoch.inflight.backlog import Backlog, log_of, prepared_of, with_prepared
 from penstock.epoch.inflight.drainer import Drainer
+from penstock.epoch.inflight.log import confirm, make_folder
 from penstock.epoch.inflight.pen import Pen
 from penstock.epoch.protocol import Committable, Outcome, WriterId
 from penstock.errors import PenstockError, UidChanged
@@ -74,7 +75,9 @@ class InFlight:
             )
         for uid in self._sinks:
             folder = f"{query_id}/{uid}"
-            self._backlogs[uid] = Backlog(self._storage, folder, f"{self._location}/{folder}/logs")
+            backlog = self._backlogs[uid] = Backlog(self._storage, folder, f"{self._location}/{folder}/logs")
+            if self._limits.logged:
+                make_folder(backlog.logs)
 
     def start(self) -> None:
         """Begin to deliver, once recovery is over."""
@@ -168,11 +171,13 @@ class InFlight:
         return merged
 
     def sealed(self, committables: Sequence[Committable], seal: Seal) -> list[Committable]:
-        """What the sinks prepared in time, confirmed by them; a sink that did not keep up goes by the log, whole."""
+        """What the sinks prepared in time, confirmed by them; a sink that did not keep up goes by the log, whole. Each
+        log file is seen before anything is decided on it."""
         found: list[Committable] = []
         for uid in self._sinks:
             own = [one for one in committables if one.sink == uid]
             if own:
+                confirm(self._backlogs[uid].logs, (log_of(one) for one in own))
                 found.extend(self._sealed_sink(own, seal))
             else:
                 self._pens[uid].give_back()  # it got no rows
