@@ -62,12 +62,13 @@ def _arrow(location: str) -> tuple[Any, str]:
 
 def make_folder(location: str) -> None:
     """In the driver, before tasks write there: a task that makes a folder may die before it has synced it."""
-    from penstock.epoch.storage import local_path, make_durable, storage_errors
+    from penstock.durable import ensure_folder
+    from penstock.epoch.storage import local_path, storage_errors
 
     path = local_path(location)
     if path is not None:
         with storage_errors(f"making {path}"):
-            make_durable(path, set())
+            ensure_folder(path)
 
 
 def confirm(location: str, files: Iterable[LogFile]) -> None:
