@@ -37,6 +37,10 @@ class Disk:
             with open(f"/proc/self/fd/{handle}", "rb") as file:
                 self._bytes[os.fstat(handle).st_ino] = file.read(size)
 
+    def forget(self, folder: Path) -> None:
+        """As if the process had died before it synced that folder."""
+        self._names.pop(str(folder), None)
+
     def after_a_power_cut(self, where: Path) -> None:
         """Copy to `where` what is left."""
         self._copy(str(self._root), where)
@@ -113,6 +117,24 @@ def test_a_recorded_epoch_is_durable(world: World, disk: Disk, tmp_path: Path) -
     assert driver.pending == 1
     assert after.drained(driver) == rows(1, 2)
     driver.close()
+
+
+@pytest.mark.parametrize("folder", ["backlog", "drained"])
+def test_what_a_run_that_died_has_left_is_durable_before_it_is_relied_on(
+    world: World, disk: Disk, tmp_path: Path, folder: str
+) -> None:
+    first = world.driver()
+    one = logged(world, first, 0, 1, 2)
+    first.commit(0, [one], lambda *_: {})
+    if folder == "drained":
+        world.drained(first)
+    disk.forget(world.folder / "id" / "out" / folder)
+    second = world.driver()
+    second.commit(0, [one], lambda *_: {})  # by recovery, which then completes Spark's log
+    after, third = succeeded(world, disk, tmp_path / "after")
+    assert (third.pending, third._backlogs["out"].drained) == ((1, -1) if folder == "backlog" else (0, 0))
+    assert after.drained(third) == rows(1, 2)
+    third.close()
 
 
 @pytest.mark.parametrize("point", [name for name in POINTS if name.startswith("drain.")])

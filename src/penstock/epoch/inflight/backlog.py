@@ -170,6 +170,9 @@ class Backlog:
                 storage.remove(name)
 
     def _load(self) -> None:
+        for folder in ("drained", "backlog"):
+            # A run that died may have given a name and not synced it; epochs are about to be completed by what is here.
+            self._storage.settle(f"{self._folder}/{folder}")
         self._drained = max(self._numbers("drained"), default=-1)
         for number in self._numbers("backlog"):
             entry = self._read(number)
