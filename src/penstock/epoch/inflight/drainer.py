@@ -162,6 +162,7 @@ class Drainer(Conductor):
         if later:
             self._own_committer().abort(later, deadline)
         self._own_committer().abort_dangling(entry.prepared, deadline)
+        self.hints = self._own_committer().hints()
 
     def _not_visible(self, entry: Entry) -> tuple[Committable, ...]:
         """Commit what the sink had prepared; what is left has to be written from the log."""
@@ -210,19 +211,18 @@ class Drainer(Conductor):
 
     def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         try:
+            hints = self._committers[self._uid].hints()
             with ThreadPoolExecutor(_WRITERS, thread_name_prefix=f"penstock-drain-{self._uid}") as pool:
-                written = list(pool.map(lambda one: self._write(epoch, one), self._left))
+                written = list(pool.map(lambda one: self._write(epoch, one, hints), self._left))
             sealed = self._seal(written, Deadline(self._timing.commit_seconds))
         except Exception as error:
             return protocol.Failed(error)
         failpoint("drain.prepared")
         return protocol.Prepared(sealed)
 
-    def _write(self, epoch: int, one: Committable) -> Committable:
+    def _write(self, epoch: int, one: Committable, hints: Mapping[str, Any]) -> Committable:
         """One writer of the epoch, from its log file to prepared."""
-        scope = WriterScope(
-            self._scope(self._uid), epoch, self._attempt, one.writer, 0, self._committers[self._uid].hints()
-        )
+        scope = WriterScope(self._scope(self._uid), epoch, self._attempt, one.writer, 0, hints)
         batches = read_log(self._backlog.logs, log_of(one))
         writer = self._sink.open_writer(scope)
         rows = checksum = 0

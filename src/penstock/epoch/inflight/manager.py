@@ -164,11 +164,7 @@ class InFlight:
     def with_hints(self, uid: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """The sink's hints to its writers, with what the drainer knows."""
         drainer = self._drainers.get(uid)
-        merged = dict(own)
-        for key, value in (drainer.hints if drainer is not None else {}).items():
-            before = merged.get(key)
-            merged[key] = {**before, **value} if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-        return merged
+        return own if drainer is None else _newest(own, drainer.hints)
 
     def sealed(self, committables: Sequence[Committable], seal: Seal) -> list[Committable]:
         """What the sinks prepared in time, confirmed by them; a sink that did not keep up goes by the log, whole. Each
@@ -263,3 +259,20 @@ class InFlight:
 
     def _waits(self, query_id: str, uid: str) -> bool:
         return bool(self._storage.list(f"{query_id}/{uid}/backlog"))
+
+
+def _newest(own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Two committers' hints about one sink. Numbers that it counts up, a fence or those by transaction, are the newer
+    the higher they are; of anything else its `own` is."""
+    merged = {**other, **own}
+    for key in own.keys() & other.keys():
+        mine, its = own[key], other[key]
+        if isinstance(mine, Mapping) and isinstance(its, Mapping):
+            merged[key] = {**its, **mine, **{name: _higher(mine[name], its[name]) for name in mine.keys() & its.keys()}}
+        else:
+            merged[key] = _higher(mine, its)
+    return merged
+
+
+def _higher(mine: Any, its: Any) -> Any:
+    return max(mine, its) if isinstance(mine, int) and isinstance(its, int) else mine
