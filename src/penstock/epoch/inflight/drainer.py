@@ -126,9 +126,7 @@ class Drainer(Conductor):
 
     def _recover(self) -> None:
         """Finish what an earlier drainer decided; until this has succeeded nothing is delivered."""
-        previous = self._generation
-        self._close_old()
-        resume = self._drive(protocol.recover(previous))
+        resume = self._drive(protocol.recover(self._generation))
         self._replay = resume.replay
         self._recovered = True
 
@@ -264,11 +262,6 @@ class Drainer(Conductor):
 
     def _scope(self, uid: str) -> SinkScope:
         return SinkScope(self._job, f"{uid}{MARK}", self._generation)
-
-    def _close_old(self) -> None:
-        for committer in self._committers.values():
-            committer.close()
-        self._committers.clear()
 
 
 def _sum_of_hashes(batch: Any) -> int:
