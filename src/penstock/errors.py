@@ -19,7 +19,8 @@
     │   ├── LedgerCorrupt             half-written or altered file
     │   ├── CheckpointBehind          Spark's checkpoint has lost epochs that the ledger knows to be decided
     │   ├── StorageFull               no space left
-    │   └── StorageNotAtomic          the storage cannot refuse a second create
+    │   ├── StorageNotAtomic          the storage cannot refuse a second create
+    │   └── StorageNotShared          the driver does not see what a task has written
     ├── PositionsLost                 a source no longer has the rows that the checkpoint's positions name
     │   └── FilesMissing              files that an epoch is to read are not there any more
     ├── SavepointError                a savepoint could not be made, read or restored; what there was is as it was
@@ -166,6 +167,12 @@ class StorageFull(LedgerError):
 
 class StorageNotAtomic(LedgerError):
     """The storage cannot refuse a second create, so no decision on it would be safe."""
+
+    retryable = False
+
+
+class StorageNotShared(LedgerError):
+    """The driver does not see what a task has written: the storage is not the same for both. Nothing was decided."""
 
     retryable = False
 

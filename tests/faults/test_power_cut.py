@@ -1,8 +1,8 @@
 """The power fails at every step, and the disk loses all that was not synced. Nothing is lost, nothing doubled.
 
 The disk is the driver's: ledger, in-flight log, staged and final files, savepoints, and Spark's own log and state,
-which Spark does not sync. Kafka and PostgreSQL are real, and elsewhere. Spark's part is played by `small_spark`, so that
-every step can be the last one, in milliseconds; `tests/integration/test_lost_log.py` does the same to a real query.
+which Spark does not sync. Kafka and PostgreSQL are real, and elsewhere. Spark's part is played by `small_spark`, so
+that every step can be the last one, in milliseconds; `tests/integration/test_lost_log.py` does it to a real query.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class Disk:
                 fsync(file)
                 self.sync(file if isinstance(file, int) else file.fileno())
 
-            def sync_everything(handle: int) -> None:
-                sync_file_system(handle)
+            def sync_everything(path: Path) -> None:
+                sync_file_system(path)
                 self.sync_all()
 
             patch.setattr(os, "fsync", sync)

@@ -142,6 +142,7 @@ class Conductor(ABC):
 
     def _register(self) -> int:
         self._generation = self._ledger.register(self._facts())
+        self._close_old()
         for uid, sink in self._sinks.items():
             self._committers[uid] = sink.open_committer(self._scope(uid))
         self._passed("recover.registered")
@@ -180,10 +181,14 @@ class Conductor(ABC):
         if found:
             self._events.emit("aborted", query=self._query, generation=self._generation, count=found)
 
-    def _close_committers(self) -> None:
+    def _close_old(self) -> None:
+        """A recovery that is tried again opens committers for its new generation."""
         for committer in self._committers.values():
             committer.close()
         self._committers.clear()
+
+    def _close_committers(self) -> None:
+        self._close_old()
         self._pool.shutdown(wait=False)
 
     # What they share

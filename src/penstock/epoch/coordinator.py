@@ -114,7 +114,7 @@ class Coordinator(Conductor):
         started = time.monotonic()
         self._query_running = query_running
         check_sources(self._ledger, self._log, self._query, self._sources)
-        resume = self._drive(protocol.recover(self._previous))
+        resume = self._drive(protocol.recover(self.generation))
         self._resume, self._generation = resume, resume.generation
         self._swept = time.monotonic()
         self._stragglers_until = self._swept + (_SWEEP_AGAIN_FOR if resume.generation > 1 else 0)

@@ -12,7 +12,6 @@ Everything the ledger writes goes through `Storage`. Names are relative, with `/
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import itertools
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
+from penstock.durable import ensure_folder, sync, sync_file_system
 from penstock.errors import LedgerError, StorageFull
 from penstock.testing.failpoints import failpoint
 
@@ -59,6 +59,11 @@ class Storage(ABC):
     def delete(self, name: str) -> None:
         """Gone when this returns; no error if it was gone before."""
 
+    def settle(self, folder: str) -> None:
+        """The names found in `folder` survive a power cut, whoever created them. Only a disk of this machine shows
+        names before they are durable."""
+        return
+
 
 @contextlib.contextmanager
 def storage_errors(what: str) -> Iterator[None]:
@@ -86,14 +91,13 @@ class LocalStorage(Storage):
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._known: set[Path] = set()
         self.location = f"file://{root}"
 
     def create(self, name: str, data: bytes) -> None:
         target = self._root / name
         aside = target.with_name(f".{target.name}.{os.getpid()}.{next(self._serial)}.tmp")
         with storage_errors(f"writing {target}"):
-            self._ensure_folder(target.parent)
+            ensure_folder(target.parent)
             try:
                 with open(aside, "wb") as file:
                     file.write(data)
@@ -103,11 +107,12 @@ class LocalStorage(Storage):
                 try:
                     os.link(aside, target)
                 except FileExistsError:
+                    sync(target.parent)  # whoever was first may have died before it did this
                     raise AlreadyExists(name) from None
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(aside)
-            self._sync_folder(target.parent)
+            sync(target.parent)
 
     def read(self, name: str) -> bytes | None:
         with storage_errors(f"reading {self._root / name}"):
@@ -127,33 +132,15 @@ class LocalStorage(Storage):
         with storage_errors(f"deleting {self._root / name}"), contextlib.suppress(FileNotFoundError):
             os.unlink(self._root / name)
 
+    def settle(self, folder: str) -> None:
+        with storage_errors(f"syncing {self._root / folder}"), contextlib.suppress(FileNotFoundError):
+            sync(self._root / folder)
+
     def sync(self) -> bool:
         """One call for the whole file system: cheaper than a call for each of many state files, and none is missed."""
         with storage_errors(f"syncing {self._root}"):
-            handle = os.open(self._root, os.O_RDONLY)
-            try:
-                sync_file_system(handle)
-            finally:
-                os.close(handle)
+            sync_file_system(self._root)
         return True
-
-    def _ensure_folder(self, folder: Path) -> None:
-        if folder in self._known and folder.is_dir():
-            return
-        missing = [folder, *itertools.takewhile(lambda parent: not parent.exists(), folder.parents)]
-        folder.mkdir(parents=True, exist_ok=True)
-        for made in missing:
-            # A new folder's own entry must survive a power cut too, or the file inside is synced in vain.
-            self._sync_folder(made.parent)
-        self._known.add(folder)
-
-    @staticmethod
-    def _sync_folder(folder: Path) -> None:
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 class MemoryStorage(Storage):
@@ -181,16 +168,6 @@ class MemoryStorage(Storage):
     def delete(self, name: str) -> None:
         with self._lock:
             self._files.pop(name, None)
-
-
-def sync_file_system(handle: int) -> None:
-    """Everything that was written to the file system of an open file is durable when this returns."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "syncfs"):  # not on Linux
-        os.sync()
-    elif libc.syncfs(handle):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def local_path(location: str) -> Path | None:
