@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Checkpoints, Mode
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("penstock")
+
+_TEND_SECONDS = 5.0  # a look at what tasks that were given up have left; it costs nothing where nothing is to be done
 
 
 class ExactlyOnce:
@@ -62,9 +65,14 @@ class ExactlyOnce:
         for finding in sink.check(context, uid):
             log.warning("%s: %s", finding.sink, finding.message)
         self._coordinator: Coordinator | None = None
+        self._tending: threading.Thread | None = None
         if checkpoint is not None:
             self._coordinator = self._open(checkpoint)
-            self._coordinator.recover()
+            try:
+                self._coordinator.recover()
+            except BaseException:
+                self._coordinator.close()
+                raise
 
     def __call__(self, batch: DataFrame, epoch: int) -> None:
         with self._lock:
@@ -74,13 +82,38 @@ class ExactlyOnce:
             run_id = str(execution.runId())
             if self._coordinator is None or self._run_id not in (None, run_id):
                 # The query was started again: what it left is recovered by replay, its own log being in use.
+                previous = 0
                 if self._coordinator is not None:
+                    previous = self._coordinator.generation
                     self._coordinator.close()
-                self._coordinator = self._open(location)
-            self._run_id = run_id
-        self._coordinator(batch, epoch)
+                self._coordinator = self._open(location, previous)
+                self._tending = None
+            self._run_id, coordinator = run_id, self._coordinator
+            if self._tending is None:
+                self._tending = self._tend(coordinator, execution)
+        coordinator(batch, epoch)
 
-    def _open(self, checkpoint: str) -> Coordinator:
+    def _tend(self, coordinator: Coordinator, execution: Any) -> threading.Thread:
+        """While this run of the query lasts: what has to be done though no epoch comes. After it, free what it held."""
+
+        def runs() -> bool:
+            try:
+                return self._coordinator is coordinator and bool(execution.isActive())
+            except Exception:  # the session is gone, and the query with it
+                return False
+
+        def tend() -> None:
+            time.sleep(_TEND_SECONDS)
+            while runs():
+                coordinator.tend()
+                time.sleep(_TEND_SECONDS)
+            coordinator.close()
+
+        thread = threading.Thread(target=tend, name=f"penstock-tend-{self._uid}", daemon=True)
+        thread.start()
+        return thread
+
+    def _open(self, checkpoint: str, previous: int = 0) -> Coordinator:
         def body(batch: DataFrame, outputs: EpochOutputs) -> None:
             outputs.write(batch, self._uid)
 
@@ -97,6 +130,7 @@ class ExactlyOnce:
             executed_plan=lambda: self._execution().lastExecution().executedPlan(),
             watermark_policy=str(self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")),
             checkpoints=self._limits,
+            previous=previous,
         )
 
     def _execution(self) -> Any:

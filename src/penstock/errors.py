@@ -17,8 +17,10 @@
     ├── LedgerError                   the ledger could not be read or written
     │   ├── LedgerFromTheFuture       written by a newer version of Penstock
     │   ├── LedgerCorrupt             half-written or altered file
+    │   ├── CheckpointBehind          Spark's checkpoint has lost epochs that the ledger knows to be decided
     │   ├── StorageFull               no space left
-    │   └── StorageNotAtomic          the storage cannot refuse a second create
+    │   ├── StorageNotAtomic          the storage cannot refuse a second create
+    │   └── StorageNotShared          the driver does not see what a task has written
     ├── PositionsLost                 a source no longer has the rows that the checkpoint's positions name
     │   └── FilesMissing              files that an epoch is to read are not there any more
     ├── SavepointError                a savepoint could not be made, read or restored; what there was is as it was
@@ -49,15 +51,18 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
+from penstock.secrecy import masked
+
 
 class PenstockError(Exception):
-    """The root. `happened`, `safe` and `to_do` are the three sentences of the message."""
+    """The root. `happened`, `safe` and `to_do` are the three sentences of the message. `happened` often quotes what
+    another system has said, which may be an address with its password: that is blotted out."""
 
     retryable: ClassVar[bool] = False
     checkpoint_only: ClassVar[bool] = False  # fails one checkpoint, which the job may be told to tolerate
 
     def __init__(self, happened: str, *, safe: str = "", to_do: str = "") -> None:
-        self.happened = happened
+        self.happened = happened = masked(happened)
         self.safe = safe
         self.to_do = to_do
         super().__init__(happened, safe, to_do)
@@ -150,12 +155,24 @@ class LedgerCorrupt(LedgerError):
     retryable = False
 
 
+class CheckpointBehind(LedgerError):
+    """Spark's checkpoint has lost epochs that are decided, and they cannot be restored. Nothing was begun."""
+
+    retryable = False
+
+
 class StorageFull(LedgerError):
     """No space left where checkpoints, staging files or logs go."""
 
 
 class StorageNotAtomic(LedgerError):
     """The storage cannot refuse a second create, so no decision on it would be safe."""
+
+    retryable = False
+
+
+class StorageNotShared(LedgerError):
+    """The driver does not see what a task has written: the storage is not the same for both. Nothing was decided."""
 
     retryable = False
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -124,6 +126,12 @@ def either(request: pytest.FixtureRequest, server: MariaDb) -> Story:
 
 
 # ── the server dies ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_we_write_for_the_server_nobody_else_can_replace(server: MariaDb) -> None:
+    folder = server.folder.stat()
+    assert (folder.st_uid, stat.S_IMODE(folder.st_mode)) == (os.geteuid(), 0o711 if os.geteuid() == 0 else 0o700)
+    assert {stat.S_IMODE((server.folder / one).stat().st_mode) for one in ("data", "run")} == {0o700}
 
 
 def test_a_killed_server_loses_nothing_that_was_prepared_or_committed(either: Story) -> None:

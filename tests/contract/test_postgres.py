@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,3 +45,12 @@ class TestUpsert(PostgresContract):
             self.sweep(sink, generation=2)
             assert self.commit(sink, prepared, uid=name) == {Outcome.COMMITTED}
         self.assert_visible(rows)
+
+
+def test_what_we_write_for_the_server_nobody_else_can_replace(postgres: Postgres) -> None:
+    """Started by root it runs as another user, who can pass through the folder and write into the data alone."""
+    folder = postgres.folder.stat()
+    assert (folder.st_uid, stat.S_IMODE(folder.st_mode)) == (os.geteuid(), 0o711 if os.geteuid() == 0 else 0o700)
+    assert stat.S_IMODE((postgres.folder / "data").stat().st_mode) == 0o700
+    assert (postgres.log.stat().st_uid, stat.S_IMODE(postgres.log.stat().st_mode)) == (os.geteuid(), 0o600)
+    assert {one.name for one in postgres.folder.iterdir()} == {"data", "server.conf", "server.log"}

@@ -54,11 +54,18 @@ OURS = {
 PID = "import os; open(os.environ['REPORT'] + '.pid', 'w').write(str(os.getpid()))"
 
 JOB = 'Job("payments"'
+SECRET = "fs.s3a.secret.key"
+
+#: What Spark and Java write at every start, on every machine.
+NOISE = (
+    "incubator", "log4j profile", "NativeCodeLoader", "Setting default log level", "To adjust logging", "loopback",
+    "SPARK_LOCAL_IP", ":: loading",
+)  # fmt: skip
 
 #: The example, and then what Spark was told in the end.
 REPORTING = f"""
 {PID}
-import json, os, runpy, sys
+import contextlib, json, os, runpy, sys
 sys.argv = [os.path.join(os.path.dirname(__file__), "example.py")]
 try:
     names = runpy.run_path(sys.argv[0], run_name="__main__")
@@ -66,6 +73,10 @@ finally:
     from pyspark.sql import SparkSession
     spark = SparkSession._instantiatedSession
     told = {{key: spark.conf.get(key, None) for key in {[*OURS, "spark.jars"]!r}}}
+    java = f"/proc/{{spark.sparkContext._gateway.proc.pid}}" if spark.sparkContext._gateway.proc else "/nowhere"
+    with contextlib.suppress(FileNotFoundError):
+        told["java"] = open(f"{{java}}/cmdline").read()
+        told["secret"] = spark.sparkContext._jsc.hadoopConfiguration().get({SECRET!r})
     told["python"] = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("sys").executable).first()
     with open(os.environ["REPORT"], "w") as file:
         json.dump(told, file)
@@ -110,6 +121,11 @@ class Launch:
     @property
     def output(self) -> str:
         return (self._folder / "output.txt").read_text()[-4000:]
+
+    @property
+    def noise(self) -> list[str]:
+        lines = (self._folder / "output.txt").read_text().splitlines()
+        return [line for line in lines if any(one in line for one in NOISE)]
 
     def finish(self) -> dict[str, Any]:
         """The alerts must be right and the end clean; what Spark was told."""
@@ -158,7 +174,9 @@ def launched(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "run": Launch(kafka, folder / "run", f"{PID}\n{defined}\nprint(job.explain())\n"),
     }
     (folder / "spark-defaults.conf").write_text(f"{ARROW_ROWS} 7777\n")
-    found["python"].start([sys.executable, str(found["python"].script)], {"SPARK_CONF_DIR": str(folder)})
+    secret = json.dumps({f"spark.hadoop.{SECRET}": " hunter=2: \\ü"})
+    own = {"SPARK_CONF_DIR": str(folder), "PENSTOCK_OPTIONS": secret}
+    found["python"].start([sys.executable, str(found["python"].script)], own)
     confs = [part for key, value in THEIRS.items() for part in ("--conf", f"{key}={value}")]
     python = ["--conf", f"spark.pyspark.python={sys.executable}"]
     submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
@@ -171,8 +189,13 @@ def launched(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def test_python(launched: dict[str, Launch]) -> None:
-    """Nothing is set, so everything is ours; but what spark-defaults.conf says counts."""
+    """Nothing is set, so everything is ours; but what spark-defaults.conf says counts. Whoever lists processes sees no
+    secret, and the terminal nothing but the job."""
     told = launched["python"].finish()
+    assert "SparkSubmit" in (java := told.pop("java"))
+    assert "hunter" not in java
+    assert told.pop("secret") == " hunter=2: \\ü"
+    assert launched["python"].noise == []
     assert "spark-sql-kafka-0-10" in told.pop("spark.jars")
     assert told == {**OURS, ARROW_ROWS: "7777", "python": sys.executable}
 
@@ -187,6 +210,7 @@ def test_spark_submit(launched: dict[str, Launch]) -> None:
 def test_penstock_run(launched: dict[str, Launch]) -> None:
     """Also where a file only defines its job."""
     launched["run"].finish()
+    assert launched["run"].noise == []
 
 
 def test_a_running_session_keeps_its_settings(session: SparkSession) -> None:

@@ -12,6 +12,14 @@ What may happen, and how few kinds of steps are enough for it:
   crashes fall, between. Commits happen in any order.
 * **An error of the storage** may be thrown in at any action, with the action done or not. The coroutines must then
   leave without another action (`Moment` sees to that), which makes it a crash before or after that action.
+* **The power fails**: every run is gone, and of Spark's log, which nobody syncs, any number of the newest barriers
+  and commits. What is synced (generations, claims, decisions) and the other systems stay. A barrier that Spark cuts
+  anew is another cut: other rows.
+* **A failed epoch is tried again** by the same run (`tries`), if the protocol lets it: after any action that raised.
+* **Stop with a drain**: the barrier of the next epoch is replaced by one without input, after `Protocol.before_drain`.
+  No file system can replace a file only if nobody else has; a drain that is superseded in that very instant is not in
+  this world. The next start compares the barrier with the decision and stops.
+* **Recovery while Spark runs already** (`running`): Spark has read its log, and written the barrier, before.
 * **Faults** come out of one budget: a transaction *expires*, an acknowledgement of a commit is *lost* (the commit
   done or not), pre-commit *fails* midway and leaves open what it opened, a *stray* attempt of a task leaves a second
   transaction open. An expiry commutes with every step that does not ask for this transaction, so it comes with one
@@ -20,8 +28,8 @@ What may happen, and how few kinds of steps are enough for it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from penstock.epoch import protocol as p
@@ -40,7 +48,11 @@ class Scenario:
     alive: int = 2
     faults: int = 1
     permuted: bool = False  # does each run number the writers of a sink the other way round?
-    strict: bool = True  # complain about what is only dangerous (4, 6 and 7 of `exploration.py`), not only of harm
+    cuts: int = 0  # how often the power fails
+    tries: int = 0  # how many failures a run tolerates
+    drains: int = 0  # how often somebody stops the job with a drain
+    running: bool = False  # is Spark's query started before recovery?
+    strict: bool = True  # complain about what is only dangerous (4, 6 and 8 of `exploration.py`), not only of harm
 
 
 class Protocol(NamedTuple):
@@ -48,6 +60,8 @@ class Protocol(NamedTuple):
 
     recover: Callable[[], Generator[p.Action, Any, p.Resume]] = p.recover
     run_epoch: Callable[[int, int, p.Replay | None], Generator[p.Action, Any, p.Decision | None]] = p.run_epoch
+    may_try_again: Callable[[Collection[type[p.Action]]], bool] = p.may_try_again
+    before_drain: Callable[[], Generator[p.Action, Any, p.Resume]] = p.recover
 
 
 class Violation(Exception):
@@ -60,15 +74,23 @@ class Violation(Exception):
 
 
 class Transaction(NamedTuple):
-    """One writer's transaction in the other system. A run executes an epoch once, so this names it for good."""
+    """One writer's transaction in the other system. `cut`: which barrier of the epoch its rows lie before."""
 
     epoch: int
     generation: int
     writer: p.WriterId
     stray: bool = False
+    attempt: int = 0
+    cut: int = 0
+
+    @property
+    def execution(self) -> int:
+        """Where each execution of the plan differs, which one this comes from."""
+        return _execution(self.generation, self.attempt)
 
     def __repr__(self) -> str:
-        return f"{self.epoch}/g{self.generation}/{self.writer[0]}{self.writer[1]}{'/stray' * self.stray}"
+        more = "/stray" * self.stray + f"/try{self.attempt}" * bool(self.attempt) + f"/cut{self.cut}" * bool(self.cut)
+        return f"{self.epoch}/g{self.generation}/{self.writer[0]}{self.writer[1]}{more}"
 
 
 class World(NamedTuple):
@@ -76,11 +98,15 @@ class World(NamedTuple):
 
     faults: int  # how many may still happen
     states: tuple[tuple[int, bool], ...]  # by epoch: version of the state, and whether a superseded run left it
+    cut: tuple[int, ...]  # by epoch: how often its barrier was cut anew
+    cuts: int = 0  # how often the power may still fail
+    tries: int = 0
+    drains: int = 0
     newest: int = 0
     claims: frozenset[int] = frozenset()  # numbers given by `Simulation.number`, as decisions
     decisions: frozenset[int] = frozenset()
     barriers: int = 0  # offsets/0 … are written
-    commits: int = 0  # commits/0 … are written
+    commits: int = 0  # commits/0 … are written; more than barriers only after the power has failed
     open: frozenset[Transaction] = frozenset()
     committed: frozenset[Transaction] = frozenset()
     expired: frozenset[Transaction] = frozenset()
@@ -132,14 +158,18 @@ class Moment:
 class Driver(NamedTuple):
     """A living run: where it is in its life (`stage`), in its coroutine (`moment`) and in its action (`done`)."""
 
-    stage: str  # "recover", "start", "barrier", "epoch" or "finish"
+    stage: str  # "recover", "start", "barrier", "epoch", "finish" or "drain"
     moment: Moment
     generation: int = 0
     epoch: int = -1
     done: tuple[Any, ...] = ()
-    replay: int | None = None  # what recovery handed over, numbered
+    resume: int | None = None  # how recovery ended, numbered, until the first epoch begins
+    replay: int | None = None  # what it handed over to this epoch, numbered
     late: bool = False  # a newer generation was registered already when it decided
     proven: int = -1  # the last epoch of which it was told that every writer is visible
+    attempt: int = 0  # at this epoch
+    performed: frozenset[type[p.Action]] = frozenset()  # in this attempt
+    final: bool = False  # it was asked to drain
 
 
 class Step(NamedTuple):
@@ -157,6 +187,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, protocol: Protocol) -> None:
         self.scenario, self._protocol = scenario, protocol
         self._recovering = Moment(protocol.recover)
+        self._draining = Moment(protocol.before_drain)
         self._epochs: dict[tuple[int, int, int | None], Moment] = {}
         self._numbers: dict[Any, int] = {}
         self._values: list[Any] = []
@@ -169,10 +200,18 @@ class Simulation:
         return self._numbers[value]
 
     def first_world(self) -> World:
-        return World(self.scenario.faults, tuple((0, False) for _ in self.scenario.rows))
+        of, none = self.scenario, tuple(0 for _ in self.scenario.rows)
+        return World(of.faults, tuple((0, False) for _ in none), none, of.cuts, of.tries, of.drains)
 
     def fresh_driver(self) -> Driver:
-        return Driver("recover", self._recovering)
+        return Driver("start" if self.scenario.running else "recover", self._recovering)
+
+    def power_failures(self, world: World) -> Iterator[Step]:
+        """What may be left of Spark's log."""
+        for barriers in range(world.barriers + 1 if world.cuts else 0):
+            for commits in range(world.commits + 1):
+                after = world._replace(cuts=world.cuts - 1, barriers=barriers, commits=commits)
+                yield Step((0, "loses power; left are", barriers, "barriers,", commits, "commits"), after, None)
 
     def decisions(self, world: World) -> list[p.Decision]:
         return sorted((self._values[number] for number in world.decisions), key=lambda one: one.id)
@@ -185,8 +224,26 @@ class Simulation:
                 yield self._write_barrier(world, driver)
             case "finish":
                 yield self._write_commit(world, driver)
-            case _:
+            case "drain":
+                yield self._replace_barrier(world, driver)
+            case "recover":
                 yield from self._carry_out(world, driver)
+            case _:
+                driver = driver._replace(performed=driver.performed | {type(driver.moment.action)})
+                for step in self._carry_out(world, driver):
+                    yield step
+                    if isinstance(step.stop, p.NotPrepared) and world.tries:
+                        yield self._try_again(step.world, driver)
+                if world.tries and self._protocol.may_try_again(driver.performed):
+                    yield self._try_again(world, driver)
+        if driver.stage in ("barrier", "finish") and world.drains:
+            told = (driver.generation, "is stopped with a drain")
+            yield Step(told, world._replace(drains=world.drains - 1), Driver("recover", self._draining, final=True))
+
+    def _try_again(self, world: World, driver: Driver) -> Step:
+        """The action raised, and the failure is tolerated."""
+        told = (driver.generation, "fails, and tries epoch", driver.epoch, "again")
+        return Step(told, world._replace(tries=world.tries - 1), self._begin(driver, driver.attempt + 1))
 
     def _carry_out(self, world: World, driver: Driver) -> Iterator[Step]:
         match driver.moment.action:
@@ -212,8 +269,10 @@ class Simulation:
                 after = world._replace(decisions=world.decisions | {self.number(decision)})
                 decided = driver._replace(late=world.newest > driver.generation)
                 yield self._answer(after, decided, None, "decides", [one.payload["at"] for one in decision.to_commit])
-            case p.FinishLog(epoch) if self.scenario.log_known:
-                after = self._with_commit(world, driver, epoch) if world.commits == epoch else world
+            case p.RestoreLog(epoch, decided):
+                yield self._restore_log(world, driver, epoch, decided)
+            case p.FinishLog(epoch) if self.scenario.log_known and not self.scenario.running:
+                after = self._with_commit(world, driver, epoch) if world.commits <= epoch else world
                 yield self._answer(after, driver, True, "itself writes commits/", epoch)
             case p.FinishLog():
                 yield self._answer(world, driver, False, "does not know the format of Spark's log")
@@ -228,36 +287,70 @@ class Simulation:
             return Step((*told, "and stops:", moment.stop), world, None, moment.stop)
         driver = driver._replace(moment=self._recovering, done=())
         if driver.stage == "epoch":
-            return Step(told, world, driver._replace(stage="finish"))
-        replay = None if moment.result.replay is None else self.number(moment.result.replay)
-        return Step(
-            (*told, "and has recovered:", moment.result.action), world, driver._replace(stage="start", replay=replay)
-        )
+            return Step(told, world, driver._replace(stage="finish", replay=None, performed=frozenset()))
+        resume: p.Resume = moment.result
+        told = (*told, "and has recovered:", resume.action)
+        driver = driver._replace(resume=self.number(resume))
+        if driver.final:
+            rests = resume.replay is None and resume.action != "void"
+            return Step(told, world, driver._replace(stage="drain", epoch=resume.epoch) if rests else None)
+        if self.scenario.running:
+            return self._enter(told, world, driver)
+        return Step(told, world, driver._replace(stage="start"))
 
     def _look(self, world: World, driver: Driver) -> Step:
         """Spark's log, then the claims, then the decisions."""
         match driver.done:
             case ():
-                done: tuple[Any, ...] = (world.commits, world.barriers > world.commits)
+                epoch, damaged = world.commits, world.commits > world.barriers
+                barrier = world.barriers > epoch
+                done: tuple[Any, ...] = (world.barriers - 1 if barrier else epoch, barrier, damaged)
                 return Step((driver.generation, "reads Spark's log:", done), world, driver._replace(done=done))
-            case (epoch, barrier):
+            case (epoch, barrier, damaged):
                 claims = sorted((self._values[number] for number in world.claims), key=lambda one: one.generation)
-                done = (epoch, barrier, tuple(claims))
+                done = (epoch, barrier, damaged, tuple(claims))
                 return Step((driver.generation, "reads the claims"), world, driver._replace(done=done))
-            case (epoch, barrier, claims):
-                decisions = self.decisions(world)
-                found = p.Found(epoch, barrier, tuple(decisions), claims)
+            case (epoch, barrier, damaged, claims):
+                decisions = [one for one in self.decisions(world) if one.id.epoch >= epoch]
+                found = p.Found(epoch, barrier, tuple(decisions), claims, damaged)
+                decision = p.honoured(found) if barrier else None
+                if decision and decision.id.epoch == epoch:
+                    decided_on = {one.payload["at"].cut for one in decision.to_commit}
+                    found = replace(found, damaged=damaged or bool(decided_on - {world.cut[epoch]}))
                 return self._answer(world, driver, found, "reads the decisions:", [one.id for one in decisions])
         raise AssertionError
+
+    def _restore_log(self, world: World, driver: Driver, epoch: int, decided: p.DecisionId | None) -> Step:
+        """From the decisions for the epoch and the one before; a barrier that is there and another is left alone."""
+        by_epoch = {one.id.epoch: one for one in self.decisions(world)}  # of several the newest
+        barriers, commits, cut = max(world.barriers, epoch), max(world.commits, epoch), list(world.cut)
+        for number in (epoch - 1, *((epoch,) if decided else ())):
+            if number < 0:
+                continue
+            known = by_epoch.get(number)
+            own = {one.payload["at"].cut for one in known.to_commit} if known else {-1}
+            if world.barriers > number and own - {cut[number]}:
+                return self._answer(world, driver, False, "finds another barrier", number)
+            if known is None or self.scenario.running:
+                return self._answer(world, driver, False, "cannot restore Spark's log")
+            cut[number] = min(own, default=cut[number])
+            barriers = max(barriers, number + 1)
+        after = world._replace(barriers=barriers, commits=commits, cut=tuple(cut))
+        return self._answer(after, driver, True, "restores Spark's log up to epoch", epoch)
 
     def _pre_commit(self, world: World, driver: Driver, epoch: int, only: frozenset[str] | None) -> Iterator[Step]:
         """Opens one transaction; the answer comes with the last. Every step may be the one that leaves state."""
         generation, with_rows = driver.generation, self.scenario.rows[epoch]
-        version = 1 if self.scenario.deterministic else generation
+        version = 1 if self.scenario.deterministic else _execution(generation, driver.attempt)
+        version += 100 * world.cut[epoch]
         if not self.scenario.deterministic:
             state = (version, world.newest > generation)
             world = world._replace(states=(*world.states[:epoch], state, *world.states[epoch + 1 :]))
-        writing = [Transaction(epoch, generation, writer) for writer in with_rows if only is None or writer[0] in only]
+        named = {
+            writer: Transaction(epoch, generation, writer, attempt=driver.attempt, cut=world.cut[epoch])
+            for writer in EVERY_WRITER
+        }
+        writing = [named[writer] for writer in with_rows if only is None or writer[0] in only]
         opening = frozenset(writing[len(driver.done) :][:1])
         after = world._replace(open=world.open | opening)
         if len(driver.done) + 1 < len(writing):
@@ -272,7 +365,7 @@ class Simulation:
                 )
                 if writer in with_rows
                 else p.Committable(*self._numbered(writer, generation), rows=0, checksum=0, payload=Payload())
-                for writer, at in ((writer, Transaction(epoch, generation, writer)) for writer in EVERY_WRITER)
+                for writer, at in named.items()
             )
             yield self._answer(after, driver, p.Prepared(committables), "has prepared", writing)
             if opening and world.faults:
@@ -341,27 +434,55 @@ class Simulation:
     # Spark's part.
 
     def _start_query(self, world: World, driver: Driver) -> Step:
-        """Spark reads its log once: an epoch with a barrier but no commit runs again, else the next one begins."""
-        driver = driver._replace(epoch=world.commits, stage="barrier")
+        """Spark reads its log once: unless the newest barrier has its commit, that epoch runs again. It begins at 0
+        where there is no barrier, whatever is committed."""
+        complete = world.commits == world.barriers
+        driver = driver._replace(epoch=world.barriers - (not complete and world.barriers > 0), stage="barrier")
         told = (driver.generation, "starts its query at epoch", driver.epoch)
-        if world.commits == len(self.scenario.rows):
+        if complete and world.commits == len(self.scenario.rows):
             return Step(told, world, None)
-        return Step(told, world, self._enter(driver) if world.barriers > world.commits else driver)
+        return self._enter(told, world, driver) if world.barriers > driver.epoch else Step(told, world, driver)
 
     def _write_barrier(self, world: World, driver: Driver) -> Step:
         if world.barriers > driver.epoch:
             return Step((driver.generation, "is stopped by Spark: there is an offsets/", driver.epoch), world, None)
-        after = world._replace(barriers=driver.epoch + 1)
-        return Step((driver.generation, "writes offsets/", driver.epoch), after, self._enter(driver))
+        after = self._with_barrier(world, driver.epoch)
+        return self._enter((driver.generation, "writes offsets/", driver.epoch), after, driver)
 
-    def _enter(self, driver: Driver) -> Driver:
-        replay: p.Replay | None = None if driver.replay is None else self._values[driver.replay]
-        if replay and replay.decision.id.epoch != driver.epoch:
-            replay, driver = None, driver._replace(replay=None)
+    def _with_barrier(self, world: World, epoch: int) -> World:
+        """A cut of its own, wherever the power has failed or the barrier is replaced."""
+        anew = epoch < world.barriers or world.cuts < self.scenario.cuts
+        cut = (*world.cut[:epoch], world.cut[epoch] + anew, *world.cut[epoch + 1 :])
+        return world._replace(barriers=epoch + 1, cut=cut)
+
+    def _replace_barrier(self, world: World, driver: Driver) -> Step:
+        """What a drain does. The epoch that it leads to is not run here: the next run does."""
+        told = (driver.generation, "replaces offsets/", driver.epoch)
+        if driver.epoch == len(self.scenario.rows):
+            return Step(told, world, None)
+        if any(one.epoch == driver.epoch for one in world.committed):
+            raise Violation(f"the barrier of epoch {driver.epoch}, which is visible, is replaced")
+        return Step(told, self._with_barrier(world, driver.epoch), None)
+
+    def _enter(self, told: tuple[Any, ...], world: World, driver: Driver) -> Step:
+        if not driver.generation:  # Spark runs; it calls us, and we recover
+            return Step(told, world, driver._replace(stage="recover", moment=self._recovering))
+        replay: p.Replay | None = None
+        if driver.resume is not None:
+            try:
+                replay = p.replay_of(self._values[driver.resume], driver.epoch)
+            except p.LogBehind as stop:
+                return Step((*told, "and stops:", stop), world, None, stop)
+        driver = driver._replace(resume=None, replay=None if replay is None else self.number(replay))
+        return Step(told, world, self._begin(driver, 0))
+
+    def _begin(self, driver: Driver, attempt: int) -> Driver:
         key = (driver.generation, driver.epoch, driver.replay)
         if key not in self._epochs:
+            replay: p.Replay | None = None if driver.replay is None else self._values[driver.replay]
             self._epochs[key] = Moment(lambda: self._protocol.run_epoch(key[0], key[1], replay))
-        return driver._replace(stage="epoch", moment=self._epochs[key], replay=None)
+        driver = driver._replace(attempt=attempt, performed=frozenset(), done=(), late=False)
+        return driver._replace(stage="epoch", moment=self._epochs[key])
 
     def _write_commit(self, world: World, driver: Driver) -> Step:
         if world.commits > driver.epoch:
@@ -378,6 +499,10 @@ class Simulation:
         if driver.proven != epoch and self.scenario.strict:
             raise Violation(f"g{driver.generation} writes commits/{epoch} without proof that all is visible")
         return world._replace(commits=epoch + 1)
+
+
+def _execution(generation: int, attempt: int) -> int:
+    return generation * 10 + attempt
 
 
 _TASK_FAILED = RuntimeError("a task failed")

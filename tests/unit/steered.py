@@ -26,6 +26,7 @@ class Steered:
         self.gate = threading.Event()
         self.gate.set()
         self.error: Exception | None = None
+        self.failed: str | None = None  # why its query has failed, as `status` tells it
         self.asked: list[tuple[Any, ...]] = []
         self.ending = threading.Event()
         self.state = "RUNNING"
@@ -55,7 +56,10 @@ class Steered:
         self.ending.set()
 
     def status(self) -> dict[str, Any]:
-        return {"state": self.state, "queries": {"out": {"epoch": 12, "generation": 3}}, "restarts": 0}
+        facts: dict[str, Any] = {"epoch": 12, "generation": 3}
+        if self.failed is not None:
+            facts["error"] = self.failed
+        return {"state": self.state, "queries": {"out": facts}, "restarts": 0}
 
     def _work(self, *asked: Any) -> str:
         self.asked.append(asked)
@@ -105,7 +109,8 @@ class Served:
     def ask(self, method: str, path: str, body: Any = None, token: str | None = "its own") -> tuple[int, Any]:
         """Status and body."""
         data = body if isinstance(body, bytes) else json.dumps({} if body is None else body).encode()
-        headers = {"Authorization": f"Bearer {self.entry.token if token == 'its own' else token}"} if token else {}
+        given = self.entry.token if token == "its own" else token
+        headers = {"Authorization": f"Bearer {given}".encode()} if token else {}
         request = urllib.request.Request(
             f"http://{self.serving.address}{path}", data, {**headers, "Content-Type": "application/json"}, method=method
         )

@@ -207,3 +207,10 @@ def test_demo_hands_its_options_over(invoke: Invoke, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(demo, "run_demo", play)
     assert invoke("demo", "--rows", "10", "--kills", "0", "--kafka", "--seed", "4")[0] == 3
     assert given == [demo.DemoOptions(rows=10, kills=0, kafka=True, json=False, seed=4, keep=False)]
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536", "99999999", "x"])
+def test_a_port_that_is_none_is_a_misspelt_command(invoke: Invoke, port: str) -> None:
+    status, _, err = invoke("dev", "kafka", "up", "--port", port)
+    assert status == 2
+    assert "--port" in err

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -155,11 +157,12 @@ def test_a_job_elsewhere(
 ) -> None:
     address, token = str(job.serving.address), str(job.entry.token)
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "another machine"))
-    assert [one["id"] for one in answer("list", "-m", address)] == [job.id]
-    status, _, err = invoke("savepoint", "payments", "--jobmanager", address)
-    assert status == 1
-    assert "PENSTOCK_TOKEN" in err
+    for command in (["list"], ["savepoint", "payments"]):
+        status, _, err = invoke(*command, "--jobmanager", address)
+        assert status == 1
+        assert "PENSTOCK_TOKEN" in err
     monkeypatch.setenv("PENSTOCK_TOKEN", token)
+    assert [one["id"] for one in answer("list", "-m", address)] == [job.id]
     assert answer("savepoint", "payments", "-m", f"http://{address}")["savepoint"] == "/default/savepoint-1"
     assert answer("cancel", job.id[:6], "-m", address) == {
         "id": job.id, "name": "payments", "state": None, "savepoint": None,
@@ -167,6 +170,32 @@ def test_a_job_elsewhere(
     status, _, err = invoke("cancel", "payments", "-m", "127.0.0.1:1")
     assert status == 1
     assert "does not answer" in err
+
+
+def test_a_job_of_one_s_own_at_its_address_needs_no_variable(answer: Callable[..., Any], job: Served) -> None:
+    """Its token is in the registry, which only its owner can read."""
+    port = str(job.serving.address).rpartition(":")[2]
+    for address in (f"127.0.0.1:{port}", f"localhost:{port}", f"http://127.0.0.1:{port}"):
+        assert [one["id"] for one in answer("list", "-m", address)] == [job.id]
+        assert answer("checkpoint", "payments", "-m", address)["checkpoint"] == 7
+
+
+def test_a_token_is_sent_only_where_it_belongs(invoke: Invoke, job: Served) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        asked: list[bytes] = []
+
+        def stranger() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                asked.append(connection.recv(1 << 16))
+
+        thread = threading.Thread(target=stranger)
+        thread.start()
+        assert invoke("list", "-m", f"127.0.0.1:{listener.getsockname()[1]}")[0] == 1
+        thread.join(60)
+    assert asked[0].startswith(b"GET ")
+    assert b"Bearer" not in asked[0]
 
 
 def test_which_job_is_meant(invoke: Invoke, job: Served) -> None:

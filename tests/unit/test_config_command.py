@@ -77,7 +77,7 @@ def test_each_value_says_where_it_came_from(show: Show, tmp_path: Path) -> None:
     assert rows["restart-strategy.fixed-delay.attempts"] == ("9", "-D")
     assert rows["restart-strategy.fixed-delay.delay"] == ("3 s", "code")
     assert rows["execution.checkpointing.mode"] == ("exactly_once", "default")
-    assert rows["spark.x.password"] == ("******", "code")
+    assert rows["spark.x.password"] == ("***", "code")
 
 
 def test_another_file(show: Show, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_session_that_skips_rows_lowers_it_too() -> None:
 
 def test_what_it_is() -> None:
     source = FileSource("s3a://key:secret@bucket/in", format="PARQUET", bounded=True)
-    assert source.describe() == "parquet files in s3a://***@bucket/in"
+    assert source.describe() == "parquet files in s3a://key:***@bucket/in"
     assert "secret" not in f"{source!r}{source.link('in')}"
     assert source.bounded
     assert not source.finished({"logOffset": 5}), "only Spark knows where it ends"

@@ -243,6 +243,38 @@ def test_a_drainer_that_dies_anywhere_is_succeeded(world: World, point: str, how
     assert not world.sink.prepared
 
 
+def test_a_drainer_that_waits_for_the_tasks_of_an_epoch_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    world = World(tmp_path, unaligned=False, aligned_timeout=0, max_concurrent=2)
+    driver = world.driver()
+    world.epoch(driver, 0, 1, how=How.TEE)
+    world.sink.lose()
+    assert driver.writing("out", 0.0).how is How.TEE, "its tasks write"
+    driver.start()
+    while not driver._pens["out"]._wanted:
+        driver._backlogs["out"].wait(0.01)
+    driver.close()
+    assert world.sink.visible == [], "nothing was written beside the tasks"
+    assert driver.pending == 1
+
+
+def test_an_epoch_that_begins_while_the_drainer_waits_goes_by_the_log(tmp_path: Path) -> None:
+    world = World(tmp_path, unaligned=False, aligned_timeout=0, max_concurrent=2)
+    driver = world.driver()
+    with driver._pens["out"].taken(lambda: False) as mine:
+        assert mine
+        assert driver.writing("out", 0.0).how is How.LOG
+    assert driver.writing("out", 0.0).how is How.TEE
+
+
+def test_a_sink_without_rows_in_an_epoch_gives_the_pen_back(tmp_path: Path) -> None:
+    world = World(tmp_path, unaligned=False, aligned_timeout=0, max_concurrent=2)
+    driver = world.driver()
+    assert driver.writing("out", 0.0).how is How.TEE
+    driver.sealed([], lambda own, _: own)
+    with driver._pens["out"].taken(lambda: True) as mine:
+        assert mine
+
+
 def test_an_error_on_the_way_is_tried_again_by_the_same_drainer(world: World) -> None:
     failures = iter([True, True])
 

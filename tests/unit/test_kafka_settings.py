@@ -28,7 +28,7 @@ def test_durations(text: str | float, seconds: float) -> None:
     assert settings.seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "0s", "-3s", "5 days"])
+@pytest.mark.parametrize("text", ["", "soon", "0s", "-3s", "5 years"])
 def test_not_durations(text: str) -> None:
     with pytest.raises(ConfigurationError):
         KafkaSink("t", servers="s", transaction_timeout=text)

@@ -18,6 +18,7 @@ from penstock.epoch.protocol import (
     Outcome,
     PreCommit,
     Register,
+    RestoreLog,
     Sweep,
     WriteClaim,
 )
@@ -343,8 +344,9 @@ def test_the_decision_that_counts(decisions: tuple[int, ...], claims: tuple[Clai
     assert (honoured.id.generation if honoured else None) == counts
 
 
-def test_decisions_for_other_epochs_do_not_count() -> None:
-    assert p.honoured(p.Found(5, True, (decided(1, epoch=4), decided(1, epoch=6)))) is None
+def test_decisions_for_epochs_that_spark_has_logged_do_not_count() -> None:
+    assert p.honoured(p.Found(5, True, (decided(1, epoch=4),))) is None
+    assert p.next_epoch(p.Found(5, True, (decided(1, epoch=4),))) == 5
 
 
 def test_no_decision_counts_where_the_barrier_is_not_written() -> None:
@@ -379,3 +381,90 @@ def test_a_payload_is_added_to_and_nothing_else_changes() -> None:
     more = one.with_payload(b=3, c=4)
     assert more == p.Committable("orders", 3, 10, 77, {"a": 1, "b": 3, "c": 4}, format=2)
     assert one.payload == {"a": 1, "b": 2}
+
+
+# Spark's log has lost what the ledger has.
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+@pytest.mark.parametrize(
+    ("decisions", "claims", "epoch", "counts"),
+    [
+        pytest.param([(5, 1)], [], 5, (5, 1), id="the barrier alone"),
+        pytest.param([(5, 1), (6, 1), (7, 1)], [Claim(1, 0, None)], 7, (7, 1), id="several epochs"),
+        pytest.param([(5, 1), (6, 1)], [Claim(1, 0, None), Claim(2, 7, None)], 7, None, id="complete, seen by a claim"),
+        pytest.param([(5, 1), (6, 2)], [Claim(2, 6, None)], 6, (6, 2), id="complete, and one decided since"),
+        pytest.param([(6, 1), (6, 2)], [Claim(2, 6, None)], 6, (6, 2), id="a void decision beside the one that counts"),
+        pytest.param([(6, 1)], [Claim(2, 6, None)], 5, None, id="a void decision is no evidence"),
+        pytest.param([(6, 1)], [Claim(2, 6, p.DecisionId(6, 1))], 6, (6, 1), id="honoured before"),
+    ],
+)
+def test_what_the_ledger_knows_beyond_sparks_log_counts(
+    decisions: list[tuple[int, int]],
+    claims: list[Claim],
+    epoch: int,
+    counts: tuple[int, int] | None,
+    barrier: bool,
+) -> None:
+    made = tuple(decided(by, epoch=number) for number, by in decisions)
+    found = p.Found(5, barrier, made, tuple(claims))
+    assert p.next_epoch(found) == epoch
+    assert p.honoured(found) == (decided(counts[1], epoch=counts[0]) if counts else None)
+
+
+def test_a_lost_log_is_restored_before_anything_is_committed() -> None:
+    lost = decided(1, epoch=7)
+    resume = play(
+        p.recover(),
+        (Register(), 2),
+        (Look(), p.Found(5, True, (lost,))),
+        (WriteClaim(Claim(2, 7, lost.id)), None),
+        STILL_NEWEST,
+        (RestoreLog(7, lost.id), True),
+        (Commit(lost), dict.fromkeys((A, B), Outcome.ALREADY_COMMITTED)),
+        (FinishLog(7, 9), True),
+        (Sweep(lost.committables), None),
+    )
+    assert resume == p.Resume(2, 8, "finished")
+
+
+def test_a_log_with_a_hole_is_restored_though_nothing_is_decided() -> None:
+    resume = play(
+        p.recover(),
+        (Register(), 2),
+        (Look(), p.Found(5, False, damaged=True)),
+        (WriteClaim(Claim(2, 5, None)), None),
+        STILL_NEWEST,
+        (RestoreLog(5, None), True),
+        (Sweep(()), None),
+    )
+    assert resume == p.Resume(2, 5, "none")
+
+
+def test_where_the_log_cannot_be_restored_nothing_is_touched() -> None:
+    lost = decided(1, epoch=7)
+    with pytest.raises(p.LogBehind) as stopped:
+        play(
+            p.recover(),
+            (Register(), 2),
+            (Look(), p.Found(5, False, (lost,))),
+            (WriteClaim(Claim(2, 7, lost.id)), None),
+            STILL_NEWEST,
+            (RestoreLog(7, lost.id), False),
+        )
+    assert (stopped.value.found, stopped.value.epoch) == (5, 7)
+
+
+def test_what_spark_begins_with_must_be_what_recovery_found() -> None:
+    replay = p.Replay(decided(1), frozenset({A}))
+    assert p.replay_of(p.Resume(2, 5, "repair", replay), 5) is replay
+    assert p.replay_of(p.Resume(2, 5, "none"), 5) is None
+    assert p.replay_of(p.Resume(2, 5, "none"), 6) is None  # Spark's first batch after ours was empty
+    for resume, epoch in ((p.Resume(2, 5, "none"), 4), (p.Resume(2, 5, "repair", replay), 6)):
+        with pytest.raises(p.LogBehind):
+            p.replay_of(resume, epoch)
+
+
+def test_an_epoch_is_tried_again_only_as_long_as_it_cannot_be_decided() -> None:
+    assert p.may_try_again({NewestGeneration, PreCommit, Sweep})
+    assert not p.may_try_again({NewestGeneration, PreCommit, Decide})

@@ -34,6 +34,23 @@ SCENARIOS = {
         10_000,
     ),
     "an epoch without rows": (Scenario(((), (LEFT,)), generations=2), 1_000),
+    "the power fails": (Scenario(TWO_EPOCHS, generations=3, alive=1, cuts=1), 1),
+    "the power fails twice": (Scenario(((LEFT,), (LEFT,), (LEFT,)), generations=3, alive=1, faults=0, cuts=2), 1),
+    "the power fails, each execution differs": (
+        Scenario(((LEFT,), (LEFT,)), False, generations=3, alive=2, faults=0, cuts=1),
+        1,
+    ),
+    "the power fails while Spark runs before recovery": (
+        Scenario(((LEFT,), (LEFT,)), generations=3, alive=1, cuts=1, running=True),
+        1,
+    ),
+    "Spark runs before recovery": (Scenario(TWO_EPOCHS, generations=3, alive=2, faults=0, running=True), 1),
+    "failures are tolerated": (Scenario(ONE_EPOCH, generations=2, faults=1, tries=2), 1),
+    "failures are tolerated, each execution differs": (
+        Scenario(((LEFT,), (LEFT,)), False, generations=2, alive=1, faults=1, tries=2),
+        1,
+    ),
+    "stopped with a drain": (Scenario(((LEFT,), (LEFT,)), generations=3, alive=1, faults=1, drains=1), 1),
     "unknown log": (Scenario(ONE_EPOCH, log_known=False), 35_000),
     "unknown log, each execution differs, no zombies": (Scenario(ONE_EPOCH, False, log_known=False, alive=1), 1_500),
 }
@@ -204,12 +221,63 @@ def abort_on_error() -> Protocol:
     return stateless(meddle)
 
 
+def looks_at_sparks_log_alone() -> Protocol:
+    """What the ledger knows beyond Spark's log is not looked at."""
+
+    def meddle(action: p.Action) -> Generator[p.Action, Any, Any]:
+        answer = yield action
+        if not isinstance(answer, p.Found):
+            return answer
+        mine = tuple(one for one in answer.decisions if one.id.epoch == answer.epoch and answer.barrier)
+        return replace(answer, decisions=mine, damaged=False)
+
+    return stateless(meddle)
+
+
+def only_what_counts_is_evidence() -> Protocol:
+    """Epochs that were complete when the newest run looked are forgotten, if an older run had decided them."""
+
+    def meddle(action: p.Action) -> Generator[p.Action, Any, Any]:
+        answer = yield action
+        if not isinstance(answer, p.Found):
+            return answer
+        newest = max((one.generation for one in answer.claims), default=0)
+        return replace(answer, decisions=tuple(one for one in answer.decisions if one.id.generation >= newest))
+
+    return stateless(meddle)
+
+
+def damage_is_overlooked() -> Protocol:
+    def meddle(action: p.Action) -> Generator[p.Action, Any, Any]:
+        answer = yield action
+        return replace(answer, damaged=False) if isinstance(answer, p.Found) else answer
+
+    return stateless(meddle)
+
+
+def goes_on_without_a_log() -> Protocol:
+    def meddle(action: p.Action) -> Generator[p.Action, Any, Any]:
+        return (yield action) or isinstance(action, p.RestoreLog)
+
+    return stateless(meddle)
+
+
+def drain_by_sparks_log() -> Generator[p.Action, Any, p.Resume]:
+    """The barrier is replaced first, and recovery comes after it."""
+    generation: int = yield p.Register()
+    found: p.Found = yield p.Look()
+    return p.Resume(generation, found.epoch, "none")
+
+
 # Only harm counts here, as every step is there to prevent some.
 TWO_RUNS = Scenario(ONE_EPOCH, generations=2, strict=False)
 THREE_RUNS = Scenario(ONE_EPOCH, generations=3, faults=0, strict=False)
 FOUR_RUNS = replace(THREE_RUNS, generations=4)
 ONE_WRITER = replace(THREE_RUNS, rows=((LEFT,),), deterministic=False)
 DIFFERING = replace(TWO_RUNS, deterministic=False)
+POWER = Scenario(((LEFT,), (LEFT,)), generations=3, alive=1, faults=0, cuts=1, strict=False)
+TOLERANT = Scenario(ONE_EPOCH, generations=2, alive=1, faults=1, tries=2, strict=False)
+DRAINED = Scenario(((LEFT,), (LEFT,)), generations=3, alive=1, faults=0, drains=1, strict=False)
 
 MUTANTS: dict[str, tuple[Protocol, Scenario, str]] = {
     "look, then register": (look_before_register(), TWO_RUNS, "doubled"),
@@ -230,6 +298,17 @@ MUTANTS: dict[str, tuple[Protocol, Scenario, str]] = {
     "a repair writes all": (replay_afresh(), TWO_RUNS, "doubled"),
     "a repair names only what it wrote": (repair_names_only_the_rewritten(), replace(TWO_RUNS, faults=2), "doubled"),
     "abort because the decision failed": (abort_on_error(), TWO_RUNS, "goes on after Decide"),
+    "what Spark's log lost is not missed": (looks_at_sparks_log_alone(), POWER, "doubled"),
+    "the lost log is not restored": (without(p.RestoreLog), POWER, "does not come to the end|doubled|without proof"),
+    "a log with a hole is not restored": (damage_is_overlooked(), POWER, "doubled|cuts"),
+    "only decisions that count are evidence": (only_what_counts_is_evidence(), POWER, "doubled|cuts"),
+    "goes on though the log is not restored": (
+        goes_on_without_a_log(),
+        replace(POWER, running=True, generations=2),
+        "doubled|cuts|differs",
+    ),
+    "a decided epoch is tried again": (Protocol(may_try_again=lambda _: True), TOLERANT, "doubled|decided twice"),
+    "drain, then recover": (Protocol(before_drain=drain_by_sparks_log), DRAINED, "replaced|cuts"),
 }
 
 
@@ -252,7 +331,7 @@ def test_a_repair_without_proof_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_older_decision_that_wins_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(p, "max", lambda all_, *, key, default: min(all_, key=key, default=default), raising=False)
+    monkeypatch.setattr(p, "max", lambda all_, **by: min(all_, **by) if by else max(all_), raising=False)
     with pytest.raises(Violation, match="doubled"):
         explore(replace(THREE_RUNS, faults=2))
 

@@ -57,7 +57,57 @@ def test_only_its_owner_reads_it(registry: Registry, tmp_path: Path) -> None:
     registry.put(mine(token="secret"))
     assert stat.S_IMODE(file(tmp_path).stat().st_mode) == 0o600
     assert stat.S_IMODE(file(tmp_path).parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
     assert "secret" not in repr(mine(token="secret"))
+
+
+def test_a_folder_that_others_may_look_into_is_closed(registry: Registry, tmp_path: Path) -> None:
+    file(tmp_path).parent.mkdir(parents=True)
+    file(tmp_path).parent.chmod(0o777)
+    registry.put(mine())
+    assert stat.S_IMODE(file(tmp_path).parent.stat().st_mode) == 0o700
+
+
+def test_a_folder_of_somebody_else_s_is_not_used(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever owns the folder could put another address and another token in the place of ours."""
+    registry.put(mine(token="secret"))
+    registry.open_log(ID).close()
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        registry.put(mine(token="secret"))
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        registry.open_log(ID)
+    assert registry.written(ID) is None  # nor is what another user has put there believed
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(registry: Registry, tmp_path: Path) -> None:
+    registry.put(mine())
+    elsewhere = tmp_path / "elsewhere"
+    file(tmp_path).rename(elsewhere)
+    file(tmp_path).symlink_to(elsewhere)
+    assert registry.written(ID) is None
+    log = tmp_path / "home" / "logs" / f"{ID}.log"
+    log.parent.mkdir()
+    log.symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic"):
+        registry.open_log(ID)
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said_and_not_tried_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file" / "home", Path("/proc/nobody/home")):
+        with pytest.raises(OSError, match=r"Not a directory|No such file|Permission"):
+            Registry(place).put(mine())
+
+
+def test_a_log_is_its_owner_s_alone(registry: Registry, tmp_path: Path) -> None:
+    with registry.open_log(ID) as log:
+        log.write(b"a row in clear\n")
+    assert stat.S_IMODE(registry.log_file(ID).stat().st_mode) == 0o600
+    assert stat.S_IMODE(registry.log_file(ID).parent.stat().st_mode) == 0o700
     assert "secret" not in str(mine(token="secret").public())
 
 
@@ -179,7 +229,7 @@ def test_a_driver_makes_an_entry_of_its_own(registry: Registry, monkeypatch: pyt
     [found] = registry.entries()
     assert (found.name, found.state, found.pid) == ("payments", State.CREATED, os.getpid())
     assert found.script.endswith("/jobs/payments.py")
-    assert found.storage == "s3a://bucket/checkpoints"
+    assert found.storage == "s3a://key:***@bucket/checkpoints"
     assert "hunter2" not in str(found.public())
     assert registration.driver("payments", "/x").entry.id != found.id
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import logging
 import socket
 import uuid
@@ -16,6 +19,7 @@ from penstock.errors import ControlError, PreCommitFailed, TopicMissing
 from penstock.runtime.registry import Registry, State
 from penstock.server import serving as served_by
 from penstock.server.client import Client, NoAnswer
+from penstock.server.lifecycle import Lifecycle
 from tests.support.waiting import until
 
 
@@ -221,6 +225,21 @@ def test_what_is_under_way_when_the_job_fails_is_answered() -> None:
         ("POST", "/jobs/JOB/savepoints", {"target-directory": 7}, 400),
         ("POST", "/jobs/JOB/stop", {"drain": "yes"}, 400), ("PATCH", "/jobs/JOB?mode=kill", None, 400),
         ("POST", "/savepoint-disposal", {}, 400), ("POST", "/jobs/JOB/stop", b" " * (1 << 20) + b"{}", 413),
+        ("POST", "/jobs/JOB/savepoints", b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", 400),
+        ("POST", "/jobs/JOB/savepoints", b'{"a":' * 100_000 + b"1" + b"}" * 100_000, 400),
+        ("POST", "/jobs/JOB/savepoints", b'{"a": ' + b"9" * 9000 + b"}", 400),
+        ("POST", "/jobs/JOB/savepoints", b"\xff\xfe{", 400), ("POST", "/jobs/JOB/savepoints", b'"text"', 400),
+        ("POST", "/jobs/JOB/savepoints", b"null", 400), ("POST", "/jobs/JOB/savepoints", b"7", 400),
+        ("POST", "/jobs/JOB/savepoints", b'{"formatType": "\\ud800"}', 400),
+        ("POST", "/jobs/JOB/savepoints", {"target-directory": "/a\0b"}, 400),
+        ("POST", "/jobs/JOB/savepoints", {"target-directory": "/a\r\nX-Header: b"}, 400),
+        ("POST", "/jobs/JOB/savepoints", {"target-directory": ["/a"]}, 400),
+        ("POST", "/jobs/JOB/savepoints", {"target-directory": " "}, 400),
+        ("POST", "/jobs/JOB/savepoints", {"cancel-job": "true"}, 400),
+        ("POST", "/jobs/JOB/savepoints", {"triggerId": ["0" * 32]}, 400),
+        ("POST", "/jobs/JOB/savepoints", {"triggerId": "../" * 10 + "ab"}, 400),
+        ("POST", "/savepoint-disposal", {"savepoint-path": {"a": 1}}, 400),
+        ("GET", "/jobs/..%2f..%2fetc", None, 404), ("GET", "/jobs/JOB/savepoints/..%2f..%2fetc%00", None, 404),
     ],
 )  # fmt: skip
 def test_every_error_has_flinks_shape(job: Served, method: str, path: str, body: Any, status: int) -> None:
@@ -253,7 +272,85 @@ def test_what_changes_something_needs_the_token(job: Served, token: str | None) 
         status, body = job.ask(method, path, {"savepoint-path": "/sp"}, token)
         assert (status, list(body)) == (401, ["errors"])
     assert job.job.asked == []
-    assert job.ask("GET", "/jobs/overview", token=token)[0] == 200
+
+
+READS = [
+    "/jobs", "/jobs/overview", "/jobs/JOB", "/jobs/JOB/savepoints/1", "/jobs/JOB/checkpoints/1",
+    "/savepoint-disposal/1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", READS)
+@pytest.mark.parametrize("token", [None, "wrong", "ü"])
+def test_reading_needs_the_token_too(job: Served, prefix: str, path: str, token: str | None) -> None:
+    status, body = job.ask("GET", prefix + path.replace("JOB", job.id), token=token)
+    assert (status, list(body)) == (401, ["errors"])
+    assert job.id not in str(body)
+
+
+def test_reading_may_be_open_but_never_shows_an_error() -> None:
+    """A failure's text may quote the row that caused it."""
+    with served(open_reads=True) as job:
+        assert job.ask("GET", "/jobs/overview", token=None)[1]["jobs"][0]["jid"] == job.id
+        job.job.failed = "the row {'iban': 'DE02'} was refused"
+        for token, shown in ((None, False), ("wrong", False), ("its own", True)):
+            status, body = job.ask("GET", f"/jobs/{job.id}", token=token)
+            assert (status, "DE02" in str(body)) == (200, shown)
+        job.job.error = PreCommitFailed("the row {'iban': 'DE02'} was refused")
+        _, answer = job.ask("POST", f"/v1/jobs/{job.id}/savepoints", {})
+        path = f"/v1/jobs/{job.id}/savepoints"
+        assert "DE02" in str(finished(job, path, answer["request-id"]))
+        assert job.ask("GET", f"{path}/{answer['request-id']}", token=None)[0] == 401
+
+
+def test_what_breaks_an_open_read_is_told_to_nobody_without_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(open_reads=True) as job:
+        monkeypatch.setattr(Lifecycle, "since", property(lambda _: {}[object()]))  # a fault of our own
+        for token, told in ((None, False), ("its own", True)):
+            status, body = job.ask("GET", "/jobs/overview", token=token)
+            assert (status, "KeyError" in str(body)) == (500, told)
+
+
+@pytest.mark.parametrize(
+    ("host", "answered"),
+    [
+        ("127.0.0.1", True), ("127.0.0.1:PORT", True), ("localhost:PORT", True), ("LOCALHOST.:7", True),
+        ("[::1]:PORT", True), ("jobs.example.org", True), ("jobs.example.org:443", True), ("other.example.org", True),
+        ("evil.example", False), ("evil.example:PORT", False), ("127.0.0.1.evil.example", False), ("", False),
+        ("127.0.0.1@evil.example", False), ("[::1", False), ("10.0.0.1", False), ("localhost:x", False),
+    ],
+)  # fmt: skip
+def test_it_answers_only_to_its_own_names(host: str, answered: bool) -> None:
+    """A page in a browser can make its own name lead to this machine; what it cannot do is name the job rightly."""
+    with served(address="jobs.example.org", hosts=("other.example.org",)) as job:
+        port = str(job.serving.address).rpartition(":")[2]
+        for method, path in (("GET", "/jobs/overview"), ("PATCH", f"/jobs/{job.id}?mode=cancel"), ("GET", "/no")):
+            if answered and method == "PATCH":
+                continue
+            connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
+            with contextlib.closing(connection):
+                headers = {"Host": host.replace("PORT", port), "Authorization": f"Bearer {job.entry.token}"}
+                connection.request(method, path, headers=headers)
+                response = connection.getresponse()
+                body = json.loads(response.read())
+            assert (response.status == 403) is not answered
+            assert (list(body) == ["errors"]) is (not answered or path == "/no")
+        assert job.job.asked == []
+
+
+def test_a_request_without_a_host_is_refused(job: Served) -> None:
+    host, _, port = str(job.serving.address).rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(f"GET /jobs HTTP/1.0\r\nAuthorization: Bearer {job.entry.token}\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert answer.split(b" ", 2)[1] == b"403"
+
+
+def test_beyond_this_machine_it_answers_to_the_address_that_was_dialled() -> None:
+    with served(bind_address="0.0.0.0") as job:
+        port = str(job.serving.address).rpartition(":")[2]
+        for name in ("127.0.0.1", "127.0.0.2", "localhost"):  # all of 127.0.0.0/8 is this machine
+            assert Client(f"{name}:{port}", job.entry.token).jobs()[0]["jid"] == job.id
 
 
 def test_beyond_this_machine_every_request_needs_the_token() -> None:
@@ -340,7 +437,10 @@ def test_a_client_says_who_does_not_answer() -> None:
         Client(f"127.0.0.1:{port}", None).jobs()
 
 
-@pytest.mark.parametrize("address", ["", "localhost", "ftp://localhost:1", "host:port"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "localhost", "ftp://localhost:1", "host:port", "http://[::1", "a b:1", "h:1/\x00", "h:1/a\r\nX: y", "h:99999"],
+)
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ControlError, match="is not the address of a job"):
         Client(address, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -395,8 +396,37 @@ def test_settings_of_spark(file: Write, define: Define) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["spark.ssl.keyPassword", "spark.x.secret", "spark.my.token", "spark.kafka.sasl.jaas.config"]
-)
+    "key",
+    [
+        "spark.ssl.keyPassword", "spark.x.secret", "spark.my.token", "spark.kafka.sasl.jaas.config",
+        "spark.hadoop.fs.azure.account.key.shop.dfs.core.windows.net",
+        "spark.hadoop.fs.azure.sas.in.shop.blob.core.windows.net", "spark.kafka.ssl.key.pem",
+    ],
+)  # fmt: skip
 def test_secrets_are_not_shown(define: Define, key: str) -> None:
     define({key: "hunter2"})
-    assert row(resolve(), key) == ("******", "-D")
+    assert row(resolve(), key) == ("***", "-D")
+
+
+def test_a_secret_inside_a_value_is_not_shown(define: Define) -> None:
+    storage = "execution.checkpointing.dir"
+    define({"spark.sql.catalog.shop.url": "jdbc:x://db/shop?password=hunter2", storage: "s3a://key:hunter2@bucket/x"})
+    assert row(resolve(), "spark.sql.catalog.shop.url") == ("jdbc:x://db/shop?password=***", "-D")
+    assert row(resolve(), storage) == ("s3a://key:***@bucket/x", "-D")
+
+
+def test_a_file_that_cannot_be_read_is_not_quoted(file: Write) -> None:
+    file("spark:\n  x.password: hunter2: 3\n")
+    with pytest.raises(ConfigurationError, match=r"penstock.yaml is not YAML: .* in line 2, column 22\.") as raised:
+        resolve()
+    assert "hunter2" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_what_nests_too_deeply_is_an_error_like_any_other(file: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    file("a: " + "[" * 50_000)
+    with pytest.raises(ConfigurationError, match="nests too deeply"):
+        resolve()
+    file("")
+    monkeypatch.setenv(load.OPTIONS_VARIABLE, "[" * 100_000)
+    with pytest.raises(ConfigurationError, match="is not a JSON object"):
+        resolve()

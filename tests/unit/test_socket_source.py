@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from penstock import Checkpoints, Guarantee, SocketSource
 from penstock.errors import (
+    AccessDenied,
     ConfigurationError,
     GuaranteeError,
     PositionsLost,
@@ -26,6 +28,7 @@ from penstock.sources import journal as journals
 from penstock.sources.journal import Journal
 from penstock.sources.journal_reader import JournalReader
 from penstock.sources.socket_receiver import Receiver, whole_lines
+from penstock.testing.failpoints import InjectedFault, hooked
 from tests.support.lines import LineServer
 from tests.support.waiting import until
 
@@ -146,6 +149,75 @@ def test_a_full_disk_holds_the_sender_up_and_loses_nothing(
         until(complained, "the complaint", 20)
         assert JournalReader(tmp_path).bounded(0, 1000) == end, "what is there is still given"
     until(lambda: content(tmp_path) == b"before\nduring\n", "the line that had to wait", 20)
+
+
+def test_lines_are_not_doubled_where_readers_cannot_be_told_of_them(
+    server: LineServer, receive: Callable[..., Receiver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive()
+    server.send(b"before\n")
+    until(lambda: content(tmp_path) == b"before\n", "the first line", 20)
+    real, refused = os.pwrite, threading.Event()
+
+    def refuse(handle: int, data: bytes, at: int) -> int:
+        if len(data) != 4096:
+            return real(handle, data, at)
+        refused.set()
+        raise OSError(errno.EIO, "the disk is broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journals.os, "pwrite", refuse)
+        server.send(b"once\n")
+        assert refused.wait(20)
+    until(lambda: content(tmp_path) != b"before\n", "the line that readers had to wait for", 20)
+    server.send(b"after\n")
+    until(lambda: content(tmp_path).endswith(b"after\n"), "the last line", 20)
+    assert content(tmp_path) == b"before\nonce\nafter\n"
+
+
+def test_lines_are_not_doubled_by_any_failure_after_the_sync(
+    server: LineServer, receive: Callable[..., Receiver], tmp_path: Path
+) -> None:
+    failures = iter([True])
+
+    def fail() -> None:
+        if next(failures, False):
+            raise InjectedFault("Once.")
+
+    with hooked("journal.synced", fail):
+        receive()
+        server.send(b"once\n")
+        until(lambda: (tmp_path / "state").exists() and content(tmp_path) != b"", "the line", 20)
+        server.send(b"after\n")
+        until(lambda: content(tmp_path).endswith(b"after\n"), "the last line", 20)
+    assert content(tmp_path) == b"once\nafter\n"
+
+
+def test_lines_before_one_without_end_are_kept(
+    server: LineServer, receive: Callable[..., Receiver], tmp_path: Path
+) -> None:
+    receive(longest=10)
+    server.send(b"one\ntwo\n" + b"x" * 20)
+    until(lambda: (tmp_path / "state").exists() and content(tmp_path) == b"one\ntwo\n", "the lines", 20)
+
+
+def test_without_a_journal_lines_lie_where_nobody_else_looks(server: LineServer) -> None:
+    source = SocketSource("127.0.0.1", server.port)
+    source.start("j", "s", [])
+    try:
+        folder = source._place("s")
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert {one.stat().st_mode & 0o777 for one in folder.iterdir()} == {0o600}
+    finally:
+        source.stop()
+
+
+def test_a_journal_in_a_folder_of_somebody_else_is_refused_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(AccessDenied, match="belongs to user"):
+        SocketSource("127.0.0.1", 9, journal=tmp_path).check(CheckContext("j", 1, 60), "s")
 
 
 def test_a_line_without_end_is_an_error_with_a_name(

@@ -10,14 +10,18 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import (
+    AccessDenied,
     ConfigurationError,
+    LedgerError,
     LedgerFromTheFuture,
     PositionsLost,
     StorageFull,
@@ -120,6 +124,132 @@ def test_lines_that_were_not_synced_are_not_told_of(tmp_path: Path, monkeypatch:
     assert (tmp_path / segment_name(0)).stat().st_size == HEADER_BYTES + end
     journal.append(b"later\n")
     assert content(tmp_path) == b"safe\nlater\n"
+
+
+def refusing_the_state(torn: bool) -> Callable[[int, bytes, int], int]:
+    """As `os.pwrite`, on a disk that takes lines and not the page of the state, or half of it."""
+    real = os.pwrite
+
+    def write(handle: int, data: bytes, at: int) -> int:
+        if len(data) != 4096:
+            return real(handle, data, at)
+        if torn:
+            return real(handle, data[:20], at)
+        raise OSError(errno.EIO, "the disk is broken")
+
+    return write
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_lines_that_are_in_are_no_error_though_nobody_could_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool
+) -> None:
+    journal = opened(tmp_path)
+    journal.append(b"before\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(journals.os, "pwrite", refusing_the_state(torn))
+        journal.append(b"once\n")
+        assert journal.untold
+        with pytest.raises(LedgerError):
+            journal.tell()
+    journal.tell()
+    assert not journal.untold
+    assert content(tmp_path) == b"before\nonce\n"
+    journal.append(b"after\n")
+    assert content(tmp_path) == b"before\nonce\nafter\n"
+
+
+def test_one_who_takes_over_from_an_owner_that_could_not_tell_has_its_lines_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = opened(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(journals.os, "pwrite", refusing_the_state(torn=True))
+        old.append(b"once\n")
+    new = opened(tmp_path)
+    with pytest.raises(Superseded):
+        old.tell()
+    with pytest.raises(Superseded):
+        old.append(b"too late\n")
+    new.append(b"new\n")
+    assert content(tmp_path) == b"once\nnew\n"
+
+
+def test_a_new_segment_that_cannot_be_opened_does_not_cost_the_lines_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path, segment_bytes=1)
+    end = journal.append(b"one\n")
+    real = os.open
+
+    def refuse(path: Any, flags: int, mode: int = 0o777) -> int:
+        if os.fspath(path).endswith(segment_name(end)):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, flags, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journals.os, "open", refuse)
+        with pytest.raises(LedgerError, match="Too many open files"):
+            journal.append(b"two\n")
+    journal.append(b"two\n")
+    assert content(tmp_path) == b"one\ntwo\n"
+    journal.append(b"three\n")
+    assert content(tmp_path) == b"one\ntwo\nthree\n"
+    opened(tmp_path)
+
+
+def test_a_segment_that_an_owner_before_has_made_is_durable_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have died between giving the name and syncing the folder."""
+    opened(tmp_path).append(b"one\n")
+    synced: list[str] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
+    monkeypatch.setattr(journals, "claim", lambda *_: None)
+    opened(tmp_path)
+    assert str(tmp_path) in synced
+
+
+# Whose it is
+
+
+def modes(folder: Path) -> dict[str, str]:
+    return {one.name or "": oct(one.stat().st_mode & 0o777) for one in (folder, *folder.iterdir())}
+
+
+def test_nobody_else_may_look_into_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        journal = opened(tmp_path / "over" / "journal", segment_bytes=1)
+        journal.append(b"one\n")
+        journal.append(b"two\n")
+    finally:
+        os.umask(before)
+    found = modes(tmp_path / "over" / "journal")
+    assert found.pop("journal") == "0o700"
+    assert len(found) == 5
+    assert set(found.values()) == {"0o600"}
+
+
+def test_what_was_open_to_others_is_closed_to_them(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    opened(folder).append(b"one\n")
+    for one in (*folder.iterdir(), folder):
+        one.chmod(0o755 if one == folder else 0o644)
+    opened(folder)
+    found = modes(folder)
+    assert found.pop("journal") == "0o700"
+    assert set(found.values()) == {"0o600"}
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir(mode=0o777)
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(AccessDenied, match="belongs to user"):
+        opened(folder)
+    assert not list(folder.iterdir())
 
 
 def test_a_full_disk_is_named_and_leaves_no_half_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_a_barrier_that_cannot_be_read(log: SparkLog, storage: MemoryStorage, da
         log.barrier(3)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}"])
+@pytest.mark.parametrize("data", [b"{", b"[]", b"{}"])
 def test_metadata_that_cannot_be_read(log: SparkLog, storage: MemoryStorage, data: bytes) -> None:
     storage.create("metadata", data)
     with pytest.raises(LedgerCorrupt, match="metadata cannot be read"):
@@ -118,7 +118,7 @@ def test_so_would_a_state_format_with_ids(storage: MemoryStorage) -> None:
 
 
 @pytest.mark.parametrize(
-    "before", [b'v2\n{"nextBatchWatermarkMs":0}', b'v1\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}', b"v1\n{", b""]
+    "before", [b'v2\n{"nextBatchWatermarkMs":0}', b'v1\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}']
 )
 def test_so_would_a_log_whose_last_commit_is_of_another_format(
     log: SparkLog, storage: MemoryStorage, before: bytes
@@ -208,3 +208,88 @@ def test_the_end_of_time_needs_an_epoch_before_it(log: SparkLog, storage: Memory
     with pytest.raises(LedgerCorrupt, match="offsets/6 cannot be read"):
         log.end_of_time(7)
     assert storage.read("offsets/7") is None
+
+
+# After a power cut
+
+
+TORN = [b"", b"\0" * 40, b"v1", b"v1\n", b'v1\n{"batchWatermark', b'v1\n{}\n{"orders":{"0":', b"\xff\xfe"]
+
+
+@pytest.mark.parametrize("data", TORN)
+def test_a_torn_barrier_counts_as_not_written(log: SparkLog, storage: MemoryStorage, data: bytes) -> None:
+    storage.create("offsets/2", offsets())
+    storage.create("commits/2", commit())
+    storage.create("offsets/3", data)
+    assert log.next_epoch() == (3, False)
+    assert log.torn() == ["offsets/3"]
+    assert log.damaged()
+    log.remove_torn("offsets/3")
+    assert not log.damaged()
+    assert storage.list("offsets") == ["2"]
+
+
+@pytest.mark.parametrize("data", TORN)
+def test_a_torn_commit_counts_as_not_written(log: SparkLog, storage: MemoryStorage, data: bytes) -> None:
+    storage.create("offsets/0", offsets())
+    storage.create("commits/0", data)
+    storage.create("commits/.0.crc", b"of what it was to be")
+    assert log.next_epoch() == (0, True)
+    assert log.damaged()
+    assert log.finish(0, 7)
+    assert storage.read("commits/0") == commit(7)
+    assert storage.read("commits/.0.crc") is None
+
+
+def test_a_file_of_another_version_is_not_taken_for_torn(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("offsets/0", b"v7\nwhatever\x00")
+    assert (log.next_epoch(), log.torn()) == ((0, True), [])
+    log.remove_torn("offsets/0")
+    assert storage.list("offsets") == ["0"]
+
+
+def test_a_commit_without_its_barrier_is_a_hole(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("offsets/0", offsets())
+    storage.create("commits/0", commit())
+    assert not log.damaged()
+    storage.create("commits/1", commit())
+    assert log.next_epoch() == (2, False)
+    assert log.damaged()
+
+
+def test_torn_metadata_is_no_metadata(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("metadata", b"")
+    assert log.query_id() is None
+    assert log.torn() == ["metadata"]
+
+
+class Syncing(MemoryStorage):
+    def __init__(self, able: bool = True) -> None:
+        super().__init__()
+        self.able, self.synced = able, 0
+
+    def sync(self) -> bool:
+        self.synced += 1
+        return self.able
+
+
+def test_state_and_file_logs_are_synced_with_every_epoch_and_the_rest_once() -> None:
+    kafka, files, stateful = Syncing(), Syncing(), Syncing()
+    for storage in (kafka, files):
+        storage.create("sources/0/0", b"")
+    stateful.create("state/0/0/1.delta", b"")
+    logs = {storage: SparkLog(storage) for storage in (kafka, files, stateful)}
+    for epoch in range(3):
+        for log in logs.values():
+            log.sync()
+        files.create(f"sources/0/{epoch + 1}", b"")
+    assert (kafka.synced, files.synced, stateful.synced) == (1, 3, 3)
+
+
+def test_storage_that_cannot_sync_is_asked_once() -> None:
+    storage = Syncing(able=False)
+    storage.create("state/0/0/1.delta", b"")
+    log = SparkLog(storage)
+    log.sync()
+    log.sync()
+    assert storage.synced == 1

@@ -18,7 +18,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 @kafka.command("up")
 def kafka_up(
     port: Annotated[
-        int | None, typer.Option(help="Port to listen on. Left out: 9092, or a free one where that is taken.")
+        int | None,
+        typer.Option(min=1, max=65535, help="Port to listen on. Left out: 9092, or a free one where that is taken."),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ from typer.core import TyperCommand
 
 from penstock.cli.moments import span
 from penstock.cli.output import Output
-from penstock.cli.targets import Target, names, running
+from penstock.cli.targets import Target, client_at, names, running
 from penstock.errors import ControlError
 from penstock.runtime.registry import Entry, Registry, State, now_ms
 
@@ -218,16 +217,11 @@ def _dispose(path: str, manager: str | None) -> None:
 
         dispose(path)
         return
-    from penstock.server.client import Client
-
-    client = Client(manager, os.environ.get("PENSTOCK_TOKEN"))
-    client.perform("/savepoint-disposal", {"savepoint-path": path}, "/savepoint-disposal")
+    client_at(manager).perform("/savepoint-disposal", {"savepoint-path": path}, "/savepoint-disposal")
 
 
 def _elsewhere(manager: str) -> list[Entry]:
-    from penstock.server.client import Client
-
-    found = Client(manager, os.environ.get("PENSTOCK_TOKEN")).jobs()
+    found = client_at(manager).jobs()
     try:
         return [
             Entry(

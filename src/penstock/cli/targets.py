@@ -42,7 +42,7 @@ def running(job: str, manager: str | None) -> Target:
     from penstock.server.client import Client
 
     if manager is not None:
-        client = Client(manager, os.environ.get("PENSTOCK_TOKEN"))
+        client = client_at(manager)
         found = [one for one in client.jobs() if _is(job, one["name"], one["jid"])]
         one = _only(job, [_Named(one["jid"], one["name"], one["state"]) for one in found], f"at {manager}")
         return Target(one.id, one.name, client, local=False)
@@ -66,6 +66,16 @@ def running(job: str, manager: str | None) -> Target:
             f" {entry.supervisor if entry.supervised else entry.pid}, which ends it cleanly.",
         )
     return Target(entry.id, entry.name, Client(entry.address, entry.token), local=True)
+
+
+def client_at(manager: str) -> Client:
+    """A client for the job at this address. Its token is `PENSTOCK_TOKEN`, or, for a job of one's own on this machine,
+    the one in the registry: it is sent nowhere but to the address that stands beside it there."""
+    from penstock.server.client import Client
+
+    client = Client(manager, None)
+    own = (entry.token for entry in Registry().entries() if client.is_at(entry.address) and not entry.state.ended)
+    return Client(manager, os.environ.get("PENSTOCK_TOKEN") or next(own, None))
 
 
 def known(job: str) -> Entry:

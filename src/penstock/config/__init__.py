@@ -2,6 +2,7 @@
 
 from penstock.config.checkpoints import Checkpoints, Mode, Retention
 from penstock.config.state import StateBackend
-from penstock.config.values import seconds, size
+from penstock.config.values import size
+from penstock.durations import seconds
 
 __all__ = ["Checkpoints", "Mode", "Retention", "StateBackend", "seconds", "size"]

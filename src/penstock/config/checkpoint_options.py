@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from penstock.config.checkpoints import Mode, Retention
 from penstock.config.option import Option, Parser
-from penstock.config.values import boolean, duration_text, one_of, plain, size_text, whole
+from penstock.config.values import boolean, one_of, plain, size_text, whole
+from penstock.durations import duration_text
 from penstock.errors import ConfigurationError
 
 _MODES = "tests/faults/test_modes.py::"

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
 
-from penstock.config.values import one_of, seconds, size
+from penstock.config.values import one_of, size
+from penstock.durations import seconds
 from penstock.errors import ConfigurationError
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,18 +12,15 @@ from penstock.config.load import Written
 from penstock.config.option import Option, Part
 from penstock.config.registry import BY_KEY, BY_NAME, nearest
 from penstock.config.state import StateBackend
-from penstock.config.values import duration_text
+from penstock.durations import duration_text
 from penstock.errors import ConfigurationError
+from penstock.secrecy import masked, shown
 
 if TYPE_CHECKING:
     from penstock.runtime.restart import RestartStrategy
 
 CODE, OPTIONS, DEFAULT = "code", "-D", "default"
 LOG_LEVEL = "penstock.log.level"  # of Spark, so it travels with Spark's settings
-
-_SECRET = re.compile(
-    r"password|passwd|secret|token|credential|sasl\.?jaas|jaas\.?conf|api-?key|access\.?key", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class Value:
     def side(self) -> str:
         """How an error names it."""
         if self.where == CODE:
-            return f"{self.option.python.replace('…', str(self.value).replace('-', '_'))} in the code"
+            return f"{self.option.python.replace('…', masked(str(self.value)).replace('-', '_'))} in the code"
         return said(self.key, self.text, self.where)
 
 
@@ -66,11 +62,6 @@ def said(key: str, text: str, where: str) -> str:
     return (
         f"{pair}, the default" if where == DEFAULT else f"{pair} {'in the code' if where == CODE else f'from {where}'}"
     )
-
-
-def shown(key: str, text: str) -> str:
-    """The value, or stars where the key says that it is a secret."""
-    return "******" if _SECRET.search(key) and text else text
 
 
 def written_level(written: Written) -> Level:

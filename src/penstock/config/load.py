@@ -38,7 +38,7 @@ def from_options(environment: Mapping[str, str] | None = None) -> Written:
         return Written("-D", {})
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         raise ConfigurationError(
@@ -72,15 +72,18 @@ def parse(text: str, where: str) -> dict[str, str]:
 
     try:
         tree = yaml.compose(text, Loader=yaml.BaseLoader)
+    except RecursionError:
+        raise _too_deep(where) from None
     except yaml.YAMLError as error:
         flat = _flat(text)
         if flat is not None:
             return flat
+        # The parser's words quote the line, and there may be a password in it; so would a traceback with its error.
         raise ConfigurationError(
-            f"{where} is not YAML: {' '.join(str(error).split())}",
+            f"{where} is not YAML: {_fault(error)}.",
             safe="nothing was started.",
             to_do="correct the file; each line is `key: value`.",
-        ) from error
+        ) from None
     body = {} if tree is None else _plain(tree, where)
     if not isinstance(body, dict):
         raise ConfigurationError(
@@ -91,6 +94,20 @@ def parse(text: str, where: str) -> dict[str, str]:
     flattened: dict[str, str] = {}
     _flatten(body, "", flattened, where)
     return flattened
+
+
+def _too_deep(where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{where} nests too deeply to be settings.",
+        safe="nothing was started.",
+        to_do="write `key: value` lines.",
+    )
+
+
+def _fault(error: Exception) -> str:
+    place = getattr(error, "problem_mark", None)
+    problem = str(getattr(error, "problem", None) or type(error).__name__)
+    return problem if place is None else f"{problem} in line {place.line + 1}, column {place.column + 1}"
 
 
 def _plain(node: Any, where: str) -> Any:

@@ -18,6 +18,10 @@ def _port(text: str, name: str) -> int:
     )
 
 
+def _names(text: str, name: str) -> tuple[str, ...]:
+    return tuple(one.strip() for one in text.replace(";", ",").split(",") if one.strip())
+
+
 def _rest(key: str, name: str, default: str, parse: Parser, meaning: str, test: str) -> Option:
     return Option(key, "rest", name, f"-D {key}=…", default, parse, meaning, (f"{_SERVER}{test}",))
 
@@ -25,8 +29,7 @@ def _rest(key: str, name: str, default: str, parse: Parser, meaning: str, test: 
 REST_OPTIONS = (
     _rest(
         "rest.bind-address", "bind_address", "127.0.0.1", plain,
-        "The address on which a running job listens for [commands](rest.md). Anything but this machine's own asks for"
-        " the token on every request.",
+        "The address on which a running job listens for [commands](rest.md).",
         "test_beyond_this_machine_every_request_needs_the_token",
     ),
     _rest(
@@ -43,5 +46,17 @@ REST_OPTIONS = (
         "penstock.control.enabled", "enabled", "true", boolean,
         "Whether a running job listens at all. Without, only signals reach it.",
         "test_a_job_may_be_out_of_reach",
+    ),
+    _rest(
+        "penstock.control.hosts", "hosts", "", _names,
+        "More names under which it is asked, with commas between them, such as a proxy's. A request for any other name"
+        " than these, the addresses above, this machine's name and `localhost` is refused.",
+        "test_it_answers_only_to_its_own_names",
+    ),
+    _rest(
+        "penstock.control.open-reads", "open_reads", "false", boolean,
+        "Whether any user of this machine may read where the job stands without the token. Errors are never told"
+        " without it, and a job that listens beyond this machine asks for it all the same.",
+        "test_reading_may_be_open_but_never_shows_an_error",
     ),
 )  # fmt: skip

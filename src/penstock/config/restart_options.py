@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.config.option import Option, Parser
-from penstock.config.values import duration_text, number, whole, whole_or_infinite
+from penstock.config.values import number, whole, whole_or_infinite
+from penstock.durations import duration_text
 from penstock.errors import ConfigurationError
 
 _UNIT = "tests/unit/test_restart.py::"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config.checkpoints import Checkpoints, contradiction, contradicts
-from penstock.config.levels import CODE, DEFAULT, OPTIONS, Level, Value, code_level, shown, written_level
+from penstock.config.levels import CODE, DEFAULT, OPTIONS, Level, Value, code_level, written_level
 from penstock.config.load import from_file, from_options
 from penstock.config.option import Option, Part
 from penstock.config.recovery import Recovery
@@ -22,6 +22,7 @@ from penstock.config.spark_conf import PARTITIONS, Asked, asked
 from penstock.config.state import PROVIDER, Backend, StateBackend, backend_of
 from penstock.errors import ConfigurationError
 from penstock.runtime.restart import RestartStrategy
+from penstock.secrecy import shown
 
 log = logging.getLogger("penstock")
 
@@ -64,7 +65,9 @@ class Settings:
 
     def rows(self) -> list[dict[str, str]]:
         """Every option, its value, where it came from. Secrets are not shown."""
-        rows = [{"key": one.option.key, "value": one.text, "from": one.where} for one in self.values]
+        rows = [
+            {"key": one.option.key, "value": shown(one.option.key, one.text), "from": one.where} for one in self.values
+        ]
         for key, value in {**self.spark_file, **self.spark}.items():
             rows.append({"key": key, "value": shown(key, value), "from": self.spark_origin[key]})
         rows.extend({"key": key, "value": "", "from": f"{where}, means nothing here"} for key, where in self.ignored)

@@ -1,4 +1,4 @@
-"""Durations, sizes and other values, from Python or as text. What cannot be read is an error that names the setting."""
+"""Sizes and other values, from Python or as text. What cannot be read is an error that names the setting."""
 
 from __future__ import annotations
 
@@ -10,23 +10,6 @@ from penstock.errors import ConfigurationError
 
 Kind = TypeVar("Kind", bound=StrEnum)
 
-_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_UNIT_NAMES = {
-    "ns": ("ns", "nano", "nanosecond"),
-    "us": ("us", "µs", "micro", "microsecond"),
-    "ms": ("ms", "milli", "millisecond"),
-    "s": ("s", "sec", "second"),
-    "min": ("min", "m", "minute"),
-    "h": ("h", "hour"),
-    "d": ("d", "day"),
-}
-_UNIT_OF = {
-    word: unit for unit, words in _UNIT_NAMES.items() for one in words for word in (one, f"{one}s" if one[2:] else one)
-}
-_DURATION = re.compile(r"^\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>[a-zµ]+)\s*$", re.IGNORECASE)
-_ISO = re.compile(
-    r"^\s*P(?:(?P<d>\d+)D)?(?:T(?:(?P<h>\d+)H)?(?:(?P<min>\d+)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?\s*$", re.IGNORECASE
-)
 _BYTES = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(
     r"^\s*(?P<number>\d+(\.\d+)?)\s*"
@@ -34,25 +17,6 @@ _SIZE = re.compile(
     re.IGNORECASE,
 )
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-
-
-def seconds(value: float | str, name: str) -> float:
-    """A duration in seconds: a number of them, or text with a unit (`200ms`, `10 min`, `PT10S`)."""
-    if isinstance(value, str):
-        match = _DURATION.match(value)
-        unit = _UNIT_OF.get(match["unit"].lower()) if match else None
-        if match is not None and unit is not None:
-            return float(match["number"]) * _UNITS[unit]
-        iso = _ISO.match(value)
-        if iso is not None and any(iso.groups()):
-            return sum(float(iso[part]) * _UNITS[part] for part in ("d", "h", "min", "s") if iso[part])
-        raise _refused(
-            f"{name}={value!r} is not a duration.",
-            "write a number of seconds, or a number with ms, s, min, h or d, for example '200ms'.",
-        )
-    if not value >= 0:  # said this way, it refuses "not a number" too
-        raise _refused(f"{name}={value} is negative or no number.", "give a duration of 0 or more.")
-    return float(value)
 
 
 def size(value: int | str, name: str) -> int:
@@ -68,11 +32,6 @@ def size(value: int | str, name: str) -> int:
     if value < 0:
         raise _refused(f"{name}={value} is negative.", "give a size of 0 or more.")
     return int(value)
-
-
-def duration_text(text: str, name: str) -> float:
-    """A duration from a file or the command line, where a bare number is milliseconds, as Flink has it."""
-    return int(text) / 1000 if text.strip().isdecimal() else seconds(text, name)
 
 
 def size_text(text: str, name: str) -> int:

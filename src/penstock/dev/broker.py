@@ -194,7 +194,7 @@ class Broker:
         self.stop()
 
     def _prepare(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         config = self.folder / "server.properties"
         text = "".join(f"{key}={_escape(value)}\n" for key, value in self._configuration().items())
         with open(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # may hold passwords

@@ -159,14 +159,18 @@ class MariaDb:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _prepare(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         user = _user()
+        for place in (self._data, self._run):
+            place.mkdir(mode=0o700, exist_ok=True)
+            if user is not None:
+                # Only these are the server's: what root writes beside them cannot be turned into links by it.
+                shutil.chown(place, user)
         if user is not None:
-            self.folder.chmod(0o755)
-            shutil.chown(self.folder, user)
+            self.folder.chmod(self.folder.stat().st_mode | 0o011)  # to pass through, not to look around
         lines = {**DEFAULTS, "port": str(self.port), "datadir": str(self._data), **self.settings}
-        lines["socket"] = str(self.folder / "server.sock")
-        lines["pid-file"] = str(self.folder / "server.pid")
+        lines["socket"] = str(self._run / "server.sock")
+        lines["pid-file"] = str(self._run / "server.pid")
         if user is not None:
             lines["user"] = user
         self._config.write_text("[mysqld]\n" + "".join(f"{key}={value}\n" for key, value in lines.items()))
@@ -176,6 +180,10 @@ class MariaDb:
     @property
     def _data(self) -> Path:
         return self.folder / "data"
+
+    @property
+    def _run(self) -> Path:
+        return self.folder / "run"
 
     @property
     def _config(self) -> Path:

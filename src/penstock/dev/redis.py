@@ -99,7 +99,7 @@ class RedisServer:
         """Start a server whose whole life is in `folder`; data found there is used again. `settings` go over the
         defaults, in the names of redis.conf."""
         server = cls(Path(folder).absolute(), port if port is not None else free_port(), dict(settings or {}))
-        server.folder.mkdir(parents=True, exist_ok=True)
+        server.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         server._launch()
         return server
 

@@ -126,7 +126,7 @@ def _is_ours(pid: int) -> bool:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    service_folder().mkdir(parents=True, exist_ok=True)
+    service_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     with only_one(service_folder() / "service.lock"):
         yield
 

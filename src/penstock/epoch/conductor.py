@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
-from penstock.epoch.protocol import Action, Committable, Decision, Outcome, WriterId
+from penstock.epoch.protocol import Action, Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.epoch.stops import explain_stop
 from penstock.errors import UidChanged
 from penstock.sinks.base import Committer, SinkScope, TwoPhaseSink
@@ -60,6 +60,7 @@ class Conductor(ABC):
         self._committers: dict[str, Committer] = {}
         self._pool = ThreadPoolExecutor(max_workers=max(4, len(sinks)), thread_name_prefix=f"penstock-{query}")
         self._generation = 0
+        self._performed: set[type[Action]] = set()  # of the coroutine driven last
         self._keep: tuple[Committable, ...] = ()  # of the last decision
         self._swept = time.monotonic()
 
@@ -73,6 +74,10 @@ class Conductor(ABC):
 
     @abstractmethod
     def _decide(self, decision: Decision) -> None: ...
+
+    def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
+        """Only Spark's log can lose anything."""
+        return False
 
     @abstractmethod
     def _finish_log(self, epoch: int, watermark: int | None) -> bool: ...
@@ -99,9 +104,12 @@ class Conductor(ABC):
     def _drive(self, steps: Generator[Action, Any, _T]) -> _T:
         """Carry out actions until the coroutine ends; what an action raises goes past it, to the caller."""
         answer: Any = None
+        self._performed.clear()
         try:
             while True:
-                answer = self._perform(steps.send(answer))
+                action = steps.send(answer)
+                self._performed.add(type(action))
+                answer = self._perform(action)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         except protocol.ProtocolStop as stop:
@@ -118,6 +126,8 @@ class Conductor(ABC):
                 self._passed("recover.claimed")
             case protocol.NewestGeneration():
                 return self._ledger.newest_generation()
+            case protocol.RestoreLog(epoch, decided):
+                return self._restore_log(epoch, decided)
             case protocol.PreCommit(epoch, only):
                 return self._pre_commit(epoch, only)
             case protocol.Decide(decision):
@@ -132,6 +142,7 @@ class Conductor(ABC):
 
     def _register(self) -> int:
         self._generation = self._ledger.register(self._facts())
+        self._close_old()
         for uid, sink in self._sinks.items():
             self._committers[uid] = sink.open_committer(self._scope(uid))
         self._passed("recover.registered")
@@ -170,10 +181,14 @@ class Conductor(ABC):
         if found:
             self._events.emit("aborted", query=self._query, generation=self._generation, count=found)
 
-    def _close_committers(self) -> None:
+    def _close_old(self) -> None:
+        """A recovery that is tried again opens committers for its new generation."""
         for committer in self._committers.values():
             committer.close()
         self._committers.clear()
+
+    def _close_committers(self) -> None:
+        self._close_old()
         self._pool.shutdown(wait=False)
 
     # What they share

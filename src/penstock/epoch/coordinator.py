@@ -16,12 +16,13 @@ from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.channel import How, Writing
 from penstock.epoch.conductor import Conductor, Timing, log
-from penstock.epoch.identity import check_barrier, check_sources, history_of, strangers
+from penstock.epoch.identity import check_sources, history_of, strangers
 from penstock.epoch.inflight.backlog import is_logged, prepared_of
 from penstock.epoch.limits import Gate, Watchdog
+from penstock.epoch.log_repair import look, query_of, restore
 from penstock.epoch.notes import EpochNotes, EpochObserver
 from penstock.epoch.outputs import EpochOutputs
-from penstock.epoch.protocol import Committable, Decision, Outcome, Replay, Resume, WriterId
+from penstock.epoch.protocol import Committable, Decision, DecisionId, Outcome, Replay, Resume, WriterId
 from penstock.epoch.row_sizes import RowSizes
 from penstock.epoch.watermark import WatermarkTracker
 from penstock.errors import JobStopped, PenstockError, SavepointError
@@ -113,7 +114,7 @@ class Coordinator(Conductor):
         started = time.monotonic()
         self._query_running = query_running
         check_sources(self._ledger, self._log, self._query, self._sources)
-        resume = self._drive(protocol.recover(self._previous))
+        resume = self._drive(protocol.recover(self.generation))
         self._resume, self._generation = resume, resume.generation
         self._swept = time.monotonic()
         self._stragglers_until = self._swept + (_SWEEP_AGAIN_FOR if resume.generation > 1 else 0)
@@ -246,7 +247,8 @@ class Coordinator(Conductor):
             decision = self._drive(protocol.run_epoch(self._generation, epoch, replay))
         except BaseException as error:
             self._observe(epoch, error)
-            if not isinstance(error, PenstockError) or not error.checkpoint_only:
+            again = isinstance(error, PenstockError) and error.checkpoint_only
+            if not again or not protocol.may_try_again(self._performed):
                 raise
             self._stragglers_until = time.monotonic() + _SWEEP_AGAIN_FOR
             self._failed_in_row += 1
@@ -269,9 +271,10 @@ class Coordinator(Conductor):
 
     def _take_replay(self, epoch: int) -> Replay | None:
         assert self._resume is not None
-        replay = self._resume.replay
-        if (replay is not None and replay.decision.id.epoch != epoch) or epoch < self._resume.epoch:
-            raise strangers(self._query, f"{self._ledger.location} was recovered for epoch {self._resume.epoch}")
+        try:
+            replay = protocol.replay_of(self._resume, epoch)
+        except protocol.LogBehind as stop:
+            raise strangers(self._query, f"{self._ledger.location} was recovered for epoch {stop.epoch}") from None
         self._resume = Resume(self._generation, epoch + 1, "none")
         return replay
 
@@ -309,16 +312,20 @@ class Coordinator(Conductor):
         return self._log.query_id()
 
     def _look(self) -> protocol.Found:
-        query = self._log.query_id()
-        epoch, barrier = self._log.next_epoch()
-        if query is not None:
-            check_barrier(self._ledger, self._log, epoch if barrier else epoch - 1, query)
-            if self._inflight is not None:
-                self._inflight.open(query, self._generation)
-        decisions = self._ledger.decisions(epoch, query) if query is not None else ()
-        claims = self._ledger.claims(query) if query is not None else ()
+        found = look(self._ledger, self._log)
+        query = query_of(self._ledger, self._log)
+        if query is not None and self._inflight is not None:
+            self._inflight.open(query, self._generation)
         failpoint("recover.looked")
-        return protocol.Found(epoch, barrier, decisions, claims)
+        return found
+
+    def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
+        if self._query_running or not restore(self._ledger, self._log, epoch, decided):
+            return False
+        log.warning("query %s: Spark's log had lost files; restored from the ledger for epoch %d", self._query, epoch)
+        self._emit("log_restored", epoch)
+        failpoint("recover.restored")
+        return True
 
     def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         failpoint("epoch.opened")
@@ -391,8 +398,18 @@ class Coordinator(Conductor):
             )
 
     def _decide(self, decision: Decision) -> None:
-        barrier = self._barrier.digest if self._barrier else None
-        self._ledger.decide(decision, query=self._log.query_id(), barrier=barrier)
+        barrier = self._barrier
+        assert barrier is not None
+        # State and the sources' own logs are as much a part of the decision as the barrier, which the manifest holds.
+        self._log.sync()
+        self._ledger.decide(
+            decision,
+            query=self._log.query_id(),
+            barrier=barrier.digest,
+            offsets=barrier.text,
+            history=history_of(self._log),
+            stateful=self._log.stateful(),
+        )
         self.decided = decision.id.epoch
         self._notes.decided = time.time()
         self._emit("decided", decision.id.epoch)

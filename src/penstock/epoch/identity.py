@@ -8,6 +8,7 @@ from penstock.errors import LedgerCorrupt, LedgerError, UidChanged
 
 if TYPE_CHECKING:
     from penstock.epoch.ledger import Ledger
+    from penstock.epoch.protocol import DecisionId
     from penstock.epoch.spark_log import SparkLog
 
 _FIRST = "spark"  # what runs of earlier versions were on, which did not say so
@@ -35,15 +36,19 @@ def history_of(log: SparkLog) -> str:
     return log.location.rstrip("/").rpartition("/")[2]
 
 
-def check_barrier(ledger: Ledger, log: SparkLog, epoch: int, query_id: str) -> None:
-    """Positions are decided with the epoch: if `offsets/N` is no longer the file that was decided on, stop."""
-    barrier = log.barrier(epoch) if epoch >= 0 else None
-    manifests = [one for one in ledger.manifests(epoch) if one.query == query_id] if barrier else []
-    if barrier and manifests and all(one.barrier not in (None, barrier.digest) for one in manifests):
+def check_barrier(ledger: Ledger, log: SparkLog, epoch: int, query_id: str, decided: DecisionId | None = None) -> None:
+    """Positions are decided with the epoch: if `offsets/N` is no longer the file that was decided on (by `decided`; by
+    any decision, where the epoch is complete), stop. A file that is lost is not checked: it is written again."""
+    if epoch < 0 or not log.has_barrier(epoch):
+        return
+    manifests = [one for one in ledger.manifests(epoch) if one.query == query_id and decided in (None, one.decision.id)]
+    barrier = log.barrier(epoch) if manifests else None
+    if barrier and all(one.barrier not in (None, barrier.digest) for one in manifests):
         raise LedgerCorrupt(
             f"{log.location}/offsets/{epoch} is not the file epoch {epoch} was decided on.",
             safe="nothing was started; what is committed stays committed.",
-            to_do="see whether another program writes to this checkpoint, and restore the file from a copy.",
+            to_do="see whether another program writes to this checkpoint. The ledger has the right file: stop that"
+            f" program, remove offsets/{epoch} and every later file of offsets and commits, and start the job again.",
         )
 
 

@@ -26,7 +26,7 @@ from penstock.epoch.storage import AlreadyExists, Storage
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 VERSION = 1
 """Of every file here. A change of meaning raises it, and `unseal` keeps reading the older ones."""
@@ -158,9 +158,21 @@ class Ledger:
 
     # Manifests
 
-    def decide(self, decision: Decision, *, query: str | None, barrier: str | None) -> None:
+    def decide(
+        self,
+        decision: Decision,
+        *,
+        query: str | None,
+        barrier: str | None,
+        offsets: str | None = None,
+        history: str | None = None,
+        stateful: bool = False,
+    ) -> None:
         """The commit point: when this returns, the decision is durable. When it raises, it may or may not be."""
+        # What an epoch of Spark's has and a drained one has not. An older Penstock reads past it.
+        more = {"offsets": offsets, "history": history, "stateful": stateful} if offsets is not None else {}
         body = {
+            **more,
             "epoch": decision.id.epoch,
             "generation": decision.id.generation,
             "query": query,
@@ -186,16 +198,31 @@ class Ledger:
         """All decisions for `epoch` that were made for this Spark query."""
         return tuple(manifest.decision for manifest in self.manifests(epoch) if manifest.query == query)
 
+    def decisions_since(self, epoch: int, query: str | None) -> tuple[Decision, ...]:
+        """All decisions for `epoch` and later ones that were made for this Spark query."""
+        return tuple(one.decision for one in self._manifests(lambda found, _: found >= epoch) if one.query == query)
+
     def manifests(self, epoch: int) -> tuple[Manifest, ...]:
         """Every manifest of `epoch`, read and verified."""
-        found = []
+        return tuple(self._manifests(lambda found, _: found == epoch))
+
+    def last_query(self, history: str) -> str | None:
+        """The Spark query that the newest run with decisions of its own had on this history, if there was one."""
+        by = sorted({int(match[2]) for match in map(_MANIFEST.match, self._storage.list("epochs")) if match})
+        for generation in reversed(by):
+            newest = max(self._manifests(lambda _, found: found == generation), key=_by_id, default=None)  # noqa: B023
+            if newest is not None and newest.history == history:
+                return newest.query
+        return None
+
+    def _manifests(self, wanted: Callable[[int, int], bool]) -> Iterator[Manifest]:
+        """Those of the epochs and generations that are wanted, by name."""
         for name in self._storage.list("epochs"):
             match = _MANIFEST.match(name)
-            if match and int(match[1]) == epoch:
+            if match and wanted(int(match[1]), int(match[2])):
                 body = self._body("manifest", f"epochs/{name}")
                 if body is not None:
-                    found.append(Manifest.of(body))
-        return tuple(found)
+                    yield Manifest.of(body)
 
     def prune(self, epoch: int) -> None:
         """Forget manifests that are too old to be needed, now that `epoch` is complete."""
@@ -221,12 +248,17 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A decision as it stands in the ledger. `barrier` is a digest of the input positions it was made for."""
+    """A decision as it stands in the ledger. `barrier` is a digest of the input positions it was made for, `offsets`
+    the positions themselves, as Spark wrote them; `history` the folder they were in. `stateful`: the query has state.
+    The last three are not known of a decision by an earlier version."""
 
     decision: Decision
     query: str | None
     barrier: str | None
     decided: float
+    offsets: str | None = None
+    history: str | None = None
+    stateful: bool = False
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Manifest:
@@ -235,7 +267,12 @@ class Manifest:
             for sink, writer, rows, checksum, version, payload in body["committables"]
         )
         decision = Decision(DecisionId(body["epoch"], body["generation"]), committables, body["watermark"])
-        return cls(decision, body["query"], body["barrier"], body["decided"])
+        more = (body.get("offsets"), body.get("history"), bool(body.get("stateful")))
+        return cls(decision, body["query"], body["barrier"], body["decided"], *more)
+
+
+def _by_id(manifest: Manifest) -> DecisionId:
+    return manifest.decision.id
 
 
 def _canonical(value: Any) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
-from penstock.epoch.channel import Writing
+from penstock.epoch.channel import How, Writing
 from penstock.epoch.row_sizes import RowSizes
 from penstock.epoch.task import (
     RESULT_SCHEMA,
@@ -16,7 +17,7 @@ from penstock.epoch.task import (
     row_bytes_of,
     writer_task,
 )
-from penstock.errors import ConfigurationError, DuplicateUid
+from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
 from penstock.sinks.base import SinkScope, TwoPhaseSink
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.epoch.protocol import Committable
+
+log = logging.getLogger("penstock")
 
 
 class EpochOutputs:
@@ -67,13 +70,14 @@ class EpochOutputs:
         self._written.add(uid)
         sink = self._sinks[uid]
         rows, names = plainly_named(hashed(sink.shape(frame)))
+        writing, hints = self._ways(uid)
         task = writer_task(
             sink,
             SinkScope(self._job, uid, self._generation),
             epoch=self.epoch,
             attempt=self._attempt,
-            hints=dict(self._hints(uid)),
-            writing=self._writing(uid),
+            hints=hints,
+            writing=writing,
             names=names,
         )
         try:
@@ -88,6 +92,20 @@ class EpochOutputs:
         self.committables.extend(committable(uid, row[0]) for row in told)
         self._sizes.learn(uid, (row_bytes_of(row[0]) for row in told))
         self.strays = self.strays or any(attempt_of(row[0]) > 0 for row in told) or _speculates(frame)
+
+    def _ways(self, uid: str) -> tuple[Writing, dict[str, Any]]:
+        """Which way the rows go, and what their writers should know. An epoch that can go by the in-flight log does not
+        wait for a sink that is away to say it."""
+        writing = self._writing(uid)
+        if writing.how in (How.LOG, How.COUNT):
+            return writing, {}  # nobody writes into the sink
+        try:
+            return writing, dict(self._hints(uid))
+        except PenstockError as error:
+            if writing.how is not How.TEE or not error.retryable:
+                raise
+            log.warning("epoch %d goes by the in-flight log, sink %s takes nothing now: %s", self.epoch, uid, error)
+            return Writing(How.LOG, writing.log), {}
 
     def execute_rest(self) -> None:
         """Run the plan if no output did: a stateful one not executed leaves a checkpoint that cannot restart."""

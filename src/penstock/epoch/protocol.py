@@ -20,6 +20,11 @@ Why nobody is lost and nobody doubled, when two runs overlap:
 * Having claimed, and still before doing anything, it looks for newer generations once more: whoever registered since
   may have looked without seeing the claim, so only a claim made by the then newest run is acted on. So the order of
   a start is always: register → look → claim → look for newer generations → act.
+
+Why a power cut changes nothing: decisions and claims are synced, Spark's own log is not, so the log may have lost what
+the ledger has. An epoch is decided only when all epochs before it are complete. So where the ledger knows of a later
+epoch than Spark's log, the ledger is right (`next_epoch`), and the log is restored from it before anything is committed
+or begun; where it cannot be, nothing is started (`LogBehind`).
 """
 
 from __future__ import annotations
@@ -129,6 +134,16 @@ class NewestGeneration:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreLog:
+    """Make Spark's log say that `epoch` comes next, from what the ledger has: what it lost is written again, what was
+    half-written goes. With `decision`, the epoch's barrier is the one that it was decided on. → True, or False where
+    something that is missing cannot be had; nothing was changed then."""
+
+    epoch: int
+    decision: DecisionId | None
+
+
+@dataclass(frozen=True, slots=True)
 class PreCommit:
     """Run the plan and prepare. With `only`, the writers of those sinks alone write; all others just count and sum.
     → `Prepared` or `Failed`."""
@@ -166,7 +181,7 @@ class Sweep:
     keep: tuple[Committable, ...]
 
 
-Action = Register | Look | WriteClaim | NewestGeneration | PreCommit | Decide | Commit | FinishLog | Sweep
+Action = Register | Look | WriteClaim | NewestGeneration | RestoreLog | PreCommit | Decide | Commit | FinishLog | Sweep
 
 
 # What comes back.
@@ -174,12 +189,14 @@ Action = Register | Look | WriteClaim | NewestGeneration | PreCommit | Decide | 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Spark's log says that `epoch` comes next: its barrier may be written (`barrier`), its commit is not."""
+    """Spark's log says that `epoch` comes next: its barrier may be written (`barrier`), its commit is not. `decisions`
+    are those for this epoch and later ones. `damaged`: files of the log are half-written, or missing in its middle."""
 
     epoch: int
     barrier: bool
     decisions: tuple[Decision, ...] = ()
     claims: tuple[Claim, ...] = ()
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +253,14 @@ class Fenced(ProtocolStop):
         self.own, self.newest = own, newest
 
 
+class LogBehind(ProtocolStop):
+    """Spark's log has lost epochs that are decided, and they cannot be written again: begin nothing."""
+
+    def __init__(self, found: int, epoch: int) -> None:
+        super().__init__(f"epoch {epoch} comes next, Spark's log goes on with {found}")
+        self.found, self.epoch = found, epoch
+
+
 class NotPrepared(ProtocolStop):
     """Before the decision: all is aborted, the epoch replays."""
 
@@ -268,18 +293,29 @@ class Differs(ProtocolStop):
         self.replay, self.writers = replay, tuple(sorted(writers))
 
 
+def next_epoch(found: Found) -> int:
+    """The epoch that comes next. Usually the one that Spark's log says; a later one where the log has lost epochs that
+    the ledger knows to be complete, or decided."""
+    claim = _newest_claim(found)
+    counting = [one.id.epoch for one in found.decisions if _counts(one, claim)]
+    # The run that made the claim saw these in Spark's log as complete, whoever had decided them.
+    complete = [one.id.epoch + 1 for one in found.decisions if claim is not None and one.id.epoch < claim.epoch]
+    return max([found.epoch, *counting, *complete])
+
+
 def honoured(found: Found) -> Decision | None:
     """The decision that counts for the epoch that comes next, if there is one."""
-    if not found.barrier:
-        return None
-    claim = max(found.claims, key=lambda one: one.generation, default=None)
-    valid = [
-        decision
-        for decision in found.decisions
-        if decision.id.epoch == found.epoch
-        and (claim is None or decision.id.generation >= claim.generation or decision.id == claim.honours)
-    ]
+    epoch, claim = next_epoch(found), _newest_claim(found)
+    valid = [one for one in found.decisions if one.id.epoch == epoch and _counts(one, claim)]
     return max(valid, key=lambda decision: decision.id, default=None)
+
+
+def _newest_claim(found: Found) -> Claim | None:
+    return max(found.claims, key=lambda one: one.generation, default=None)
+
+
+def _counts(decision: Decision, claim: Claim | None) -> bool:
+    return claim is None or decision.id.generation >= claim.generation or decision.id == claim.honours
 
 
 def recover(previous: int = 0) -> Generator[Action, Any, Resume]:
@@ -291,27 +327,46 @@ def recover(previous: int = 0) -> Generator[Action, Any, Resume]:
         yield from _still_newest(previous)
     generation: int = yield Register()
     found: Found = yield Look()
-    decision = honoured(found)
-    yield WriteClaim(Claim(generation, found.epoch, decision.id if decision else None))
+    epoch, decision = next_epoch(found), honoured(found)
+    yield WriteClaim(Claim(generation, epoch, decision.id if decision else None))
     yield from _still_newest(generation)
+    if found.damaged or epoch > found.epoch or (decision is not None and not found.barrier):
+        restored: bool = yield RestoreLog(epoch, decision.id if decision else None)
+        if not restored:
+            raise LogBehind(found.epoch, epoch)
     if decision is None:
         yield Sweep(())
-        return Resume(generation, found.epoch, "none")
+        return Resume(generation, epoch, "none")
 
     outcomes: Mapping[WriterId, Outcome] = yield Commit(decision)
     lost = _settled(decision, outcomes)
     if not lost:
-        finished: bool = yield FinishLog(found.epoch, decision.watermark)
+        finished: bool = yield FinishLog(epoch, decision.watermark)
         yield Sweep(decision.committables)
         if finished:
-            return Resume(generation, found.epoch + 1, "finished")
-        return Resume(generation, found.epoch, "verify", Replay(decision, frozenset()))
+            return Resume(generation, epoch + 1, "finished")
+        return Resume(generation, epoch, "verify", Replay(decision, frozenset()))
     if len(lost) == len(decision.to_commit):
         # Nothing of it is visible or ever will be. The next decision for this epoch outranks it by its generation.
         yield Sweep(())
-        return Resume(generation, found.epoch, "void")
+        return Resume(generation, epoch, "void")
     yield Sweep(decision.committables)
-    return Resume(generation, found.epoch, "repair", Replay(decision, lost))
+    return Resume(generation, epoch, "repair", Replay(decision, lost))
+
+
+def may_try_again(performed: Collection[type[Action]]) -> bool:
+    """Whether a run that failed in the middle of an epoch, after (or in) these actions, may itself try it again. Not
+    once it may be decided: a second try would begin by aborting what the decision names. From then on the epoch is
+    only ever committed, by the next recovery."""
+    return Decide not in performed
+
+
+def replay_of(resume: Resume, epoch: int) -> Replay | None:
+    """What recovery hands over to `epoch`, the first one that Spark runs after it. Raises `LogBehind` where recovery
+    found another one to come next: then Spark has read another log, or read it before it was lost."""
+    if epoch < resume.epoch or (resume.replay is not None and epoch != resume.epoch):
+        raise LogBehind(epoch, resume.epoch)
+    return resume.replay
 
 
 def run_epoch(generation: int, epoch: int, replay: Replay | None = None) -> Generator[Action, Any, Decision | None]:

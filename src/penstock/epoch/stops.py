@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.epoch import protocol
-from penstock.errors import OutcomeUnknown, PenstockError, PreCommitFailed, ReplayDiffers, Superseded, WritersLost
+from penstock.errors import (
+    CheckpointBehind,
+    OutcomeUnknown,
+    PenstockError,
+    PreCommitFailed,
+    ReplayDiffers,
+    Superseded,
+    WritersLost,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +29,14 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
                 f"Generation {stop.own} of query {query!r} has been superseded by generation {stop.newest}.",
                 safe="this run has written nothing since, and the newer run goes on from what was decided.",
                 to_do="nothing, if you started the newer run on purpose; else stop one of the two.",
+            )
+        case protocol.LogBehind():
+            return CheckpointBehind(
+                f"Spark's checkpoint of query {query!r} goes on with epoch {stop.found}, its ledger with epoch"
+                f" {stop.epoch}: what is between is visible, or decided, and {checkpoint} has lost it.",
+                safe="nothing was begun: going on from there would write their rows a second time.",
+                to_do=f"bring {checkpoint} (offsets, commits, sources, state) back from a copy of the same moment as"
+                " the ledger; or go on from a savepoint; or, to read it all again on purpose, use another query uid.",
             )
         case protocol.NotPrepared():
             if isinstance(stop.error, PenstockError):

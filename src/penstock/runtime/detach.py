@@ -19,9 +19,7 @@ _POLL_SECONDS = 0.05
 def detach(script: Path, arguments: Sequence[str], id: str) -> subprocess.Popen[bytes]:
     """Start `penstock run script` in a session of its own, its output in the registry's log of `id`. Raises OSError
     where there is no place for that log."""
-    file = Registry().log_file(id)
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+    with Registry().open_log(id) as log:
         return subprocess.Popen(
             [sys.executable, "-P", "-c", _COMMAND, "run", str(script), *arguments],
             stdin=subprocess.DEVNULL,

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from penstock.secrecy import masked
+
 log = logging.getLogger("penstock")
 
 FILE_VARIABLE = "PENSTOCK_EVENTS"
@@ -32,12 +34,15 @@ class Events:
         self._file: TextIO | None = None
         path = os.environ.get(FILE_VARIABLE)
         if path:
-            self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - lives as long as the job
+            # Lives as long as the job. Errors may quote rows, so it is made for its owner's eyes only.
+            self._file = open(path, "a", buffering=1, encoding="utf-8", opener=_made_private)  # noqa: SIM115
 
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
     def emit(self, event: str, **fields: Any) -> None:
+        # Errors are told in the words of other systems, which may quote an address with its password.
+        fields = {name: masked(value) if isinstance(value, str) else value for name, value in fields.items()}
         body = {"time": self._now(), "event": event, **fields}
         log.debug("%s %s", event, fields)
         with self._lock:
@@ -56,3 +61,7 @@ class Events:
         if id(listener) not in self._complained:
             self._complained.add(id(listener))
             log.warning("an event listener failed and is reported once: %r", error)
+
+
+def _made_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.epoch import protocol
-from penstock.epoch.identity import check_barrier
 from penstock.epoch.inflight.backlog import Entry, is_logged, prepared_of
 from penstock.epoch.inflight.drainer import MARK
 from penstock.epoch.ledger import Ledger, unseal
+from penstock.epoch.log_repair import look, query_of
 from penstock.epoch.protocol import Committable
 from penstock.epoch.spark_log import STATE_FORMAT, SparkLog
 from penstock.epoch.storage import LocalStorage, Storage, local_path
@@ -66,12 +66,7 @@ class QueryLedger:
 
     def found(self) -> protocol.Found:
         """As the next start will find it."""
-        query = self.log.query_id()
-        epoch, barrier = self.log.next_epoch()
-        if query is None:
-            return protocol.Found(epoch, barrier)
-        check_barrier(self.ledger, self.log, epoch if barrier else epoch - 1, query)
-        return protocol.Found(epoch, barrier, self.ledger.decisions(epoch, query), self.ledger.claims(query))
+        return look(self.ledger, self.log)
 
     def decided(self) -> list[Decided]:
         """What is decided and may still be open, oldest epoch first."""
@@ -100,7 +95,7 @@ class QueryLedger:
 
     def waiting(self, sink: str) -> list[Entry]:
         """The epochs that wait in the in-flight log of a sink."""
-        query = self.log.query_id()
+        query = query_of(self.ledger, self.log)
         if self._inflight is None or query is None:
             return []
         drained = max(self._numbers(f"{query}/{sink}/drained"), default=-1)
@@ -122,7 +117,7 @@ class QueryLedger:
 
     def _rewritten(self, sink: str, epoch: int) -> list[Decided]:
         """What the drainer has decided of the epoch it was at."""
-        query, drainer = self.log.query_id(), self._drainer(sink)
+        query, drainer = query_of(self.ledger, self.log), self._drainer(sink)
         if drainer is None:
             return []
         found = protocol.Found(epoch, True, drainer.decisions(epoch, query), drainer.claims(query))
@@ -133,7 +128,7 @@ class QueryLedger:
         return [Decided(one, epoch, decision.id.generation, at, in_log=True) for one in decision.to_commit]
 
     def _drainer(self, sink: str) -> Ledger | None:
-        query = self.log.query_id()
+        query = query_of(self.ledger, self.log)
         if self._below is None or query is None:
             return None
         return Ledger(self._below(f"/{query}/{sink}/ledger"))

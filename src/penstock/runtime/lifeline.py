@@ -16,6 +16,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.secrecy import masked
+
 if TYPE_CHECKING:
     from penstock.runtime.restart import RestartStrategy
 
@@ -64,7 +66,7 @@ def tell_stopping() -> None:
 
 def tell_error(error: BaseException, verdict: str) -> None:
     """What the driver is about to end of."""
-    _tell({"error": f"{type(error).__name__}: {error}"[:_MOST], "verdict": verdict})
+    _tell({"error": masked(f"{type(error).__name__}: {error}")[:_MOST], "verdict": verdict})
 
 
 def _tell(body: dict[str, Any]) -> None:

@@ -171,17 +171,20 @@ class QueryRunner:
     def emit_final(self) -> None:
         """After a stop: one more epoch, without any input, whose watermark lies beyond all time, so that windows emit
         what they hold. Not for a query without watermark: it holds nothing back."""
-        log = self._spark_log()
-        epoch, _ = log.next_epoch()
+        self._recover_alone()
+        log, resume = self._spark_log(), self._resume
+        assert resume is not None
+        epoch = resume.epoch
         if epoch == 0 or not log.committed_watermark(epoch - 1):
             return
-        # A barrier that is written and not begun is one that Spark would have cut anew: nothing of it was read.
+        if resume.replay is not None or resume.action == "void":
+            raise self._not_standing(f"epoch {epoch} is decided and has to be written again first")
+        # A barrier that is written and not decided is one that Spark would have cut anew: nothing of it is visible.
         log.end_of_time(epoch)
         self._until = epoch
         self._stopping.clear()
         self._wake.clear()
         self._cancelled = False
-        self._generation = self.generation
         try:
             self._once()
         finally:
@@ -214,6 +217,11 @@ class QueryRunner:
         it carries out what is decided and aborts the rest, also what an epoch that hangs, or a task that Spark has
         given up, might still open or decide. Raises where it cannot."""
         spark_query.wait_for_tasks(self._spark, self._run_id, Deadline(patience))
+        self._recover_alone()
+
+    def _recover_alone(self) -> None:
+        """Another start that begins no query: what Spark has not logged of a decided epoch is logged then, and nobody
+        else is at work on the checkpoint."""
         self._generation = self.generation
         self._stopping.set()
         self._once()

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import socket
 import sys
 import threading
@@ -19,13 +18,12 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.runtime.identity import mark
 from penstock.runtime.registry import ID, Entry, Registry, State, now_ms
+from penstock.secrecy import masked
 
 log = logging.getLogger("penstock")
 
 ID_VARIABLE = "PENSTOCK_JOB_ID"
 """The id of the run that the supervisor has begun; its driver takes it over, also after a restart."""
-
-_USER = re.compile(r"//[^/@\s]*@")
 
 
 class Registration:
@@ -78,7 +76,7 @@ def driver(name: str, storage: str) -> Registration:
             pid_mark=mark(os.getpid()),
             host=socket.gethostname(),
             script=entry.script or _script(),
-            storage=_USER.sub("//", storage),
+            storage=masked(storage),
             error=None,
             restarts=entry.restarts + (1 if restarted else 0),
         ),
@@ -130,7 +128,7 @@ def told(error: BaseException) -> dict[str, str]:
     """An error as an entry holds it."""
     if isinstance(error, PenstockError):
         return {key: str(value) for key, value in json.loads(error.to_json()).items()}
-    return {"error": "ControlError", "happened": f"{type(error).__name__}: {error}"[:4000]}
+    return {"error": "ControlError", "happened": masked(f"{type(error).__name__}: {error}")[:4000]}
 
 
 def _script() -> str:

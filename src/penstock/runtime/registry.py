@@ -21,9 +21,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from penstock.runtime.identity import is_running
+from penstock.runtime.own import create_own, own_folder, read_own
 
 HOME_VARIABLE = "PENSTOCK_HOME"
 """The registry's folder."""
@@ -144,6 +145,11 @@ class Registry:
     def log_file(self, id: str) -> Path:
         return self._home / "logs" / f"{id}.log"
 
+    def open_log(self, id: str) -> BinaryIO:
+        """The log of a detached run, to be added to; for its owner's eyes only."""
+        own_folder(self._home / "logs")
+        return open(create_own(self.log_file(id), os.O_APPEND), "ab")
+
     def entries(self) -> list[Entry]:
         """All runs of this machine that are known, as they are now, the newest first."""
         found = []
@@ -165,8 +171,7 @@ class Registry:
 
     def put(self, entry: Entry) -> None:
         """Write the run's file, whole or not at all, for its owner's eyes only."""
-        folder = self._home / "jobs"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = own_folder(self._home / "jobs")
         body = {"version": VERSION, **asdict(entry), "modified": now_ms()}
         handle, aside = tempfile.mkstemp(prefix=f".{entry.id}.", dir=folder)  # made with mode 0600
         try:
@@ -189,10 +194,10 @@ class Registry:
 
     def _read(self, file: Path) -> Entry | None:
         try:
-            body = json.loads(file.read_text(encoding="utf-8"))
+            body = json.loads(read_own(file))
             if body["version"] > VERSION or not ID.fullmatch(body["id"]):
                 return None  # a newer Penstock's: not ours to understand or to delete
             known = {field.name for field in fields(Entry)} & body.keys()
             return Entry(**{**{name: body[name] for name in known}, "state": State(body["state"])})
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None

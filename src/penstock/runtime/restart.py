@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import seconds
+from penstock.durations import seconds
 from penstock.errors import ConfigurationError
 from penstock.runtime import lifeline
 from penstock.runtime.verdict import Verdict, chain, classify, jvm_gone, out_of_memory

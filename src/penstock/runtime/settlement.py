@@ -17,7 +17,8 @@ from typing import Any
 
 from penstock.epoch import protocol
 from penstock.epoch.conductor import Conductor, Timing
-from penstock.epoch.protocol import Committable, Decision, Outcome, WriterId
+from penstock.epoch.log_repair import restore
+from penstock.epoch.protocol import Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.epoch.storage import local_path
 from penstock.errors import PenstockError, TransactionRefused, WritersLost
 from penstock.runtime.events import Events
@@ -180,15 +181,15 @@ class Settlement(Conductor):
         """The steps of a recovery without its commit: register, look, claim, look for newer generations, sweep."""
         generation: int = yield protocol.Register()
         found: protocol.Found = yield protocol.Look()
-        decision = protocol.honoured(found)
-        yield protocol.WriteClaim(protocol.Claim(generation, found.epoch, decision.id if decision else None))
+        epoch, decision = protocol.next_epoch(found), protocol.honoured(found)
+        yield protocol.WriteClaim(protocol.Claim(generation, epoch, decision.id if decision else None))
         newest: int = yield protocol.NewestGeneration()
         if newest > generation:
             raise protocol.Fenced(generation, newest)
         kept = decision.committables if decision else ()
         for one in only:
             if one.leftover is not None and any(names(one.leftover, each) for each in kept):
-                raise wrong_way(one.id, Verdict.DECIDED, found.epoch)  # since the list was made
+                raise wrong_way(one.id, Verdict.DECIDED, epoch)  # since the list was made
         yield protocol.Sweep((*kept, *self._others))
 
     # What differs from an epoch's or a drainer's
@@ -207,6 +208,9 @@ class Settlement(Conductor):
         self._decision = protocol.honoured(found)
         self._passed("recover.looked")
         return found
+
+    def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
+        return restore(self._of.ledger, self._of.log, epoch, decided)
 
     def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
         self._outcomes = super()._commit(decision)

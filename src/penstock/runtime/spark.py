@@ -10,6 +10,7 @@ from penstock.config.levels import LOG_LEVEL
 from penstock.config.spark_conf import PARTITIONS
 from penstock.runtime.jars import is_present, jar_set
 from penstock.runtime.java import find_java
+from penstock.runtime.launch import launching
 from penstock.runtime.python_daemon import MODULE as _DAEMON
 from penstock.runtime.settle import claim, gives_way
 
@@ -88,12 +89,13 @@ def running_session() -> SparkSession | None:
 
 def _given(conf: Mapping[str, str]) -> SparkConf:
     """What is set already, by the user, spark-submit or spark-defaults. Only the JVM knows it all, so it is started
-    here, with the user's settings: some, such as its memory, count only then."""
+    here, with the user's settings: some, such as its memory, count only then. Secrets come by a file: see `launch`."""
     from pyspark import SparkConf, SparkContext
 
     # Started from here, Spark takes itself for a shell and would turn its progress bar on as if the user had said so.
     wanted = {_PROGRESS: DEFAULTS[_PROGRESS], **conf}
-    SparkContext._ensure_initialized(conf=SparkConf().setAll(list(wanted.items())))
+    with launching(wanted) as plain:
+        SparkContext._ensure_initialized(conf=SparkConf().setAll(list(plain.items())))
     return SparkConf()
 
 

@@ -25,13 +25,14 @@ from starlette.routing import Mount, Route
 from penstock.errors import ControlError, PenstockError
 from penstock.runtime.registration import Registration
 from penstock.runtime.registry import ID, now_ms
+from penstock.server import bodies
 from penstock.server.lifecycle import Lifecycle
+from penstock.server.names import Asgi, KnownNames
 from penstock.server.operations import Operations, in_words
 from penstock.server.steerable import Steerable
 
 ERROR_HEADER = "X-Penstock-Error"
 _MOST_IN_HEADER = 8000
-_MOST_IN_BODY = 1 << 20
 _BEARER = re.compile(r"bearer +(?P<token>\S+) *", re.IGNORECASE)
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -39,17 +40,19 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Controls:
-    """What the paths lead to. `guarded`: reading needs the token too."""
+    """What the paths lead to. `open_reads`: reading needs no token, but then shows no error's text. `names`: those it
+    answers to besides this machine's own."""
 
     job: Steerable
     registration: Registration
     lifecycle: Lifecycle
     operations: Operations
     token: str
-    guarded: bool
+    open_reads: bool = False
+    names: tuple[str, ...] = ()
 
 
-def application(controls: Controls) -> Starlette:
+def application(controls: Controls) -> Asgi:
     """The ASGI application for one job."""
     paths = _Paths(controls)
     job = "/jobs/{job}"
@@ -70,17 +73,19 @@ def application(controls: Controls) -> Starlette:
     for method, path, handler in routes:
         by_path.setdefault(path, {})[method] = handler
     mine = [Route(path, _dispatch(controls, methods), methods=list(methods)) for path, methods in by_path.items()]
-    return Starlette(
-        routes=[Mount("/v1", routes=mine), *mine],
-        exception_handlers={HTTPException: _refused},
-    )
+    app = Starlette(routes=[Mount("/v1", routes=mine), *mine], exception_handlers={HTTPException: _refused})
+    return KnownNames(app, controls.names, _not_me)
 
 
 def _dispatch(controls: Controls, methods: dict[str, Handler]) -> Handler:
     async def handle(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
-        if method != "GET" or controls.guarded:
-            _authorize(request, controls.token)
+        request.state.trusted = _is_trusted(request, controls.token)
+        # What long work came to is told to whoever may ask for it: an error may quote the row that caused it.
+        secret = method != "GET" or "request" in request.path_params
+        if not request.state.trusted and (secret or not controls.open_reads):
+            needed = "The job's token is needed, in the header Authorization, as Bearer TOKEN"
+            raise HTTPException(401, needed, {"WWW-Authenticate": "Bearer"})
         job = request.path_params.get("job")
         if job is not None and job != controls.registration.entry.id:
             raise HTTPException(404, f"Job {job} not found")
@@ -89,16 +94,17 @@ def _dispatch(controls: Controls, methods: dict[str, Handler]) -> Handler:
         except HTTPException:
             raise
         except Exception as error:
+            if not request.state.trusted:
+                return _said(ControlError("It failed. Ask with the job's token to learn why."), 500)
             return _said(in_words(error), 409 if isinstance(error, ControlError) else 500)
 
     return handle
 
 
-def _authorize(request: Request, token: str) -> None:
+def _is_trusted(request: Request, token: str) -> bool:
     match = _BEARER.fullmatch(request.headers.get("Authorization", ""))
-    if match is None or not hmac.compare_digest(match["token"].encode(), token.encode()):
-        needed = "The job's token is needed: Authorization: Bearer TOKEN"
-        raise HTTPException(401, needed, {"WWW-Authenticate": "Bearer"})
+    given = match["token"].encode("latin-1") if match is not None else b""  # the bytes that were sent
+    return hmac.compare_digest(given, token.encode())
 
 
 class _Paths:
@@ -116,6 +122,7 @@ class _Paths:
 
     async def detail(self, request: Request) -> Response:
         status = self._on.lifecycle.status()
+        hidden = () if request.state.trusted else ("error",)
         entry = self._on.registration.entry
         times = self._times()
         return JSONResponse(
@@ -127,7 +134,8 @@ class _Paths:
                 "maxParallelism": -1,
                 "timestamps": {str(state): since for state, since in self._on.lifecycle.since.items()},
                 "vertices": [
-                    {"id": uid, "name": uid, "status": entry.state, **facts}
+                    {"id": uid, "name": uid, "status": entry.state}
+                    | {name: fact for name, fact in facts.items() if name not in hidden}
                     for uid, facts in status.get("queries", {}).items()
                 ],
                 "status-counts": {},
@@ -148,9 +156,9 @@ class _Paths:
         return JSONResponse({}, 202)
 
     async def savepoint(self, request: Request) -> Response:
-        body = await _body(request)
-        directory, kind = _text(body, "target-directory"), _kind(body)
-        cancel = _flag(body, "cancel-job")
+        body = await bodies.read_object(request)
+        directory, kind = bodies.text(body, "target-directory"), bodies.kind(body)
+        cancel = bodies.flag(body, "cancel-job")
 
         def work(asked: str) -> dict[str, Any]:
             if cancel:
@@ -165,8 +173,8 @@ class _Paths:
         return self._start("savepoint", body, work)
 
     async def stop(self, request: Request) -> Response:
-        body = await _body(request)
-        directory, kind, drain = _text(body, "targetDirectory"), _kind(body), _flag(body, "drain")
+        body = await bodies.read_object(request)
+        directory, kind, drain = bodies.text(body, "targetDirectory"), bodies.kind(body), bodies.flag(body, "drain")
 
         def work(asked: str) -> dict[str, Any]:
             path = self._on.job.stop_with_savepoint(directory, drain=drain, kind=kind)
@@ -176,12 +184,12 @@ class _Paths:
         return self._start("savepoint", body, work)  # one place to ask after both
 
     async def checkpoint(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await bodies.read_object(request)
         return self._start("checkpoint", body, lambda _: {"checkpointId": self._on.job.checkpoint()})
 
     async def dispose(self, request: Request) -> Response:
-        body = await _body(request)
-        path = _text(body, "savepoint-path")
+        body = await bodies.read_object(request)
+        path = bodies.text(body, "savepoint-path")
         if path is None:
             raise HTTPException(400, "savepoint-path is missing")
 
@@ -203,7 +211,7 @@ class _Paths:
         return self._poll("disposal", request)
 
     def _start(self, kind: str, body: dict[str, Any], work: Callable[[str], dict[str, Any]]) -> Response:
-        asked = _text(body, "triggerId")
+        asked = bodies.text(body, "triggerId")
         if asked is not None and not ID.fullmatch(asked):
             raise HTTPException(400, f"triggerId {asked!r} is not 32 hexadecimal digits")
         return JSONResponse({"request-id": self._on.operations.start(kind, asked, work)}, 202)
@@ -234,6 +242,13 @@ class _Paths:
         }
 
 
+class _Plain(JSONResponse):
+    """JSON in ASCII: an error may quote a path that is no valid text, and it must still be told."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode("ascii")
+
+
 class _Noted(Response):
     """An answer, and what is to be done once it has been sent."""
 
@@ -245,43 +260,6 @@ class _Noted(Response):
         self._sent()
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    text = bytearray()
-    async for part in request.stream():
-        text += part
-        if len(text) > _MOST_IN_BODY:
-            raise HTTPException(413, "The request's body is too large")
-    try:
-        body = json.loads(bytes(text) or b"{}")
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise HTTPException(400, "The request's body is not a JSON object")
-    return body
-
-
-def _text(body: dict[str, Any], key: str) -> str | None:
-    value = body.get(key)
-    if value is None or (isinstance(value, str) and value.strip()):
-        return value.strip() if value is not None else None
-    raise HTTPException(400, f"{key} is not a text")
-
-
-def _flag(body: dict[str, Any], key: str) -> bool:
-    value = body.get(key)
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    raise HTTPException(400, f"{key} is neither true nor false")
-
-
-def _kind(body: dict[str, Any]) -> str:
-    """Flink's CANONICAL is its default; ours is native, which costs less and restores just as well."""
-    kind = (_text(body, "formatType") or "native").lower()
-    if kind not in ("canonical", "native"):
-        raise HTTPException(400, f"formatType {kind} is neither CANONICAL nor NATIVE")
-    return kind
-
-
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = error.detail
@@ -290,7 +268,18 @@ async def _refused(request: Request, error: Exception) -> Response:
     return _said(ControlError(detail), error.status_code, dict(error.headers or {}))
 
 
+def _not_me(host: str) -> Response:
+    return _said(
+        ControlError(
+            f"The request was meant for {host[:200]!r}, which is none of this job's names.",
+            safe="nothing was done.",
+            to_do="ask 127.0.0.1 or localhost, or add the name to penstock.control.hosts.",
+        ),
+        403,
+    )
+
+
 def _said(error: PenstockError, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
     header = error.to_json()  # ASCII, one line
     more = {ERROR_HEADER: header} if len(header) <= _MOST_IN_HEADER else {}
-    return JSONResponse({"errors": [str(error)]}, status, headers={**(headers or {}), **more})
+    return _Plain({"errors": [str(error)]}, status, headers={**(headers or {}), **more})

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.errors import ControlError, PenstockError, from_json
+from penstock.secrecy import masked
 
 ERROR_HEADER = "X-Penstock-Error"
 _TIMEOUT_SECONDS = 30.0  # of one request; long work is polled
@@ -26,18 +27,23 @@ class Client:
     """One server. Proxies of the environment are not used: a job stands on this machine or is named outright."""
 
     def __init__(self, address: str, token: str | None) -> None:
-        split = urlsplit(address if "://" in address else f"http://{address}")
         try:
+            split = urlsplit(address if "://" in address else f"http://{address}")
             port = split.port
-        except ValueError:
-            port = None
-        if split.scheme not in ("http", "https") or not split.hostname or port is None:
-            raise ControlError(
-                f"{address!r} is not the address of a job.", safe="nothing was asked.", to_do="write HOST:PORT."
-            )
+        except ValueError:  # a bracket too few, a port that is none
+            raise _no_address(address) from None
+        plain = address.isprintable() and " " not in address
+        if split.scheme not in ("http", "https") or not split.hostname or port is None or not plain:
+            raise _no_address(address)
         self._secure, self._host, self._port = split.scheme == "https", split.hostname, port
         self._prefix, self._token = split.path.rstrip("/"), token
         self.address = address
+
+    def is_at(self, address: str | None) -> bool:
+        """Whether `address` is this server, spoken to directly and in clear."""
+        names = {"localhost": "127.0.0.1"}
+        host = f"[{self._host}]" if ":" in self._host else names.get(self._host, self._host)
+        return address == f"{host}:{self._port}" and not self._secure and not self._prefix
 
     def jobs(self) -> list[dict[str, Any]]:
         """Flink's overview of what runs there."""
@@ -98,6 +104,12 @@ class Client:
         if "errors" in body:
             raise _with_help(ControlError("\n".join(map(str, body["errors"]))), status)
         return body
+
+
+def _no_address(address: str) -> ControlError:
+    return ControlError(
+        f"{masked(address)!r} is not the address of a job.", safe="nothing was asked.", to_do="write HOST:PORT."
+    )
 
 
 def _with_help(error: PenstockError, status: int) -> PenstockError:

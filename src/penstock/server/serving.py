@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.runtime import registration as registrations
 from penstock.runtime.registration import Registration
@@ -97,10 +97,10 @@ class _Server:
         named = rest.address or (host if not ipaddress.ip_address(host).is_unspecified else socket.gethostname())
         token = os.environ.get(TOKEN_VARIABLE, "").strip() or secrets.token_urlsafe(32)
         server = cls(listener, f"[{named}]:{port}" if ":" in named else f"{named}:{port}", token)
-        guarded = not ipaddress.ip_address(host).is_loopback
-        server._thread = threading.Thread(
-            target=server._run, args=(job, mine, lifecycle, operations, guarded), name="penstock-control", daemon=True
-        )
+        names = (host, rest.bind_address, rest.address or "", socket.gethostname(), *(rest.hosts or ()))
+        open_reads = rest.open_reads and ipaddress.ip_address(host).is_loopback
+        controls = (job, mine, lifecycle, operations, token, open_reads, names)
+        server._thread = threading.Thread(target=server._run, args=controls, name="penstock-control", daemon=True)
         server._thread.start()
         return server
 
@@ -113,15 +113,13 @@ class _Server:
             self._thread.join(_JOIN_SECONDS)
         self._listener.close()
 
-    def _run(
-        self, job: Steerable, mine: Registration, lifecycle: Lifecycle, operations: Operations, guarded: bool
-    ) -> None:
+    def _run(self, *controls: Any) -> None:
         try:
             import uvicorn
 
             from penstock.server.app import Controls, application
 
-            app = application(Controls(job, mine, lifecycle, operations, self.token, guarded))
+            app = application(Controls(*controls))
             config = uvicorn.Config(
                 app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None, log_level="warning",
                 access_log=False, server_header=False,

@@ -127,7 +127,10 @@ class Committer(ABC):
     """The driver's hand on the target. Every method is idempotent and may be called from any process."""
 
     def hints(self) -> Mapping[str, Any]:
-        """What this epoch's writers should know; travels to every task, so keep it small."""
+        """What this epoch's writers should know; travels to every task, so keep it small.
+
+        An epoch waits for it: say what is known, and where the other system has to be asked, ask for seconds at most.
+        A writer must be able to do without."""
         return {}
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:

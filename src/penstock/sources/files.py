@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError, FilesMissing
 from penstock.guarantees import Guarantee, Link
+from penstock.secrecy import masked
 from penstock.sources.base import Source
 from penstock.sources.file_notes import listed, noted
 from penstock.sources.naming import reader
@@ -158,7 +158,7 @@ class FileSource(Source):
         return self._bounded
 
     def describe(self) -> str:
-        return f"{self.format} files in {re.sub(r'//[^/@]*@', '//***@', self.path)}"
+        return f"{self.format} files in {masked(self.path)}"
 
     def __repr__(self) -> str:
         return f"FileSource({self.describe()})"

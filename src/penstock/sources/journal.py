@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from penstock import durable
 from penstock.deadline import Deadline
 from penstock.epoch.storage import AlreadyExists, LocalStorage
 from penstock.errors import (
@@ -44,6 +45,7 @@ from penstock.sources.journal_format import (
     segment_start,
 )
 from penstock.sources.journal_state import State
+from penstock.sources.private import make_private, private_file
 from penstock.testing.failpoints import failpoint
 
 IDENTITY = "journal.json"
@@ -82,10 +84,12 @@ class Journal:
         self._owner = secrets.token_hex(8)
         self._handles = contextlib.ExitStack()
         self._tail = -1
+        self.untold = False
         try:
             with _disk(folder):
-                folder.mkdir(parents=True, exist_ok=True)
+                make_private(folder)
                 claim(folder, job, source)
+                make_private(folder)  # with the file that says whose it is
                 self._lock = self._open(folder / LOCK)
                 self._state = self._open(folder / STATE)
                 with self._locked():
@@ -107,7 +111,9 @@ class Journal:
     def append(self, payload: bytes, received: int | None = None) -> int:
         """Add whole lines; they are durable when this returns, and only then does anybody learn of them. `received`:
         microseconds since 1970. Raises `Superseded` where another process has taken over. After any other error the
-        journal is as it was."""
+        journal is as it was.
+
+        Where readers could not be told, that is no error, for the lines are in: they are `untold`, until `tell`."""
         at = time.time_ns() // 1000 if received is None else received
         frame = pack_frame(payload, payload.count(b"\n"), at)
         with _disk(self.folder), self._locked():
@@ -122,9 +128,17 @@ class Journal:
                     os.ftruncate(self._tail, HEADER_BYTES + self._end - self._segments[-1])
                 raise
             self._end += len(frame)
+            self.untold = True
             failpoint("journal.synced")
-            self._tell("")
+            with contextlib.suppress(OSError):
+                self._tell("")
         return self._end
+
+    def tell(self) -> None:
+        """Let readers know of what is `untold`. Raises what `append` does."""
+        with _disk(self.folder), self._locked():
+            self._require_ownership()
+            self._tell("")
 
     def complain(self, error: PenstockError | None) -> None:
         """Let readers know why nothing comes; None when all is well again."""
@@ -154,9 +168,12 @@ class Journal:
 
     def _take_over(self, start: int) -> None:
         before = journal_state.read(self._state) if os.fstat(self._state).st_size else None
+        if self._durable:
+            durable.sync(self.folder)  # the owner before may have died before it synced the name of a segment
         self._segments = sorted(one for one in map(segment_start, os.listdir(self.folder)) if one is not None)
         if not self._segments:
             self._create_segment(start)
+            self._segments.append(start)
         for begin, following in zip(self._segments, self._segments[1:], strict=False):
             path = self.folder / segment_name(begin)
             if path.stat().st_size - HEADER_BYTES != following - begin:
@@ -164,7 +181,7 @@ class Journal:
         self._end = self._tail_end()
         if before is not None and self._end < before.end:  # more than a torn end is missing
             raise damaged(str(self.folder / segment_name(self._segments[-1])), self._end)
-        self._open_tail()
+        self._open_tail(self._segments[-1])
         os.ftruncate(self._tail, HEADER_BYTES + self._end - self._segments[-1])
         self._sync(self._tail)
         self._tell("")
@@ -183,28 +200,25 @@ class Journal:
         return end
 
     def _roll(self) -> None:
+        """All or nothing: were the new segment known and the old one still open, lines would be written over."""
         self._create_segment(self._end)
-        self._open_tail()
+        self._open_tail(self._end)
+        if self._segments[-1] != self._end:
+            self._segments.append(self._end)
 
     def _create_segment(self, start: int) -> None:
         target = self.folder / segment_name(start)
         aside = target.with_name(f".{target.name}.tmp")
-        with aside.open("wb") as file:
+        with open(aside, "wb", opener=private_file) as file:
             file.write(pack_header(start))
             file.flush()
             self._sync(file.fileno())
         os.rename(aside, target)
         if self._durable:
-            folder = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        if start not in self._segments:
-            self._segments.append(start)
+            durable.sync(self.folder)
 
-    def _open_tail(self) -> None:
-        before, self._tail = self._tail, os.open(self.folder / segment_name(self._segments[-1]), os.O_RDWR)
+    def _open_tail(self, start: int) -> None:
+        before, self._tail = self._tail, os.open(self.folder / segment_name(start), os.O_RDWR)
         if before >= 0:
             os.close(before)
 
@@ -223,9 +237,13 @@ class Journal:
 
     def _tell(self, error: str) -> None:
         journal_state.write(self._state, State(self._owner, os.getpid(), self._end, error))
+        if not error:
+            self.untold = False
 
     def _require_ownership(self) -> None:
         state = journal_state.read(self._state)
+        if state is None and self.untold:
+            return  # half of a page, by our own hand: whoever takes over writes a whole one
         if state is None or state.owner != self._owner:
             raise Superseded(
                 f"Another process ({'unknown' if state is None else state.pid}) has taken over the journal"
@@ -260,7 +278,7 @@ class Journal:
         )
 
     def _open(self, path: Path) -> int:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = private_file(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         self._handles.callback(os.close, handle)
         return handle
 

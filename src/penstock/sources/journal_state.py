@@ -6,6 +6,7 @@ full size, so that an owner on a full disk can still say that the disk is full.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -35,7 +36,8 @@ def write(handle: int, state: State) -> None:
     if len(body) > _PAGE - _HEAD.size:
         body = json.dumps(asdict(State(state.owner, state.pid, state.end))).encode()
     page = (_HEAD.pack(zlib.crc32(body), len(body)) + body).ljust(_PAGE, b"\0")
-    os.pwrite(handle, page, 0)
+    if os.pwrite(handle, page, 0) != len(page):
+        raise OSError(errno.EIO, "the state was written in part")
 
 
 def parse(page: bytes) -> State | None:

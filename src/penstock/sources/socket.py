@@ -19,6 +19,7 @@ from penstock.guarantees import Guarantee, Link
 from penstock.sources.base import Source
 from penstock.sources.journal import Journal, claim
 from penstock.sources.naming import reader
+from penstock.sources.private import require_own
 from penstock.sources.socket_receiver import Receiver
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class SocketSource(Source):
                     safe="nothing was started.",
                     to_do="grant the right to write, or choose another folder.",
                 )
+            if nearest == self.journal:
+                require_own(nearest)
             claim(self.journal, context.job, uid, create=False)
         try:
             socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)

@@ -131,24 +131,28 @@ class Receiver:
             if not taken:
                 break
             lines, rest = whole_lines(rest + taken)
+            if lines and not self._kept(lines, journal):
+                return
             if len(rest) > self._longest:
                 raise ValueTooLarge(
                     f"A line from {self._host}:{self._port} is longer than {self._longest:,} bytes.",
                     safe="all lines before it are in the journal; nothing of this one is.",
                     to_do="see that the sender ends its lines, or raise max_line_bytes, and start the job again.",
                 )
-            if lines and not self._kept(lines, journal):
-                return
         if rest:
             log.warning("the connection ended within a line: %d bytes without a newline are dropped", len(rest))
 
     def _kept(self, lines: bytes, journal: Journal) -> bool:
-        """Append, as often as it takes; False where a stop comes first. Meanwhile the sender waits."""
-        failing = False
+        """Append, and let readers know, as often as it takes; False where a stop comes first. Meanwhile the sender
+        waits. What is in the journal is never appended again, whether or not readers could be told of it."""
+        failing, before = False, journal.end
         while True:
             try:
                 with self._guard:
-                    journal.append(lines)
+                    if journal.end == before:
+                        journal.append(lines)
+                    if journal.untold:
+                        journal.tell()
                 return True
             except Superseded:
                 raise
@@ -161,5 +165,6 @@ class Receiver:
                 with self._guard:
                     journal.complain(error)
             if self._ending.wait(_DISK_PAUSE):
-                log.warning("stopped with %d bytes received that could not be kept", len(lines))
+                if journal.end == before:
+                    log.warning("stopped with %d bytes received that could not be kept", len(lines))
                 return False

@@ -42,6 +42,7 @@ POINTS: dict[str, str] = {
     "recover.registered": "driver",  # generation registered, nothing looked at yet
     "recover.looked": "driver",  # decisions read, no claim yet
     "recover.claimed": "driver",  # claim durable, nothing committed yet
+    "recover.restored": "power",  # Spark's log, which had lost files, is restored, nothing committed yet
     "recover.committed": "driver",  # decided writers committed again, Spark's log not completed
     "recover.finished": "driver",  # Spark's log completed
     "recover.swept": "driver",  # leftovers of older runs aborted

@@ -63,6 +63,11 @@ class Entry:
     def prepared(self) -> tuple[Committable, ...]:
         return tuple(found for one in self.committables if (found := prepared_of(one)) is not None)
 
+    @property
+    def at_sink(self) -> bool:
+        """Whether every writer had prepared at the sink, so that a commit there may be all that is left to do."""
+        return len(self.prepared) == len(self.committables)
+
 
 class Backlog:
     """Written by the coordinator, emptied by the drainer of the same process; both may call from their threads."""
@@ -95,6 +100,11 @@ class Backlog:
 
     def first(self) -> Entry | None:
         return next(iter(self.entries()), None)
+
+    @property
+    def at_sink(self) -> bool:
+        """Whether all that waits is prepared at the sink, and nothing there has to be written from the log."""
+        return all(entry.at_sink for entry in self.entries())
 
     def wait(self, seconds: float) -> None:
         """Until something is added or delivered, or the time is up."""
@@ -160,6 +170,9 @@ class Backlog:
                 storage.remove(name)
 
     def _load(self) -> None:
+        for folder in ("drained", "backlog"):
+            # A run that died may have given a name and not synced it; epochs are about to be completed by what is here.
+            self._storage.settle(f"{self._folder}/{folder}")
         self._drained = max(self._numbers("drained"), default=-1)
         for number in self._numbers("backlog"):
             entry = self._read(number)

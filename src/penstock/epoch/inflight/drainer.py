@@ -2,7 +2,8 @@
 
 It works in the driver, in threads beside the query: tasks that wait for a slow sink would hold the very cores that the
 epochs need. What the sink had prepared in time is committed; only what it had not, or has lost since, is written again
-from the log. A sink that does not answer is asked again, for as long as it takes: the rows are safe in the log.
+from the log, while it holds the sink's pen: see `pen`. A sink that does not answer is asked again, for as long as it
+takes: the rows are safe in the log.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
     from penstock.epoch.inflight.backlog import Backlog
+    from penstock.epoch.inflight.pen import Pen
     from penstock.epoch.ledger import Ledger
     from penstock.runtime.events import Events
     from penstock.sinks.base import Committer
@@ -58,7 +60,7 @@ class Drainer(Conductor):
         ledger: Ledger,
         events: Events,
         timing: Timing,
-        sweeps: bool,
+        pen: Pen,
         where: str,
     ) -> None:
         super().__init__(
@@ -67,7 +69,7 @@ class Drainer(Conductor):
         self._uid, self._sink, self._id = uid, sink, query_id
         self._backlog = backlog
         self._own_scope = own_scope  # that of the query's own transactions, some of which are ours to commit
-        self._sweeps = sweeps
+        self._pen = pen
         self._own: Committer | None = None
         self._left: tuple[Committable, ...] = ()  # of the epoch under way, to be written from the log
         self._replay: Replay | None = None
@@ -86,6 +88,7 @@ class Drainer(Conductor):
         """Finish the epoch under way if the sink lets us, begin no other."""
         self._stopping.set()
         self._backlog.wake()
+        self._pen.wake()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
         if self._thread.is_alive():
@@ -123,9 +126,7 @@ class Drainer(Conductor):
 
     def _recover(self) -> None:
         """Finish what an earlier drainer decided; until this has succeeded nothing is delivered."""
-        previous = self._generation
-        self._close_old()
-        resume = self._drive(protocol.recover(previous))
+        resume = self._drive(protocol.recover(self._generation))
         self._replay = resume.replay
         self._recovered = True
 
@@ -134,28 +135,41 @@ class Drainer(Conductor):
         started = time.monotonic()
         self._left = self._not_visible(entry)
         if self._left:
-            replay = self._replay if self._replay and self._replay.decision.id.epoch == entry.epoch else None
-            self._replay = None
-            self._attempt += 1
-            self._drive(protocol.run_epoch(self._generation, entry.epoch, replay))
+            with self._pen.taken(self._stopping.is_set) as mine:
+                if not mine:
+                    return
+                self._clear_the_way(entry)
+                replay = self._replay if self._replay and self._replay.decision.id.epoch == entry.epoch else None
+                self._replay = None
+                self._attempt += 1
+                self._drive(protocol.run_epoch(self._generation, entry.epoch, replay))
             failpoint("drain.committed")
         self._finish(entry, rewritten=len(self._left), seconds=time.monotonic() - started)
+
+    def _own_committer(self) -> Committer:
+        if self._own is None:
+            self._own = self._sink.open_committer(self._own_scope)
+        return self._own
+
+    def _clear_the_way(self, entry: Entry) -> None:
+        """Before rows of this epoch are written: later epochs have none in the sink that could still become visible.
+
+        No task writes now, so what else is open was given up by one; it would hold up readers, or hold locks."""
+        deadline = Deadline(self._timing.abort_seconds)
+        later = [found for one in self._backlog.entries() if one.epoch > entry.epoch for found in one.prepared]
+        if later:
+            self._own_committer().abort(later, deadline)
+        self._own_committer().abort_dangling(entry.prepared, deadline)
+        self.hints = self._own_committer().hints()
 
     def _not_visible(self, entry: Entry) -> tuple[Committable, ...]:
         """Commit what the sink had prepared; what is left has to be written from the log."""
         prepared = entry.prepared
-        if self._own is None:
-            self._own = self._sink.open_committer(self._own_scope)
-        if self._sweeps:
-            # While there is a backlog the tasks write to the log alone, so what else is open was given up by them.
-            self._own.abort_dangling(
-                [found for one in self._backlog.entries() for found in one.prepared],
-                Deadline(self._timing.abort_seconds),
-            )
         if not prepared:
             return entry.committables
-        outcomes = self._own.commit(entry.epoch, prepared, Deadline(self._timing.commit_seconds))
-        self.hints = self._own.hints()
+        own = self._own_committer()
+        outcomes = own.commit(entry.epoch, prepared, Deadline(self._timing.commit_seconds))
+        self.hints = own.hints()
         unknown = [one for one in prepared if outcomes.get(one.writer, Outcome.UNKNOWN) is Outcome.UNKNOWN]
         if unknown:
             raise OutcomeUnknown(
@@ -195,19 +209,18 @@ class Drainer(Conductor):
 
     def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         try:
+            hints = self._committers[self._uid].hints()
             with ThreadPoolExecutor(_WRITERS, thread_name_prefix=f"penstock-drain-{self._uid}") as pool:
-                written = list(pool.map(lambda one: self._write(epoch, one), self._left))
+                written = list(pool.map(lambda one: self._write(epoch, one, hints), self._left))
             sealed = self._seal(written, Deadline(self._timing.commit_seconds))
         except Exception as error:
             return protocol.Failed(error)
         failpoint("drain.prepared")
         return protocol.Prepared(sealed)
 
-    def _write(self, epoch: int, one: Committable) -> Committable:
+    def _write(self, epoch: int, one: Committable, hints: Mapping[str, Any]) -> Committable:
         """One writer of the epoch, from its log file to prepared."""
-        scope = WriterScope(
-            self._scope(self._uid), epoch, self._attempt, one.writer, 0, self._committers[self._uid].hints()
-        )
+        scope = WriterScope(self._scope(self._uid), epoch, self._attempt, one.writer, 0, hints)
         batches = read_log(self._backlog.logs, log_of(one))
         writer = self._sink.open_writer(scope)
         rows = checksum = 0
@@ -249,11 +262,6 @@ class Drainer(Conductor):
 
     def _scope(self, uid: str) -> SinkScope:
         return SinkScope(self._job, f"{uid}{MARK}", self._generation)
-
-    def _close_old(self) -> None:
-        for committer in self._committers.values():
-            committer.close()
-        self._committers.clear()
 
 
 def _sum_of_hashes(batch: Any) -> int:

@@ -8,11 +8,11 @@ file that was cut off, altered or exchanged is told from the one that was decide
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
+from penstock.errors import LedgerCorrupt, LedgerFromTheFuture, PreCommitFailed, StorageNotShared
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.sinks.files.storage import Storage
 
 VERSION = 1
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of every Arrow IPC stream that was closed
 _KEY = b"penstock.inflight.version"
 
 
@@ -47,12 +48,69 @@ def log_storage(location: str) -> Storage:
     path = local_path(location)
     if path is not None:
         return LocalStorage(str(path))
-    from pyarrow.fs import FileSystem
-
     from penstock.sinks.files.hdfs import ArrowStorage
 
+    return ArrowStorage(*_arrow(location))
+
+
+def _arrow(location: str) -> tuple[Any, str]:
+    from pyarrow.fs import FileSystem
+
     scheme, _, rest = location.partition("://")
-    return ArrowStorage(*FileSystem.from_uri(f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}"))
+    return FileSystem.from_uri(f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}")  # type: ignore[no-any-return]
+
+
+def make_folder(location: str) -> None:
+    """In the driver, before tasks write there: a task that makes a folder may die before it has synced it."""
+    from penstock.durable import ensure_folder
+    from penstock.epoch.storage import local_path, storage_errors
+
+    path = local_path(location)
+    if path is not None:
+        with storage_errors(f"making {path}"):
+            ensure_folder(path)
+
+
+def confirm(location: str, files: Iterable[LogFile]) -> None:
+    """In the driver, before a decision relies on them: each file is there, as long as its writer said, closed, and its
+    name durable; its bytes its writer has synced. `StorageNotShared` where one is not there.
+
+    Their checksums are proven when they are delivered: to read every byte again here would cost each epoch more than
+    all the rest."""
+    storage = log_storage(location)
+    for file in files:
+        size, end = storage.size(file.name), b""
+        if size is None:
+            raise StorageNotShared(
+                f"A task has written {file.name} ({file.bytes:,} bytes) to the in-flight log, but the driver does not"
+                f" see it in {location}.",
+                safe="the epoch was not decided; nothing of it is visible, and it replays from the same positions.",
+                to_do="put the checkpoints on storage that the driver and all executors share (HDFS, S3, or a folder"
+                " that is mounted on each machine); a plain or file: path is a disk of each machine's own.",
+            )
+        if size == file.bytes:
+            end = _last_bytes(location, file.name, size)
+        if end != _END:
+            raise PreCommitFailed(
+                f"{location}/{file.name} of the in-flight log is not as its writer left it: it has {size:,} bytes where"
+                f" {file.bytes:,} were written{'' if size != file.bytes else ', and no end'}.",
+                safe="the epoch was not decided; nothing of it is visible, and it replays from the same positions.",
+                to_do="if this repeats, see to the storage of the checkpoints.",
+            )
+    storage.sync("")
+
+
+def _last_bytes(location: str, name: str, size: int) -> bytes:
+    from penstock.epoch.storage import local_path
+
+    at, path = max(0, size - len(_END)), local_path(location)
+    if path is not None:
+        with (path / name).open("rb") as file:
+            file.seek(at)
+            return file.read()
+    system, root = _arrow(location)
+    with system.open_input_file(f"{root.rstrip('/')}/{name}") as stream:
+        return bytes(stream.read_at(len(_END), at))
 
 
 class _Counted:

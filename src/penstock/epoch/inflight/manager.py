@@ -11,6 +11,8 @@ from penstock.epoch.channel import How, Writing
 from penstock.epoch.conductor import Timing
 from penstock.epoch.inflight.backlog import Backlog, log_of, prepared_of, with_prepared
 from penstock.epoch.inflight.drainer import Drainer
+from penstock.epoch.inflight.log import confirm, make_folder
+from penstock.epoch.inflight.pen import Pen
 from penstock.epoch.protocol import Committable, Outcome, WriterId
 from penstock.errors import PenstockError, UidChanged
 from penstock.sinks.base import SinkScope, TwoPhaseSink
@@ -51,6 +53,7 @@ class InFlight:
         self._location, self._storage, self._ledger_of = location, storage, ledger_of
         self._events, self._limits = events, checkpoints
         self._backlogs: dict[str, Backlog] = {}
+        self._pens = {uid: Pen() for uid in self._sinks}
         self._drainers: dict[str, Drainer] = {}
         self._generation = 0
         self._id: str | None = None
@@ -72,7 +75,9 @@ class InFlight:
             )
         for uid in self._sinks:
             folder = f"{query_id}/{uid}"
-            self._backlogs[uid] = Backlog(self._storage, folder, f"{self._location}/{folder}/logs")
+            backlog = self._backlogs[uid] = Backlog(self._storage, folder, f"{self._location}/{folder}/logs")
+            if self._limits.logged:
+                make_folder(backlog.logs)
 
     def start(self) -> None:
         """Begin to deliver, once recovery is over."""
@@ -91,7 +96,7 @@ class InFlight:
                 ledger=self._ledger_of(f"{self._location}/{self._id}/{uid}/ledger"),
                 events=self._events,
                 timing=Timing(self._limits.commit_timeout_seconds, self._limits.abort_timeout_seconds),
-                sweeps=self._limits.max_concurrent == 1,
+                pen=self._pens[uid],
                 where=f"{self._location}/{self._id}/{uid}",
             )
             drainer.start()
@@ -147,38 +152,41 @@ class InFlight:
         if not self._limits.logged:
             return Writing()
         backlog = self._backlogs[uid]
+        self._pens[uid].give_back()  # where an attempt at this epoch failed before
         if self._limits.max_concurrent > 1:
-            return Writing(How.TEE, backlog.logs, self._limits.timeout_seconds)
-        patience = self._limits.aligned_timeout_seconds - elapsed
-        if backlog.count or patience <= 0:
-            return Writing(How.LOG, backlog.logs)
-        return Writing(How.TEE, backlog.logs, patience)
+            patience, in_turn = self._limits.timeout_seconds, backlog.at_sink
+        else:
+            patience, in_turn = self._limits.aligned_timeout_seconds - elapsed, not backlog.count
+        if in_turn and patience > 0 and self._pens[uid].lend():
+            return Writing(How.TEE, backlog.logs, patience)
+        return Writing(How.LOG, backlog.logs)
 
     def with_hints(self, uid: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """The sink's hints to its writers, with what the drainer knows."""
         drainer = self._drainers.get(uid)
-        merged = dict(own)
-        for key, value in (drainer.hints if drainer is not None else {}).items():
-            before = merged.get(key)
-            merged[key] = {**before, **value} if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-        return merged
+        return own if drainer is None else _newest(own, drainer.hints)
 
     def sealed(self, committables: Sequence[Committable], seal: Seal) -> list[Committable]:
-        """What the sinks prepared in time, confirmed by them; a sink that did not keep up goes by the log, whole."""
+        """What the sinks prepared in time, confirmed by them; a sink that did not keep up goes by the log, whole. Each
+        log file is seen before anything is decided on it."""
         found: list[Committable] = []
-        for uid in sorted({one.sink for one in committables}):
+        for uid in self._sinks:
             own = [one for one in committables if one.sink == uid]
-            found.extend(self._sealed_sink(uid, own, seal))
+            if own:
+                confirm(self._backlogs[uid].logs, (log_of(one) for one in own))
+                found.extend(self._sealed_sink(own, seal))
+            else:
+                self._pens[uid].give_back()  # it got no rows
         return found
 
-    def _sealed_sink(self, uid: str, own: Sequence[Committable], seal: Seal) -> list[Committable]:
+    def _sealed_sink(self, own: Sequence[Committable], seal: Seal) -> list[Committable]:
         prepared = [prepared for one in own if (prepared := prepared_of(one)) is not None]
         if len(prepared) == len(own):
             try:
                 sealed = {one.id: one for one in seal(prepared, self._patience())}
                 return [with_prepared(one, sealed[one.id]) for one in own]
             except PenstockError as error:
-                if not error.retryable or self._limits.max_concurrent > 1:
+                if not error.retryable:
                     raise
         return [with_prepared(one, None) for one in own]
 
@@ -198,13 +206,15 @@ class InFlight:
         for uid, own in by_sink.items():
             if uid in direct and all(outcomes.get(one.id, Outcome.UNKNOWN).visible for one in own):
                 self._backlogs[uid].remove_logs([log_of(one).name for one in own])
-                continue
-            visible = self._record(uid, epoch, own) and visible
+            else:
+                visible = self._record(uid, epoch, own) and visible
+            self._pens[uid].give_back()
         return visible
 
     def remove_strays(self, keep: Sequence[Committable]) -> None:
         """Remove the logs of attempts that failed. Call only while no task writes."""
-        for backlog in self._backlogs.values():
+        for uid, backlog in self._backlogs.items():
+            self._pens[uid].give_back()
             backlog.remove_strays(self._generation, keep)
 
     def _record(self, uid: str, epoch: int, own: Sequence[Committable]) -> bool:
@@ -249,3 +259,20 @@ class InFlight:
 
     def _waits(self, query_id: str, uid: str) -> bool:
         return bool(self._storage.list(f"{query_id}/{uid}/backlog"))
+
+
+def _newest(own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Two committers' hints about one sink. Numbers that it counts up, a fence or those by transaction, are the newer
+    the higher they are; of anything else its `own` is."""
+    merged = {**other, **own}
+    for key in own.keys() & other.keys():
+        mine, its = own[key], other[key]
+        if isinstance(mine, Mapping) and isinstance(its, Mapping):
+            merged[key] = {**its, **mine, **{name: _higher(mine[name], its[name]) for name in mine.keys() & its.keys()}}
+        else:
+            merged[key] = _higher(mine, its)
+    return merged
+
+
+def _higher(mine: Any, its: Any) -> Any:
+    return max(mine, its) if isinstance(mine, int) and isinstance(its, int) else mine

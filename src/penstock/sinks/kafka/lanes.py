@@ -14,6 +14,7 @@ from concurrent.futures import TimeoutError as Late
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import SystemUnavailable
+from penstock.secrecy import is_secret
 from penstock.sinks.kafka import faults, settings
 from penstock.sinks.kafka.wire import wire
 
@@ -42,7 +43,7 @@ class Lanes:
         self.servers = servers
         self._options = dict(options)
         self._config = {
-            name: _Secret(value) if "password" in name and isinstance(value, str) else value
+            name: _Secret(value) if is_secret(name) and isinstance(value, str) else value
             for name, value in settings.for_admin(servers, options).items()
         }
         self._admins: list[Any] = [None] * LANES

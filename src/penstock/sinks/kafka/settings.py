@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
+from penstock import durations, secrecy
 from penstock.errors import ConfigurationError
 
 #: What the protocol itself depends on; a user's value would break it.
@@ -52,7 +53,6 @@ DEFAULTS: Mapping[str, str] = {
     "allow.auto.create.topics": "false",
 }
 
-_SECRET = re.compile(r"password|secret|\.pem$|jaas|token|credential|oauthbearer\.config", re.IGNORECASE)
 _ALIASES = {
     "sasl.mechanisms": "sasl.mechanism",
     "message.timeout.ms": "delivery.timeout.ms",
@@ -72,20 +72,20 @@ _ADMIN = {
     "ssl.key.password": "ssl_password",
     "ssl.crl.location": "ssl_crlfile",
 }
-_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h)?\s*$")
-_UNIT = {"ms": 0.001, None: 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def seconds(value: str | float) -> float:
-    """`"15min"`, `"900s"`, `"500ms"`, `"1h"` or a number of seconds."""
-    match = _DURATION.match(str(value))
-    if match is None or not float(match[1]):
+    """Of a transaction's timeout: a duration of more than nothing. Text that is a bare number is seconds here."""
+    text = value.strip() if isinstance(value, str) else value
+    bare = isinstance(text, str) and re.fullmatch(r"\d+(\.\d+)?", text)
+    found = durations.seconds(float(text) if bare else text, "transaction_timeout")
+    if not found:
         raise ConfigurationError(
-            f"{value!r} is not a duration.",
+            f"transaction_timeout={value!r} leaves no time for any transaction.",
             safe="nothing was started.",
-            to_do="write a positive number with ms, s, min or h, such as '15min'.",
+            to_do="write a positive duration, such as '15min'.",
         )
-    return float(match[1]) * _UNIT[match[2]]
+    return found
 
 
 def normalised(options: Mapping[str, Any]) -> dict[str, str]:
@@ -118,7 +118,7 @@ def normalised(options: Mapping[str, Any]) -> dict[str, str]:
 
 def shown(options: Mapping[str, str]) -> dict[str, str]:
     """`options` fit for a log: every secret replaced."""
-    return {name: "***" if _SECRET.search(name) else value for name, value in sorted(options.items())}
+    return {name: secrecy.shown(name, value) for name, value in sorted(options.items())}
 
 
 def for_producer(servers: str, options: Mapping[str, str], transaction_timeout: float) -> dict[str, str]:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from penstock.deadline import Deadline
 from penstock.errors import PenstockError, PreCommitFailed, SystemUnavailable
 from penstock.sinks.base import Committable, Committer, Leftover, Outcome
 from penstock.sinks.mysql import faults, lanes, staged, xa
@@ -20,14 +21,12 @@ from penstock.sinks.mysql.session import Login, Session
 from penstock.sinks.sql.markers import PRUNE_EVERY
 from penstock.testing.failpoints import active, failpoint
 
-if TYPE_CHECKING:
-    from penstock.deadline import Deadline
-
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _POLL = 0.05
 _ANSWER_SECONDS = 60.0  # where no deadline says otherwise
+_HINT_SECONDS = 5.0  # an epoch waits for it
 
 
 class MySqlCommitter(Committer):
@@ -39,10 +38,19 @@ class MySqlCommitter(Committer):
         self._session = session
         self._moved: tuple[str, ...] = ()  # what the open transaction of the session has moved, if there is one
         self._pruned: int | None = None
+        self._fence: int | None = None  # as this committer has last raised it; only a newer run's is another
 
     def hints(self) -> Mapping[str, Any]:
-        with self._named("reading its marker tables"):
-            return {"mode": self.mode, "fence": self._retried(self._markers.fence)}
+        """The mode, and the fence, from memory. Only where no sweep has raised it yet is the server asked; without an
+        answer it is not hinted, and a writer goes without."""
+        if self._fence is None:
+            try:
+                with self._named("reading its marker tables"):
+                    self._fence = self._retried(self._markers.fence, Deadline(_HINT_SECONDS))
+            except SystemUnavailable as error:
+                log.warning("%s", error)
+                return {"mode": self.mode}
+        return {"mode": self.mode, "fence": self._fence}
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         """Every transaction must be open and every staging table there; staged rows are moved, as a trial that the
@@ -89,7 +97,9 @@ class MySqlCommitter(Committer):
 
         def sweep(session: Session) -> int:
             self._markers.create(session)
+            self._fence = None
             self._markers.raise_fence(session)
+            self._fence = self._markers.fence(session)
             # After the fence: a writer that is in neither list now will see it before it prepares.
             open_now = {name for name in self._markers.open(session) if self._mine(name, kept)}
             tables = {name for name in staged.there(session, self._names) if self._mine(name, kept)}
@@ -258,8 +268,8 @@ class MySqlCommitter(Committer):
             try:
                 if self._session is None or not self._session.open:
                     fresh, self._moved = True, ()
-                    self._session = Session(self._login, seconds=_ANSWER_SECONDS)
-                self._session.limit(deadline.remaining() if deadline is not None else _ANSWER_SECONDS)
+                    self._session = Session(self._login, seconds=_seconds(deadline))
+                self._session.limit(_seconds(deadline))
                 return work(self._session)
             except ServerError as error:
                 if not error.lost:
@@ -273,6 +283,10 @@ class MySqlCommitter(Committer):
 
     def _named(self, doing: str) -> Any:
         return faults.named(self._login.where, self._names.table, doing)
+
+
+def _seconds(deadline: Deadline | None) -> float:
+    return _ANSWER_SECONDS if deadline is None else deadline.remaining()
 
 
 def _split(committables: Collection[Committable]) -> tuple[list[Committable], list[Committable]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.values import seconds
+from penstock.durations import seconds
 from penstock.errors import ConfigurationError, SchemaMismatch
 from penstock.guarantees import Guarantee, Link
 from penstock.sinks.base import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
 from penstock.errors import ConfigurationError
+from penstock.secrecy import is_secret
 from penstock.sinks.sql import faults
 
 #: A server that is gone without a word is noticed after about a minute, in a task as in the driver.
@@ -28,7 +29,6 @@ _URL = re.compile(
     r"(?:/(?P<database>[^?]*))?(?:\?(?P<query>.*))?",
     re.DOTALL,
 )
-_SECRETS = ("password", "sslpassword", "passfile", "oauth_client_secret")
 
 
 @functools.cache
@@ -87,7 +87,7 @@ class Server:
 
     def _secrets(self) -> set[str]:
         known = self._known()
-        found = {known[name] for name in _SECRETS if known.get(name)}
+        found = {str(value) for name, value in known.items() if value and is_secret(name)}
         if self._is_url:
             found.add(_URL.match(self.conninfo)["password"] or "")  # type: ignore[index]
         found |= {quote(secret, safe="") for secret in found}

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.values import seconds
 from penstock.deadline import Deadline
+from penstock.durations import seconds
 from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, SystemUnavailable
 from penstock.guarantees import Guarantee, Link
 from penstock.sinks.base import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.config.values import seconds
+from penstock.durations import seconds
 from penstock.errors import ConfigurationError
 from penstock.guarantees import Guarantee, Link
 from penstock.sinks.base import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope

@@ -25,8 +25,9 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import PenstockError, PreCommitFailed, StorageFull
 from penstock.sinks.base import Committable, Committer, Outcome, SinkScope
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 _PAUSE = 0.02  # after a lost race or an error; doubled each time
 _LONGEST_PAUSE = 1.0
+_HINT_SECONDS = 5.0  # an epoch waits for it
 
 
 class TableCommitter(Committer):
@@ -50,11 +53,43 @@ class TableCommitter(Committer):
     def __init__(self, target: Target, scope: SinkScope) -> None:
         self._target, self._scope = target, scope
         self._lock = threading.RLock()  # a drainer and a coordinator may share a committer
+        self._asked: Future[Known | None] | None = None
 
     def hints(self) -> Mapping[str, Any]:
-        with self._lock:
-            known = self._target.look()
+        """The table as it is now, so that not every task has to look. Not the one of the last epoch: a table's log may
+        have been cut off behind it since. Without an answer nothing is hinted, and a writer looks for itself."""
+        if self._asked is None or self._asked.done():
+            self._asked = self._in_a_thread(self._look)
+        asked = self._asked
+        if not wait([asked], _HINT_SECONDS).done:
+            log.warning("%s has not answered within %g s", self._target.where, _HINT_SECONDS)
+            return {}  # the question stays asked: a second one would wait behind it
+        try:
+            known = asked.result()
+        except PenstockError as error:
+            if not error.retryable:
+                raise
+            log.warning("%s", error)
+            return {}
         return {} if known is None else {"table": known.to_json()}
+
+    def _look(self) -> Known | None:
+        with self._lock:
+            return self._target.look()
+
+    @staticmethod
+    def _in_a_thread(work: Callable[[], _T]) -> Future[_T]:
+        """Of its own, and no pool's: one that never comes back must not keep the process from ending."""
+        promise: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                promise.set_result(work())
+            except BaseException as error:
+                promise.set_exception(error)
+
+        threading.Thread(target=run, name="penstock-table-hints", daemon=True).start()
+        return promise
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         if not committables:

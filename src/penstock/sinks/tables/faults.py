@@ -8,29 +8,11 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit, urlunsplit
 
 from penstock.errors import AccessDenied, PenstockError, StorageFull, SystemUnavailable
+from penstock.secrecy import without_secrets
 from penstock.sinks.files.storage import is_full
 
-_SECRET = re.compile(r"secret|password|passwd|token|credential|account_key|access_key|sas|signature|connection", re.I)
 _DENIED = re.compile(r"\b(401|403)\b|unauthori[sz]ed|forbidden|access ?denied|permission denied|authentication", re.I)
 _FULL = re.compile(r"no space left|disk quota exceeded|disk is full", re.I)
-
-
-def without_secrets(text: str, options: Mapping[str, str]) -> str:
-    """`text` with every secret value of `options`, and the password of every address in it, blotted out."""
-    for key, value in options.items():
-        if _SECRET.search(key) and len(value) > 3:
-            text = text.replace(value, "***")
-        password = _password(value)
-        if password:
-            text = text.replace(password, "***")
-    return re.sub(r"(://[^/@\s:]*):[^/@\s]+@", r"\1:***@", text)
-
-
-def _password(value: str) -> str | None:
-    try:
-        return urlsplit(value).password
-    except ValueError:
-        return None
 
 
 def shown(address: str) -> str:

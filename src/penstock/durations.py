@@ -1,0 +1,68 @@
+"""Durations as users write them, wherever they do: in Python, in a file, behind `-D`, as an argument of a sink.
+
+    0.5   "500ms"   "10 min"   "1d"   "2 hours 30 minutes"   "PT15M"   "P1DT2H"
+
+These are Flink's spellings, Spark's and ISO 8601's. A number is seconds in Python. A bare number in a file or behind
+`-D` is milliseconds, as Flink has it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from penstock.errors import ConfigurationError
+
+_NAMES = {
+    1e-9: ("ns", "nano", "nanosecond"),
+    1e-6: ("us", "µs", "micro", "microsecond"),
+    1e-3: ("ms", "milli", "millisecond"),
+    1.0: ("s", "sec", "second"),
+    60.0: ("m", "min", "minute"),
+    3600.0: ("h", "hour"),
+    86400.0: ("d", "day"),
+    604800.0: ("w", "week"),
+}
+_UNITS = {
+    word: unit for unit, names in _NAMES.items() for one in names for word in (one, f"{one}s" if one[2:] else one)
+}
+_PART = r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-zµμ]+)"
+_ONE = re.compile(_PART, re.IGNORECASE)
+_ALL = re.compile(r"(?:interval\s+)?(?:\d+(?:\.\d+)?\s*[a-zµμ]+\s*)+", re.IGNORECASE)
+_ISO = re.compile(
+    r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+)D)?(?:T(?:(?P<h>\d+)H)?(?:(?P<m>\d+)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?", re.IGNORECASE
+)
+
+
+def seconds(value: float | str, name: str) -> float:
+    """A duration in seconds: a number of them, or text. What cannot be read is an error that names the setting."""
+    if isinstance(value, str):
+        found = _read(value.strip())
+        if found is not None:
+            return found
+        raise _refused(
+            f"{name}={value!r} is not a duration.",
+            "write a number of seconds, or a number with ms, s, min, h or d, for example '200ms'.",
+        )
+    if not value >= 0:  # said this way, it refuses "not a number" too
+        raise _refused(f"{name}={value} is negative or no number.", "give a duration of 0 or more.")
+    return float(value)
+
+
+def duration_text(text: str, name: str) -> float:
+    """A duration from a file or the command line, where a bare number is milliseconds."""
+    return int(text) / 1000 if text.strip().isdecimal() else seconds(text, name)
+
+
+def _read(text: str) -> float | None:
+    iso = _ISO.fullmatch(text)
+    if iso is not None and any(iso.groups()):
+        return sum(float(number) * _UNITS[unit] for unit, number in iso.groupdict().items() if number)
+    if _ALL.fullmatch(text) is None:
+        return None
+    parts = [(float(one["number"]), _UNITS.get(one["unit"].lower().replace("μ", "µ"))) for one in _ONE.finditer(text)]
+    known = [number * unit for number, unit in parts if unit is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
+def _refused(happened: str, to_do: str) -> ConfigurationError:
+    return ConfigurationError(happened, safe="nothing was started.", to_do=to_do)

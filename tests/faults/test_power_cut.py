@@ -1,0 +1,141 @@
+"""The power fails at every step, and the disk loses all that was not synced. Nothing is lost, nothing doubled.
+
+The disk is the driver's: ledger, in-flight log, staged and final files, savepoints, and Spark's own log and state,
+which Spark does not sync. Kafka and PostgreSQL are real, and elsewhere. Spark's part is played by `small_spark`, so
+that every step can be the last one, in milliseconds; `tests/integration/test_lost_log.py` does it to a real query.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.dev.broker import Broker
+from penstock.dev.postgres import Postgres
+from penstock.sinks.base import TwoPhaseSink
+from penstock.sinks.files import FileSink
+from penstock.testing.failpoints import POINTS, InjectedFault, hooked
+from tests.contract.test_kafka import KafkaHarness
+from tests.support.points import LOGGED
+from tests.support.postgres import PostgresHarness
+from tests.support.power import Disk, PowerCut, fails
+from tests.support.small_spark import SmallSpark
+
+#: Every step of an epoch and of a recovery, and, in this process too, of a writer.
+STEPS = [name for name, where in POINTS.items() if where in ("driver", "worker", "power") and name not in LOGGED]
+LOG_STEPS = [*LOGGED, "epoch.decided", "epoch.committed", "recover.committed", "recover.restored", "ledger.aside"]
+EPOCH = 5  # numbers a start reads, at least
+
+
+class Target:
+    """Where the rows go: a sink, its rows, and what a reader sees, as numbers."""
+
+    def __init__(self, sink: TwoPhaseSink, rows: Callable[[int, int], pa.RecordBatch], seen: Callable[[], list[int]]):
+        self.sink, self.rows, self.seen = sink, rows, seen
+
+
+def files(folder: Path) -> Target:
+    import pyarrow.parquet as pq
+
+    def seen() -> list[int]:
+        return [
+            number for file in (folder / "out").glob("*.parquet") for number in pq.read_table(file)["n"].to_pylist()
+        ]
+
+    rows = lambda first, last: pa.RecordBatch.from_pydict({"n": pa.array(range(first, last), pa.int64())})  # noqa: E731
+    return Target(FileSink(str(folder / "out")), rows, seen)
+
+
+@pytest.fixture
+def kafka(broker: Broker) -> Target:
+    harness = KafkaHarness(broker.servers, "60s")
+
+    def rows(first: int, last: int) -> pa.RecordBatch:
+        numbers = [str(number).encode() for number in range(first, last)]
+        return pa.RecordBatch.from_pydict(
+            {"key": pa.array(numbers, pa.binary()), "value": pa.array(numbers, pa.binary())}
+        )
+
+    return Target(harness.make_sink(), rows, lambda: [int(row[-1]) for row in harness.read_visible()])
+
+
+@pytest.fixture
+def postgres_table(postgres: Postgres) -> Target:
+    harness = PostgresHarness(postgres, "two_phase")
+
+    def rows(first: int, last: int) -> pa.RecordBatch:
+        return harness.rows(last - first, first)
+
+    return Target(harness.make_sink(), rows, lambda: [row[0] for row in harness.read_visible()])
+
+
+def cut_everywhere(disk: Disk, target: Target, steps: list[str], **settings: Any) -> None:
+    """The power fails once at each step; after each cut the job starts again and goes on."""
+    query = SmallSpark(disk.root, target.sink, target.rows, **settings)
+    until = 0
+    with disk.watched():
+        for step in steps:
+            until += EPOCH
+            if step == "recover.restored":  # with epochs that Spark's log has lost
+                query.run(until)
+                query.run(until := until + 4 * EPOCH)
+                disk.cut()
+            elif step.startswith("recover."):  # with a decision that nobody has carried out
+                cut_at(disk, query, "epoch.decided", until)
+                until += EPOCH
+            if step == "epoch.aborted":
+                with pytest.raises(PowerCut), hooked(step, fails), hooked("epoch.precommitted", _raise):
+                    query.run(until)
+                disk.cut()
+            else:
+                cut_at(disk, query, step, until)
+        query.run(until + EPOCH)
+        disk.cut()
+        query.run(until + 2 * EPOCH)
+    seen = Counter(target.seen())
+    assert seen == Counter(range(until + 2 * EPOCH)), f"lost or doubled; recoveries: {query.actions}"
+
+
+def cut_at(disk: Disk, query: SmallSpark, step: str, until: int) -> None:
+    with pytest.raises(PowerCut), hooked(step, fails):
+        query.run(until)
+    disk.cut()
+
+
+def _with(state: bool) -> list[str]:
+    """Where there is state, Spark's log is synced with it, and never has to be restored."""
+    return [step for step in STEPS if step != "recover.restored" or not state]
+
+
+def _raise() -> None:
+    raise InjectedFault("Failed on purpose.")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path / "disk")
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_into_files(disk: Disk, stateful: bool) -> None:
+    cut_everywhere(disk, files(disk.root), _with(stateful), stateful=stateful)
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_into_kafka(disk: Disk, kafka: Target, stateful: bool) -> None:
+    cut_everywhere(disk, kafka, _with(stateful), stateful=stateful)
+
+
+def test_into_postgres(disk: Disk, postgres_table: Target) -> None:
+    cut_everywhere(disk, postgres_table, STEPS)
+
+
+@pytest.mark.parametrize("timeout", ["0s", "60s"], ids=["all by the log", "beside the log"])
+def test_through_the_in_flight_log(disk: Disk, timeout: str) -> None:
+    steps = LOG_STEPS if timeout == "0s" else ["task.logged", "epoch.decided", "epoch.committed", "recover.restored"]
+    cut_everywhere(disk, files(disk.root), steps, unaligned=True, aligned_timeout=timeout)

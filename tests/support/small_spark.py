@@ -1,0 +1,204 @@
+"""Spark's part of a query, played in this process: its log, its state, its epochs; everything else is the real thing.
+
+It keeps the files that Spark keeps, under the same names, and like Spark it syncs none of them. Each epoch reads some
+more of the numbers 0, 1, 2, …, hands them to real writers of a real sink, half to each, and adds them up: the sum is
+its state. A barrier that has to be cut anew is cut elsewhere, so that whoever writes an epoch twice writes other rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+
+from penstock.config import Checkpoints
+from penstock.epoch.channel import HASH_COLUMN
+from penstock.epoch.coordinator import Coordinator
+from penstock.epoch.inflight.manager import InFlight
+from penstock.epoch.ledger import Ledger
+from penstock.epoch.outputs import EpochOutputs
+from penstock.epoch.spark_log import SparkLog
+from penstock.epoch.storage import LocalStorage
+from penstock.epoch.task import _write, committable
+from penstock.runtime.events import Events
+from penstock.sinks.base import SinkScope, TwoPhaseSink, WriterScope
+
+WRITERS = 2
+
+
+class _Plan:
+    """An executed plan without watermarks."""
+
+    def getClass(self) -> Any:  # noqa: N802 - Java's name
+        return self
+
+    def getSimpleName(self) -> str:  # noqa: N802
+        return "ProjectExec"
+
+    def children(self) -> Any:
+        return self
+
+    def size(self) -> int:
+        return 0
+
+
+class _Frame:
+    """As much of a DataFrame as the watchdog asks for."""
+
+    @property
+    def sparkSession(self) -> Any:  # noqa: N802
+        return self
+
+    @property
+    def sparkContext(self) -> Any:  # noqa: N802
+        return self
+
+    def getLocalProperty(self, _: str) -> None:  # noqa: N802
+        return None
+
+
+class SmallSpark:
+    """One query over one checkpoint, run as often as you like: each `run` is a start of the job."""
+
+    def __init__(
+        self,
+        folder: Path,
+        sink: TwoPhaseSink,
+        rows: Callable[[int, int], pa.RecordBatch],
+        *,
+        job: str = "",
+        stateful: bool = False,
+        **checkpoints: Any,
+    ) -> None:
+        self.folder, self.sink, self._rows, self._stateful = folder, sink, rows, stateful
+        self.job = job or f"job-{uuid4().hex[:8]}"
+        self.checkpoints = Checkpoints(**checkpoints)
+        self.spark = folder / "spark"
+        self.actions: list[str] = []
+        self.events: list[Any] = []
+        self._cuts = itertools.count()
+        self._serial = itertools.count()
+
+    # One start of the job
+
+    def run(self, until: int) -> None:
+        """Recover, then run epochs until the first `until` numbers are read."""
+        coordinator = self.coordinator()
+        try:
+            self.actions.append(coordinator.recover().action)
+            self._query(coordinator, until)
+            coordinator.drain(lambda: coordinator.failure is not None)
+            if coordinator.failure is not None:
+                raise coordinator.failure
+        finally:
+            coordinator.close()
+
+    def coordinator(self) -> Coordinator:
+        events = Events()
+        events.listen(self.events.append)
+        logged = self.checkpoints.logged
+        inflight = InFlight(
+            job=self.job,
+            query="out",
+            sinks={"out": self.sink},
+            location=str(self.folder / "inflight"),
+            storage=LocalStorage(self.folder / "inflight"),
+            ledger_of=lambda where: Ledger(LocalStorage(Path(where))),
+            events=events,
+            checkpoints=self.checkpoints,
+        )
+        return Coordinator(
+            job=self.job,
+            query="out",
+            sinks={"out": self.sink},
+            sources=(),
+            ledger=Ledger(LocalStorage(self.folder / "ledger")),
+            log=SparkLog(LocalStorage(self.spark)),
+            events=events,
+            body=self._body,
+            executed_plan=_Plan,
+            checkpoints=self.checkpoints,
+            inflight=inflight if logged else None,
+        )
+
+    @property
+    def log(self) -> SparkLog:
+        return SparkLog(LocalStorage(self.spark))
+
+    # As Spark does
+
+    def _query(self, coordinator: Coordinator, until: int) -> None:
+        if not (self.spark / "metadata").exists():
+            self.write("metadata", json.dumps({"id": str(uuid4())}))
+        json.loads((self.spark / "metadata").read_text())
+        epoch = self._newest("offsets")
+        if epoch < 0:
+            epoch = 0
+        elif self._newest("commits") == epoch:
+            self.position(epoch)
+            epoch += 1
+        elif epoch > 0:
+            self.position(epoch - 1)
+        while True:
+            start = self.position(epoch - 1) if epoch else 0
+            if not (self.spark / f"offsets/{epoch}").exists():
+                if start >= until:
+                    return
+                # Never at the same place twice.
+                end = min(until, start + 4 + next(self._cuts) % 3)
+                metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
+                self.write(f"offsets/{epoch}", f'v1\n{metadata}\n{{"t":{{"0":{end}}}}}')
+            coordinator(_Frame(), epoch)  # type: ignore[arg-type]
+            self.write(f"commits/{epoch}", 'v1\n{"nextBatchWatermarkMs":0}')
+            epoch += 1
+
+    def _body(self, _: Any, outputs: EpochOutputs) -> None:
+        epoch = outputs.epoch
+        start, end = self.position(epoch - 1) if epoch else 0, self.position(epoch)
+        if self._stateful:
+            before = int((self.spark / f"state/0/0/{epoch}.delta").read_text()) if epoch else 0
+            assert before == sum(range(start)), f"the state before epoch {epoch} is another one"
+        middle = (start + end) // 2
+        for writer, (first, last) in enumerate(((start, middle), (middle, end))):
+            batch = self._rows(first, last)
+            hashes = pa.array([number * 7919 + 13 for number in range(first, last)], pa.int64())
+            batch = pa.RecordBatch.from_arrays([*batch.columns, hashes], names=[*batch.schema.names, HASH_COLUMN])
+            scope = WriterScope(
+                SinkScope(self.job, "out", outputs._generation),
+                epoch,
+                outputs._attempt,
+                writer,
+                next(self._serial),
+                dict(outputs._hints("out")),
+            )
+            told = _write(self.sink, scope, iter([batch] if len(batch) else []), outputs._writing("out"))
+            outputs.committables.append(committable("out", json.dumps(told)))
+        outputs._written.add("out")
+        if self._stateful:
+            self.write(f"state/0/0/{epoch + 1}.delta", str(sum(range(end))))
+
+    def position(self, epoch: int) -> int:
+        barrier = self.log.barrier(epoch)
+        assert barrier is not None, f"Spark finds no offsets/{epoch}"
+        return int(barrier.offsets[0]["t"]["0"])
+
+    def write(self, name: str, text: str) -> None:
+        """Aside, and renamed; never synced."""
+        target = self.spark / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = target.with_name(f".{target.name}.{next(self._serial)}.tmp")
+        aside.write_text(text)
+        os.replace(aside, target)
+
+    def _newest(self, folder: str) -> int:
+        try:
+            names = os.listdir(self.spark / folder)
+        except FileNotFoundError:
+            return -1
+        return max((int(name) for name in names if name.isdigit()), default=-1)

@@ -1,0 +1,432 @@
+"""The order of rows with the in-flight log, in a sink whose rows stand where they were written: a topic's partition.
+
+Tasks and drainer are the real ones, led step by step: a step is one thing done to the sink, or one call of the
+manager's. Every schedule with few changes of turn is tried, with each writer refused and each transaction lost, and
+with the driver dying at each step."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.config import Checkpoints
+from penstock.deadline import Deadline
+from penstock.epoch.channel import HASH_COLUMN, How
+from penstock.epoch.inflight import drainer as drainer_module
+from penstock.epoch.inflight.drainer import MARK, Drainer
+from penstock.epoch.inflight.log import LogWriter
+from penstock.epoch.inflight.manager import InFlight
+from penstock.epoch.inflight.pen import Pen
+from penstock.epoch.ledger import Ledger
+from penstock.epoch.protocol import Committable
+from penstock.epoch.storage import MemoryStorage, Storage
+from penstock.errors import PenstockError, SystemUnavailable
+from penstock.runtime.events import Events
+from penstock.sinks.base import Committer, Outcome, SinkScope, TwoPhaseSink, Writer, WriterScope
+from penstock.testing.oracle import compare, per_key_order
+
+TASKS, DRAINER = "tasks", "drainer"
+WRITERS = 2
+ENOUGH = 400  # steps; a run of this size takes a tenth
+
+
+class Death(BaseException):
+    """The driver's process is gone."""
+
+
+class Turns:
+    """Two actors of which one moves at a time. `schedule` says after which steps the turn changes; `dies_at`, at which
+    step the process does."""
+
+    def __init__(self, schedule: Collection[int], dies_at: int | None) -> None:
+        self._changed = threading.Condition()
+        self._schedule, self._dies_at = frozenset(schedule), dies_at
+        self._running, self._waiting, self._stuck = TASKS, {TASKS, DRAINER}, False
+        self.steps, self.dead = 0, False
+
+    def step(self, actor: str, *, blocked: bool = False) -> None:
+        """Called before each step, by the actor whose turn it is; returns when it may take it."""
+        with self._changed:
+            if self.dead:
+                raise Death
+            self.steps += 1
+            if self.steps == self._dies_at:
+                self._die()
+            assert self.steps < ENOUGH, "they wait for each other"
+            if blocked or self.steps in self._schedule:
+                assert not (blocked and self._stuck and len(self._waiting) == 1), "nobody is left to wait for"
+                self._stuck = blocked
+                self._pass_on(actor)
+            while self._running != actor and not self.dead:
+                self._changed.wait()
+            if self.dead:
+                raise Death
+
+    def leave(self, actor: str) -> None:
+        with self._changed:
+            self._waiting.discard(actor)
+            if self._running == actor:
+                self._pass_on(actor)
+
+    def _pass_on(self, actor: str) -> None:
+        self._running = next((one for one in sorted(self._waiting) if one != actor), actor)
+        self._changed.notify_all()
+
+    def _die(self) -> None:
+        self.dead = True
+        self._changed.notify_all()
+        raise Death
+
+
+@dataclass
+class Trouble:
+    """Which writers the sink refuses, and whose transactions it loses once they are prepared: (epoch, writer)."""
+
+    refused: frozenset[tuple[int, int]] = frozenset()
+    lost: frozenset[tuple[int, int]] = frozenset()
+
+
+@dataclass
+class Partition(TwoPhaseSink):
+    """Rows in the order in which they were written, each by a transaction."""
+
+    trouble: Trouble
+    turns: Turns
+    rows: list[tuple[str, int, int]] = field(default_factory=list)  # transaction, key, number
+    state: dict[str, str] = field(default_factory=dict)
+    names: Iterator[int] = field(default_factory=itertools.count)
+
+    def open_writer(self, scope: WriterScope) -> Writer:
+        return _Writer(self, scope)
+
+    def open_committer(self, scope: SinkScope) -> Committer:
+        return _Committer(self, scope)
+
+    def visible(self) -> list[tuple[int, int]]:
+        return [(key, number) for name, key, number in self.rows if self.state[name] == "committed"]
+
+
+class _Writer(Writer):
+    def __init__(self, sink: Partition, scope: WriterScope) -> None:
+        self._sink, self._scope = sink, scope
+        self._actor = DRAINER if scope.sink.uid.endswith(MARK) else TASKS
+        self._name = f"{scope.sink.prefix}-{next(sink.names)}"
+        self._place = (scope.epoch, scope.partition)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._sink.turns.step(self._actor)
+        if self._actor == TASKS and self._place in self._sink.trouble.refused:
+            raise SystemUnavailable("Not now.")
+        self._sink.state[self._name] = "open"
+        for key, number in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            self._sink.rows.append((self._name, key, number))
+
+    def pre_commit(self) -> Mapping[str, Any]:
+        lost = self._actor == TASKS and self._place in self._sink.trouble.lost
+        self._sink.state[self._name] = "aborted" if lost else "prepared"
+        return {"name": self._name}
+
+    def abort(self) -> None:
+        self._sink.state[self._name] = "aborted"
+
+
+class _Committer(Committer):
+    def __init__(self, sink: Partition, scope: SinkScope) -> None:
+        self._sink, self._scope = sink, scope
+
+    def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
+        outcomes = {}
+        for one in committables:
+            self._sink.turns.step(DRAINER)
+            name = one.payload["name"]
+            state = self._sink.state[name]
+            if state == "prepared":
+                self._sink.state[name] = "committed"
+            outcomes[one.writer] = {
+                "prepared": Outcome.COMMITTED,
+                "committed": Outcome.ALREADY_COMMITTED,
+                "aborted": Outcome.LOST,
+            }[state]
+        return outcomes
+
+    def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
+        for one in committables:
+            self._sink.turns.step(DRAINER)
+            self._abort(one.payload["name"])
+
+    def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
+        kept = {one.payload["name"] for one in keep}
+        mine = [one for one in self._sink.state if one.rpartition("-")[0] == self._scope.prefix and one not in kept]
+        for name in mine:
+            self._abort(name)
+        return 0
+
+    def _abort(self, name: str) -> None:
+        if self._sink.state[name] != "committed":
+            self._sink.state[name] = "aborted"
+
+
+class Files:
+    """A folder of log files in memory."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, pa.BufferOutputStream | bytes] = {}
+
+    def stage(self, name: str) -> Any:
+        return _File(self, name)
+
+    def read(self, name: str) -> bytes:
+        return self.held[name]
+
+    def remove(self, name: str) -> bool:
+        return self.held.pop(name, None) is not None
+
+    def names(self, folder: str) -> list[str]:
+        return list(self.held)
+
+
+class _File:
+    def __init__(self, files: Files, name: str) -> None:
+        self._files, self._name, self._parts = files, name, list[bytes]()
+        self.stream = self
+
+    def write(self, data: Any) -> None:
+        self._parts.append(bytes(data))
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def settle(self) -> int:
+        self._files.held[self._name] = b"".join(self._parts)
+        return len(self._files.held[self._name])
+
+
+class OneAfterTheOther(contextlib.nullcontext[Any]):
+    """A pool of no threads."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__(self)
+
+    def map(self, work: Callable[[Any], Any], given: Sequence[Any]) -> Iterator[Any]:
+        return map(work, given)
+
+
+@dataclass
+class Run:
+    """A job's life: a driver, and its successor where it dies."""
+
+    trouble: Trouble
+    schedule: Collection[int]
+    epochs: int
+    dies_at: int | None = None
+    kept: dict[str, Storage] = field(default_factory=dict)
+    decided: dict[int, list[Committable]] = field(default_factory=dict)
+    finished: int = 0
+    generation: int = 0
+
+    def live(self) -> Partition:
+        self.sink = Partition(self.trouble, Turns(self.schedule, self.dies_at))
+        self._one_driver()
+        if self.sink.turns.dead:
+            self.sink.turns = Turns(self.schedule, None)
+            self._one_driver()
+        return self.sink
+
+    def _one_driver(self) -> None:
+        self.generation += 1
+        driver = InFlight(
+            job="job", query="query", sinks={"out": self.sink}, location="memory", storage=self._storage(""),
+            ledger_of=lambda where: Ledger(self._storage(where)), events=Events(),
+            checkpoints=Checkpoints(max_concurrent=3),
+        )  # fmt: skip
+        driver.open("id", self.generation)
+        self._recover(driver)
+        driver.start()
+        drainer = driver._drainers["out"]
+        done = threading.Event()
+        errors: list[BaseException] = []
+        actors = [
+            threading.Thread(target=self._act, args=(TASKS, lambda: self._tasks(driver, done), errors), daemon=True),
+            threading.Thread(target=self._act, args=(DRAINER, lambda: self._drain(drainer, done), errors), daemon=True),
+        ]
+        for actor in actors:
+            actor.start()
+        for actor in actors:
+            actor.join()
+        if errors:
+            raise errors[0]
+
+    def _act(self, actor: str, work: Callable[[], None], errors: list[BaseException]) -> None:
+        try:
+            self.sink.turns.step(actor, blocked=actor == DRAINER)
+            work()
+        except Death:
+            pass
+        except BaseException as error:
+            errors.append(error)
+            self.sink.turns.dead = True
+        finally:
+            self.sink.turns.leave(actor)
+
+    def _recover(self, driver: InFlight) -> None:
+        """As the coordinator does: what is decided is recorded, what is not is aborted."""
+        for epoch, committables in self.decided.items():
+            if epoch >= self.finished:
+                driver.commit(epoch, committables, lambda *_: {})
+                self.finished = epoch + 1
+        committer = self.sink.open_committer(SinkScope("job", "out", self.generation))
+        committer.abort_dangling(driver.prepared(), Deadline(1))
+
+    def _tasks(self, driver: InFlight, done: threading.Event) -> None:
+        for epoch in range(self.finished, self.epochs):
+            self.sink.turns.step(TASKS)
+            writing = driver.writing("out", 0.0)
+            found = [self._task(epoch, writer, writing) for writer in range(WRITERS)]
+            self.sink.turns.step(TASKS)
+            self.decided[epoch] = driver.sealed(found, lambda own, _: own)
+            self.sink.turns.step(TASKS)
+            driver.commit(epoch, self.decided[epoch], lambda *_: {})
+            self.finished = epoch + 1
+        done.set()
+
+    def _task(self, epoch: int, writer: int, writing: Any) -> Committable:
+        """A writer with one row, of a key that another writer had in the epoch before."""
+        columns = [pa.array([(epoch + writer) % WRITERS]), pa.array([epoch]), pa.array([epoch], pa.int64())]
+        batch = pa.RecordBatch.from_arrays(columns, names=["key", "number", HASH_COLUMN])
+        name = f"{epoch:010d}.g{self.generation:08d}.a1.p{writer}.t0.arrow"
+        log = LogWriter(writing.log, name, batch.schema)
+        log.write(batch)
+        prepared = None
+        if writing.how is How.TEE:
+            side = self.sink.open_writer(WriterScope(SinkScope("job", "out", self.generation), epoch, 1, writer, 0))
+            try:
+                side.write(batch.drop_columns([HASH_COLUMN]))
+                prepared = dict(side.pre_commit())
+            except SystemUnavailable:
+                pass
+        return Committable("out", writer, 1, epoch, {"log": log.close().to_json(), "prepared": prepared})
+
+    def _drain(self, drainer: Drainer, done: threading.Event) -> None:
+        while True:
+            entry = drainer._backlog.first()
+            if entry is None:
+                if done.is_set():
+                    return
+                self.sink.turns.step(DRAINER, blocked=True)
+                continue
+            try:
+                if not drainer._recovered:
+                    drainer._recover()
+                drainer._deliver(entry)
+            except PenstockError as error:
+                drainer._recovered = False
+                if not error.retryable:
+                    raise
+
+    def _storage(self, where: str) -> Storage:
+        return self.kept.setdefault(where, MemoryStorage(where))
+
+
+@pytest.fixture(autouse=True)
+def led(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything in memory, and the drainer's threads led by the test."""
+    files = Files()
+    monkeypatch.setattr("penstock.epoch.inflight.log.log_storage", lambda _: files)
+    monkeypatch.setattr("penstock.epoch.inflight.backlog.log_storage", lambda _: files)
+    for of_a_disk in ("confirm", "make_folder"):
+        monkeypatch.setattr(f"penstock.epoch.inflight.manager.{of_a_disk}", lambda *_: None)
+    monkeypatch.setattr(Drainer, "start", lambda _: None)
+    monkeypatch.setattr(drainer_module, "ThreadPoolExecutor", OneAfterTheOther)
+
+
+@contextlib.contextmanager
+def waiting_by_turns(run: Run) -> Iterator[None]:
+    """The drainer's wait for the pen is a step as well: the tasks go on meanwhile."""
+
+    def wait(pen: Pen) -> None:
+        pen._changed.release()
+        try:
+            run.sink.turns.step(DRAINER, blocked=True)
+        finally:
+            pen._changed.acquire()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pen, "_wait", wait)
+        yield
+
+
+def verdict(run: Run) -> list[str]:
+    """What is wrong with what a reader sees."""
+    with waiting_by_turns(run):
+        seen = run.live().visible()
+    whole = compare([(key, epoch) for epoch in range(run.epochs) for key in range(WRITERS)], seen)
+    order = per_key_order([key for key, _ in seen], [number for _, number in seen])
+    return [line for one in (whole, order) if not one.ok for line in one.lines()]
+
+
+TROUBLES = {
+    "none": Trouble(),
+    "first refused": Trouble(refused=frozenset({(0, 0)})),
+    "second refused": Trouble(refused=frozenset({(1, 1)})),
+    "first lost": Trouble(lost=frozenset({(0, 0)})),
+    "first refused, second lost": Trouble(refused=frozenset({(0, 1)}), lost=frozenset({(1, 0)})),
+    "first lost, second refused": Trouble(refused=frozenset({(1, 0)}), lost=frozenset({(0, 1)})),
+    "both lost": Trouble(lost=frozenset({(0, 0), (0, 1), (1, 1)})),
+}
+TROUBLED = pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES.keys())
+
+
+def schedules(steps: int, changes: int) -> Iterator[tuple[int, ...]]:
+    for count in range(changes + 1):
+        yield from itertools.combinations(range(1, steps), count)
+
+
+def explored(trouble: Trouble, *, epochs: int, steps: int, changes: int) -> Iterator[Any]:
+    """What is wrong, and after which steps the turn had changed."""
+    for schedule in schedules(steps, changes):
+        found = verdict(Run(trouble, schedule, epochs))
+        if found:
+            yield schedule, found
+
+
+@TROUBLED
+def test_rows_of_a_key_keep_their_order_however_tasks_and_drainer_take_turns(trouble: Trouble) -> None:
+    assert not list(explored(trouble, epochs=2, steps=15, changes=2))
+    assert not list(explored(trouble, epochs=3, steps=24, changes=1))
+
+
+@TROUBLED
+def test_they_keep_it_when_the_driver_dies_at_any_step(trouble: Trouble) -> None:
+    for dies_at in range(2, 24):
+        for change in range(1, dies_at, 7):
+            assert not verdict(Run(trouble, (change,), 3, dies_at)), (dies_at, change)
+
+
+def test_what_would_be_aborted_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(TROUBLES["first refused"], (), epochs=3)
+    assert not verdict(run)
+    assert [number for name, _, number in run.sink.rows if MARK not in name] == [0], "later ones went by the log"
+
+
+def _never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pen, "lend", lambda _: True)
+
+
+def _never_clears(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Drainer, "_clear_the_way", lambda *_: None)
+
+
+@pytest.mark.parametrize("broken", [_never_waits, _never_clears])
+def test_the_exploration_sees_each_rule_broken(broken: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    assert any(explored(TROUBLES["first lost"], epochs=2, steps=16, changes=2))
