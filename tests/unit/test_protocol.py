@@ -349,10 +349,6 @@ def test_decisions_for_epochs_that_spark_has_logged_do_not_count() -> None:
     assert p.next_epoch(p.Found(5, True, (decided(1, epoch=4),))) == 5
 
 
-def test_no_decision_counts_where_the_barrier_is_not_written() -> None:
-    assert p.honoured(p.Found(5, False, (decided(1),))) is None
-
-
 # Coming back after a failure, in the same process.
 
 

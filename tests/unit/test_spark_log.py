@@ -172,7 +172,6 @@ def test_any_state_format_but_the_first_is_unknown(storage: MemoryStorage, versi
         b'v0\n{"nextBatchWatermarkMs":0}',
         b'v1\n{"nextBatchWatermarkMs":0}\n{}',
         b"v1\n{}",
-        b'\xff\n{"nextBatchWatermarkMs":0}',
     ],
 )
 def test_a_commit_of_any_other_shape_proves_nothing(log: SparkLog, storage: MemoryStorage, before: bytes) -> None:
@@ -180,6 +179,12 @@ def test_a_commit_of_any_other_shape_proves_nothing(log: SparkLog, storage: Memo
     storage.create("offsets/1", offsets())
     assert log.committed_watermark(0) is None
     assert not log.finish(1, 0)
+
+
+def test_a_commit_that_is_no_text_is_torn(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("commits/0", b'\xff\n{"nextBatchWatermarkMs":0}')
+    assert log.committed_watermark(0) is None
+    assert not log.has_commit(0)
 
 
 def test_the_first_epoch_has_none_before_it(log: SparkLog, storage: MemoryStorage) -> None:
