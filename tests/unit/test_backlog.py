@@ -248,3 +248,9 @@ def test_logs_that_no_epoch_needs_are_removed(place: Place) -> None:
     assert sorted(path.name for path in place.logs.iterdir()) == sorted(
         [log_of(waiting).name, log_of(kept).name, "0000000007.g00000004.a1.p0.t0.arrow", "readme.txt"]
     )
+
+
+def test_an_empty_backlog_has_no_first_and_its_wait_ends(place: Place) -> None:
+    backlog = place.backlog()
+    assert backlog.first() is None
+    backlog.wait(0.001)
