@@ -53,12 +53,14 @@ class Server:
         self.killed: list[int] = []
         self.said: list[str] = []
         self.refused = 0  # connections to refuse
+        self.patience: list[float] = []  # of each connection that was made
         self.before: Callable[[str], None] = lambda statement: None
         self.after: Callable[[str], None] = lambda statement: None
 
     def connect(self, login: Login, *, seconds: float = 120.0) -> Session:
         assert login == LOGIN
         assert 0 <= seconds <= 60
+        self.patience.append(seconds)
         if self.refused:
             self.refused -= 1
             raise ServerError(2003, "Can't connect", lost=True)

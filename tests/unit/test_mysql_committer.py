@@ -575,3 +575,24 @@ def test_times_are_the_servers_whatever_the_drivers_clock_is_set_to(
         monkeypatch.undo()
         time.tzset()
     assert found.started == datetime(2026, 2, 2, 0, 0, 0, 500_000, tzinfo=UTC).timestamp()
+
+
+def test_hints_wait_for_no_longer_than_an_epoch_can(server: Server, committer: MySqlCommitter) -> None:
+    committer.hints()
+    assert server.sessions[0].limits[0] <= 5
+    assert server.patience[0] <= 5
+
+
+def test_a_connection_is_waited_for_no_longer_than_its_step(server: Server, committer: MySqlCommitter) -> None:
+    committer.seal([prepare(server, 0)], Deadline(7, clock=lambda: 0.0))
+    assert server.patience == [7.0]
+
+
+def test_an_idle_connection_is_replaced_without_a_pause(
+    server: Server, committer: MySqlCommitter, pauses: list[float]
+) -> None:
+    one = prepare(server, 0)
+    committer.seal([one], soon())
+    server.before = cut("SET TRANSACTION")
+    assert committer.seal([one], soon()) == [one]
+    assert pauses == []
