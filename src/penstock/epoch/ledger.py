@@ -92,6 +92,11 @@ class Ledger:
             to_do="use storage with atomic create (a local disk, HDFS, S3 with conditional writes) for checkpoints.",
         )
 
+    def settle(self) -> None:
+        """What is found in the ledger survives a power cut, also what a process created that died before its sync."""
+        for folder in ("generations", "claims", "epochs"):
+            self._storage.settle(folder)
+
     def identity(self) -> str:
         """A random name given to this ledger at its first use; it moves with the checkpoint."""
         with contextlib.suppress(AlreadyExists):

@@ -202,6 +202,7 @@ class Drainer(Conductor):
     # The protocol's actions, as far as they differ
 
     def _look(self) -> protocol.Found:
+        self._ledger.settle()
         entry = self._backlog.first()
         epoch = entry.epoch if entry is not None else self._backlog.drained + 1
         decisions = self._ledger.decisions(epoch, self._id)
