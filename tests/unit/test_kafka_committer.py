@@ -98,6 +98,17 @@ def test_the_table(state: str, pid: int, epoch: int, started: int, outcome: Outc
     assert judge(OURS, Described(state, pid, epoch, started)) is outcome
 
 
+STATES = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence", "CompleteCommit", "CompleteAbort")
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("started", [S - 1, 0, -1])
+def test_an_earlier_transaction_proves_nothing_of_ours(state: str, ahead: int, started: int) -> None:
+    """A coordinator that was deposed remembers what came before ours, and may still be asked."""
+    assert judge(OURS, Described(state, P, E + ahead, started)) is Outcome.UNKNOWN
+
+
 def test_sealed_and_committed() -> None:
     parts = [committable(n) for n in range(3)]
     fake = opened(*parts)

@@ -9,8 +9,9 @@ answer but success is believed; otherwise `DescribeTransactions` is asked, and t
 | P, E, S, PrepareCommit | markers are on their way: ask again |
 | P, E, S, CompleteCommit | already committed |
 | P, E or higher, S, PrepareAbort, PrepareEpochFence or CompleteAbort | lost (a) |
-| P, E, another S | already committed (b) |
-| P, E + 1, another S, PrepareAbort or CompleteAbort | already committed (b), and the later one expired or was fenced |
+| P, E, a later S | already committed (b) |
+| P, E + 1, a later S, PrepareAbort or CompleteAbort | already committed (b), and the later one expired or was fenced |
+| an earlier S, whatever its state | unknown (e) |
 | Empty, Dead | unknown (c) |
 | another producer id, a lower epoch, anything else | unknown (d) |
 | NotFound | unknown (d) |
@@ -23,10 +24,13 @@ aborted was never decided.
 (c) Somebody initialised the id again. Ours may have been committed before that, or aborted by it.
 (d) The cluster has forgotten the id (`transactional.id.expiration.ms`), and perhaps it was used anew. Probably lost
 long ago, but that is no proof.
+(e) The answer is older than our transaction: it came from a broker that was this id's coordinator once and has not
+heard that it is no longer. It cannot know how ours ended. (A broker whose clock was set back looks the same.)
 
 EndTxn's success is proof as well: the broker gives it only for P and E, while Ongoing or already committed.
 A committable that this process has not sealed itself (recovery) is looked up *before* it is committed: its writer may
-have gone on to a later transaction under the same P and E, which must not be committed by mistake.
+have gone on to a later transaction under the same P and E, which must not be committed by mistake. For the same reason
+a request that another broker must answer is not simply sent there: the transaction is looked up at that one first.
 """
 
 from __future__ import annotations
@@ -73,6 +77,8 @@ def judge(payload: Mapping[str, Any], described: Described) -> Outcome | None:
             return Outcome.ALREADY_COMMITTED
         if ahead == 0 and described.state in ("Ongoing", "PrepareCommit"):
             return None
+        return Outcome.UNKNOWN
+    if described.started < payload["started"]:
         return Outcome.UNKNOWN
     if ahead == 0 or (ahead == 1 and described.state in _ABORTED):
         return Outcome.ALREADY_COMMITTED

@@ -111,8 +111,8 @@ class TransactionClient:
         return found
 
     def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]:
-        """Commit or abort all, side by side. Waits out CONCURRENT_TRANSACTIONS, moved coordinators and lost
-        connections; any other answer is the caller's to judge."""
+        """Commit or abort all, side by side. Waits for coordinators to be found and CONCURRENT_TRANSACTIONS to pass;
+        any other answer, or none, is the caller's to judge: what is true at another coordinator must be seen first."""
         waiting = {ending.transactional_id: ending for ending in endings}
         answers: dict[str, Ended] = {name: Ended(SILENT, True) for name in waiting}
         for pause in _pauses(deadline):
@@ -138,7 +138,7 @@ class TransactionClient:
                 answers[name] = Ended(code, sure)
                 if code == SILENT or code in _MOVED:
                     self._forget((name,))
-                elif code != faults.CONCURRENT_TRANSACTIONS:
+                if code != faults.CONCURRENT_TRANSACTIONS:
                     del waiting[name]
             if not waiting:
                 break
