@@ -10,7 +10,7 @@ import pytest
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, SystemUnavailable
 from penstock.sinks.base import Committable, Outcome
-from penstock.sinks.kafka import faults
+from penstock.sinks.kafka import faults, unsure
 from penstock.sinks.kafka.committer import KafkaCommitter, judge
 from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
 from penstock.testing import failpoints
@@ -23,6 +23,12 @@ FENCED, BAD_STATE = 90, 48
 def committable(writer: int, generation: int = 1, sequence: int = 1, **payload: Any) -> Committable:
     name = f"job-u-g{generation:06d}-{writer:012x}"
     return Committable("u", writer, 10, 0, {"transactional_id": name, "sequence": sequence, **payload})
+
+
+@pytest.fixture(autouse=True)
+def nothing_unsure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names repeat between these tests, as they never do in life."""
+    monkeypatch.setattr(unsure.UNSURE, "_ids", {})
 
 
 class Fake:
@@ -190,6 +196,43 @@ def test_nothing_by_the_deadline_is_unknown() -> None:
     fake.answers.clear()
     assert committer.commit(1, ready, Deadline(1)) == {0: Outcome.COMMITTED}
     assert committer.hints()["committed"] == {}  # the request without an answer may still be on its way
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_what_one_committer_is_unsure_of_no_other_lets_a_writer_use(commit: bool) -> None:
+    """The drainer has a committer of its own, and so has every start of a query."""
+    part = committable(0)
+    name = part.payload["transactional_id"]
+    fake = opened(part)
+    first, ready = sealed(fake, part)
+    fake.answers[name] = [Ended(SILENT, False)]
+    if commit:
+        fake.states.clear()
+        assert first.commit(5, ready, Deadline(0.02)) == {0: Outcome.UNKNOWN}
+    else:
+        first.abort(ready, Deadline(0.02))
+    second = KafkaCommitter(opened(part), "job-u", 1)
+    assert second.commit(5, ready, Deadline(1)) == {0: Outcome.COMMITTED}
+    assert name not in second.hints()["committed"]
+    assert name in first.hints()["unsure"]
+    assert name in second.hints()["unsure"]
+
+
+def test_an_answer_that_got_lost_takes_back_what_was_hinted() -> None:
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    committer.commit(5, ready, Deadline(1))
+    assert committer.hints()["committed"]
+    other = KafkaCommitter(opened(part), "job-u", 1)
+    other._client.answers[part.payload["transactional_id"]] = [Ended(0, False)]  # type: ignore[attr-defined]
+    other.commit(5, ready, Deadline(1))
+    assert committer.hints()["committed"] == {}
+
+
+def test_hints_name_no_other_sinks_ids() -> None:
+    unsure.UNSURE.add(["job-u-g000002-0123456789ab", "job-u2-g000001-0123456789ab", "job-u-g000001-0123456789ab"])
+    assert KafkaCommitter(Fake(), "job-u", 1).hints()["unsure"] == {"job-u-g000001-0123456789ab": True}
 
 
 def test_a_restart_looks_before_it_commits() -> None:

@@ -80,6 +80,15 @@ def test_what_may_be_decided_is_left_alone(pool: Pool, hints: dict[str, dict[str
     assert first.did == []
 
 
+@pytest.mark.parametrize("how", ["committed", "aborted"])
+def test_unsure_outweighs_all_else_that_is_said(pool: Pool, how: str) -> None:
+    """Hints of several committers are put together; one that lost an answer is right, whatever the others know."""
+    first = prepared(pool)
+    name = first.transactional_id
+    assert pool.acquire(KEY, {how: {name: 1}, "unsure": {name: True}}) is not first
+    assert first.did == ["destroy"]
+
+
 def test_an_earlier_transaction_of_the_same_producer_does_not_count(pool: Pool) -> None:
     first = prepared(pool)
     hints = {"committed": {first.transactional_id: 1}}

@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.errors import PreCommitFailed, SystemUnavailable
 from penstock.sinks.base import Committable, Committer, Leftover, Outcome
 from penstock.sinks.kafka.transactions import Described, Ended, Ending
+from penstock.sinks.kafka.unsure import UNSURE
 from penstock.testing.failpoints import active, failpoint
 
 if TYPE_CHECKING:
@@ -95,15 +96,19 @@ class KafkaCommitter(Committer):
         self._name = re.compile(rf"{re.escape(prefix)}-g(\d{{6,}})-[0-9a-f]{{12}}")
         # Some are committed by another committer (the drainer's), so the oldest are forgotten in the end.
         self._sealed: OrderedDict[tuple[str, int], None] = OrderedDict()
-        # Ids with a request that was never answered. It may yet reach the broker and would end whatever that producer
-        # has open then, so writers are never told to go on with one of these.
-        self._unsure: set[str] = set()
         self._committed: OrderedDict[str, int] = OrderedDict()
         self._aborted: OrderedDict[str, int] = OrderedDict()
         self._proven: OrderedDict[tuple[str, int], None] = OrderedDict()
 
     def hints(self) -> Mapping[str, Any]:
-        return {"committed": dict(self._committed), "aborted": dict(self._aborted)}
+        """How transactions ended, by id and sequence; and the ids that are never to be used again, whatever is said of
+        them elsewhere."""
+        own = f"{self._prefix}-g{self._generation:06d}-"
+        return {
+            "committed": {name: sequence for name, sequence in self._committed.items() if name not in UNSURE},
+            "aborted": {name: sequence for name, sequence in self._aborted.items() if name not in UNSURE},
+            "unsure": dict.fromkeys(UNSURE.newest(own, _MOST_HINTED), True),
+        }
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         """Ask the brokers for every writer's transaction: it must be open. Adds producer id, epoch and start."""
@@ -179,7 +184,7 @@ class KafkaCommitter(Committer):
             if described.open and _same(named[name].payload, described)
         ]
         ended = self._client.end(endings, False, deadline)
-        self._unsure.update(name for name, answer in ended.items() if not answer.sure)
+        UNSURE.add(name for name, answer in ended.items() if not answer.sure)
         for name, answer in ended.items():
             if answer.done:
                 self._remember(self._aborted, named[name])
@@ -219,7 +224,7 @@ class KafkaCommitter(Committer):
         left = dict(waiting)
         while left:
             answers = self._client.end([_ending(c) for c in left.values()], True, deadline)
-            self._unsure.update(name for name, answer in answers.items() if not answer.sure)
+            UNSURE.add(name for name, answer in answers.items() if not answer.sure)
             for name in [name for name, answer in answers.items() if answer.done]:
                 committable = left.pop(name)
                 outcomes[committable.writer] = Outcome.COMMITTED
@@ -265,8 +270,6 @@ class KafkaCommitter(Committer):
         name, sequence = _key(committable)
         self._committed.pop(name, None)
         self._aborted.pop(name, None)
-        if name in self._unsure:
-            return
         where[name] = sequence
         while len(where) > _MOST_HINTED:
             where.popitem(last=False)

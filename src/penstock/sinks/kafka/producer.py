@@ -6,7 +6,7 @@ That is what keeps outcomes provable: producer id and epoch change only if someb
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,11 +98,11 @@ class Producer:
 
     def commit(self) -> bool:
         """Catch up with a commit that the driver has done; whether this producer is usable again."""
-        return self._handle.commit(RESYNC_SECONDS) is None
+        return self._ended(self._handle.commit, RESYNC_SECONDS)
 
     def abort(self) -> bool:
         """End the transaction with nothing visible; whether this producer is usable again."""
-        return self._handle.abort(ABORT_SECONDS) is None
+        return self._ended(self._handle.abort, ABORT_SECONDS)
 
     def destroy(self) -> None:
         """Free this producer; a transaction it left open stays as it is at the broker."""
@@ -111,6 +111,12 @@ class Producer:
     def abandon(self) -> None:
         """Forget it without touching it, in a process that did not make it."""
         self._handle.abandon()
+
+    def _ended(self, end: Callable[[float], Fault | None], seconds: float) -> bool:
+        """Whether the one request that ended the transaction was answered. Where it had to be repeated, the first may
+        still be on its way, and would end whatever this producer has open when it arrives."""
+        before = self._handle.endings
+        return end(seconds) is None and self._handle.endings - before <= 1
 
     def _init(self) -> None:
         started = time.monotonic()
