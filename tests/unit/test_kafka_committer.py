@@ -9,8 +9,8 @@ import pytest
 
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, SystemUnavailable
-from penstock.sinks.base import Committable, Outcome
-from penstock.sinks.kafka import faults, unsure
+from penstock.sinks.base import Committable, Outcome, SinkScope
+from penstock.sinks.kafka import KafkaSink, faults, unsure
 from penstock.sinks.kafka.committer import KafkaCommitter, judge
 from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
 from penstock.testing import failpoints
@@ -293,6 +293,57 @@ def test_sweeping_spares_newer_runs_other_sinks_and_what_is_kept() -> None:
     keep = [Committable("u", 0, 1, 0, {"transactional_id": names[3], "sequence": 1})]
     assert committer.abort_dangling(keep, Deadline(1)) == 2
     assert fake.fenced == names[:2]
+
+
+@pytest.mark.parametrize(
+    ("pid", "epoch", "started", "swept"),
+    [
+        (P, E, S, False),
+        (P, E, S + 500, True),  # its producer has gone on: the kept one is committed
+        (P + 1, 0, S + 500, True),
+        (P, E + 1, S + 500, True),
+        (P, E, S - 500, False),  # a deposed coordinator's memory; the kept one may well be open
+    ],
+)
+def test_what_is_kept_is_a_transaction_not_an_id(pid: int, epoch: int, started: int, swept: bool) -> None:
+    one = committable(0, producer_id=P, producer_epoch=E, started=S)
+    fake = Fake({one.payload["transactional_id"]: Described("Ongoing", pid, epoch, started)})
+    assert KafkaCommitter(fake, "job-u", 2).abort_dangling([one], Deadline(1)) == swept
+    assert bool(fake.fenced) is swept
+
+
+def test_a_kept_id_that_nobody_could_describe_is_left_alone() -> None:
+    one = committable(0, producer_id=P, producer_epoch=E, started=S)
+    fake = opened(one)
+    fake.describe = lambda ids, deadline: {}  # type: ignore[method-assign]
+    assert KafkaCommitter(fake, "job-u", 2).abort_dangling([one], Deadline(1)) == 0
+
+
+def test_what_runs_of_earlier_releases_left_open_is_committed_or_swept() -> None:
+    """They put the user's prefix before job and uid without saying how long it is."""
+    scope = SinkScope("a-b", "out", 3)
+    sink = KafkaSink("t", servers="x", transactional_id_prefix="team")
+    old = [f"team-a-b:out-g{generation:06d}-0123456789ab" for generation in (1, 2, 3)]
+    new = [f"team-a-b:out:4-g{generation:06d}-0123456789ab" for generation in (2, 3, 4)]
+    theirs = ["team-a-b:out:6-g000001-0123456789ab"]
+    fake = Fake({name: Described("Ongoing", P, E, S) for name in (*old, *new, *theirs)})
+    committer = KafkaCommitter(fake, sink._prefix(scope), scope.generation, sink._former_prefix(scope))
+    decided = Committable("out", 0, 1, 0, {"transactional_id": old[0], "sequence": 1, **OURS})
+    assert committer.commit(1, [decided], Deadline(1)) == {0: Outcome.COMMITTED}
+    assert {one.name for one in committer.leftovers(Deadline(1))} == {*old[:2], *new[:2]}
+    assert committer.abort_dangling([decided], Deadline(1)) == 3
+    assert fake.fenced == sorted([old[1], *new[:2]])
+
+
+def test_no_two_sinks_names_begin_alike() -> None:
+    jobs, uids, prefixes = ("a", "a-b", "b", "team-a", "4"), ("out", "4", "b-out"), (None, "team", "team-a", "a:4", "a")
+    made = [
+        KafkaSink("t", servers="x", transactional_id_prefix=prefix)._prefix(SinkScope(job, uid, 1)) + "-g"
+        for prefix in prefixes
+        for job in jobs
+        for uid in uids
+    ]
+    assert len(set(made)) == len(made)
 
 
 def test_the_failpoint_stands_between_the_first_and_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from penstock.sinks.kafka.answers import Unanswered
 from penstock.sinks.kafka.pool import Key, Pool
 
 
@@ -144,3 +145,19 @@ def test_a_forked_child_inherits_nothing(pool: Pool, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert pool.acquire(KEY, {}) is not first
     assert first.did == ["abandon"]  # type: ignore[attr-defined]
+
+
+def test_requests_and_answers_are_counted_by_producer() -> None:
+    """A repeated request whose answers both came is as good as one; one answer too few is not."""
+    counted = Unanswered()
+    counted.begin(1)
+    for number in (1, -1, 1, -1):
+        counted.add(1, number)
+    assert counted.of(1) == 0
+    for number in (1, 1, -1):
+        counted.add(1, number)
+    assert counted.of(1) == 1
+    assert counted.of(1) == 1
+    counted.add(2, 1)  # nobody's: it was freed meanwhile
+    counted.forget(1)
+    assert counted.of(1) == counted.of(2) == counted.of(None) == 0

@@ -27,7 +27,7 @@ from penstock.runtime import program, settlement
 from penstock.runtime.identity import mark
 from penstock.runtime.job_ledgers import Decided, JobLedgers, QueryLedger
 from penstock.runtime.orphans import Verdict, judged, look
-from penstock.runtime.orphans_kafka import client_options
+from penstock.runtime.orphans_kafka import _own_prefix, _uid, client_options
 from penstock.runtime.registry import Entry, Registry, State
 from penstock.sinks.base import Committer, Leftover, SinkScope, WriterScope
 from penstock.sinks.files.commit import FileCommitter
@@ -457,3 +457,24 @@ def test_a_clients_settings_are_read_and_never_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as raised:
         client_options(file)
     assert "hush" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("ids", "prefix"),
+    [
+        (["team-a-b:out:4-g000001-0123456789ab"], "team"),
+        (["team-a-a-b:out:6-g000001-0123456789ab"], "team-a"),
+        (["team-a-b:out-g000001-0123456789ab"], "team"),  # of an earlier release
+        (["a-b:out-g000001-0123456789ab"], None),
+        (["team-a-b:out:6-g000001-0123456789ab"], None),  # job b's, with the prefix team-a
+        (["a-b:4-g000001-0123456789ab"], None),
+    ],
+)
+def test_the_prefix_that_a_sink_was_given_is_found_in_its_ids(ids: list[str], prefix: str | None) -> None:
+    assert _own_prefix("a-b:out", ids) == prefix
+
+
+@pytest.mark.parametrize("made", ["a-b:out", "team-a-b:out", "team-a-b:out:4"])
+def test_the_sink_is_read_off_an_id(made: str) -> None:
+    assert _uid(made) == "out"
+    assert _uid("team-a-b:4:4") == _uid("a-b:4") == "4"

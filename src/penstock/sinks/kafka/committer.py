@@ -87,13 +87,16 @@ def judge(payload: Mapping[str, Any], described: Described) -> Outcome | None:
 
 
 class KafkaCommitter(Committer):
-    """Commits, aborts and sweeps one sink's transactions; names begin with `prefix`, `-g` and the run's generation."""
+    """Commits, aborts and sweeps one sink's transactions; names begin with `prefix`, `-g` and the run's generation.
 
-    def __init__(self, client: Transactions, prefix: str, generation: int) -> None:
+    `former` is a prefix that earlier releases gave to the same sink: what their runs left open is swept as well."""
+
+    def __init__(self, client: Transactions, prefix: str, generation: int, former: str | None = None) -> None:
         self._client = client
         self._prefix = prefix
         self._generation = generation
-        self._name = re.compile(rf"{re.escape(prefix)}-g(\d{{6,}})-[0-9a-f]{{12}}")
+        # This generation writes under `prefix` alone, so under `former` only older ones are ours.
+        self._names = [(prefix, generation)] + ([(former, generation - 1)] if former is not None else [])
         # Some are committed by another committer (the drainer's), so the oldest are forgotten in the end.
         self._sealed: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._committed: OrderedDict[str, int] = OrderedDict()
@@ -197,27 +200,39 @@ class KafkaCommitter(Committer):
             self._sealed.pop(_key(one), None)
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
-        kept = {_id(c) for c in keep}
+        kept: dict[str, list[Mapping[str, Any]]] = {}
+        for one in keep:
+            kept.setdefault(_id(one), []).append(one.payload)
+        named = self._open(deadline)
+        # A kept id may have a later transaction open by now, which is not what is to be kept.
+        states = self._client.describe([name for name in named if name in kept], deadline)
         found = [
             name
-            for name in self._client.list_open(f"{self._prefix}-g", deadline)
-            if name not in kept and self._mine(name)
+            for name in named
+            if name not in kept or (name in states and not any(_spared(p, states[name]) for p in kept[name]))
         ]
         if found:
             self._unfinished(self._client.fence(found, deadline))
         return len(found)
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
-        named = [name for name in self._client.list_open(f"{self._prefix}-g", deadline) if self._mine(name)]
+        named = self._open(deadline)
         states = self._client.describe(named, deadline)
         return [leftover(name, described) for name, described in states.items() if described.open]
 
     def close(self) -> None:
         self._client.close()
 
-    def _mine(self, name: str) -> bool:
-        match = self._name.fullmatch(name)
-        return match is not None and int(match[1]) <= self._generation
+    def _open(self, deadline: Deadline) -> list[str]:
+        """The names of what this and older generations of this sink have open."""
+        found = []
+        for prefix, newest in self._names:
+            shape = re.compile(rf"{re.escape(prefix)}-g(\d{{6,}})-[0-9a-f]{{12}}")
+            for name in self._client.list_open(f"{prefix}-g", deadline):
+                match = shape.fullmatch(name)
+                if match is not None and int(match[1]) <= newest:
+                    found.append(name)
+        return found
 
     def _end(self, waiting: Mapping[str, Committable], outcomes: dict[int, Outcome], deadline: Deadline) -> None:
         """EndTxn for all, then look at those that did not simply succeed, until all are proven or time is up."""
@@ -326,3 +341,10 @@ def _same(payload: Mapping[str, Any], described: Described) -> bool:
         payload["producer_epoch"],
         payload["started"],
     )
+
+
+def _spared(payload: Mapping[str, Any], described: Described) -> bool:
+    """Whether the open transaction `described` may be that of `payload`. An earlier one is a deposed coordinator's."""
+    if _same(payload, described):
+        return True
+    return bool(described.producer_id == payload["producer_id"] and described.started < payload["started"])

@@ -6,7 +6,7 @@ thread-safe beyond what librdkafka is, and knows nothing of epochs.
 
 Callbacks run only inside `poll`, `flush`, `commit` and `abort`, in the calling thread, never from librdkafka's own
 threads: an interpreter that is shutting down, or a forked child, is then never called into. The one exception counts
-requests that left for the broker, see `_watch_requests`.
+requests that left for the broker, see `answers`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigurationError, MissingExtra
+from penstock.sinks.kafka.answers import ON_ANSWER, ON_NEW, ON_REQUEST, UNANSWERED, watcher
 
 PARTITION_UA = -1
 MSG_F_COPY, MSG_F_PARTITION = 0x2, 0x8
 _PRODUCER = 0
 _CONF_OK = 0
 _PURGE_QUEUE, _PURGE_INFLIGHT = 0x1, 0x2
-_END_TXN = 26  # the number of that request in Kafka's protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,6 @@ _DR_MSG_CB = c.CFUNCTYPE(None, c.c_void_p, c.POINTER(Message), c.c_void_p)
 _ERROR_CB = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_char_p, c.c_void_p)
 
 _P, _I, _S = c.c_void_p, c.c_int, c.c_char_p
-_ON_NEW = c.CFUNCTYPE(_I, _P, _P, _P, _P, c.c_size_t)
-_ON_REQUEST = c.CFUNCTYPE(_I, _P, _I, _P, c.c_int32, c.c_int16, c.c_int16, c.c_int32, c.c_size_t, _P)
 _SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "version_str": (_S, ()),
     "err2str": (_S, (_I,)),
@@ -101,8 +99,9 @@ _SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "conf_set_dr_msg_cb": (None, (_P, _DR_MSG_CB)),
     "conf_set_error_cb": (None, (_P, _ERROR_CB)),
     "conf_set_log_cb": (None, (_P, _P)),
-    "conf_interceptor_add_on_new": (_I, (_P, _S, _ON_NEW, _P)),
-    "interceptor_add_on_request_sent": (_I, (_P, _S, _ON_REQUEST, _P)),
+    "conf_interceptor_add_on_new": (_I, (_P, _S, ON_NEW, _P)),
+    "interceptor_add_on_request_sent": (_I, (_P, _S, ON_REQUEST, _P)),
+    "interceptor_add_on_response_received": (_I, (_P, _S, ON_ANSWER, _P)),
     "new": (_P, (_I, _P, _P, c.c_size_t)),
     "destroy": (None, (_P,)),
     "poll": (_I, (_P, _I)),
@@ -160,37 +159,6 @@ def library() -> Any:
     )
 
 
-#: How many EndTxn requests each living producer, by its address, has sent.
-_endings: dict[int, int] = {}
-
-
-@functools.cache
-def _watch_requests() -> Any:
-    """What makes a new producer count its EndTxn requests in `_endings`; one for the whole process.
-
-    librdkafka repeats a request whose connection broke and says nothing of it, and there is no other place to learn of
-    it. This is called from its threads, between a request's last byte and the reading of its answer, so the count is
-    true when a call that waits for the answer returns. It is never freed: a thread may call it until the process ends.
-    """
-    lib, counts, kind_of_interest = library(), _endings, _END_TXN
-
-    def sent(rk: int, _fd: Any, _name: Any, _node: Any, kind: int, _v: Any, _id: Any, _size: Any, _opaque: Any) -> int:
-        if kind == kind_of_interest and rk in counts:
-            counts[rk] += 1
-        return 0
-
-    on_request = _ON_REQUEST(sent)
-
-    def made(rk: int, _conf: Any, _opaque: Any, _text: Any, _size: Any) -> int:
-        counts[rk] = 0
-        return int(lib.rd_kafka_interceptor_add_on_request_sent(rk, b"penstock", on_request, None))
-
-    on_new = _ON_NEW(made)
-    for each in (on_request, on_new):
-        c.pythonapi.Py_IncRef(c.py_object(each))
-    return on_new
-
-
 class Handle:
     """One `rd_kafka_t` producer.
 
@@ -231,7 +199,7 @@ class Handle:
                 )
         lib.rd_kafka_conf_set_dr_msg_cb(conf, self._delivered)
         lib.rd_kafka_conf_set_error_cb(conf, self._troubled)
-        lib.rd_kafka_conf_interceptor_add_on_new(conf, b"penstock", _watch_requests(), None)
+        lib.rd_kafka_conf_interceptor_add_on_new(conf, b"penstock", watcher(lib), None)
         if "debug" not in settings:
             # What matters arrives as errors; librdkafka's own log would repeat it on stderr of every worker.
             lib.rd_kafka_conf_set_log_cb(conf, None)
@@ -309,9 +277,9 @@ class Handle:
         return self._maybe(self._lib.rd_kafka_begin_transaction(self._rk))
 
     @property
-    def endings(self) -> int:
-        """How many requests to end a transaction have left for the broker so far, repeated ones included."""
-        return _endings.get(self._rk, 0) if self._rk is not None else 0
+    def unanswered(self) -> int:
+        """How many requests to end a transaction have left for the broker and never been answered."""
+        return UNANSWERED.of(self._rk)
 
     def commit(self, seconds: float) -> Fault | None:
         return self._maybe(self._lib.rd_kafka_commit_transaction(self._rk, _ms(seconds)))
@@ -328,7 +296,7 @@ class Handle:
             self._lib.rd_kafka_topic_destroy(handle)
         self._topics.clear()
         self._lib.rd_kafka_destroy(self._rk)
-        _endings.pop(self._rk, None)
+        UNANSWERED.forget(self._rk)
         self._rk = None
 
     def abandon(self) -> None:

@@ -7,7 +7,7 @@ once the driver's hints name that very transaction (id and sequence) as ended:
 |---|---|
 | committed | confirms with its own commit (same producer id and epoch, the broker only nods) and is free |
 | aborted | aborts, likewise, and is free |
-| either, but its own request had to be repeated | is freed locally: the first one may still arrive |
+| either, but a request of its own got no answer and was repeated | is freed locally: it may still arrive |
 | unsure | is freed locally, whatever else they say: a request for it got lost and may arrive at any time |
 | nothing | stays parked: the transaction may be decided, and aborting it would lose what was promised |
 | nothing, and its run is older than this one | is freed locally, its transaction left to the driver |
@@ -151,6 +151,6 @@ def _ended(parked: _Parked, hints: Mapping[str, Any]) -> str | None:
     return None
 
 
-#: This process's pool. Its producers' threads call into Python (`librdkafka._watch_requests`): they end before it does.
+#: This process's pool. Its producers' threads call into Python (`answers`): they end before it does.
 POOL = Pool()
 atexit.register(POOL.clear)

@@ -113,10 +113,9 @@ class Producer:
         self._handle.abandon()
 
     def _ended(self, end: Callable[[float], Fault | None], seconds: float) -> bool:
-        """Whether the one request that ended the transaction was answered. Where it had to be repeated, the first may
-        still be on its way, and would end whatever this producer has open when it arrives."""
-        before = self._handle.endings
-        return end(seconds) is None and self._handle.endings - before <= 1
+        """Whether the transaction is ended and every request for it was answered. One that was not, and was repeated,
+        may still be on its way, and would end whatever this producer has open when it arrives."""
+        return end(seconds) is None and not self._handle.unanswered
 
     def _init(self) -> None:
         started = time.monotonic()
