@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes as c
 import functools
-import threading
 from typing import Any
 
 _END_TXN = 26  # the number of that request in Kafka's protocol

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.errors import DataError, PenstockError, SchemaMismatch
 from penstock.sinks.kafka import faults
 from penstock.sinks.kafka.librdkafka import Fault, Handle, Undelivered
-from penstock.sinks.kafka.messages import MESSAGE, arguments, messages
+from penstock.sinks.kafka.messages import MESSAGE, arguments, messages, plain
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -67,6 +67,7 @@ class Producer:
 
     def send(self, columns: Mapping[str, pa.Array], topic: str | None) -> None:
         """Queue rows; `columns` are those of `columns.ACCEPTED` that there are. Waits while the queue is full."""
+        columns = {name: plain(column) for name, column in columns.items()}  # kept until all rows are handed over
         rows = messages(columns["value"], columns.get("key"), columns.get("partition"))
         if not len(rows):
             return
