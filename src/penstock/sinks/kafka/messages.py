@@ -1,8 +1,8 @@
 """Arrow columns as the C structs that librdkafka reads: numpy arithmetic on addresses, no loop over rows.
 
 The arrays built here point into the Arrow buffers: a caller keeps the columns that it gave to `messages` alive until
-librdkafka has copied them, and `Arguments` whatever else was made on the way. Layouts whose values are not simply one after the
-other (chunks, dictionaries, views) are laid out so by `plain` first, which makes new columns: those are the ones to keep.
+librdkafka has copied them; `Arguments` keeps whatever else was made on the way. Layouts whose values are not simply one
+after the other (chunks, dictionaries, views) are made so by `plain`: its new columns are then the ones to keep.
 
 A null and an empty value are different things in Kafka (a null value deletes its key in a compacted topic): null has
 address 0, empty has an address and length 0.
