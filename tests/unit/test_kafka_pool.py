@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from penstock.sinks.kafka.answers import Unanswered
+from penstock.sinks.kafka.answers import Endings
 from penstock.sinks.kafka.pool import Key, Pool
 
 
@@ -147,17 +147,22 @@ def test_a_forked_child_inherits_nothing(pool: Pool, monkeypatch: pytest.MonkeyP
     assert first.did == ["abandon"]  # type: ignore[attr-defined]
 
 
-def test_requests_and_answers_are_counted_by_producer() -> None:
-    """A repeated request whose answers both came is as good as one; one answer too few is not."""
-    counted = Unanswered()
-    counted.begin(1)
-    for number in (1, -1, 1, -1):
-        counted.add(1, number)
-    assert counted.of(1) == 0
-    for number in (1, 1, -1):
-        counted.add(1, number)
-    assert counted.of(1) == 1
-    assert counted.of(1) == 1
-    counted.add(2, 1)  # nobody's: it was freed meanwhile
-    counted.forget(1)
-    assert counted.of(1) == counted.of(2) == counted.of(None) == 0
+def test_a_request_sent_again_without_an_answer_is_never_forgotten() -> None:
+    endings = Endings()
+    endings.begin(1)
+    endings.begin(2)
+    assert endings.sure(1)
+    for _ in range(2):  # answered with "later", so asked again
+        endings.sent(1)
+        assert not endings.sure(1)
+        endings.answered(1)
+        endings.answered(1)  # each answer is told twice
+    assert endings.sure(1)
+    endings.sent(1)  # no answer, but a broken connection
+    endings.sent(1)
+    endings.answered(1)
+    assert not endings.sure(1)
+    assert endings.sure(2)
+    endings.forget(1)
+    endings.begin(1)  # another producer at the same address
+    assert endings.sure(1)

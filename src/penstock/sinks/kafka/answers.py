@@ -15,66 +15,68 @@ ON_REQUEST = c.CFUNCTYPE(_I, *_REQUEST, _P)
 ON_ANSWER = c.CFUNCTYPE(_I, *_REQUEST, c.c_int64, _I, _P)
 
 
-class Unanswered:
-    """How many EndTxn requests of each living producer, by its address, have left and not been answered.
+class Endings:
+    """Whether every EndTxn request of each living producer, by its address, was answered.
 
-    Lists, because several threads add to one, and appending needs no lock: a forked child could inherit one that is
-    held for ever."""
+    A producer has one such request under way at a time: it sends the next, or the same again, when the last is answered
+    or given up. That is all that is relied on: of one answer librdkafka tells twice, and without the request's number.
+    """
 
     def __init__(self) -> None:
-        self._events: dict[int, list[int]] = {}
+        self._waiting: dict[int, bool] = {}
+        self._lost: set[int] = set()
 
     def begin(self, rk: int) -> None:
-        self._events[rk] = []
+        self._waiting[rk] = False
 
-    def add(self, rk: int, number: int) -> None:
-        events = self._events.get(rk)
-        if events is not None:
-            events.append(number)
+    def sent(self, rk: int) -> None:
+        if self._waiting.get(rk):
+            self._lost.add(rk)
+        self._waiting[rk] = True
 
-    def of(self, rk: int | None) -> int:
-        """Call while no request is under way."""
-        events = self._events.get(rk, []) if rk is not None else []
-        count = sum(events)
-        if count == 0:
-            events.clear()
-        return count
+    def answered(self, rk: int) -> None:
+        self._waiting[rk] = False
+
+    def sure(self, rk: int | None) -> bool:
+        """Call while no request is under way. Once False it stays so."""
+        return rk in self._waiting and not self._waiting[rk] and rk not in self._lost
 
     def forget(self, rk: int) -> None:
-        self._events.pop(rk, None)
+        self._waiting.pop(rk, None)
+        self._lost.discard(rk)
 
 
 #: This process's.
-UNANSWERED = Unanswered()
+ENDINGS = Endings()
 
 
 @functools.cache
 def watcher(lib: Any) -> Any:
-    """What makes a new producer count its EndTxn requests in `UNANSWERED`; one for the whole process.
+    """What makes a new producer tell `ENDINGS` of its requests; one for the whole process.
 
     librdkafka repeats a request whose connection broke and says nothing of it, and there is no other place to learn of
-    it. This is called from its threads, right after a request's last byte and before an answer is looked into, so the
-    count is true when a call that waits for the answer returns. It is never freed: a thread may call it until the
+    it. This is called from its threads, right after a request's last byte and before an answer is looked into, so what
+    was counted is true when a call that waits for the answer returns. It is never freed: a thread may call it until the
     process ends.
     """
-    counts, wanted = UNANSWERED, _END_TXN
+    endings, wanted = ENDINGS, _END_TXN
 
     def sent(rk: int, _fd: Any, _name: Any, _node: Any, kind: int, _v: Any, _id: Any, _size: Any, _opaque: Any) -> int:
         if kind == wanted:
-            counts.add(rk, 1)
+            endings.sent(rk)
         return 0
 
     def answered(
         rk: int, _f: Any, _name: Any, _node: Any, kind: int, _v: Any, _id: Any, _s: Any, _rtt: Any, code: int, _o: Any
     ) -> int:
-        if kind == wanted and code == 0:
-            counts.add(rk, -1)
+        if kind == wanted and code == 0:  # any other code is librdkafka's own: no answer came
+            endings.answered(rk)
         return 0
 
     on_request, on_answer = ON_REQUEST(sent), ON_ANSWER(answered)
 
     def made(rk: int, _conf: Any, _opaque: Any, _text: Any, _size: Any) -> int:
-        counts.begin(rk)
+        endings.begin(rk)
         return int(
             lib.rd_kafka_interceptor_add_on_request_sent(rk, b"penstock", on_request, None)
             or lib.rd_kafka_interceptor_add_on_response_received(rk, b"penstock", on_answer, None)

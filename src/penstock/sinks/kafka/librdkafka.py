@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigurationError, MissingExtra
-from penstock.sinks.kafka.answers import ON_ANSWER, ON_NEW, ON_REQUEST, UNANSWERED, watcher
+from penstock.sinks.kafka.answers import ENDINGS, ON_ANSWER, ON_NEW, ON_REQUEST, watcher
 
 PARTITION_UA = -1
 MSG_F_COPY, MSG_F_PARTITION = 0x2, 0x8
@@ -277,9 +277,9 @@ class Handle:
         return self._maybe(self._lib.rd_kafka_begin_transaction(self._rk))
 
     @property
-    def unanswered(self) -> int:
-        """How many requests to end a transaction have left for the broker and never been answered."""
-        return UNANSWERED.of(self._rk)
+    def sure(self) -> bool:
+        """Whether every request to end a transaction that ever left for the broker was answered."""
+        return ENDINGS.sure(self._rk)
 
     def commit(self, seconds: float) -> Fault | None:
         return self._maybe(self._lib.rd_kafka_commit_transaction(self._rk, _ms(seconds)))
@@ -296,7 +296,7 @@ class Handle:
             self._lib.rd_kafka_topic_destroy(handle)
         self._topics.clear()
         self._lib.rd_kafka_destroy(self._rk)
-        UNANSWERED.forget(self._rk)
+        ENDINGS.forget(self._rk)
         self._rk = None
 
     def abandon(self) -> None:

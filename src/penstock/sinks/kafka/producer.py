@@ -116,7 +116,7 @@ class Producer:
     def _ended(self, end: Callable[[float], Fault | None], seconds: float) -> bool:
         """Whether the transaction is ended and every request for it was answered. One that was not, and was repeated,
         may still be on its way, and would end whatever this producer has open when it arrives."""
-        return end(seconds) is None and not self._handle.unanswered
+        return end(seconds) is None and self._handle.sure
 
     def _init(self) -> None:
         started = time.monotonic()
