@@ -90,16 +90,15 @@ def main(servers: str, topic: str, job: str, folder: str) -> dict[str, Any]:
         0, 1, 1, job, {"out": sink}, frame, lambda uid: Writing(), lambda uid: committer.hints(), RowSizes()
     )
     outputs.write(frame.selectExpr("cast(id AS string) AS value"), "out")
-    tracker, stage = spark.sparkContext.statusTracker(), None
+    tracker = spark.sparkContext.statusTracker()
     stages = [s for j in tracker.getJobIdsForGroup(None) for s in tracker.getJobInfo(j).stageIds]
-    stage = max(stages)
     found = [one.name for one in committer.leftovers(Deadline(30)) or ()]
     sealed = committer.seal(outputs.committables, Deadline(30))
     outcomes = committer.commit(0, sealed, Deadline(30))
     swept = committer.abort_dangling(sealed, Deadline(30)) if outputs.strays else 0
     left = [one.name for one in committer.leftovers(Deadline(30)) or ()]
     told = {
-        "attempts": tracker.getStageInfo(stage).currentAttemptId + 1,
+        "attempts": tracker.getStageInfo(max(stages)).currentAttemptId + 1,
         "strays": outputs.strays,
         "writers": sorted(one.writer for one in outputs.committables),
         "open": len(found),
@@ -113,4 +112,4 @@ def main(servers: str, topic: str, job: str, folder: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(**json.loads(Path(sys.argv[1]).read_text()))))
+    sys.stdout.write(json.dumps(main(**json.loads(Path(sys.argv[1]).read_text()))) + "\n")
