@@ -282,6 +282,19 @@ def test_an_id_the_broker_never_heard_of_is_unknown(lab: Lab) -> None:
     assert lab.commit(1, Committable("lab", 0, 1, 0, payload)) == {Outcome.UNKNOWN}
 
 
+def test_what_stands_in_the_topics_is_told_to_a_person(lab: Lab) -> None:
+    lab.whole(1)
+    [sealed] = lab.seal(lab.write(2))  # by the same producer
+    assert lab.committer.evidence([sealed], Deadline(20)) == {0: "of 10 rows 0 committed, 0 aborted, 10 without an end"}
+    assert lab.commit(2, sealed) == {Outcome.COMMITTED}
+    assert lab.committer.evidence([sealed], Deadline(20)) == {0: "of 10 rows 10 committed, 0 aborted, 0 without an end"}
+    [swept] = lab.seal(lab.write(3))
+    lab.committer.abort_dangling([], Deadline(20))
+    assert lab.committer.evidence([swept], Deadline(20)) == {0: "of 10 rows 0 committed, 10 aborted, 0 without an end"}
+    gone = swept.with_payload(topics=["never-was"])
+    assert "not seen: topic never-was" in lab.committer.evidence([gone], Deadline(20))[0]
+
+
 def test_nulls_and_empties_arrive_as_such(lab: Lab) -> None:
     lab.whole(1, value=pa.array([b"v", None, b"", "é".encode()]), key=pa.array([None, b"k", b"", b"x"]))
     assert sorted(map(str, ((row.key(), row.value()) for row in lab.read(4)))) == sorted(

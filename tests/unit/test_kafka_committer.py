@@ -59,6 +59,9 @@ class Fake:
         self.fenced += sorted(ids)
         return self.unfenced
 
+    def seen(self, committable: Committable, deadline: Deadline) -> str:
+        return "nothing"
+
     def close(self) -> None: ...
 
 

@@ -63,6 +63,7 @@ class Transactions(Protocol):
     def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]: ...
     def list_open(self, prefix: str, deadline: Deadline) -> Sequence[str]: ...
     def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]: ...
+    def seen(self, committable: Committable, deadline: Deadline) -> str: ...
     def close(self) -> None: ...
 
 
@@ -219,6 +220,10 @@ class KafkaCommitter(Committer):
         named = self._open(deadline)
         states = self._client.describe(named, deadline)
         return [leftover(name, described) for name, described in states.items() if described.open]
+
+    def evidence(self, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
+        sealed = [one for one in committables if "started" in one.payload]
+        return {one.writer: self._client.seen(one, deadline) for one in sealed}
 
     def close(self) -> None:
         self._client.close()

@@ -22,6 +22,7 @@ from penstock.sinks.kafka.wire import wire
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline
+    from penstock.sinks.base import Committable
 
 _MOST_CACHED = 20_000
 _MOVED = (faults.COORDINATOR_LOADING, faults.COORDINATOR_NOT_AVAILABLE, faults.NOT_COORDINATOR)
@@ -199,6 +200,12 @@ class TransactionClient:
                 _raise_denied(getattr(answer, "error_code", SILENT))
             time.sleep(pause)
         return waiting
+
+    def seen(self, committable: Committable, deadline: Deadline) -> str:
+        """What stands in the topics of a transaction, for a person."""
+        from penstock.sinks.kafka.evidence import seen
+
+        return str(seen(self._lanes, committable, deadline))
 
     def close(self) -> None:
         self._lanes.close()
