@@ -27,6 +27,7 @@ class Endings:
         self._lost: set[int] = set()
 
     def begin(self, rk: int) -> None:
+        self.forget(rk)  # in a forked child, one of the parent's may have had this address
         self._waiting[rk] = False
 
     def sent(self, rk: int) -> None:
