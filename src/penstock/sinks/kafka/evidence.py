@@ -51,6 +51,8 @@ def seen(lanes: Lanes, committable: Committable, deadline: Deadline) -> Seen:
         except (PenstockError, wire().errors.KafkaError) as error:
             found.gaps.append(f"topic {topic} ({type(error).__name__})")
             continue
+        if not leaders:
+            found.gaps.append(f"topic {topic} (it is not there)")
         for partition, leader in leaders.items():
             why = _read(lanes, leader, topic, partition, payload, found, deadline)
             if why:
