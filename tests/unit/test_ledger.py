@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.epoch.ledger import Ledger, seal, unseal
-from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId
+from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId, Outcome
 from penstock.epoch.storage import AlreadyExists, LocalStorage, MemoryStorage
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
 
@@ -246,3 +246,15 @@ def test_storage_that_lets_a_name_be_created_twice_is_refused() -> None:
         ledger(storage).prove_atomic()
     assert "nothing was started" in str(refused.value)
     assert storage.list("probe") == []
+
+
+def test_a_ruling_is_on_a_transaction_not_on_a_writer() -> None:
+    own = Ledger(MemoryStorage(), now=iter(range(9)).__next__)
+    old, new = (Committable("s", 3, 1, 0, {"id": number}) for number in (1, 2))
+    own.rule(12, "q", [old], Outcome.LOST)
+    assert own.ruled(12, "q", [old, new]) == {("s", 3): Outcome.LOST}
+    assert own.ruled(12, "q", [new]) == own.ruled(13, "q", [old]) == own.ruled(12, "other", [old]) == {}
+    own.rule(12, "q", [old], Outcome.ALREADY_COMMITTED)
+    assert own.ruled(12, "q", [old]) == {("s", 3): Outcome.LOST}  # the first word counts
+    own.prune(1000)
+    assert own.ruled(12, "q", [old]) == {}

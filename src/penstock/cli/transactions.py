@@ -15,7 +15,10 @@ from penstock.cli.scene import Scene, scene
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.runtime.orphans import Orphan, Report
+    from penstock.runtime.settlement import Unprovable
 
 app = typer.Typer(help="What dead jobs left open in other systems, and its end.", no_args_is_help=True)
 
@@ -214,6 +217,62 @@ def abort(
         raise typer.Exit(1)
 
 
+@app.command("resolve")
+def resolve(
+    places: Places = None,
+    script: Script = None,
+    servers: Servers = None,
+    config: Config = None,
+    take_over: TakeOver = False,
+    verdict: Annotated[
+        str | None, typer.Option("--as", metavar="committed|lost", help="Your word, kept in the ledger.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say what became of decided transactions that the other system has forgotten, after a look at what it holds. Only
+    where nothing can be proven; a wrong word loses or doubles their rows."""
+    from penstock.epoch.protocol import Outcome
+    from penstock.runtime import settlement
+
+    outcomes = {"committed": Outcome.ALREADY_COMMITTED, "lost": Outcome.LOST}
+    if verdict is not None and verdict not in outcomes:
+        raise typer.BadParameter("--as takes committed or lost.")
+    output = Output.choose(as_json)
+    rows: list[dict[str, Any]] = []
+
+    def word(found: Sequence[settlement.Unprovable]) -> Outcome | None:
+        own = [_unproven(one, verdict) for one in found]
+        rows.extend(own)
+        if verdict is None:
+            return None
+        if not yes:
+            if not as_json:
+                output.table("Not proven", own)
+            typer.confirm(f"Nobody can prove it. Record these {len(own)} as {verdict}?", abort=True, err=True)
+        return outcomes[verdict]
+
+    with scene(places, script, servers, config, None) as given:
+        assert given.ledgers is not None
+        settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
+        chosen = [one for one in given.named(given.look().orphans) if one.verdict == "decided"]
+        queries = [query for query in given.ledgers.queries if query.uid in {one.query for one in chosen}]
+        for query in queries:
+            settlement.refuse_logged(query)
+        for query in queries:
+            named = {(one.sink, one.partition or 0) for one in chosen if one.query == query.uid} if given.ids else set()
+            settlement.resolve(given.ledgers, query, given.sinks, named, word)
+    if as_json or (rows and (yes or verdict is None)):
+        output.table("Not proven", rows)
+    if not rows:
+        output.line("All that is decided is proven: start the job, or use penstock transactions commit.")
+    elif verdict is None:
+        output.line("Compare the target with these rows, then say --as committed or --as lost.")
+        raise typer.Exit(1)
+    else:
+        output.line(f"Recorded as {verdict}. The next start of the job goes by it.")
+
+
 def register(root: typer.Typer) -> None:
     """Put the commands where the user finds them."""
     root.add_typer(app, name="transactions")
@@ -231,6 +290,21 @@ def _forced(output: Output, given: Scene, *, commit: bool, force: bool) -> None:
     given.cluster.end(chosen, commit=commit)
     done = "committed by force" if commit else "aborted by force"
     output.table("Ended", [{"id": one.id, "outcome": done} for one in chosen])
+
+
+def _unproven(one: Unprovable, verdict: str | None) -> dict[str, Any]:
+    from penstock.runtime.orphans import name_of
+
+    return {
+        "query": one.query,
+        "epoch": one.epoch,
+        "sink": one.committable.sink,
+        "partition": one.committable.writer,
+        "id": name_of(one.committable),
+        "rows": one.committable.rows,
+        "seen": one.seen or "this sink cannot look",
+        "recorded": verdict or "",
+    }
 
 
 def _say_unseen(output: Output, report: Report) -> None:

@@ -164,7 +164,12 @@ class Conductor(ABC):
         if missing:
             raise self._uids_changed(sorted(missing), f"epoch {epoch} is decided for")
         answers = self._per_sink(committables, lambda committer, own: committer.commit(epoch, own, deadline))
-        return {(sink, writer): outcome for sink, own in answers.items() for writer, outcome in own.items()}
+        outcomes = {(sink, writer): outcome for sink, own in answers.items() for writer, outcome in own.items()}
+        unknown = [one for one in committables if outcomes.get(one.id, Outcome.UNKNOWN) is Outcome.UNKNOWN]
+        if unknown:
+            # Only where nothing can be proven does somebody's word count, see `penstock transactions resolve`.
+            outcomes |= self._ledger.ruled(epoch, self._query_id(), unknown)
+        return outcomes
 
     def _sweep(self, keep: Sequence[Committable]) -> None:
         self._keep = tuple(keep)

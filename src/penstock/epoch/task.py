@@ -97,7 +97,7 @@ def writer_task(
         where = WriterScope(scope, epoch, attempt, context.partitionId(), context.taskAttemptId(), hints)
         named = batches if names is None else (batch.rename_columns(names) for batch in batches)
         result = _write(sink, where, named, writing)
-        yield _answer(json.dumps({**result, "attempt": context.attemptNumber()}))
+        yield _answer(json.dumps({**result, "attempt": context.attemptNumber(), "stage": context.stageId()}))
 
     return run
 
@@ -176,5 +176,11 @@ def row_bytes_of(line: str) -> float:
 
 
 def attempt_of(line: str) -> int:
-    """Which attempt of its task reported; above 0, earlier ones failed and may have left something open."""
+    """Which attempt of its task reported; above 0, earlier ones failed and may have left something open. Spark counts
+    anew when it runs a stage again."""
     return int(json.loads(line)["attempt"])
+
+
+def stage_of(line: str) -> int:
+    """In which stage the task ran."""
+    return int(json.loads(line)["stage"])

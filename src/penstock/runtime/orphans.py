@@ -105,7 +105,7 @@ def judged(query: str, sink: str, found: Sequence[Leftover] | None, decided: Seq
             Orphan(
                 query,
                 sink,
-                open_now.name if open_now is not None else _name(one.committable),
+                open_now.name if open_now is not None else name_of(one.committable),
                 state,
                 Verdict.DECIDED,
                 generation=open_now.generation if open_now is not None else one.generation,
@@ -160,5 +160,6 @@ def names(leftover: Leftover, committable: Committable) -> bool:
     return bool(leftover.payload) and leftover.payload.items() <= committable.payload.items()
 
 
-def _name(committable: Committable) -> str:
+def name_of(committable: Committable) -> str:
+    """What people call it."""
     return str(committable.payload.get("transactional_id") or f"{committable.sink}/{committable.writer}")
