@@ -818,3 +818,27 @@ def test_no_error_shows_what_a_catalog_was_given(tmp_path: Path) -> None:
     for text in (str(caught.value), repr(sink), sink.describe(), sink.link("u").because):
         assert secret not in text
     assert caught.value.__suppress_context__
+
+
+def test_an_entry_that_a_run_wrote_and_did_not_live_to_sync_is_synced_by_the_next(
+    delta: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(BaseException):
+        pass
+
+    def die(path: Any) -> None:
+        raise Died
+
+    [one] = delta.prepare(delta.harness.make_sink(), [delta.harness.rows(5)])
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr("penstock.sinks.tables.delta_table.sync", die)
+        delta.committer().commit(0, [one], Deadline(10))
+    synced, real = [], os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert delta.committer(2).commit(0, [one], Deadline(10)) == {0: Outcome.ALREADY_COMMITTED}
+    assert {f"{1:020d}.json", "_delta_log"} <= set(synced)

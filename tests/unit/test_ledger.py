@@ -200,6 +200,21 @@ def test_decisions_of_an_epoch() -> None:
     assert own.decisions(11, "query-id") == ()
 
 
+def test_a_decision_that_is_found_is_durable_before_it_is_honoured() -> None:
+    class Watched(MemoryStorage):
+        settled: tuple[str, ...] = ()
+
+        def settle(self, folder: str) -> None:
+            self.settled += (folder,)
+
+    storage = Watched()
+    ledger(storage).decide(DECISION, query="q", barrier=None)
+    assert ledger(storage).decisions(11, "q") == ()
+    assert storage.settled == ()
+    assert ledger(storage).decisions(12, "q") == (DECISION,)
+    assert storage.settled == ("epochs",)
+
+
 def test_nothing_is_decided_twice() -> None:
     own = ledger()
     own.decide(DECISION, query="query-id", barrier=None)

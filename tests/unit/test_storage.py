@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.durable import ensure_folder
 from penstock.epoch.storage import AlreadyExists, LocalStorage, MemoryStorage, Storage, local_path
 from penstock.errors import LedgerError, StorageFull
 from penstock.testing.failpoints import hooked
@@ -121,6 +122,7 @@ def test_half_a_write_is_never_seen(tmp_path: Path) -> None:
 
 def test_the_bytes_are_synced_before_the_name_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
+    ensure_folder(tmp_path)
     fsync, link = os.fsync, os.link
     monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("sync"), fsync(handle)))
     monkeypatch.setattr(os, "link", lambda *names: (steps.append("link"), link(*names)))
@@ -130,6 +132,24 @@ def test_the_bytes_are_synced_before_the_name_is_there(tmp_path: Path, monkeypat
     steps.clear()
     storage.create("folder/other", b"")
     assert steps == ["sync", "link", "sync"]
+
+
+def test_a_name_that_somebody_else_gave_is_durable_before_anybody_relies_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its creator may have died between the link and the sync of the folder.
+    storage = LocalStorage(tmp_path)
+    storage.create("epochs/name", b"")
+    synced: list[str] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    with pytest.raises(AlreadyExists):
+        storage.create("epochs/name", b"")
+    assert str(tmp_path / "epochs") in synced
+    synced.clear()
+    storage.settle("epochs")
+    assert synced == [str(tmp_path / "epochs")]
+    storage.settle("nothing/here")
 
 
 @pytest.mark.parametrize(

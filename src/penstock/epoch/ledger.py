@@ -195,6 +195,8 @@ class Ledger:
                 body = self._body("manifest", f"epochs/{name}")
                 if body is not None:
                     found.append(Manifest.of(body))
+        if found:
+            self._storage.settle("epochs")  # or rows would be committed by a decision that a power cut takes back
         return tuple(found)
 
     def prune(self, epoch: int) -> None:

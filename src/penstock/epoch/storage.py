@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
+from penstock.durable import ensure_folder, sync
 from penstock.errors import LedgerError, StorageFull
 from penstock.testing.failpoints import failpoint
 
@@ -54,6 +55,11 @@ class Storage(ABC):
     def delete(self, name: str) -> None:
         """Gone when this returns; no error if it was gone before."""
 
+    def settle(self, folder: str) -> None:
+        """The names found in `folder` survive a power cut, whoever created them. Only a disk of this machine shows
+        names before they are durable."""
+        return
+
 
 @contextlib.contextmanager
 def storage_errors(what: str) -> Iterator[None]:
@@ -81,14 +87,13 @@ class LocalStorage(Storage):
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._known: set[Path] = set()
         self.location = f"file://{root}"
 
     def create(self, name: str, data: bytes) -> None:
         target = self._root / name
         aside = target.with_name(f".{target.name}.{os.getpid()}.{next(self._serial)}.tmp")
         with storage_errors(f"writing {target}"):
-            self._ensure_folder(target.parent)
+            ensure_folder(target.parent)
             try:
                 with open(aside, "wb") as file:
                     file.write(data)
@@ -98,11 +103,12 @@ class LocalStorage(Storage):
                 try:
                     os.link(aside, target)
                 except FileExistsError:
+                    sync(target.parent)  # whoever was first may have died before it did this
                     raise AlreadyExists(name) from None
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(aside)
-            self._sync_folder(target.parent)
+            sync(target.parent)
 
     def read(self, name: str) -> bytes | None:
         with storage_errors(f"reading {self._root / name}"):
@@ -122,23 +128,9 @@ class LocalStorage(Storage):
         with storage_errors(f"deleting {self._root / name}"), contextlib.suppress(FileNotFoundError):
             os.unlink(self._root / name)
 
-    def _ensure_folder(self, folder: Path) -> None:
-        if folder in self._known and folder.is_dir():
-            return
-        missing = [folder, *itertools.takewhile(lambda parent: not parent.exists(), folder.parents)]
-        folder.mkdir(parents=True, exist_ok=True)
-        for made in missing:
-            # A new folder's own entry must survive a power cut too, or the file inside is synced in vain.
-            self._sync_folder(made.parent)
-        self._known.add(folder)
-
-    @staticmethod
-    def _sync_folder(folder: Path) -> None:
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    def settle(self, folder: str) -> None:
+        with storage_errors(f"syncing {self._root / folder}"), contextlib.suppress(FileNotFoundError):
+            sync(self._root / folder)
 
 
 class MemoryStorage(Storage):

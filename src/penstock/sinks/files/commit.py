@@ -19,6 +19,8 @@ staged at that moment; an abort takes a name off its receipt before it removes t
 | gone | gone | yes | committed, and a reader has already moved the file away |
 | gone | gone | no | lost: no commit ever began while the file was there |
 
+Before it says that a file is committed, by whichever run, the committer syncs the folders of both names.
+
 The receipts of the last epochs are kept, because only of those will anyone ask again. The proof leans on one thing:
 nobody else touches the folder `_penstock`.
 
@@ -149,9 +151,11 @@ class FileCommitter(Committer):
                 # Read only now: a receipt written before a file was seen missing is certainly in the list.
                 began = self._names_on_receipts()
                 outcomes.update({c.writer: self._prove(c, began) for c in gone})
-            if staged:
+            if any(outcome.visible for outcome in outcomes.values()):
+                # Whoever renamed: a run that died right after it has synced nothing, and nobody asks again.
                 self._storage.sync("")
                 self._storage.sync(self._staged)
+            if staged:
                 self._drop_receipts_before(epoch - KEPT_RECEIPTS)
         return outcomes
 
@@ -234,6 +238,8 @@ class FileCommitter(Committer):
             if left:
                 self._write_receipt(epoch, left)  # before the old one goes: no name is ever without its receipt
             self._storage.remove(receipt)
+        # Or a power cut could bring a receipt back whose file stays gone: lost would look like committed.
+        self._storage.sync(self._receipts)
 
     def _names_on_receipts(self) -> set[str]:
         return {name for _, receipt in self._all_receipts() for name in self._read_receipt(receipt)}

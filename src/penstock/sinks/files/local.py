@@ -9,6 +9,7 @@ import posixpath
 from pathlib import Path
 from typing import IO
 
+from penstock.durable import ensure_folder, sync
 from penstock.sinks.files.storage import StagedFile, Storage
 
 
@@ -25,7 +26,8 @@ class _LocalFile(StagedFile):
         self._close()
         if status.st_nlink == 0:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
-        _sync_folder(self._path.parent)
+        ensure_folder(self._path.parent)
+        sync(self._path.parent)
         return status.st_size
 
     def discard(self) -> None:
@@ -47,13 +49,7 @@ class LocalStorage(Storage):
         self._root = Path(root)
 
     def create_folder(self, name: str) -> None:
-        folder = self._root / name
-        if folder.is_dir():
-            return
-        fresh = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        for created in fresh:
-            _sync_folder(created.parent)
+        ensure_folder(self._root / name)
 
     def stage(self, name: str) -> StagedFile:
         path = self._root / name
@@ -72,12 +68,18 @@ class LocalStorage(Storage):
     def rename(self, source: str, target: str) -> None:
         # POSIX rename would replace an existing file. Names carry a random token and only this sink makes them, so
         # the look before cannot race; it turns a tampered folder into an error instead of a loss.
-        if (self._root / target).exists():
+        try:
+            there = (self._root / target).stat()
+        except FileNotFoundError:
+            os.rename(self._root / source, self._root / target)
+            return
+        if not os.path.samestat(there, (self._root / source).stat()):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
-        os.rename(self._root / source, self._root / target)
+        # One file under both names: a rename of which a power cut has kept only the first half.
+        os.unlink(self._root / source)
 
     def sync(self, folder: str) -> None:
-        _sync_folder(self._root / folder)
+        sync(self._root / folder)
 
     def write_durably(self, name: str, content: bytes) -> None:
         path = self._root / name
@@ -86,7 +88,7 @@ class LocalStorage(Storage):
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        _sync_folder(path.parent)
+        sync(path.parent)
 
     def read(self, name: str) -> bytes:
         return (self._root / name).read_bytes()
@@ -104,11 +106,3 @@ class LocalStorage(Storage):
                 return sorted(entry.name for entry in entries if entry.is_file())
         except FileNotFoundError:
             return []
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

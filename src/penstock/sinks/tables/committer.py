@@ -122,11 +122,14 @@ class TableCommitter(Committer):
         for one in committables:
             journal = journals.since(one.payload["position"])
             if one.payload["token"] in journal.added:
+                self._target.settle(one.payload["position"])  # whoever added it may have died before it was durable
                 outcomes[one.writer] = Outcome.COMMITTED if fresh else Outcome.ALREADY_COMMITTED
             elif one.payload["token"] in journal.swept:
                 outcomes[one.writer] = Outcome.LOST
             elif not journal.complete:
                 held = self._target.holds([file["name"] for file in one.payload["files"]])
+                if held:
+                    self._target.settle(one.payload["position"])
                 outcomes[one.writer] = Outcome.ALREADY_COMMITTED if held else Outcome.UNKNOWN
                 if not held:
                     log.error("the history of %s no longer tells whether %s was added", self._target.where, one.id)

@@ -105,6 +105,11 @@ class Target(ABC):
     def holds(self, names: Collection[str]) -> bool:
         """Whether all those files are in the table as last looked at. Slow: for where the journal ends."""
 
+    def settle(self, since: Mapping[str, Any]) -> None:
+        """See that the history from `since` to the last look survives a power cut, whoever wrote it. Nothing to do
+        where each entry is durable before it can be seen."""
+        return
+
     @abstractmethod
     def append(self, change: Change) -> bool:
         """Commit against the state last looked at; False where the table has moved on, and nothing was done."""
