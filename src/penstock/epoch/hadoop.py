@@ -1,9 +1,15 @@
 """The ledger's storage on any Hadoop file system, through the driver's JVM.
 
-HDFS: written aside, flushed to disk on the data nodes, then renamed without overwriting, which the name node does
-atomically. S3 has no rename; there the object is put under its name on the condition that there is none
-(`If-None-Match`), which Hadoop's connector refuses to promise where the store cannot. Whatever the storage says of
-itself, `Ledger.prove_atomic` sees at every start that a second create is refused.
+`hdfs`: written aside, flushed to disk on the data nodes, then renamed without overwriting, which the name node does in
+one step.
+
+`s3a`, `s3`: S3 has no rename; the object is put under its name on the condition that there is none (`If-None-Match`).
+The option is one that a connector must refuse where it does not send the condition.
+
+Any other scheme is written as on HDFS, and nobody answers for it: a file system that does not say otherwise inherits
+Hadoop's own rename, which looks for the target first and renames then. So it is refused unless the user vouches for it,
+see `penstock.epoch.open`. Whatever a storage says of itself, `Ledger.prove_atomic` lets several creates race at every
+start.
 """
 
 from __future__ import annotations
@@ -38,7 +44,8 @@ class HadoopStorage(Storage):
         self._root = jvm.org.apache.hadoop.fs.Path(location)
         self._fs = self._root.getFileSystem(self._conf)
         self.location = str(self._fs.makeQualified(self._root).toString())
-        self._object_store = self._fs.getScheme() in _OBJECT_STORES
+        self.scheme = str(self._fs.getScheme())
+        self._object_store = self.scheme in _OBJECT_STORES
 
     def create(self, name: str, data: bytes) -> None:
         target = self._path(name)

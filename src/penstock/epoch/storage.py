@@ -37,6 +37,8 @@ class Storage(ABC):
     """A folder of small files."""
 
     location: str
+    scheme: str
+    """Of the location: `file`, `hdfs`, `s3a`, …"""
 
     @abstractmethod
     def create(self, name: str, data: bytes) -> None:
@@ -88,6 +90,7 @@ class LocalStorage(Storage):
     def __init__(self, root: Path) -> None:
         self._root = root
         self.location = f"file://{root}"
+        self.scheme = "file"
 
     def create(self, name: str, data: bytes) -> None:
         target = self._root / name
@@ -138,6 +141,7 @@ class MemoryStorage(Storage):
 
     def __init__(self, location: str = "memory:") -> None:
         self.location = location
+        self.scheme = "memory"
         self._files: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
