@@ -14,8 +14,7 @@ start.
 
 from __future__ import annotations
 
-import itertools
-import os
+import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +33,6 @@ _OBJECT_STORES = frozenset({"s3a", "s3"})
 
 class HadoopStorage(Storage):
     """A folder on a Hadoop file system."""
-
-    _serial = itertools.count()
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         jvm: Any = spark._jvm
@@ -94,10 +91,10 @@ class HadoopStorage(Storage):
 
     def _write_and_rename(self, target: Any, data: bytes) -> None:
         aside = self._jvm.org.apache.hadoop.fs.Path(
-            target.getParent(), f".{target.getName()}.{os.getpid()}.{next(self._serial)}.tmp"
+            target.getParent(), f".{target.getName()}.{secrets.token_hex(8)}.tmp"
         )
         try:
-            stream = self._fs.create(aside, True)
+            stream = self._fs.create(aside, False)
             stream.write(data)
             stream.hsync()
             stream.close()

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
+import secrets
 import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -85,8 +85,6 @@ def storage_errors(what: str) -> Iterator[None]:
 class LocalStorage(Storage):
     """A folder on a POSIX file system."""
 
-    _serial = itertools.count()
-
     def __init__(self, root: Path) -> None:
         self._root = root
         self.location = f"file://{root}"
@@ -94,11 +92,13 @@ class LocalStorage(Storage):
 
     def create(self, name: str, data: bytes) -> None:
         target = self._root / name
-        aside = target.with_name(f".{target.name}.{os.getpid()}.{next(self._serial)}.tmp")
+        # By chance and not by process: containers of one mount have the same process ids. What a run that dies here
+        # leaves behind is hidden, small, and never looked at again.
+        aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
         with storage_errors(f"writing {target}"):
             ensure_folder(target.parent)
             try:
-                with open(aside, "wb") as file:
+                with open(aside, "xb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
