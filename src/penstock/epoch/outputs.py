@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.epoch.channel import Writing
+from penstock.epoch.checksum import hashed, rule_for
 from penstock.epoch.row_sizes import RowSizes
 from penstock.epoch.task import (
     RESULT_SCHEMA,
     attempt_of,
     committable,
     fault_in,
-    hashed,
     plainly_named,
     row_bytes_of,
     writer_task,
@@ -41,6 +41,7 @@ class EpochOutputs:
         writing: Callable[[str], Writing],
         hints: Callable[[str], Mapping[str, Any]],
         sizes: RowSizes,
+        rules: Mapping[str, int],
     ) -> None:
         self.epoch = epoch
         self.committables: list[Committable] = []
@@ -48,6 +49,7 @@ class EpochOutputs:
         self._attempt, self._generation, self._job = attempt, generation, job
         self._sinks = sinks
         self._frame, self._writing, self._hints, self._sizes = frame, writing, hints, sizes
+        self._rules = rules  # of a replay: its rows are summed as those were that it must equal
         self._written: set[str] = set()
 
     def write(self, frame: DataFrame, uid: str) -> None:
@@ -66,7 +68,9 @@ class EpochOutputs:
             )
         self._written.add(uid)
         sink = self._sinks[uid]
-        rows, names = plainly_named(hashed(sink.shape(frame)))
+        shaped = sink.shape(frame)
+        rule = self._rules.get(uid, rule_for(shaped))
+        rows, names = plainly_named(hashed(shaped, rule))
         task = writer_task(
             sink,
             SinkScope(self._job, uid, self._generation),
@@ -74,6 +78,7 @@ class EpochOutputs:
             attempt=self._attempt,
             hints=dict(self._hints(uid)),
             writing=self._writing(uid),
+            rule=rule,
             names=names,
         )
         try:
