@@ -72,6 +72,9 @@ class ArrowStorage(Storage):
         with self._system.open_input_stream(self._at(name), compression=None) as stream:
             return cast("bytes", stream.read())
 
+    def open(self, name: str) -> Any:
+        return self._system.open_input_file(self._at(name))
+
     def remove(self, name: str) -> bool:
         try:
             self._system.delete_file(self._at(name))

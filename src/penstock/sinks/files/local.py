@@ -93,6 +93,9 @@ class LocalStorage(Storage):
     def read(self, name: str) -> bytes:
         return (self._root / name).read_bytes()
 
+    def open(self, name: str) -> IO[bytes]:
+        return (self._root / name).open("rb")
+
     def remove(self, name: str) -> bool:
         try:
             (self._root / name).unlink()

@@ -83,6 +83,10 @@ class Storage(ABC):
     def read(self, name: str) -> bytes: ...
 
     @abstractmethod
+    def open(self, name: str) -> Any:
+        """The file for reading from any place in it; whoever opens it closes it."""
+
+    @abstractmethod
     def remove(self, name: str) -> bool:
         """Whether the file was there."""
 

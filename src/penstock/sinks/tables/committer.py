@@ -26,13 +26,26 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow.parquet as pq
 
 from penstock.errors import PenstockError, PreCommitFailed, StorageFull
 from penstock.sinks.base import Committable, Committer, Outcome, SinkScope
 from penstock.sinks.files.storage import Storage
 from penstock.sinks.tables.columns import changed
-from penstock.sinks.tables.target import Change, Journal, Known, Target, marker_name, parse_marker, private_folder
+from penstock.sinks.tables.target import (
+    Change,
+    Journal,
+    Known,
+    Target,
+    Written,
+    marked_position,
+    marked_values,
+    marker_name,
+    parse_marker,
+    private_folder,
+)
 from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -91,7 +104,7 @@ class TableCommitter(Committer):
                     if known is None or not prepared or taken or deadline.passed():
                         return outcomes
                     tried = True
-                    taken = self._target.append(self._change(epoch, prepared))
+                    taken = self._target.append(self._change(epoch, prepared, known))
             except StorageFull:
                 raise
             except PenstockError as error:
@@ -156,12 +169,24 @@ class TableCommitter(Committer):
                 return f"the file {file['name']} is {'gone' if found is None else 'not as it was written'}"
         return None
 
-    def _change(self, epoch: int, prepared: Sequence[Committable]) -> Change:
+    def _change(self, epoch: int, prepared: Sequence[Committable], known: Known) -> Change:
         return Change(
             f"{self._scope.prefix} generation {self._scope.generation} epoch {epoch}",
-            files=[file for one in prepared for file in one.payload["files"]],
+            files=[
+                {**file, "about": self._about(one, file, known)} for one in prepared for file in one.payload["files"]
+            ],
             added=[one.payload["token"] for one in prepared],
         )
+
+    def _about(self, one: Committable, file: Mapping[str, Any], known: Known) -> Mapping[str, Any]:
+        """What the table's log will say of a file: from its footer and its marker, or as an older version decided."""
+        if "about" in file:
+            return cast("Mapping[str, Any]", file["about"])
+        storage = self._target.storage(known)
+        with contextlib.closing(storage.open(file["name"])) as stream:
+            metadata = pq.read_metadata(stream)
+        values = marked_values(storage.read(self._marker(one.payload["generation"], file["name"])), known)
+        return self._target.describe(known, Written(file["name"], file["bytes"], metadata, values))
 
     def _forget(self, committables: Sequence[Committable], outcomes: Mapping[int, Outcome], known: Known) -> None:
         """Take away the markers of what is in the table. A marker that stays only costs the next sweep a look."""
@@ -199,8 +224,8 @@ class TableCommitter(Committer):
             for name in storage.names(private_folder(self._scope)):
                 parsed = parse_marker(name)
                 if parsed and parsed[0] <= self._scope.generation and parsed[2] not in kept:
-                    body = _body(storage, f"{private_folder(self._scope)}/{name}")
-                    found.append(_Dangling(name, *parsed, body))
+                    position = _position(storage, f"{private_folder(self._scope)}/{name}")
+                    found.append(_Dangling(name, *parsed, position))
             return self._sweep(found, known, deadline) if found else 0
 
     def _sweep(self, found: Sequence[_Dangling], known: Known, deadline: Deadline) -> int:
@@ -261,10 +286,8 @@ class _Journals:
         return journal.complete and token not in journal.added
 
 
-def _body(storage: Storage, marker: str) -> Mapping[str, Any]:
-    """The position a marker tells. Cut short by a crash: nothing was written behind it, the beginning will do."""
+def _position(storage: Storage, marker: str) -> Mapping[str, Any]:
     try:
-        position: Mapping[str, Any] = json.loads(storage.read(marker))["position"]
-    except (ValueError, KeyError, FileNotFoundError):
+        return marked_position(storage.read(marker))
+    except FileNotFoundError:
         return {}
-    return position
