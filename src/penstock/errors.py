@@ -17,6 +17,7 @@
     ├── LedgerError                   the ledger could not be read or written
     │   ├── LedgerFromTheFuture       written by a newer version of Penstock
     │   ├── LedgerCorrupt             half-written or altered file
+    │   │   └── UnsafeName            it names a file outside its folder
     │   ├── StorageFull               no space left
     │   └── StorageNotAtomic          the storage cannot refuse a second create
     ├── PositionsLost                 a source no longer has the rows that the checkpoint's positions name
@@ -148,6 +149,10 @@ class LedgerCorrupt(LedgerError):
     """A file of the ledger is half-written or altered."""
 
     retryable = False
+
+
+class UnsafeName(LedgerCorrupt):
+    """A ledger, a savepoint or a checkpoint names a file outside its folder: somebody altered it."""
 
 
 class StorageFull(LedgerError):

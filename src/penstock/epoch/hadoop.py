@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.epoch.storage import AlreadyExists, Storage
 from penstock.errors import LedgerError, StorageFull
+from penstock.safe_names import safe_name
 from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class HadoopStorage(Storage):
             self._fs.delete(aside, False)
 
     def _path(self, name: str) -> Any:
+        safe_name(name, self.location)
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root  # Hadoop refuses ""
 
     @contextmanager

@@ -23,6 +23,7 @@ from urllib.parse import urlparse
 
 from penstock.durable import ensure_folder, sync
 from penstock.errors import LedgerError, StorageFull
+from penstock.safe_names import safe_name
 from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class LocalStorage(Storage):
         self.scheme = "file"
 
     def create(self, name: str, data: bytes) -> None:
-        target = self._root / name
+        target = self._at(name)
         # By chance and not by process: containers of one mount have the same process ids. What a run that dies here
         # leaves behind is hidden, small, and never looked at again.
         aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
@@ -116,24 +117,27 @@ class LocalStorage(Storage):
     def read(self, name: str) -> bytes | None:
         with storage_errors(f"reading {self._root / name}"):
             try:
-                return (self._root / name).read_bytes()
+                return self._at(name).read_bytes()
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def list(self, folder: str) -> list[str]:
         with storage_errors(f"listing {self._root / folder}"):
             try:
-                return sorted(name for name in os.listdir(self._root / folder) if not name.startswith("."))
+                return sorted(name for name in os.listdir(self._at(folder)) if not name.startswith("."))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def delete(self, name: str) -> None:
         with storage_errors(f"deleting {self._root / name}"), contextlib.suppress(FileNotFoundError):
-            os.unlink(self._root / name)
+            os.unlink(self._at(name))
 
     def settle(self, folder: str) -> None:
         with storage_errors(f"syncing {self._root / folder}"), contextlib.suppress(FileNotFoundError):
-            sync(self._root / folder)
+            sync(self._at(folder))
+
+    def _at(self, name: str) -> Path:
+        return self._root / safe_name(name, self.location)
 
 
 class MemoryStorage(Storage):

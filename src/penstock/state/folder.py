@@ -21,7 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.durable import ensure_folder, sync
 from penstock.epoch.storage import LocalStorage, Storage, local_path, storage_errors
+from penstock.safe_names import refuse_link, safe_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -92,12 +94,12 @@ class LocalFolder(Folder):
         self.root = root
 
     def at(self, name: str) -> LocalFolder:
-        return LocalFolder(self.root / name)
+        return LocalFolder(self._at(name))
 
     def files(self, folder: str = "") -> dict[str, int]:
         found = {}
         with storage_errors(f"listing {self.root / folder}"):
-            for where, folders, names in os.walk(self.root / folder):
+            for where, folders, names in os.walk(self._at(folder)):
                 folders[:] = [one for one in folders if not one.startswith(".")]
                 for name in names:
                     if not name.startswith("."):
@@ -110,32 +112,36 @@ class LocalFolder(Folder):
 
     def take(self, source: Folder, names: Mapping[str, str]) -> None:
         with storage_errors(f"writing {self.root}"):
-            folders = {(self.root / name).parent for name in names.values()}
+            folders = {self._at(name).parent for name in names.values()}
             for folder in folders:
-                folder.mkdir(parents=True, exist_ok=True)
+                ensure_folder(folder)
             if isinstance(source, LocalFolder):
                 for old, new in names.items():
-                    self._take_local(source.root / old, self.root / new)
+                    self._take_local(source._at(old), self._at(new))
             else:
                 assert isinstance(source, HadoopFolder)
                 for old, new in names.items():
-                    source.fetch(old, self.root / new)
+                    source.fetch(old, self._at(new))
             for folder in folders:
-                _sync(folder)
+                sync(folder)
 
     def digest(self, name: str, *, sync: bool = False) -> str:
-        with storage_errors(f"reading {self.root / name}"), open(self.root / name, "rb") as file:
+        with storage_errors(f"reading {self.root / name}"), open(self._at(name), "rb") as file:
             if sync:
                 os.fsync(file.fileno())
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def delete(self, name: str = "") -> None:
-        path = self.root / name if name else self.root
+        path = self._at(name)
         with storage_errors(f"deleting {path}"), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
+    def _at(self, name: str) -> Path:
+        return self.root / safe_name(name, self.location)
+
     @staticmethod
     def _take_local(old: Path, new: Path) -> None:
+        refuse_link(old)
         if old.name.endswith(IMMUTABLE):
             try:
                 os.link(old, new)
@@ -147,7 +153,7 @@ class LocalFolder(Folder):
             else:
                 return
         shutil.copyfile(old, new)
-        _sync(new)
+        sync(new)
 
 
 class HadoopFolder(Folder):
@@ -166,7 +172,7 @@ class HadoopFolder(Folder):
         self._fs = self._root.getFileSystem(self._conf)
 
     def at(self, name: str) -> HadoopFolder:
-        return HadoopFolder(self._spark, f"{self.location}/{name}")
+        return HadoopFolder(self._spark, f"{self.location}/{safe_name(name, self.location)}")
 
     def files(self, folder: str = "") -> dict[str, int]:
         found: dict[str, int] = {}
@@ -199,7 +205,7 @@ class HadoopFolder(Folder):
                 self._fs.mkdirs(self._path(name))
 
         def copy(pair: tuple[str, str]) -> None:
-            path = self._jvm.org.apache.hadoop.fs.Path(whence, pair[0])
+            path = self._jvm.org.apache.hadoop.fs.Path(whence, safe_name(pair[0], source.location))
             with self._hadoop.errors(f"copying {pair[0]} to {self.location}"):
                 if not other.exists(path):
                     raise FileNotFoundError(pair[0])
@@ -232,6 +238,7 @@ class HadoopFolder(Folder):
         self._hadoop.delete_tree(name)
 
     def _path(self, name: str) -> Any:
+        safe_name(name, self.location)
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root
 
 
@@ -252,11 +259,3 @@ def folder_at(location: str, spark: SparkSession | None) -> Folder:
     if path is not None and isinstance(storage_at(location, spark), LocalStorage):
         return LocalFolder(path)
     return HadoopFolder(spark, location)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,6 +8,7 @@ import os
 import posixpath
 from typing import TYPE_CHECKING, Any, cast
 
+from penstock.safe_names import safe_name
 from penstock.sinks.files.storage import StagedFile, Storage
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class ArrowStorage(Storage):
         self._root = root.rstrip("/")
 
     def _at(self, name: str) -> str:
-        return posixpath.join(self._root, name)
+        return posixpath.join(self._root, safe_name(name, self._root))
 
     def create_folder(self, name: str) -> None:
         self._system.create_dir(self._at(name), recursive=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from penstock.durable import ensure_folder, sync
+from penstock.safe_names import safe_name
 from penstock.sinks.files.storage import StagedFile, Storage
 
 
@@ -48,11 +49,14 @@ class LocalStorage(Storage):
     def __init__(self, root: str) -> None:
         self._root = Path(root)
 
+    def _at(self, name: str) -> Path:
+        return self._root / safe_name(name, str(self._root))
+
     def create_folder(self, name: str) -> None:
-        ensure_folder(self._root / name)
+        ensure_folder(self._at(name))
 
     def stage(self, name: str) -> StagedFile:
-        path = self._root / name
+        path = self._at(name)
         try:
             return _LocalFile(path)
         except FileNotFoundError:
@@ -61,7 +65,7 @@ class LocalStorage(Storage):
 
     def size(self, name: str) -> int | None:
         try:
-            return (self._root / name).stat().st_size
+            return self._at(name).stat().st_size
         except FileNotFoundError:
             return None
 
@@ -69,20 +73,20 @@ class LocalStorage(Storage):
         # POSIX rename would replace an existing file. Names carry a random token and only this sink makes them, so
         # the look before cannot race; it turns a tampered folder into an error instead of a loss.
         try:
-            there = (self._root / target).stat()
+            there = self._at(target).stat()
         except FileNotFoundError:
-            os.rename(self._root / source, self._root / target)
+            os.rename(self._at(source), self._at(target))
             return
-        if not os.path.samestat(there, (self._root / source).stat()):
+        if not os.path.samestat(there, self._at(source).stat()):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
         # One file under both names: a rename of which a power cut has kept only the first half.
-        os.unlink(self._root / source)
+        os.unlink(self._at(source))
 
     def sync(self, folder: str) -> None:
-        sync(self._root / folder)
+        sync(self._at(folder))
 
     def write_durably(self, name: str, content: bytes) -> None:
-        path = self._root / name
+        path = self._at(name)
         self.create_folder(posixpath.dirname(name))
         with path.open("xb") as file:
             file.write(content)
@@ -91,21 +95,21 @@ class LocalStorage(Storage):
         sync(path.parent)
 
     def read(self, name: str) -> bytes:
-        return (self._root / name).read_bytes()
+        return self._at(name).read_bytes()
 
     def open(self, name: str) -> IO[bytes]:
-        return (self._root / name).open("rb")
+        return self._at(name).open("rb")
 
     def remove(self, name: str) -> bool:
         try:
-            (self._root / name).unlink()
+            self._at(name).unlink()
         except FileNotFoundError:
             return False
         return True
 
     def names(self, folder: str) -> list[str]:
         try:
-            with os.scandir(self._root / folder) as entries:
+            with os.scandir(self._at(folder)) as entries:
                 return sorted(entry.name for entry in entries if entry.is_file())
         except FileNotFoundError:
             return []

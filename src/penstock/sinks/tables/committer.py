@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow.parquet as pq
 
 from penstock.errors import PenstockError, PreCommitFailed, StorageFull
+from penstock.safe_names import safe_part
 from penstock.sinks.base import Committable, Committer, Outcome, SinkScope
 from penstock.sinks.files.storage import Storage
 from penstock.sinks.tables.columns import changed
@@ -164,7 +165,7 @@ class TableCommitter(Committer):
 
     def _altered(self, one: Committable, storage: Storage) -> str | None:
         for file in one.payload["files"]:
-            found = storage.size(file["name"])
+            found = storage.size(safe_part(file["name"], self._target.where))
             if found != file["bytes"]:
                 return f"the file {file['name']} is {'gone' if found is None else 'not as it was written'}"
         return None

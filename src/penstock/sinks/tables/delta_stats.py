@@ -72,7 +72,7 @@ def _column(metadata: FileMetaData, number: int) -> tuple[int, Any, Any] | None:
 
 
 def told(found: Statistics) -> bool:
-    """Whether least and largest value can be told: Python has no date before the year 1 or after 9999, and Spark has."""
+    """Whether least and largest value can be told: Spark has dates before the year 1 and after 9999, Python has not."""
     try:
         return bool(found.has_min_max) and (found.min, found.max) is not None
     except (OverflowError, ValueError):
