@@ -24,11 +24,12 @@ from penstock.safe_names import safe_name
 from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
 _CONDITIONAL = "fs.option.create.conditional.overwrite"
+_BUFFER = 1 << 20
 _OBJECT_STORES = frozenset({"s3a", "s3"})
 
 
@@ -90,15 +91,45 @@ class HadoopStorage(Storage):
         failpoint("ledger.aside")
         stream.close()
 
+    def write_synced(self, path: Any, fill: Callable[[Any], object], *, overwrite: bool) -> None:
+        """Fill a file and close it when its bytes are on the disks of the data nodes. Without SYNC_BLOCK a block that
+        is full goes unsynced, and closing a file leaves its last block to the operating systems over there."""
+        flags = self._jvm.org.apache.hadoop.fs.CreateFlag
+        chosen = [flags.CREATE, flags.SYNC_BLOCK, *([flags.OVERWRITE] if overwrite else [])]
+        stream = self._fs.create(
+            path,
+            self._jvm.org.apache.hadoop.fs.permission.FsPermission.getFileDefault(),
+            self._jvm.java.util.EnumSet.of(*chosen),
+            _BUFFER,
+            self._fs.getDefaultReplication(path),
+            self._fs.getDefaultBlockSize(path),
+            None,
+        )
+        try:
+            fill(stream)
+            if not self._object_store:
+                stream.hsync()
+        finally:
+            stream.close()
+
+    def settle_file(self, name: str) -> None:
+        """See that a file which somebody else wrote is on the disks. HDFS alone needs it, and its last block is what
+        an append can still reach."""
+        if self.scheme != "hdfs":
+            return
+        with self.errors(f"syncing {self.location}/{name}"):
+            stream = self._fs.append(self._path(name))
+            try:
+                stream.hsync()
+            finally:
+                stream.close()
+
     def _write_and_rename(self, target: Any, data: bytes) -> None:
         aside = self._jvm.org.apache.hadoop.fs.Path(
             target.getParent(), f".{target.getName()}.{secrets.token_hex(8)}.tmp"
         )
         try:
-            stream = self._fs.create(aside, False)
-            stream.write(data)
-            stream.hsync()
-            stream.close()
+            self.write_synced(aside, lambda stream: stream.write(data), overwrite=False)
             failpoint("ledger.aside")
             context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(target.toUri(), self._conf)
             options = self._jvm.java.lang.reflect.Array.newInstance(

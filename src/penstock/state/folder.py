@@ -36,6 +36,7 @@ IMMUTABLE = (".sst", ".zip", ".delta", ".snapshot", ".changelog", ".parquet")
 """Endings of files that nobody ever rewrites under their name."""
 
 _AT_ONCE = 8  # copies and checksums in parallel
+_BUFFER = 1 << 20
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
 
 
@@ -67,18 +68,22 @@ class Folder(ABC):
         that is not there any more is a `FileNotFoundError`."""
 
     @abstractmethod
-    def digest(self, name: str, *, sync: bool = False) -> str:
-        """SHA-256 of a file, in hexadecimal. `sync`: and see that its bytes are on the disk, whoever wrote them."""
+    def settle(self) -> None:
+        """Every file in here, and every folder up to one that survives it, survives a power cut, whoever wrote it:
+        Spark syncs nothing that it writes."""
+
+    @abstractmethod
+    def digest(self, name: str) -> str:
+        """SHA-256 of a file, in hexadecimal."""
 
     @abstractmethod
     def delete(self, name: str = "") -> None:
         """The file or folder `name` and all that is in it; no error if it is gone already."""
 
-    def digests(self, names: Iterable[str], *, sync: bool = False) -> dict[str, str]:
+    def digests(self, names: Iterable[str]) -> dict[str, str]:
         ordered = list(names)
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-digest") as pool:
-            found = pool.map(lambda name: self.digest(name, sync=sync), ordered)
-            return dict(zip(ordered, found, strict=True))
+            return dict(zip(ordered, pool.map(self.digest, ordered), strict=True))
 
     def put(self, name: str, data: bytes) -> None:
         """Write a small file, replacing one of that name, and the `.crc` beside it that would condemn the new one."""
@@ -122,13 +127,23 @@ class LocalFolder(Folder):
                 assert isinstance(source, HadoopFolder)
                 for old, new in names.items():
                     source.fetch(old, self._at(new))
+                    sync(self._at(new))
             for folder in folders:
                 sync(folder)
 
-    def digest(self, name: str, *, sync: bool = False) -> str:
+    def settle(self) -> None:
+        with storage_errors(f"syncing {self.root}"):
+            names = self.files()
+            above = {parent for name in names for parent in self._at(name).parents}
+            folders = [one for one in above if one.is_relative_to(self.root)]
+            with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-sync") as pool:
+                list(pool.map(lambda name: sync(self._at(name)), names))
+            for folder in sorted(folders, reverse=True):
+                sync(folder)
+            ensure_folder(self.root)
+
+    def digest(self, name: str) -> str:
         with storage_errors(f"reading {self.root / name}"), open(self._at(name), "rb") as file:
-            if sync:
-                os.fsync(file.fileno())
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def delete(self, name: str = "") -> None:
@@ -209,9 +224,15 @@ class HadoopFolder(Folder):
             with self._hadoop.errors(f"copying {pair[0]} to {self.location}"):
                 if not other.exists(path):
                     raise FileNotFoundError(pair[0])
-                self._jvm.org.apache.hadoop.fs.FileUtil.copy(
-                    other, path, self._fs, self._path(pair[1]), False, True, self._conf
-                )
+                given = other.open(path)
+                try:
+                    self._hadoop.write_synced(
+                        self._path(pair[1]),
+                        lambda out: self._jvm.org.apache.hadoop.io.IOUtils.copyBytes(given, out, _BUFFER, False),
+                        overwrite=True,
+                    )
+                finally:
+                    given.close()
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-copy") as pool:
             list(pool.map(copy, names.items()))
@@ -226,7 +247,12 @@ class HadoopFolder(Folder):
                 self._fs, self._path(name), raw, local, False, True, self._conf
             )
 
-    def digest(self, name: str, *, sync: bool = False) -> str:
+    def settle(self) -> None:
+        names = self.files()
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-sync") as pool:
+            list(pool.map(lambda name: self._hadoop.settle_file(name), names))
+
+    def digest(self, name: str) -> str:
         with self._hadoop.errors(f"reading {self.location}/{name}"):
             stream = self._fs.open(self._path(name))
             try:

@@ -52,7 +52,8 @@ def log_storage(location: str) -> Storage:
     from penstock.sinks.files.hdfs import ArrowStorage
 
     scheme, _, rest = location.partition("://")
-    return ArrowStorage(*FileSystem.from_uri(f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}"))
+    uri = f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}"
+    return ArrowStorage(*FileSystem.from_uri(uri), address=location)
 
 
 class _Counted:

@@ -11,6 +11,7 @@ from penstock.epoch.channel import How, Writing
 from penstock.epoch.conductor import Timing
 from penstock.epoch.inflight.backlog import Backlog, log_of, prepared_of, with_prepared
 from penstock.epoch.inflight.drainer import Drainer
+from penstock.epoch.inflight.log import log_storage
 from penstock.epoch.protocol import Committable, Outcome, WriterId
 from penstock.errors import PenstockError, UidChanged
 from penstock.sinks.base import SinkScope, TwoPhaseSink
@@ -172,6 +173,9 @@ class InFlight:
         return found
 
     def _sealed_sink(self, uid: str, own: Sequence[Committable], seal: Seal) -> list[Committable]:
+        storage = log_storage(self._backlogs[uid].logs)
+        for one in own:
+            storage.secure(log_of(one).name)
         prepared = [prepared for one in own if (prepared := prepared_of(one)) is not None]
         if len(prepared) == len(own):
             try:

@@ -137,6 +137,7 @@ class FileCommitter(Committer):
                     safe="nothing of this epoch is visible; it replays from the same positions.",
                     to_do="if tasks run on several machines, see that all reach the same folder.",
                 )
+            self._storage.secure(staged_of(committable))
         return committables
 
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:

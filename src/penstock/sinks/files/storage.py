@@ -79,6 +79,11 @@ class Storage(ABC):
     def write_durably(self, name: str, content: bytes) -> None:
         """A small new file, durable on return."""
 
+    def secure(self, name: str) -> None:
+        """In the driver: a complete file that a task has left survives a power cut. Nothing to do where `settle` has
+        seen to that in the task."""
+        return
+
     @abstractmethod
     def read(self, name: str) -> bytes: ...
 
@@ -127,4 +132,4 @@ def open_storage(path: str) -> Storage:
 
     from penstock.sinks.files.hdfs import ArrowStorage
 
-    return ArrowStorage(*FileSystem.from_uri(path))
+    return ArrowStorage(*FileSystem.from_uri(path), address=path)

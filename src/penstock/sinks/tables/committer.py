@@ -80,6 +80,8 @@ class TableCommitter(Committer):
                 storage = self._target.storage(known)
                 problems = (self._misfit(one, known) or self._altered(one, storage) for one in committables)
                 problem = next(filter(None, problems), None)
+                if problem is None:
+                    self._secure(committables, storage)
         if problem:
             raise PreCommitFailed(
                 f"What was prepared for {self._target.where} cannot be committed: {problem}.",
@@ -87,6 +89,12 @@ class TableCommitter(Committer):
                 to_do="if tasks run on several machines, see that all reach the same storage.",
             )
         return committables
+
+    def _secure(self, committables: Sequence[Committable], storage: Storage) -> None:
+        for one in committables:
+            for file in one.payload["files"]:
+                storage.secure(file["name"])
+                storage.secure(self._marker(one.payload["generation"], file["name"]))
 
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
         if not committables:

@@ -153,7 +153,7 @@ class IcebergTarget(Target):
             if self._table is None:
                 # Not from the driver's hints: a catalog may hand out credentials, and those stay where they are.
                 self._table = self._connected().load_table(self._name)
-            return kind(PyArrowFileIO(self._table.io.properties).fs_by_scheme(scheme, host), path)
+            return kind(PyArrowFileIO(self._table.io.properties).fs_by_scheme(scheme, host), path, address=root)
 
     def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
         library()

@@ -62,6 +62,10 @@ class Journal:
     def size(self, name: str) -> int | None:
         return self._storage.size(self._rows(name))
 
+    def secure(self, name: str) -> None:
+        """In the driver: what a task has written survives a power cut."""
+        self._storage.secure(self._rows(name))
+
     def remove(self, names: Iterable[str]) -> int:
         return sum(self._storage.remove(self._rows(name)) for name in names)
 
