@@ -17,6 +17,7 @@
     ├── LedgerError                   the ledger could not be read or written
     │   ├── LedgerFromTheFuture       written by a newer version of Penstock
     │   ├── LedgerCorrupt             half-written or altered file
+    │   │   └── UnsafeName            it names a file outside its folder
     │   ├── CheckpointBehind          Spark's checkpoint has lost epochs that the ledger knows to be decided
     │   ├── StorageFull               no space left
     │   ├── StorageNotAtomic          the storage cannot refuse a second create
@@ -153,6 +154,10 @@ class LedgerCorrupt(LedgerError):
     """A file of the ledger is half-written or altered."""
 
     retryable = False
+
+
+class UnsafeName(LedgerCorrupt):
+    """A ledger, a savepoint or a checkpoint names a file outside its folder: somebody altered it."""
 
 
 class CheckpointBehind(LedgerError):

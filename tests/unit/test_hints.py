@@ -35,7 +35,7 @@ def ways(how: How, answer: Mapping[str, Any] | PenstockError) -> tuple[Writing, 
         return answer
 
     given: Any = None
-    outputs = EpochOutputs(1, 1, 1, "job", {}, given, lambda _: Writing(how, "logs", 9.0), hints, given)
+    outputs = EpochOutputs(1, 1, 1, "job", {}, given, lambda _: Writing(how, "logs", 9.0), hints, given, {})
     return *outputs._ways("out"), len(asked)
 
 

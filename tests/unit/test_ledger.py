@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock.config import Checkpoints
 from penstock.epoch.ledger import Ledger, seal, unseal
+from penstock.epoch.open import require_trust
+from penstock.epoch.probe import RACERS
 from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId, Outcome
 from penstock.epoch.storage import AlreadyExists, LocalStorage, MemoryStorage
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
@@ -234,6 +237,71 @@ def test_atomic_storage_is_proven_and_leaves_nothing(tmp_path: Path) -> None:
     for storage in (MemoryStorage(), LocalStorage(tmp_path)):
         ledger(storage).prove_atomic()
         assert storage.list("probe") == []
+
+
+def test_storage_that_looks_first_and_writes_then_is_refused() -> None:
+    class LookThenPut(MemoryStorage):
+        window = threading.Barrier(RACERS)  # everybody has looked before anybody writes
+
+        def create(self, name: str, data: bytes) -> None:
+            if self.read(name) is not None:
+                raise AlreadyExists(name)
+            self.window.wait(5)
+            self._files[name] = data
+
+    storage = LookThenPut()
+    with pytest.raises(StorageNotAtomic):
+        ledger(storage).prove_atomic()
+    assert storage.list("probe") == []
+
+
+def test_storage_that_keeps_the_loser_s_bytes_is_refused() -> None:
+    class Mixed(MemoryStorage):
+        def create(self, name: str, data: bytes) -> None:
+            try:
+                super().create(name, data)
+            finally:
+                self._files[name] = b"somebody else's"
+
+    with pytest.raises(StorageNotAtomic):
+        ledger(Mixed()).prove_atomic()
+
+
+def test_a_loser_may_fail_otherwise_and_an_error_of_all_is_told() -> None:
+    class Contended(MemoryStorage):
+        usable = True
+
+        def create(self, name: str, data: bytes) -> None:
+            if not self.usable:
+                raise LedgerError("the store is away")
+            try:
+                super().create(name, data)
+            except AlreadyExists:
+                if self.read(name) != data and data.isdigit():
+                    raise LedgerError("conflicting requests") from None
+                raise
+
+    storage = Contended()
+    ledger(storage).prove_atomic()
+    storage.usable = False
+    with pytest.raises(LedgerError, match="away"):
+        ledger(storage).prove_atomic()
+
+
+@pytest.mark.parametrize("scheme", ["abfss", "gs", "viewfs", "wasb", "ftp", "memory"])
+def test_storage_that_nobody_answers_for_is_refused(scheme: str) -> None:
+    storage = MemoryStorage(f"{scheme}://somewhere")
+    storage.scheme = scheme
+    with pytest.raises(StorageNotAtomic, match=rf"penstock.ledger.trusted-schemes={scheme}\."):
+        require_trust(storage, ["other"])
+    require_trust(storage, Checkpoints(trusted_schemes=f"other, {scheme.upper()}://").trusted_schemes)
+
+
+@pytest.mark.parametrize("scheme", ["hdfs", "s3a", "s3"])
+def test_storage_that_is_known_is_tried(scheme: str) -> None:
+    storage = MemoryStorage()
+    storage.scheme = scheme
+    require_trust(storage, ())
 
 
 def test_storage_that_lets_a_name_be_created_twice_is_refused() -> None:

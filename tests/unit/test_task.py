@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.deadline import Deadline
-from penstock.epoch.channel import How, Writing
+from penstock.epoch.channel import HASH_COLUMN, How, Writing
 from penstock.epoch.outputs import left_strays, ran_again
-from penstock.epoch.task import HASH_COLUMN, TaskFault, _write, attempt_of, committable, fault_in
+from penstock.epoch.task import TaskFault, _write, attempt_of, committable, fault_in
 from penstock.errors import SystemUnavailable, ValueTooLarge
 from penstock.sinks.base import Committer, SinkScope, TwoPhaseSink, Writer, WriterScope
 

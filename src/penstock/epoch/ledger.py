@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.epoch.probe import PROBES, race
 from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.epoch.storage import AlreadyExists, Storage
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
@@ -77,21 +78,30 @@ class Ledger:
         return self._storage.location
 
     def prove_atomic(self) -> None:
-        """See with one's own eyes that the storage refuses a second create; no decision would be safe without."""
-        name = f"probe/{self._now():.6f}.json"
-        data = seal("probe", {})
-        self._storage.create(name, data)
+        """See with one's own eyes that of several creates at once, and of one that comes later, one succeeds; no
+        decision would be safe without. A storage that looks first and writes then is caught where its window is wide,
+        so this is no proof by itself: see `penstock.epoch.open` for which storage is tried at all."""
+        token = secrets.token_hex(8)
+        for number in range(PROBES):
+            name = f"probe/{token}-{number}.json"
+            try:
+                won = race(self._storage, name)
+                if len(won) == 1 and self._storage.read(name) == won[0] and not self._created(name):
+                    continue
+            finally:
+                self._storage.delete(name)
+            raise StorageNotAtomic(
+                f"{self.location} let the same file be created twice.",
+                safe="nothing was started.",
+                to_do="keep checkpoints on storage with atomic create: a local disk, HDFS, S3 with conditional writes.",
+            )
+
+    def _created(self, name: str) -> bool:
         try:
-            self._storage.create(name, data)
+            self._storage.create(name, seal("probe", {}))
         except AlreadyExists:
-            return
-        finally:
-            self._storage.delete(name)
-        raise StorageNotAtomic(
-            f"{self.location} let the same file be created twice.",
-            safe="nothing was started.",
-            to_do="use storage with atomic create (a local disk, HDFS, S3 with conditional writes) for checkpoints.",
-        )
+            return False
+        return True
 
     def settle(self) -> None:
         """What is found in the ledger survives a power cut, also what a process created that died before its sync."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.deadline import Deadline
 from penstock.epoch.channel import How, Writing
+from penstock.epoch.checksum import hashed, rule_for
 from penstock.epoch.row_sizes import RowSizes
 from penstock.epoch.task import (
     RESULT_SCHEMA,
     attempt_of,
     committable,
     fault_in,
-    hashed,
     plainly_named,
     row_bytes_of,
     stage_of,
@@ -50,6 +50,7 @@ class EpochOutputs:
         writing: Callable[[str], Writing],
         hints: Callable[[str], Mapping[str, Any]],
         sizes: RowSizes,
+        rules: Mapping[str, int],
     ) -> None:
         self.epoch = epoch
         self.committables: list[Committable] = []
@@ -57,6 +58,7 @@ class EpochOutputs:
         self._attempt, self._generation, self._job = attempt, generation, job
         self._sinks = sinks
         self._frame, self._writing, self._hints, self._sizes = frame, writing, hints, sizes
+        self._rules = rules  # of a replay: its rows are summed as those were that it must equal
         self._written: set[str] = set()
 
     def write(self, frame: DataFrame, uid: str) -> None:
@@ -75,7 +77,9 @@ class EpochOutputs:
             )
         self._written.add(uid)
         sink = self._sinks[uid]
-        rows, names = plainly_named(hashed(sink.shape(frame)))
+        shaped = sink.shape(frame)
+        rule = self._rules.get(uid, rule_for(shaped))
+        rows, names = plainly_named(hashed(shaped, rule))
         writing, hints = self._ways(uid)
         task = writer_task(
             sink,
@@ -84,6 +88,7 @@ class EpochOutputs:
             attempt=self._attempt,
             hints=hints,
             writing=writing,
+            rule=rule,
             names=names,
         )
         try:
