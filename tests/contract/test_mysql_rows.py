@@ -112,6 +112,7 @@ TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "f64": (pa.float64(), [0.1, 1.7976931348623157e308, None]),
     "small": (pa.float64(), [5e-324, -2.2250738585072014e-308, None]),
     "dec": (pa.decimal128(38, 10), [Decimal("0.0000000001"), Decimal("-123456789012345678901234567.0123456789"), None]),
+    "digits": (pa.decimal128(38, 38), [Decimal("0.00000001234567890123456789012345678901"), Decimal("-1.23E-7"), None]),
     "flag": (pa.bool_(), [True, False, None]),
     "text": (pa.string(), ["'\"\\\t\n\r\0 %s 🚀", "", None]),
     "long": (pa.large_string(), ["\\N", "NULL", None]),
