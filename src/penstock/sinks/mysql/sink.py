@@ -101,7 +101,7 @@ class MySqlSink(TwoPhaseSink):
         given = tuple((one.name, of_spark(one.name, one.dataType)) for one in frame.schema.fields)
         self._require_key_in(given)
         object.__setattr__(self, "_given", given)
-        return with_json(frame, is_nested)
+        return with_json(frame, is_nested, decimals_as_text=True)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         from penstock.sinks.mysql import check
