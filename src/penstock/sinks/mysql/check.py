@@ -29,9 +29,9 @@ def findings(session: Session, names: Names, sink: MySqlSink, given: Given | Non
         if table is None and not sink.create:
             raise tables.missing(names)
         if table is not None:
-            tables.require(table, names, given or ())
+            tables.require(table, names, given)
             if sink.keys:
-                tables.require_key(tables.unique_keys(session, names), names, sink.keys)
+                tables.require_key(tables.unique_keys(session, names), names, sink.keys, table, given or ())
         said = list(_mode(session, sink.mode))
         said += _rights(session, names, sink, exists=table is not None)
         said += _settings(session)

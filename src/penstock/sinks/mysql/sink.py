@@ -198,7 +198,7 @@ class MySqlSink(TwoPhaseSink):
         table = tables.fitting(session, names, given, create=self.create, key=self.keys)
         if self.keys:
             self._require_key_in(given)
-            tables.require_key(tables.unique_keys(session, names), names, self.keys)
+            tables.require_key(tables.unique_keys(session, names), names, self.keys, table, given)
         return table
 
     def _require_key_in(self, given: Given) -> None:
