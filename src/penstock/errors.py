@@ -17,6 +17,7 @@
     ├── LedgerError                   the ledger could not be read or written
     │   ├── LedgerFromTheFuture       written by a newer version of Penstock
     │   ├── LedgerCorrupt             half-written or altered file
+    │   ├── LedgerLost                transactions are open of a run that the ledger does not know
     │   ├── StorageFull               no space left
     │   └── StorageNotAtomic          the storage cannot refuse a second create
     ├── PositionsLost                 a source no longer has the rows that the checkpoint's positions name
@@ -146,6 +147,12 @@ class LedgerFromTheFuture(LedgerError):
 
 class LedgerCorrupt(LedgerError):
     """A file of the ledger is half-written or altered."""
+
+    retryable = False
+
+
+class LedgerLost(LedgerError):
+    """Transactions are open of a newer run than the ledger knows: it was deleted, or replaced by an older copy."""
 
     retryable = False
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.conductor import Conductor, Timing
 from penstock.epoch.protocol import Committable, Decision, Outcome, WriterId
@@ -24,7 +25,10 @@ from penstock.runtime.events import Events
 from penstock.runtime.job_ledgers import JobLedgers, QueryLedger
 from penstock.runtime.orphans import Orphan, Sinks, Verdict, names
 from penstock.runtime.registry import Registry
+from penstock.sinks.base import SinkScope
 from penstock.testing.failpoints import failpoint
+
+_ABORT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,18 @@ def abort(
         settlement.abort(only, others)
     finally:
         settlement.close()
+
+
+def abort_unknown(ledgers: JobLedgers, sinks: Sinks, chosen: Collection[Orphan]) -> None:
+    """Abort what a run has opened that the ledger does not know: it was lost, and somebody takes the blame."""
+    for one in chosen:
+        assert one.leftover is not None
+        scope = SinkScope(ledgers.job, one.scope or one.sink, one.leftover.generation)
+        committer = sinks[one.sink].open_committer(scope)
+        try:
+            committer.abort([Committable(one.sink, -1, 1, 0, one.leftover.payload)], Deadline(_ABORT_SECONDS))
+        finally:
+            committer.close()
 
 
 def refuse_logged(query: QueryLedger) -> None:
@@ -217,6 +233,9 @@ class Settlement(Conductor):
         if not self._committing:
             super()._sweep(keep)
 
+    def _look_beyond(self, deadline: Deadline) -> None:
+        """What the ledger does not know is listed, and left to whoever takes the blame."""
+
     def _finish_log(self, epoch: int, watermark: int | None) -> bool:
         finished = self._of.log.finish(epoch, watermark)
         self._passed("recover.finished")
@@ -247,7 +266,7 @@ def wrong_way(id: str, verdict: Verdict, epoch: int | None = None) -> PenstockEr
             to_do="penstock transactions abort, or start the job, which does the same.",
         )
     return TransactionRefused(
-        f"No ledger was asked about {id}, so it is not known whether it is decided.",
+        f"No ledger knows of {id}, or none was asked, so it is not known whether it is decided.",
         safe="nothing was touched.",
         to_do="give the job's folder, STORAGE/JOB, or its file by --job. If its ledger is lost for good: --force. It"
         " loses rows if the transaction was decided and you abort it, and doubles them if not and you commit it.",

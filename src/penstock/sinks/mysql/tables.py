@@ -144,7 +144,7 @@ def require_key(there: Sequence[UniqueIndex], names: Names, key: Sequence[str], 
             f"{where} has another unique index beside that on {', '.join(key)}: {', '.join(others)}. {SYSTEM} would "
             "update the row that either of them finds, and so perhaps one with another key.",
             safe="nothing was written.",
-            to_do="drop it, or make it an ordinary index (an AUTO_INCREMENT column that the rows do not have may stay), "
+            to_do="drop it or make it an ordinary index (an AUTO_INCREMENT column that the rows do not have may stay), "
             "or upsert into a table of its own.",
         )
 
