@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -684,3 +685,30 @@ def test_with_its_row_gone_nothing_is_taken_for_lost(story: Callable[..., Story]
         assert set(committer.commit(0, prepared, Deadline(PATIENCE)).values()) == {Outcome.UNKNOWN}
     finally:
         committer.close()
+
+
+AT_THE_END = """
+import sys
+import pyarrow as pa
+from penstock.sinks.base import SinkScope, WriterScope
+from penstock.sinks.postgres import PostgresSink
+
+sink = PostgresSink(sys.argv[1], table=sys.argv[2], mode="two_phase")
+scopes = [WriterScope(SinkScope("at-the-end", "out", 1), 0, 0, number, 0) for number in range(3)]
+kept = [sink.open_writer(scope) for scope in scopes]
+for writer in kept:
+    writer.write(pa.RecordBatch.from_pydict({"id": [1], "name": ["x"]}))
+kept[0].pre_commit()
+kept[1].abort()
+kept.append(kept)  # only the garbage collector finds these
+"""
+
+
+def test_a_process_that_ends_in_the_middle_says_nothing_and_leaves_nothing_live(story: Callable[..., Story]) -> None:
+    one = story()
+    command = [sys.executable, "-c", AT_THE_END, one.harness.server.dsn, one.harness.table]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(one.harness.left("at-the-end")) == 1, "what was prepared"
+    for gid in one.harness.left("at-the-end"):
+        one.harness.run(f"ROLLBACK PREPARED '{gid}'")
