@@ -183,6 +183,12 @@ def test_which_servers_keep_prepared_transactions(version: str, more: dict[str, 
     assert said is None if refused is None else refused in str(said)
 
 
+@pytest.mark.parametrize(("version", "said"), [("10.11.6-MariaDB-0", []), ("8.4.3", ["MySQL 8.4.3"])])
+def test_a_check_says_that_mysql_itself_is_not_what_is_tested(version: str, said: list[str]) -> None:
+    found = list(check._product(Saying(version=[(version,)])))  # type: ignore[arg-type]
+    assert [part in one for part, one in zip(said, found, strict=True)] == [True] * len(said)
+
+
 @pytest.mark.parametrize(
     ("lines", "table", "database", "complete"),
     [
