@@ -88,6 +88,8 @@ class MySqlWriter(Writer):
         table = self._ready(session, self._names, list(zip(schema.names, kinds, strict=True)))
         columns = tuple(table.spelt(name) for name in schema.names)
         self._at = self._markers.now(session)
+        if self._scope.hints.get("fence") is None:  # no driver came before us
+            self._markers.create(session, since=self._at)
         into = self._open(session, table, columns)
         return Loader(session, Statement(into, columns, kinds), self._names.table)
 
