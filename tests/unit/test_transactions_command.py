@@ -19,12 +19,14 @@ import pytest
 from penstock import FileSink
 from penstock.cli import main as cli
 from penstock.deadline import Deadline
+from penstock.epoch.conductor import Conductor, Timing
 from penstock.epoch.identity import check_sources
 from penstock.epoch.ledger import Ledger
-from penstock.epoch.protocol import Committable, Decision, DecisionId, Outcome, honoured
+from penstock.epoch.protocol import Committable, Decision, DecisionId, Found, Outcome, honoured, recover
 from penstock.epoch.storage import LocalStorage
-from penstock.errors import ConfigurationError, OutcomeUnknown, TransactionRefused, WritersLost
+from penstock.errors import ConfigurationError, LedgerLost, OutcomeUnknown, TransactionRefused, WritersLost
 from penstock.runtime import program, settlement
+from penstock.runtime.events import Events
 from penstock.runtime.identity import mark
 from penstock.runtime.job_ledgers import Decided, JobLedgers, QueryLedger
 from penstock.runtime.orphans import Verdict, judged, look
@@ -583,3 +585,76 @@ def test_only_what_is_named_is_resolved(
     assert penstock("resolve", named, "--as", "committed", "--yes")[0] == 0
     with pytest.raises(OutcomeUnknown, match="copy/0 are"):
         world.commit()
+
+
+# A ledger that is lost
+
+
+class Starting(Conductor):
+    """A start of the job, as far as the sinks see it."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(
+            job="orders",
+            query="copy",
+            sinks={"copy": world.sink},
+            ledger=world.ledger,
+            events=Events(),
+            timing=Timing(),
+            where="",
+        )
+        self._found = Found(0, False)
+
+    def start(self) -> None:
+        try:
+            self._drive(recover())
+        finally:
+            self._close_committers()
+
+    def _look(self) -> Found:
+        return self._found
+
+    def _query_id(self) -> str | None:
+        return "q-1"
+
+    def _passed(self, point: str) -> None: ...
+
+    def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> Any: ...
+
+    def _decide(self, decision: Decision) -> None: ...
+
+    def _finish_log(self, epoch: int, watermark: int | None) -> bool:
+        return False
+
+
+def test_a_start_names_what_a_lost_ledger_knew_and_leaves_it(world: World) -> None:
+    world.prepare(0)
+    of_the_lost_one = world.prepare(1, generation=7)
+    with pytest.raises(LedgerLost, match="generation 7") as caught:
+        Starting(world).start()
+    assert of_the_lost_one.payload["staged"] in str(caught.value)
+    assert (Path(world.sink.path) / of_the_lost_one.payload["staged"]).exists()
+    while world.ledger.newest_generation() < 6:
+        world.ledger.register(world.facts)
+    Starting(world).start()  # generation 7 of its own ledger: an earlier attempt of this very run
+
+
+def test_what_a_lost_ledger_knew_is_aborted_by_name_and_by_force_only(
+    world: World, penstock: Callable[..., tuple[int, str, str]]
+) -> None:
+    world.prepare(0)
+    lost, kept = world.prepare(1, generation=7), world.prepare(2, generation=7)
+    assert world.seen() == {0: ("open", "undecided"), 1: ("open", "unknown"), 2: ("open", "unknown")}
+    name = lost.payload["staged"]
+    status, _, said = penstock("abort", name)
+    assert status == 1
+    assert "No ledger knows of" in said
+    status, said, _ = penstock("abort")
+    assert status == 0
+    assert "does not know" in said
+    assert world.seen() == {1: ("open", "unknown"), 2: ("open", "unknown")}, "only what is undecided"
+    status, said, _ = penstock("abort", name, "--force")
+    assert (status, "aborted" in said) == (0, True)
+    assert world.seen() == {2: ("open", "unknown")}
+    penstock("abort", kept.payload["staged"], "--force")
+    Starting(world).start()

@@ -43,7 +43,7 @@ Prefix = Annotated[str | None, typer.Option("--prefix", metavar="JOB", help="Kaf
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="The job's last run, on another machine, is dead.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="With --prefix: without a ledger. May lose or double rows; see the docs.")
+    bool, typer.Option("--force", help="Without a ledger that knows of them. May lose or double rows; see the docs.")
 ]
 
 
@@ -188,9 +188,11 @@ def abort(
         settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
         report = given.look()
         chosen = given.named(report.orphans)
+        unknown = [one for one in chosen if one.verdict is Verdict.UNKNOWN] if force and given.ids else []
         for one in chosen if given.ids else ():
-            if one.verdict is not Verdict.UNDECIDED:
+            if one.verdict is not Verdict.UNDECIDED and one not in unknown:
                 raise settlement.wrong_way(one.id, one.verdict, one.epoch)
+        settlement.abort_unknown(given.ledgers, given.sinks, unknown)
         chosen = [one for one in chosen if one.verdict is Verdict.UNDECIDED]
         silent = [] if given.ids else list(report.silent)
         named = {one.query for one in chosen} | {query for query, _ in silent}
@@ -202,16 +204,18 @@ def abort(
             undecided = [one for one in report.of(query.uid) if one.verdict is Verdict.UNDECIDED]
             others = [one for one in undecided if one not in own]
             settlement.abort(given.ledgers, query, given.sinks, own, others)
-        left = {one.id for one in given.look().orphans if one.state == "open"} if queries else set()
+        left = {one.id for one in given.look().orphans if one.state == "open"} if queries or unknown else set()
     rows = [
         {"query": one.query, "sink": one.sink, "id": one.id, "outcome": "open" if one.id in left else "aborted"}
-        for one in chosen
+        for one in (*chosen, *unknown)
     ]
     rows += [{"query": query, "sink": sink, "id": "", "outcome": "swept"} for query, sink in silent]
     output.table("Aborted", rows) if rows or as_json else output.line("Nothing is open that is not decided.")
     kept = [one for one in report.orphans if one.verdict is Verdict.DECIDED]
     if kept:
         output.line(f"{len(kept)} that are decided were kept: commit them, or start the job.")
+    if not given.ids and any(one.verdict is Verdict.UNKNOWN for one in report.orphans):
+        output.line("Some are of a run that the ledger does not know; list them, and see the docs of --force.")
     _say_unseen(output, report)
     if report.unseen and not given.ids:
         raise typer.Exit(1)

@@ -28,9 +28,11 @@ from penstock.runtime.events import Events
 from penstock.runtime.job_ledgers import JobLedgers, QueryLedger
 from penstock.runtime.orphans import Orphan, Sinks, Verdict, names
 from penstock.runtime.registry import Registry
+from penstock.sinks.base import SinkScope
 from penstock.testing.failpoints import failpoint
 
 _EVIDENCE_SECONDS = 120.0  # to read what is in the target; a person waits
+_ABORT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,18 @@ def resolve(
         return settlement.resolve(only, word)
     finally:
         settlement.close()
+
+
+def abort_unknown(ledgers: JobLedgers, sinks: Sinks, chosen: Collection[Orphan]) -> None:
+    """Abort what a run has opened that the ledger does not know: it was lost, and somebody takes the blame."""
+    for one in chosen:
+        assert one.leftover is not None
+        scope = SinkScope(ledgers.job, one.scope or one.sink, one.leftover.generation)
+        committer = sinks[one.sink].open_committer(scope)
+        try:
+            committer.abort([Committable(one.sink, -1, 1, 0, one.leftover.payload)], Deadline(_ABORT_SECONDS))
+        finally:
+            committer.close()
 
 
 def refuse_logged(query: QueryLedger) -> None:
@@ -282,6 +296,9 @@ class Settlement(Conductor):
         if not self._committing:
             super()._sweep(keep)
 
+    def _look_beyond(self, deadline: Deadline) -> None:
+        """What the ledger does not know is listed, and left to whoever takes the blame."""
+
     def _finish_log(self, epoch: int, watermark: int | None) -> bool:
         finished = self._of.log.finish(epoch, watermark)
         self._passed("recover.finished")
@@ -312,7 +329,7 @@ def wrong_way(id: str, verdict: Verdict, epoch: int | None = None) -> PenstockEr
             to_do="penstock transactions abort, or start the job, which does the same.",
         )
     return TransactionRefused(
-        f"No ledger was asked about {id}, so it is not known whether it is decided.",
+        f"No ledger knows of {id}, or none was asked, so it is not known whether it is decided.",
         safe="nothing was touched.",
         to_do="give the job's folder, STORAGE/JOB, or its file by --job. If its ledger is lost for good: --force. It"
         " loses rows if the transaction was decided and you abort it, and doubles them if not and you commit it.",

@@ -331,7 +331,7 @@ def _id(committable: Committable) -> str:
 
 
 def _key(committable: Committable) -> tuple[str, int]:
-    return _id(committable), committable.payload["sequence"]
+    return _id(committable), committable.payload.get("sequence", -1)  # a leftover that somebody names has none
 
 
 def _ending(committable: Committable) -> Ending:
