@@ -33,6 +33,24 @@ _BUFFER = 1 << 20
 _OBJECT_STORES = frozenset({"s3a", "s3"})
 
 
+def sync_closed(jvm: Any, conf: Any, path: Any) -> None:
+    """The last block of a closed file on HDFS is on the disks of its data nodes when this returns. Raises Java's
+    errors."""
+    # An append asks for as many data nodes as the file should have, and fails where the cluster has fewer; a client
+    # that is content with those there are reads that from its configuration when it is made.
+    content = jvm.org.apache.hadoop.conf.Configuration(conf)
+    content.setBoolean("dfs.client.block.write.replace-datanode-on-failure.best-effort", True)
+    system = jvm.org.apache.hadoop.fs.FileSystem.newInstance(path.toUri(), content)
+    try:
+        stream = system.append(path)
+        try:
+            stream.hsync()
+        finally:
+            stream.close()
+    finally:
+        system.close()
+
+
 class HadoopStorage(Storage):
     """A folder on a Hadoop file system."""
 
@@ -118,11 +136,7 @@ class HadoopStorage(Storage):
         if self.scheme != "hdfs":
             return
         with self.errors(f"syncing {self.location}/{name}"):
-            stream = self._fs.append(self._path(name))
-            try:
-                stream.hsync()
-            finally:
-                stream.close()
+            sync_closed(self._jvm, self._conf, self._path(name))
 
     def _write_and_rename(self, target: Any, data: bytes) -> None:
         aside = self._jvm.org.apache.hadoop.fs.Path(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.epoch.hadoop import sync_closed
 from penstock.errors import SystemUnavailable
 
 
@@ -26,12 +27,7 @@ def hsync(address: str) -> None:
     jvm: Any = context._jvm
     jsc: Any = context._jsc
     try:
-        path = jvm.org.apache.hadoop.fs.Path(address)
-        stream = path.getFileSystem(jsc.hadoopConfiguration()).append(path)
-        try:
-            stream.hsync()
-        finally:
-            stream.close()
+        sync_closed(jvm, jsc.hadoopConfiguration(), jvm.org.apache.hadoop.fs.Path(address))
     except Py4JJavaError as error:
         said = f"{error.java_exception.getClass().getName()}: {error.java_exception.getMessage()}"
         raise SystemUnavailable(
