@@ -22,7 +22,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long lint format typecheck unit contract integration faults bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench soak docs clean
+.PHONY: help setup jars demo test long lint format typecheck unit contract integration faults mutants bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench soak docs clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ integration: setup ## Tests against real Spark, Kafka and databases
 
 faults: setup ## Tests that kill, pause and cut off
 	$(PYTEST) tests/faults --durations=10
+
+mutants: $(VENV)/.ready ## Small faults in the protocol and every committer, which the unit tests must catch: make mutants OF=epoch/ledger.py
+	$(BIN)/python -m tests.mutants $(OF)
 
 bench-kafka: setup ## Throughput and latency, Kafka to Kafka, beside Spark's own sink
 	$(BIN)/python bench/bench_kafka.py

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, SystemUnavailable
-from penstock.sinks.base import Committable, Outcome, SinkScope
+from penstock.sinks.base import Committable, Leftover, Outcome, SinkScope
 from penstock.sinks.kafka import KafkaSink, faults, unsure
-from penstock.sinks.kafka.committer import KafkaCommitter, judge
+from penstock.sinks.kafka.committer import KafkaCommitter, judge, leftover
 from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
 from penstock.testing import failpoints
 
@@ -38,14 +38,19 @@ class Fake:
         self.states = dict(states or {})
         self.answers: dict[str, list[Ended]] = {}
         self.ended: list[tuple[str, bool]] = []
+        self.endings: list[Ending] = []
+        self.closed = False
         self.fenced: list[str] = []
         self.unfenced: set[str] = set()
 
     def describe(self, ids: Iterable[str], deadline: Deadline) -> Mapping[str, Described]:
+        assert isinstance(deadline, Deadline), "every request ends with the step it belongs to"
         return {name: self.states[name] for name in ids if name in self.states}
 
     def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]:
+        assert isinstance(deadline, Deadline)
         self.ended += [(ending.transactional_id, commit) for ending in endings]
+        self.endings += endings
         told = {}
         for ending in endings:
             queue = self.answers.get(ending.transactional_id, [Ended(0, True)])
@@ -53,16 +58,19 @@ class Fake:
         return told
 
     def list_open(self, prefix: str, deadline: Deadline) -> Sequence[str]:
+        assert isinstance(deadline, Deadline)
         return sorted(name for name, state in self.states.items() if state.open and name.startswith(prefix))
 
     def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]:
+        assert isinstance(deadline, Deadline)
         self.fenced += sorted(ids)
         return self.unfenced
 
     def seen(self, committable: Committable, deadline: Deadline) -> str:
         return "nothing"
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed = True
 
 
 def opened(*committables: Committable) -> Fake:
@@ -99,6 +107,16 @@ def sealed(fake: Fake, *committables: Committable) -> tuple[KafkaCommitter, Sequ
         ("Dead", P, E, S, Outcome.UNKNOWN),
         ("CompleteAbort", P + 1, 0, S, Outcome.UNKNOWN),
         ("CompleteCommit", P + 1, E, S, Outcome.UNKNOWN),
+        ("CompleteCommit", P - 1, E, S, Outcome.UNKNOWN),
+        ("CompleteCommit", P, E - 1, S, Outcome.UNKNOWN),
+        ("Ongoing", P, E - 1, S, Outcome.UNKNOWN),
+        ("Ongoing", P, E - 1, S + 5, Outcome.UNKNOWN),
+        ("CompleteAbort", P, E - 1, S + 5, Outcome.UNKNOWN),
+        ("CompleteAbort", P, E + 2, S + 5, Outcome.UNKNOWN),
+        ("Empty", P, E, S + 5, Outcome.UNKNOWN),
+        ("Dead", P, E, S + 5, Outcome.UNKNOWN),
+        ("NotFound", P, E, S + 5, Outcome.UNKNOWN),
+        ("BrandNew", P, E, S, Outcome.UNKNOWN),
         ("NotFound", -1, -1, -1, Outcome.UNKNOWN),
         ("SomethingNew", P, E, S, Outcome.UNKNOWN),
     ],
@@ -374,3 +392,204 @@ def test_hints_stay_small() -> None:
     committer, ready = sealed(opened(*parts), *parts)
     committer.commit(1, ready, Deadline(5))
     assert len(committer.hints()["committed"]) == 2000
+
+
+def test_a_commit_is_sent_for_the_very_producer_that_was_sealed_and_as_a_commit() -> None:
+    parts = [committable(n) for n in range(2)]
+    fake = opened(*parts)
+    committer, ready = sealed(fake, *parts)
+    committer.commit(5, ready, Deadline(1))
+    names = [part.payload["transactional_id"] for part in parts]
+    assert fake.ended == [(name, True) for name in names]
+    assert fake.endings == [Ending(names[0], P, E), Ending(names[1], P + 1, E)]
+
+
+def test_an_abort_is_sent_for_the_very_producer_that_is_open() -> None:
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    committer.abort(ready, Deadline(1))
+    assert fake.endings == [Ending(part.payload["transactional_id"], P, E)]
+
+
+@pytest.mark.parametrize("started", [S + 9, S - 9])
+def test_a_transaction_that_is_another_by_now_is_not_aborted(started: int) -> None:
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    fake.states[part.payload["transactional_id"]] = Described("Ongoing", P, E, started)
+    committer.abort(ready, Deadline(1))
+    assert (fake.ended, fake.fenced) == ([], [])
+
+
+def test_aborting_writers_without_rows_asks_nothing() -> None:
+    fake = Fake()
+    fake.describe = None  # type: ignore[assignment]
+    KafkaCommitter(fake, "job-u", 1).abort([Committable("u", 0, 0, 0, {"transactional_id": None})], Deadline(1))
+
+
+def test_an_abort_without_an_answer_keeps_the_producer_from_being_reused() -> None:
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    fake.answers[part.payload["transactional_id"]] = [Ended(0, False)]
+    committer.abort(ready, Deadline(1))
+    assert committer.hints()["aborted"] == {}
+    assert fake.fenced == [], "it is ended, there is nothing left to fence"
+
+
+def test_aborted_twice_is_fine_also_by_a_run_that_did_not_seal_it() -> None:
+    part = committable(0)
+    fake = opened(part)
+    _, ready = sealed(fake, part)
+    other = KafkaCommitter(fake, "job-u", 2)
+    other.abort(ready, Deadline(1))
+    other.abort(ready, Deadline(1))
+    assert other.hints()["aborted"] == {part.payload["transactional_id"]: 1}
+
+
+def test_what_was_aborted_is_looked_at_before_it_would_be_committed() -> None:
+    """A run that gave it up has no seal on it any more: whatever its id has open now may be another transaction."""
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    committer.abort(ready, Deadline(1))
+    fake.ended.clear()
+    fake.states[part.payload["transactional_id"]] = Described("CompleteAbort", P, E, S)
+    assert committer.commit(1, ready, Deadline(1)) == {0: Outcome.LOST}
+    assert fake.ended == []
+
+
+def test_what_was_lost_is_looked_at_again_before_it_would_be_committed() -> None:
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    name = part.payload["transactional_id"]
+    fake.answers[name] = [Ended(FENCED, True)]
+    fake.states[name] = Described("CompleteAbort", P, E, S)
+    assert committer.commit(1, ready, Deadline(1)) == {0: Outcome.LOST}
+    fake.ended.clear()
+    assert committer.commit(1, ready, Deadline(1)) == {0: Outcome.LOST}
+    assert fake.ended == []
+
+
+def test_what_was_proven_once_is_not_asked_for_again() -> None:
+    part = committable(0)
+    _, ready = sealed(opened(part), part)
+    name = part.payload["transactional_id"]
+    fake = Fake({name: Described("CompleteCommit", P, E, S)})
+    committer = KafkaCommitter(fake, "job-u", 2)
+    assert committer.commit(1, ready, Deadline(1)) == {0: Outcome.ALREADY_COMMITTED}
+    assert committer.hints()["committed"] == {}, "its producer may be another's by now"
+    fake.states.clear()
+    assert committer.commit(1, ready, Deadline(1)) == {0: Outcome.ALREADY_COMMITTED}
+    lost = Fake({name: Described("CompleteAbort", P, E, S)})
+    other = KafkaCommitter(lost, "job-u", 2)
+    assert other.commit(1, ready, Deadline(1)) == {0: Outcome.LOST}
+    lost.states.clear()
+    assert other.commit(1, ready, Deadline(1)) == {0: Outcome.UNKNOWN}, "only what is visible is remembered"
+
+
+def test_a_cluster_that_cannot_be_asked_for_a_moment_is_asked_again() -> None:
+    """A sealed one may be committed without a look: it is this run's own, and nobody else has begun under its id."""
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    fake.answers[part.payload["transactional_id"]] = [Ended(SILENT, True), Ended(0, True)]
+    fake.states.clear()
+    assert committer.commit(1, ready, Deadline(1)) == {0: Outcome.COMMITTED}
+
+
+def test_between_two_questions_the_cluster_is_left_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    pauses: list[float] = []
+    monkeypatch.setattr("penstock.sinks.kafka.committer.time.sleep", pauses.append)
+    fake.answers[part.payload["transactional_id"]] = [Ended(BAD_STATE, True), Ended(BAD_STATE, True), Ended(0, True)]
+    assert committer.commit(1, ready, Deadline(1)) == {0: Outcome.COMMITTED}
+    assert len(pauses) == 2
+
+
+def test_of_one_producer_only_its_last_transaction_is_hinted() -> None:
+    first, second = committable(0, sequence=1), committable(0, sequence=2)
+    fake = opened(first)
+    committer, ready = sealed(fake, first)
+    committer.commit(1, ready, Deadline(1))
+    name = first.payload["transactional_id"]
+    again = committer.seal([second], Deadline(1))
+    committer.abort(again, Deadline(1))
+    assert committer.hints() == {"committed": {}, "aborted": {name: 2}, "unsure": {}}
+    third = committer.seal([committable(0, sequence=3)], Deadline(1))
+    committer.commit(3, third, Deadline(1))
+    assert committer.hints() == {"committed": {name: 3}, "aborted": {}, "unsure": {}}
+
+
+def test_of_many_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.sinks.kafka.committer._MOST_HINTED", 2)
+    parts = [committable(n) for n in range(21)]
+    names = [part.payload["transactional_id"] for part in parts]
+    fake = opened(*parts)
+    committer, ready = sealed(fake, *parts)
+    committer.commit(1, ready, Deadline(1))
+    assert list(committer.hints()["committed"]) == names[-2:]
+    fake.states.clear()
+    fake.ended.clear()
+    again = committer.commit(1, ready, Deadline(0.02))
+    proven = [writer for writer, outcome in again.items() if outcome is Outcome.ALREADY_COMMITTED]
+    assert proven == list(range(1, 21)), "ten times as many stay proven; the oldest has to be asked for"
+
+
+def test_of_many_seals_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that another committer has committed: what is forgotten is looked at before it is committed, no more."""
+    monkeypatch.setattr("penstock.sinks.kafka.committer._MOST_HINTED", 2)
+    parts = [committable(n) for n in range(21)]
+    fake = opened(*parts)
+    committer, ready = sealed(fake, *parts)
+    fake.states.clear()
+    assert committer.commit(1, [ready[0]], Deadline(0.02)) == {0: Outcome.UNKNOWN}
+    assert fake.ended == []
+    assert committer.commit(1, ready[1:], Deadline(1)) == dict.fromkeys(range(1, 21), Outcome.COMMITTED)
+
+
+def test_leftovers_are_told_as_the_cluster_tells_them() -> None:
+    own, newer, ended = (f"job-u-g00000{n}-0123456789ab" for n in (2, 3, 1))
+    fake = Fake(
+        {
+            own: Described("Ongoing", P, E, 5_000, 60_000, ("t-0", "t-1")),
+            newer: Described("Ongoing", P, E, S),
+            ended: Described("Ongoing", P, E, S),
+            "job-u2-g000001-0123456789ab": Described("Ongoing", P, E, S),
+        }
+    )
+    committer = KafkaCommitter(fake, "job-u", 2)
+    listed = fake.list_open("job-u-g", Deadline(1))
+
+    def list_open(prefix: str, deadline: Deadline) -> Sequence[str]:
+        assert isinstance(deadline, Deadline)
+        return [name for name in listed if name.startswith(prefix)]
+
+    fake.list_open = list_open  # type: ignore[method-assign]
+    fake.states[ended] = Described("CompleteAbort", P, E, S)  # between the list and the look
+    assert committer.leftovers(Deadline(1)) == [
+        Leftover(
+            own,
+            2,
+            started=5.0,
+            payload={"transactional_id": own, "producer_id": P, "producer_epoch": E, "started": 5_000},
+            details={
+                "state": "Ongoing",
+                "producer_id": P,
+                "producer_epoch": E,
+                "timeout_seconds": 60.0,
+                "partitions": ["t-0", "t-1"],
+            },
+        )
+    ]
+    assert leftover("somebody else's", Described("Ongoing", P, E, S)).generation == 0
+
+
+def test_closing_closes_the_client() -> None:
+    fake = Fake()
+    KafkaCommitter(fake, "job-u", 1).close()
+    assert fake.closed

@@ -17,7 +17,8 @@ class FakeProducer:
     made: list[FakeProducer] = []
 
     def __init__(self, settings: Mapping[str, str], transactional_id: str) -> None:
-        self.transactional_id, self.sequence, self.healthy = transactional_id, 0, True
+        self.settings, self.transactional_id = settings, transactional_id
+        self.sequence, self.healthy = 0, True
         self.did: list[str] = []
         FakeProducer.made.append(self)
 
@@ -165,3 +166,50 @@ def test_a_request_sent_again_without_an_answer_is_never_forgotten() -> None:
     assert endings.sure(2)
     endings.begin(1)  # another producer at the same address
     assert endings.sure(1)
+
+
+def test_a_producer_is_made_with_the_settings_and_a_name_of_its_run(pool: Pool) -> None:
+    producer = pool.acquire(KEY, {})
+    assert producer.settings == {"bootstrap.servers": "s", "sasl.password": "hunter2"}  # type: ignore[attr-defined]
+    assert producer.transactional_id.startswith("job-u-g000003-")
+
+
+def test_clearing_frees_all_and_touches_no_transaction(pool: Pool) -> None:
+    kept = [prepared(pool) for _ in range(2)]
+    pool.clear()
+    assert [producer.did for producer in kept] == [["destroy"], ["destroy"]]
+    assert len(pool) == 0
+
+
+@pytest.mark.parametrize("prefix", ["job-a", "job-z"])
+def test_a_newer_run_frees_no_other_sinks_producers(pool: Pool, prefix: str) -> None:
+    other = prepared(pool, Key(prefix, 1, ()))
+    pool.acquire(KEY, {})
+    assert other.did == []
+    assert len(pool) == 1
+
+
+def test_older_runs_are_freed_once(pool: Pool) -> None:
+    old = prepared(pool, Key("job-u", 2, KEY.settings))
+    pool.acquire(KEY, {})
+    pool.acquire(KEY, {})
+    assert old.did == ["destroy"]
+    assert len(pool) == 0
+
+
+@pytest.mark.parametrize("ahead", [1, -1])
+@pytest.mark.parametrize("how", ["park", "release", "acquire"])
+def test_a_forked_child_leaves_its_parents_producers_alone(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, how: str, ahead: int
+) -> None:
+    parents, mine = prepared(pool), FakeProducer({}, "mine")
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid + ahead)
+    if how == "acquire":
+        assert pool.acquire(KEY, {"committed": {parents.transactional_id: 1}}) is not parents
+    else:
+        getattr(pool, how)(KEY, mine)
+        assert pool.reclaim(mine)  # type: ignore[arg-type]
+    assert parents.did == ["abandon"]
+    again = prepared(pool)
+    assert pool.acquire(KEY, {"committed": {again.transactional_id: 1}}) is again, "its own it keeps"

@@ -326,3 +326,86 @@ def test_a_ruling_is_on_a_transaction_not_on_a_writer() -> None:
     assert own.ruled(12, "q", [old]) == {("s", 3): Outcome.LOST}  # the first word counts
     own.prune(1000)
     assert own.ruled(12, "q", [old]) == {}
+
+
+# What a damaged file is called, and what is kept how long
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"{half", "it is not a whole ledger file"),
+        (seal("claim", {}), "it says 'penstock/claim' where 'penstock/manifest' belongs"),
+        (seal("manifest", {"a": 1}).replace(b'"a":1', b'"a":2'), "its checksum does not match its content"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_is_wrong(data: bytes, why: str) -> None:
+    storage = MemoryStorage()
+    storage.create("epochs/0000000012.g00000007.json", data)
+    with pytest.raises(LedgerCorrupt) as refused:
+        ledger(storage).manifests(12)
+    assert refused.value.happened == f"{storage.location}/epochs/0000000012.g00000007.json cannot be trusted: {why}."
+
+
+@pytest.mark.parametrize("version", ["1", 0, -1, 1.5, None])
+def test_a_version_is_a_number_from_one(version: Any) -> None:
+    sealed = json.loads(seal("manifest", BODY))
+    with pytest.raises(LedgerCorrupt):
+        unseal("manifest", json.dumps({**sealed, "version": version}).encode(), "here")
+
+
+def test_a_hundred_manifests_are_kept_unless_told_otherwise() -> None:
+    storage = MemoryStorage()
+    for epoch in (48, 49, 50, 51):
+        ledger(storage).decide(Decision(DecisionId(epoch, 7), ()), query="q", barrier=None)
+    ledger(storage).prune(150)
+    assert [name[:10] for name in storage.list("epochs")] == ["0000000050", "0000000051"]
+
+
+def test_between_two_prunings_nothing_is_even_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    monkeypatch.setattr(storage, "list", lambda folder: pytest.fail("it was listed"))
+    ledger(storage).prune(151)
+
+
+def test_old_claims_are_forgotten_with_old_generations() -> None:
+    storage = MemoryStorage()
+    one = ledger(storage)
+    for epoch in range(30):
+        generation = one.register({})
+        one.claim(Claim(generation, epoch, None), "q")
+    one.register({})
+    assert len(storage.list("generations")) == len(storage.list("claims")) == 20
+    assert one.claims("q")[-1].generation == 30
+
+
+def test_decisions_of_other_queries_and_epochs_do_not_count() -> None:
+    one = ledger()
+    for epoch, generation, query in ((11, 1, "m"), (12, 2, "a"), (12, 3, "z"), (12, 4, "m"), (13, 5, "m")):
+        one.decide(Decision(DecisionId(epoch, generation), ()), query=query, barrier=None)
+    assert [decision.id for decision in one.decisions(12, "m")] == [DecisionId(12, 4)]
+    assert {manifest.decision.id.epoch for manifest in one.manifests(12)} == {12}
+
+
+# Epochs begun at most once
+
+
+def test_an_epoch_is_begun_at_most_once() -> None:
+    storage = MemoryStorage()
+    assert ledger(storage).begin(12, "q") is True
+    assert ledger(storage).begin(12, "q") is False, "also by another process"
+    assert ledger(storage).begin(12, "another query") is True
+    assert storage.list("begun")[1] == "0000000012.q.json"
+    body = unseal("begun", storage.read("begun/0000000012.q.json") or b"", "here")
+    assert body == {"epoch": 12, "query": "q"}
+
+
+def test_marks_of_the_last_two_epochs_are_kept() -> None:
+    storage = MemoryStorage()
+    one = ledger(storage)
+    for epoch in (9, 10, 11):
+        assert one.begin(epoch, "q.with.dots")
+    assert storage.list("begun") == ["0000000010.q.with.dots.json", "0000000011.q.with.dots.json"]
+    assert one.begin(10, "q.with.dots") is False
+    assert one.begin(9, "q.with.dots") is True, "an older one is forgotten, and begins anew"
+    assert len(storage.list("begun")) == 3, "the newer ones stay"

@@ -349,6 +349,36 @@ def test_decisions_for_epochs_that_spark_has_logged_do_not_count() -> None:
     assert p.next_epoch(p.Found(5, True, (decided(1, epoch=4),))) == 5
 
 
+# Coming back after a failure, in the same process.
+
+
+def test_a_run_that_was_superseded_while_it_failed_does_not_come_back() -> None:
+    """Its failure was the other's taking over; registering again would take the job away from it."""
+    with pytest.raises(p.Fenced) as stop:
+        play(p.recover(previous=3), (NewestGeneration(), 4))
+    assert (stop.value.own, stop.value.newest) == (3, 4)
+
+
+def test_a_run_that_is_still_the_newest_comes_back() -> None:
+    ended = play(
+        p.recover(previous=2),
+        STILL_NEWEST,
+        (Register(), 3),
+        (Look(), p.Found(5, False)),
+        (WriteClaim(Claim(3, 5, None)), None),
+        (NewestGeneration(), 3),
+        (Sweep(()), None),
+    )
+    assert ended == p.Resume(3, 5, "none")
+
+
+def test_a_payload_is_added_to_and_nothing_else_changes() -> None:
+    one = p.Committable("orders", 3, 10, 77, {"a": 1, "b": 2}, format=2)
+    more = one.with_payload(b=3, c=4)
+    assert more == p.Committable("orders", 3, 10, 77, {"a": 1, "b": 3, "c": 4}, format=2)
+    assert one.payload == {"a": 1, "b": 2}
+
+
 # Spark's log has lost what the ledger has.
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.epoch.ledger import Ledger
+from penstock.epoch.ledger import Ledger, unseal
 from penstock.epoch.storage import LocalStorage
 from penstock.errors import LedgerError
 from penstock.runtime.retention import KEPT_BATCHES, JobFolder, kept_batches
@@ -266,3 +266,94 @@ def test_what_the_user_has_set_stays() -> None:
     with kept_batches(session, 1):
         assert session.values == {KEPT_BATCHES: "100"}
     assert session.values == {KEPT_BATCHES: "100"}
+
+
+def test_a_newer_run_keeps_it_without_a_mark_that_would_hold_that_run_up(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.register("count")
+    monkeypatch.setattr(folder.storage, "create", lambda name, data: pytest.fail(f"{name} was written"))
+    assert folder.job.delete(folder.generations) == "generation 2 of query count has taken over"
+
+
+def test_rows_that_come_into_the_log_just_then_keep_all(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first look, before the mark is written. Only the second look can find them: nothing is deleted yet."""
+    create = folder.storage.create
+
+    def log_rows_first(name: str, data: bytes) -> None:
+        folder.write("copy/inflight/id/sink/backlog/0000000003.json")
+        create(name, data)
+
+    before = folder.files() | {"copy/inflight/id/sink/backlog/0000000003.json"}
+    monkeypatch.setattr(folder.storage, "create", log_rows_first)
+    reason = folder.job.delete(folder.generations)
+    assert reason == "copy/inflight/id/sink/backlog holds rows that are not delivered yet"
+    assert folder.files() == before
+    folder.job.refuse_marked()
+
+
+def test_every_history_goes(folder: Folder) -> None:
+    """Those that restores began beside the first one, whatever their names sort like."""
+    for name in ("copy/spark-0123456789ab/metadata", "count/spark-ba9876543210/metadata"):
+        folder.write(name)
+    folder.write("restores/0000000001.json")
+    folder.write("copy/ledger/identity.json")
+    assert folder.job.delete(folder.generations) == ""
+    assert folder.files() == folder.numbers
+
+
+def test_a_query_of_the_program_that_no_record_names_goes_too(folder: Folder) -> None:
+    (folder.root / "queries" / "count.json").unlink()
+    assert folder.job.delete(folder.generations) == ""
+    assert folder.files() == folder.numbers
+
+
+def test_a_query_that_lost_its_numbers_is_deleted_like_the_others(folder: Folder) -> None:
+    for path in (folder.root / "count/ledger/generations").iterdir():
+        path.unlink()
+    assert folder.job.delete(folder.generations) == ""
+    assert folder.files() == folder.numbers
+
+
+def test_a_start_that_finishes_a_deletion_says_so(folder: Folder) -> None:
+    folder.write("deleting/0123456789ab.json")
+    assert folder.job.finish_deletion(["copy", "count"]) is True
+    assert folder.files() == folder.numbers
+
+
+def test_rows_are_looked_for_where_they_lie_and_no_deeper(folder: Folder) -> None:
+    folder.write("copy/inflight/id/sink/logs/backlog/0000000003.json")
+    assert folder.job.delete(folder.generations) == ""
+
+
+def test_which_run_took_over_is_named_when_it_comes_late(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    delete = LocalTrees.delete
+
+    def register_later(trees: LocalTrees, name: str) -> None:
+        delete(trees, name)
+        if name == "copy/spark":
+            folder.register("copy")
+
+    monkeypatch.setattr(LocalTrees, "delete", register_later)
+    assert folder.job.delete(folder.generations) == "generation 3 of query copy has taken over"
+
+
+def test_a_mark_tells_who_deletes_and_when(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = []
+    create = folder.storage.create
+
+    def look(name: str, data: bytes) -> None:
+        marks.append(unseal("deleting", data, name))
+        create(name, data)
+
+    monkeypatch.setattr(folder.storage, "create", look)
+    folder.job.delete(folder.generations)
+    assert [mark["generations"] for mark in marks] == [folder.generations]
+    assert marks[0]["time"] > 1_700_000_000
+
+
+def test_where_spark_is_gone_there_is_nothing_to_put_back() -> None:
+    session: Any = Session()
+    with kept_batches(session, 7):
+        session.values.clear()
+    assert session.values == {}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from penstock.epoch.spark_log import STATE_FORMAT, SparkLog
+from penstock.epoch.spark_log import END_OF_TIME, STATE_FORMAT, SparkLog
 from penstock.epoch.storage import MemoryStorage
 from penstock.errors import LedgerCorrupt
 
@@ -128,6 +128,91 @@ def test_so_would_a_log_whose_last_commit_is_of_another_format(
     assert log.committed_watermark(0) is None
     assert not log.finish(1, 0)
     assert storage.list("commits") == ["0"]
+
+
+def test_a_log_with_commits_alone_goes_on_after_them(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("commits/0", commit())
+    assert log.next_epoch() == (1, False)
+
+
+def test_line_ends_around_a_barrier_are_no_positions(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("offsets/0", offsets(None, '{"a":1}', "X 7") + b"\n")
+    with pytest.raises(LedgerCorrupt):
+        log.barrier(0)
+    storage.create("offsets/1", offsets(None, '{"a":1}', "7X") + b"\n")
+    with pytest.raises(LedgerCorrupt):
+        log.barrier(1)
+    storage.create("offsets/2", offsets(None, '"ends with X"', "7") + b"\n\n")
+    barrier = log.barrier(2)
+    assert barrier is not None
+    assert barrier.offsets == ("ends with X", 7)
+
+
+def test_a_source_without_data_is_a_dash_and_nothing_less(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("offsets/0", offsets(None, "", "7"))
+    with pytest.raises(LedgerCorrupt):
+        log.barrier(0)
+
+
+def test_a_barrier_without_settings_is_of_the_format_the_session_has(storage: MemoryStorage) -> None:
+    storage.create("offsets/0", offsets({"batchWatermarkMs": 0, "batchTimestampMs": 1}))
+    assert not SparkLog(storage, state_format="2").finish(0, 0)
+    assert SparkLog(storage, state_format="1").finish(0, 0)
+
+
+@pytest.mark.parametrize("version", ["0", "10", "2"])
+def test_any_state_format_but_the_first_is_unknown(storage: MemoryStorage, version: str) -> None:
+    storage.create("offsets/0", offsets())
+    assert not SparkLog(storage, state_format=version).finish(0, 0)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b'v0\n{"nextBatchWatermarkMs":0}',
+        b'v1\n{"nextBatchWatermarkMs":0}\n{}',
+        b"v1\n{}",
+    ],
+)
+def test_a_commit_of_any_other_shape_proves_nothing(log: SparkLog, storage: MemoryStorage, before: bytes) -> None:
+    storage.create("commits/0", before)
+    storage.create("offsets/1", offsets())
+    assert log.committed_watermark(0) is None
+    assert not log.finish(1, 0)
+
+
+def test_a_commit_that_is_no_text_is_torn(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("commits/0", b'\xff\n{"nextBatchWatermarkMs":0}')
+    assert log.committed_watermark(0) is None
+    assert not log.has_commit(0)
+
+
+def test_the_first_epoch_has_none_before_it(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("commits/-1", b"not ours")
+    storage.create("offsets/0", offsets())
+    assert log.finish(0, 0)
+
+
+def test_the_end_of_time_is_an_epoch_that_reads_nothing(log: SparkLog, storage: MemoryStorage) -> None:
+    """The positions of the epoch before, every window closed; what Spark may have begun there is replaced."""
+    storage.create("offsets/6", b"v9\n{}\n1")
+    storage.create("offsets/7", offsets(None, '{"orders":{"0":12}}', "-", '"X"') + b"\n")
+    storage.create("offsets/8", b"begun by Spark")
+    storage.create("offsets/.8.crc", b"and its checksum")
+    log.end_of_time(8)
+    assert storage.read("offsets/.8.crc") is None
+    ended = (storage.read("offsets/8") or b"").decode().split("\n")
+    assert json.loads(ended[1]) == {**METADATA, "batchWatermarkMs": END_OF_TIME}
+    assert ":" + str(END_OF_TIME) + ',"batchTimestampMs":' in ended[1], "as Spark spells it, without blanks"
+    assert [ended[0], *ended[2:]] == ["v1", '{"orders":{"0":12}}', "-", '"X"']
+    assert log.next_epoch() == (8, True)
+
+
+def test_the_end_of_time_needs_an_epoch_before_it(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("offsets/5", offsets())
+    with pytest.raises(LedgerCorrupt, match="offsets/6 cannot be read"):
+        log.end_of_time(7)
+    assert storage.read("offsets/7") is None
 
 
 # After a power cut

@@ -116,3 +116,31 @@ def test_once_spark_disagrees_nothing_is_known_any_more() -> None:
     assert one.advance(Node(Mark(120))) is None
     one.verify(110)
     assert one.advance(Node(Mark(130))) is None
+
+
+@pytest.mark.parametrize("written", [89, 91])
+def test_a_watermark_that_spark_wrote_lower_or_higher_is_a_difference(written: int) -> None:
+    one = tracker()
+    assert one.advance(Node(Mark(100))) == 90
+    one.verify(written)
+    assert one.advance(Node(Mark(200))) is None
+
+
+def test_the_lowest_of_several_counts_unless_told_otherwise() -> None:
+    one = WatermarkTracker()
+    one.start(0)
+    assert one.advance(Node(Mark(100), Mark(50))) == 40
+
+
+def test_a_node_never_goes_back_even_while_another_holds_all_back() -> None:
+    one = tracker()
+    batches = [(100, 60), (40, None), (None, 200)]
+    assert [one.advance(Node(Mark(left), Mark(right))) for left, right in batches] == [50, 50, 90]
+
+
+def test_event_times_younger_than_the_delay_lead_to_none_below_zero() -> None:
+    assert tracker().advance(Node(Mark(5, 10))) == 0
+
+
+def test_only_nodes_of_watermarks_are_asked() -> None:
+    assert tracker().advance(Node(Mark(100), Node(name="DeduplicateExec"), Node(name="ProjectExec"))) == 90
