@@ -14,7 +14,7 @@ from typing import Any
 from tests.mutants.trial import Mutant, Trial, try_module
 
 LEAST = 95.0
-"""Percent of all mutants that the tests must catch."""
+"""Percent of the mutants of all modules together that the tests must catch."""
 
 _HERE = Path(__file__).parent
 
@@ -105,7 +105,8 @@ def main(wanted: Sequence[str]) -> int:
         f"\n{verdict.mutants} mutants, {verdict.caught} caught, {verdict.mutants - verdict.caught} survived"
         f" ({verdict.explained} explained), {verdict.percent:.1f} %, needed {LEAST:.0f} % and every survivor explained"
     )
-    return 0 if verdict.good else 1
+    # Of one module alone a few that are explained may be more than so many percent.
+    return 0 if verdict.good or (wanted and not verdict.unexplained) else 1
 
 
 if __name__ == "__main__":
