@@ -117,7 +117,9 @@ class ExactlyOnce:
         def body(batch: DataFrame, outputs: EpochOutputs) -> None:
             outputs.write(batch, self._uid)
 
-        ledger = ledger_at(f"{checkpoint.rstrip('/')}/_penstock", self._spark, retained=self._limits.retained)
+        limits = self._limits
+        where = f"{checkpoint.rstrip('/')}/_penstock"
+        ledger = ledger_at(where, self._spark, retained=limits.retained, trusted=limits.trusted_schemes)
         return Coordinator(
             job=self._job or f"penstock-{ledger.identity()}",
             query=self._uid,

@@ -17,7 +17,9 @@
     ├── LedgerError                   the ledger could not be read or written
     │   ├── LedgerFromTheFuture       written by a newer version of Penstock
     │   ├── LedgerCorrupt             half-written or altered file
+    │   │   └── UnsafeName            it names a file outside its folder
     │   ├── CheckpointBehind          Spark's checkpoint has lost epochs that the ledger knows to be decided
+    │   ├── LedgerLost                transactions are open of a run that the ledger does not know
     │   ├── StorageFull               no space left
     │   ├── StorageNotAtomic          the storage cannot refuse a second create
     │   └── StorageNotShared          the driver does not see what a task has written
@@ -155,8 +157,18 @@ class LedgerCorrupt(LedgerError):
     retryable = False
 
 
+class UnsafeName(LedgerCorrupt):
+    """A ledger, a savepoint or a checkpoint names a file outside its folder: somebody altered it."""
+
+
 class CheckpointBehind(LedgerError):
     """Spark's checkpoint has lost epochs that are decided, and they cannot be restored. Nothing was begun."""
+
+    retryable = False
+
+
+class LedgerLost(LedgerError):
+    """Transactions are open of a newer run than the ledger knows: it was deleted, or replaced by an older copy."""
 
     retryable = False
 

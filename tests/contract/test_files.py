@@ -249,3 +249,23 @@ def test_a_full_disk_is_named(story: SinkContract, monkeypatch: pytest.MonkeyPat
         with pytest.raises(StorageFull, match="No space"):
             committer.commit(1, prepared, Deadline(5))
     assert story.commit(sink, prepared, epoch=1) == {Outcome.COMMITTED}
+
+
+def test_what_tasks_left_on_hdfs_is_synced_by_the_driver_before_the_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyarrow.fs import LocalFileSystem
+
+    synced: list[str] = []
+    monkeypatch.setattr("penstock.sinks.files.hdfs.hsync", synced.append)
+    storage = ArrowStorage(LocalFileSystem(), str(tmp_path), address="hdfs://nn/out/")
+    monkeypatch.setattr("penstock.sinks.files.open_storage", lambda path: storage)
+    told = Story()
+    told.harness = ParquetHarness(tmp_path)
+    sink = told.harness.make_sink()
+    [one] = told.prepare(sink, [told.harness.rows(3)])
+    assert synced == [f"hdfs://nn/out/{one.payload['staged']}"]
+    assert told.commit(sink, [one]) == {Outcome.COMMITTED}
+    assert synced[1].startswith("hdfs://nn/out/_penstock/"), "the receipt, before the rename"
+    ArrowStorage(LocalFileSystem(), str(tmp_path), address="s3://bucket").secure("x")
+    assert len(synced) == 2

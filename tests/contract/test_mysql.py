@@ -249,6 +249,17 @@ def test_what_was_pruned_is_unknown_and_never_lost(either: Story) -> None:
     either.assert_visible(either.harness.rows(10))
 
 
+def test_with_its_own_tables_dropped_nothing_is_taken_for_lost(either: Story) -> None:
+    prepared = either.prepare(either.sink, [either.harness.rows(5)])
+    either.commit(either.sink, prepared)
+    either.harness.ask("DROP TABLE penstock_markers, penstock_sinks")
+    assert either.commit(either.sink, prepared, generation=2) == {Outcome.UNKNOWN}
+    again = either.prepare(either.sink, [either.harness.rows(5, 5)], epoch=1, generation=2)
+    either.harness.ask(f"DELETE FROM penstock_sinks WHERE sink LIKE '{either.job}:%'")
+    assert either.commit(either.sink, again, epoch=1, generation=2) == {Outcome.COMMITTED}, "what is there is proof"
+    either.assert_visible(either.harness.rows(10))
+
+
 def test_a_zombie_drivers_trial_move_cannot_come_after_ours(staged: Story) -> None:
     harness = staged.harness
     zombie = staged.sink.open_committer(staged.scope(1))

@@ -112,6 +112,7 @@ TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "f64": (pa.float64(), [0.1, 1.7976931348623157e308, None]),
     "small": (pa.float64(), [5e-324, -2.2250738585072014e-308, None]),
     "dec": (pa.decimal128(38, 10), [Decimal("0.0000000001"), Decimal("-123456789012345678901234567.0123456789"), None]),
+    "digits": (pa.decimal128(38, 38), [Decimal("0.00000001234567890123456789012345678901"), Decimal("-1.23E-7"), None]),
     "flag": (pa.bool_(), [True, False, None]),
     "text": (pa.string(), ["'\"\\\t\n\r\0 %s 🚀", "", None]),
     "long": (pa.large_string(), ["\\N", "NULL", None]),
@@ -213,7 +214,8 @@ def test_values_into_other_columns_than_a_new_table_has(target: Target, way: str
     moment, own = dt.datetime(2024, 7, 1, 12, 0, 0, 123999, UTC), "123e4567-e89b-12d3-a456-426655440000"
     given = rows(
         id=[2**62], single=pa.array([0.1], pa.float32()), day=[dt.date(2024, 2, 29)], at=[moment], stamp=[moment],
-        choice=["b"], own=[own], raw=[b"\xff" * 251], flag=[True], whole=[7], word=["ż" * 300],
+        choice=["b"], own=[own], raw=[b"\xff" * 251], flag=[True],
+        whole=pa.array([7], pa.int32()), word=["ż" * 300],
     )  # fmt: skip
     target.write(target.sink(create=False), given)
     [found] = target.all()
@@ -405,6 +407,44 @@ def test_an_upsert_needs_an_index_on_its_key(target: Target) -> None:
         with pytest.raises(ConfigurationError, match="no unique index"):
             target.prepare(sink, [rows(id=[1], other=[1])])
     target.write(target.sink(mode="upsert", key=["other", "ID"]), rows(id=[1], other=[1]))
+
+
+def test_an_upsert_refuses_a_table_whose_other_index_could_pick_the_row(target: Target) -> None:
+    """Row (2, 'a') would have been written over row 1, whose mail it has."""
+    target.ask(f"CREATE TABLE {target.table} (id BIGINT PRIMARY KEY, mail VARCHAR(50) UNIQUE, name TEXT)")
+    sink, given = target.sink(mode="upsert", key=["id"]), rows(id=[2], mail=["a"])
+    target.ask(f"INSERT INTO {target.table} VALUES (1, 'a', 'first')")
+    with pytest.raises(ConfigurationError, match=r"another unique index.*: mail"):
+        sink.check(CONTEXT, "out")
+    with pytest.raises(ConfigurationError, match=r"another unique index.*: mail"):
+        target.prepare(sink, [given])
+    assert target.all() == [(1, "a", "first")]
+    target.ask(f"ALTER TABLE {target.table} DROP INDEX mail, ADD INDEX (mail)")
+    target.write(sink, given)
+    assert target.all("id, mail") == [(1, "a"), (2, "a")]
+
+
+def test_an_upsert_beside_a_number_of_the_tables_own(target: Target) -> None:
+    target.ask(f"CREATE TABLE {target.table} (n BIGINT AUTO_INCREMENT PRIMARY KEY, id BIGINT UNIQUE, name TEXT)")
+    sink = target.sink(mode="upsert", key=["id"])
+    assert list(sink.check(CONTEXT, "out")) == []
+    for number, name in enumerate(["old", "new"]):
+        prepared = target.prepare(sink, [rows(id=[1], name=[name])], epoch=number)
+        assert target.commit(sink, prepared, epoch=number) == {Outcome.COMMITTED}
+    assert target.all("id, name") == [(1, "new")]
+    with pytest.raises(ConfigurationError, match="another unique index"):
+        target.prepare(sink, [rows(n=[1], id=[1])])
+
+
+def test_a_row_without_key_is_refused(target: Target) -> None:
+    target.ask(f"CREATE TABLE {target.table} (ID BIGINT UNIQUE, name TEXT)")
+    given = pa.RecordBatch.from_arrays([pa.array([1, None]), pa.array(["a", "b"])], names=["id", "name"])
+    assert "'id' is null" in target.refused(DataError, given, mode="upsert", key=["Id"])
+
+
+def test_whole_numbers_that_a_double_cannot_hold_are_refused(target: Target) -> None:
+    target.ask(f"CREATE TABLE {target.table} (whole DOUBLE)")
+    assert "2^53" in target.refused(SchemaMismatch, rows(whole=[2**53 + 1]))
 
 
 @modes

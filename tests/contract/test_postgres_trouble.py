@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -598,3 +599,116 @@ def test_a_server_without_prepared_transactions(story: Callable[..., Story], pos
         one.assert_visible(one.harness.rows(3))
     finally:
         postgres.restart({"max_prepared_transactions": "64"})
+
+
+DROPS_SEVEN = """
+CREATE OR REPLACE FUNCTION drops_seven() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN IF NEW.id = 7 THEN RETURN NULL; END IF; RETURN NEW; END $$
+"""
+
+
+@pytest.mark.parametrize("columns", ["id bigint, name text", "id bigint, name text, at inet"])
+@pytest.mark.parametrize("mode", ["two_phase", "staged"])
+def test_a_trigger_that_leaves_rows_out_is_not_silent(
+    story: Callable[..., Story], postgres: Postgres, mode: str, columns: str
+) -> None:
+    """The last column has only a text form, which is another way to load."""
+    one = story(mode, columns)
+    one.commit(one.sink, one.prepare(one.sink, [one.harness.rows(3)]))  # leaves a connection behind that has counted
+    one.harness.run(DROPS_SEVEN)
+    one.harness.run(
+        f"CREATE TRIGGER t BEFORE INSERT ON {one.harness.table} FOR EACH ROW EXECUTE FUNCTION drops_seven()"
+    )
+    rows = one.harness.rows(5, 5)
+    if "inet" in columns:
+        rows = rows.append_column("at", pa.array(["127.0.0.1"] * 5))
+    error = one.fails(ConstraintViolated, rows)
+    assert "5 were sent" in str(error)
+    assert "4 are there" in str(error)
+    one.goes_on(one.harness.rows(3))
+
+
+def test_rows_of_partitions_are_counted(story: Callable[..., Story]) -> None:
+    one = story("two_phase")
+    one.harness.run(f"DROP TABLE {one.harness.table}")
+    one.harness.run(f"CREATE TABLE {one.harness.table} (id bigint, name text) PARTITION BY RANGE (id)")
+    for first in (0, 5):
+        one.harness.run(
+            f"CREATE TABLE {one.harness.table}_{first} PARTITION OF {one.harness.table} "
+            f"FOR VALUES FROM ({first}) TO ({first + 5})"
+        )
+    rows = one.harness.rows(10)
+    assert one.commit(one.sink, one.prepare(one.sink, [rows])) == {Outcome.COMMITTED}
+    one.assert_visible(rows)
+
+
+def test_a_numeric_that_rounds_to_hundreds_is_refused(story: Callable[..., Story]) -> None:
+    one = story("two_phase", "id numeric(12,-2), name text")
+    assert "id" in str(one.fails(SchemaMismatch, one.harness.rows(3)))
+    exact = pa.array([Decimal("1.25")], pa.decimal128(5, 2))
+    assert "cut off" in str(one.fails(SchemaMismatch, pa.RecordBatch.from_arrays([exact, ["x"]], names=["id", "name"])))
+    hundreds = pa.array([Decimal("12300")], pa.decimal128(5, -2))
+    rows = pa.RecordBatch.from_arrays([hundreds, pa.array(["x"])], names=["id", "name"])
+    assert one.commit(one.sink, one.prepare(one.sink, [rows])) == {Outcome.COMMITTED}
+    assert one.harness.read_visible() == [(Decimal(12300), "x")]
+
+
+def test_a_staged_key_is_compared_as_the_table_compares_it(story: Callable[..., Story]) -> None:
+    """Otherwise the staging table hands over 'A' and 'a' as two rows, and the move changes one row twice, for ever."""
+    one = story("upsert", "id bigint, name text", key=["name"])
+    table = one.harness.table
+    one.harness.run(f"CREATE COLLATION c_{table} (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    one.harness.run(f"ALTER TABLE {table} ALTER name TYPE text COLLATE c_{table}, ADD UNIQUE (name)")
+    rows = pa.RecordBatch.from_pydict({"id": [1, 2, 3], "name": ["a", "A", "b"]})
+    assert one.commit(one.sink, one.prepare(one.sink, [rows])) == {Outcome.COMMITTED}
+    assert sorted(row[0] for row in one.harness.read_visible()) == [2, 3]
+
+
+def test_a_row_without_key_is_refused_in_one_batch_as_in_two(story: Callable[..., Story]) -> None:
+    """The index would take both for new rows, and a move of one batch folded them into one."""
+    one = story("upsert", "id bigint UNIQUE, name text", key=["id"])
+    for values in ([None, None], [1, None]):
+        rows = pa.RecordBatch.from_arrays([pa.array(values, pa.int64()), pa.array(["a", "b"])], names=["id", "name"])
+        assert "'id' is null" in str(one.fails(DataError, rows))
+    one.goes_on()
+
+
+def test_with_its_row_gone_nothing_is_taken_for_lost(story: Callable[..., Story]) -> None:
+    one = story()
+    prepared = one.prepare(one.sink, [one.harness.rows(5)])
+    committer = one.sink.open_committer(one.scope())
+    try:
+        committer.hints()  # from now on it takes its tables for granted
+        one.commit(one.sink, prepared)
+        one.harness.run(f"DELETE FROM penstock_markers WHERE sink = '{one.scope().prefix}'")
+        one.harness.run(f"DELETE FROM penstock_sinks WHERE sink = '{one.scope().prefix}'")
+        assert set(committer.commit(0, prepared, Deadline(PATIENCE)).values()) == {Outcome.UNKNOWN}
+    finally:
+        committer.close()
+
+
+AT_THE_END = """
+import sys
+import pyarrow as pa
+from penstock.sinks.base import SinkScope, WriterScope
+from penstock.sinks.postgres import PostgresSink
+
+sink = PostgresSink(sys.argv[1], table=sys.argv[2], mode="two_phase")
+scopes = [WriterScope(SinkScope("at-the-end", "out", 1), 0, 0, number, 0) for number in range(3)]
+kept = [sink.open_writer(scope) for scope in scopes]
+for writer in kept:
+    writer.write(pa.RecordBatch.from_pydict({"id": [1], "name": ["x"]}))
+kept[0].pre_commit()
+kept[1].abort()
+kept.append(kept)  # only the garbage collector finds these
+"""
+
+
+def test_a_process_that_ends_in_the_middle_says_nothing_and_leaves_nothing_live(story: Callable[..., Story]) -> None:
+    one = story()
+    command = [sys.executable, "-c", AT_THE_END, one.harness.server.dsn, one.harness.table]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(one.harness.left("at-the-end")) == 1, "what was prepared"
+    for gid in one.harness.left("at-the-end"):
+        one.harness.run(f"ROLLBACK PREPARED '{gid}'")

@@ -172,7 +172,7 @@ class IcebergHarness(TableHarness):
         return catalog.load_table("shop.orders").scan().to_arrow() if catalog.table_exists("shop.orders") else None
 
     def data_file(self, committable: Committable) -> Path:
-        return Path(str(committable.payload["files"][0]["about"]["path"]).removeprefix("file://"))
+        return self.folder / "warehouse" / "shop" / "orders" / "data" / str(committable.payload["files"][0]["name"])
 
     def table(self) -> Any:
         return self.catalog().load_table("shop.orders")
@@ -818,3 +818,88 @@ def test_no_error_shows_what_a_catalog_was_given(tmp_path: Path) -> None:
     for text in (str(caught.value), repr(sink), sink.describe(), sink.link("u").because):
         assert secret not in text
     assert caught.value.__suppress_context__
+
+
+def test_an_entry_that_a_run_wrote_and_did_not_live_to_sync_is_synced_by_the_next(
+    delta: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(BaseException):
+        pass
+
+    def die(path: Any) -> None:
+        raise Died
+
+    [one] = delta.prepare(delta.harness.make_sink(), [delta.harness.rows(5)])
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr("penstock.sinks.tables.delta_table.sync", die)
+        delta.committer().commit(0, [one], Deadline(10))
+    synced, real = [], os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert delta.committer(2).commit(0, [one], Deadline(10)) == {0: Outcome.ALREADY_COMMITTED}
+    assert {f"{1:020d}.json", "_delta_log"} <= set(synced)
+
+
+# ── what the ledger holds ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def days(by_day: Story) -> pa.RecordBatch:
+    first, second = dt.date(2026, 3, 29), dt.date(2026, 3, 30)
+    return pa.RecordBatch.from_pydict(
+        {"day": [first, second, None], "shop": ["Secret Street 7", None, "é"], "name": ["Alice", "Bob", "Carol"]}
+    )
+
+
+def test_no_value_of_any_row_is_in_what_the_ledger_keeps(by_day: Story) -> None:
+    sink = by_day.harness.make_sink()
+    prepared = by_day.prepare(sink, [days(by_day)])
+    kept = json.dumps([dict(one.payload) for one in prepared])
+    for value in ("Secret", "Alice", "Carol", "2026-03", "\\u00e9", "min", "bounds"):
+        assert value not in kept
+    assert by_day.commit(sink, prepared) == {Outcome.COMMITTED}
+    by_day.assert_visible(days(by_day))
+
+
+def test_what_an_earlier_version_decided_with_its_statistics_is_committed(by_day: Story) -> None:
+    sink = by_day.harness.make_sink()
+    prepared = by_day.prepare(sink, [days(by_day)])
+    committer = by_day.committer()
+    known = committer._target.look()
+    assert known is not None
+    files = [
+        {**file, "about": json.loads(json.dumps(committer._about(one, file, known)))}
+        for one in prepared
+        for file in one.payload["files"]
+    ]
+    for one in prepared:
+        for file in one.payload["files"]:  # a marker of that version has no values
+            marker = committer._target.storage(known)._root / committer._marker(1, file["name"])  # type: ignore[attr-defined]
+            marker.write_text(json.dumps({"position": one.payload["position"]}))
+    old = [one.with_payload(files=files) for one in prepared]
+    assert by_day.commit(sink, old) == {Outcome.COMMITTED}
+    by_day.assert_visible(days(by_day))
+
+
+def test_dates_and_times_that_python_cannot_tell_have_no_bounds(story: Story) -> None:
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "id": [1, 2],
+            "day": pa.array([-800_000, 4_000_000], pa.int32()).cast(pa.date32()),
+            "at": pa.array([-(2**61), 2**61], pa.int64()).cast(pa.timestamp("us", "UTC")),
+        }
+    )
+    sink = story.harness.make_sink()
+    assert story.commit(sink, story.prepare(sink, [rows])) == {Outcome.COMMITTED}
+    assert story.harness.read_where("id", 2) == {2}
+
+
+def test_a_partition_that_python_cannot_tell_is_named(tmp_path: Path) -> None:
+    told = Story()
+    told.harness = DeltaHarness(tmp_path, partition_by="day")
+    day = pa.array([4_000_000], pa.int32()).cast(pa.date32())
+    with pytest.raises(DataError, match="outside the years 1 to 9999"):
+        told.prepare(told.harness.make_sink(), [pa.RecordBatch.from_pydict({"id": [1], "day": day})])

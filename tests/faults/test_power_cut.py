@@ -2,7 +2,7 @@
 
 The disk is the driver's: ledger, in-flight log, staged and final files, savepoints, and Spark's own log and state,
 which Spark does not sync. Kafka and PostgreSQL are real, and elsewhere. Spark's part is played by `small_spark`, so
-that every step can be the last one, in milliseconds; `tests/integration/test_lost_log.py` does it to a real query.
+that every step can be the last one, in milliseconds; `tests/integration/test_recovery_log.py` has a real query.
 """
 
 from __future__ import annotations

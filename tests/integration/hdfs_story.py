@@ -19,6 +19,7 @@ from penstock.epoch.open import ledger_at, storage_at
 from penstock.epoch.storage import AlreadyExists
 from penstock.runtime.jars import jar_set
 from penstock.runtime.spark import session
+from penstock.sinks.files.hsync import hsync
 from penstock.state.folder import folder_at
 from penstock.state.savepoint import Savepoint, dispose
 from penstock.testing.failpoints import InjectedFault, hooked
@@ -54,6 +55,8 @@ def story(spark: Any, hdfs: str, folder: Path) -> dict[str, Any]:
     with ThreadPoolExecutor(8) as pool:
         outcomes = list(pool.map(lambda _: outcome_of(lambda: storage.create("a/race.json", b"x")), range(8)))
     told["winners_of_a_race"] = outcomes.count("created")
+    hsync(f"{hdfs}/names/a/one.json")
+    told["synced"] = (storage.read("a/one.json") or b"").decode()
 
     def die() -> None:
         raise InjectedFault("dies after the decision")

@@ -18,7 +18,7 @@ from penstock.epoch.ledger import Ledger
 from penstock.epoch.open import ledger_at, storage_at
 from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId
 from penstock.epoch.storage import AlreadyExists, LocalStorage, MemoryStorage, Storage
-from penstock.errors import LedgerError, StorageFull
+from penstock.errors import LedgerError, StorageFull, StorageNotAtomic
 from penstock.testing.failpoints import InjectedFault, hooked
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def test_listing_and_deleting(storage: Storage) -> None:
 
 def test_a_ledger_on_it(storage: Storage) -> None:
     ledger = Ledger(storage)
-    ledger.prove_atomic()
+    if not isinstance(storage, HadoopStorage):  # whose rename on `file:` looks first
+        ledger.prove_atomic()
     assert [ledger.register({"sources": []}) for _ in range(3)] == [1, 2, 3]
     decision = Decision(DecisionId(0, 3), (Committable("out", 0, 1, 2**64 - 1, {"path": "Zażółć"}),), None)
     ledger.decide(decision, query="q", barrier="digest")
@@ -159,7 +160,7 @@ def test_a_whole_job_on_it(
     out = tmp_path / "out"
 
     def job() -> Job:
-        checkpoints = Checkpoints(storage=str(tmp_path / "checkpoints"))
+        checkpoints = Checkpoints(storage=str(tmp_path / "checkpoints"), trusted_schemes=["file"])
         job = Job("hadoop", checkpoints=checkpoints, spark=session, restart=RestartStrategy.none())
         numbers = job.read(Numbers(300, {"value": "cast(id AS string)"}), uid="in")
         job.write(numbers, FileSink(str(out), format="csv"), uid="out")
@@ -175,4 +176,7 @@ def test_a_whole_job_on_it(
     )
     assert len(proven) == 2
     assert all(location.startswith("file:/") for location in proven)
-    assert ledger_at(str(tmp_path / "checkpoints/hadoop/out/ledger"), session, retained=2).newest_generation() == 2
+    where = str(tmp_path / "checkpoints/hadoop/out/ledger")
+    assert ledger_at(where, session, retained=2, trusted=["file"]).newest_generation() == 2
+    with pytest.raises(StorageNotAtomic, match="Nobody answers for file:/"):
+        ledger_at(where, session, retained=2)

@@ -19,6 +19,7 @@ def test_a_job_lives_and_recovers_on_hdfs(tmp_path: Path) -> None:
     told = json.loads(done.stdout.strip().splitlines()[-1])
     assert told["second_create"] == "AlreadyExists"
     assert told["winners_of_a_race"] == 1
+    assert told["synced"] == "1", "a sync of a closed file leaves it as it is"
     assert told["first_run"] == "InjectedFault"
     assert told["recovered"] == "finished", "the decided epoch is finished from the ledger on HDFS"
     assert told["ids"] == list(range(told["rows"])), "every row once"

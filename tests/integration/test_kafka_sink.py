@@ -24,6 +24,7 @@ from penstock.sinks.kafka.lanes import Lanes
 from penstock.sinks.kafka.pool import POOL
 from penstock.sinks.kafka.topics import create
 from penstock.sinks.kafka.transactions import TransactionClient
+from tests.support.proxy import END_TXN, Proxy
 
 if TYPE_CHECKING:
     from penstock.sinks.kafka.committer import KafkaCommitter
@@ -281,6 +282,19 @@ def test_an_id_the_broker_never_heard_of_is_unknown(lab: Lab) -> None:
     assert lab.commit(1, Committable("lab", 0, 1, 0, payload)) == {Outcome.UNKNOWN}
 
 
+def test_what_stands_in_the_topics_is_told_to_a_person(lab: Lab) -> None:
+    lab.whole(1)
+    [sealed] = lab.seal(lab.write(2))  # by the same producer
+    assert lab.committer.evidence([sealed], Deadline(20)) == {0: "of 10 rows 0 committed, 0 aborted, 10 without an end"}
+    assert lab.commit(2, sealed) == {Outcome.COMMITTED}
+    assert lab.committer.evidence([sealed], Deadline(20)) == {0: "of 10 rows 10 committed, 0 aborted, 0 without an end"}
+    [swept] = lab.seal(lab.write(3))
+    lab.committer.abort_dangling([], Deadline(20))
+    assert lab.committer.evidence([swept], Deadline(20)) == {0: "of 10 rows 0 committed, 10 aborted, 0 without an end"}
+    gone = swept.with_payload(topics=["never-was"])
+    assert "not seen: topic never-was" in lab.committer.evidence([gone], Deadline(20))[0]
+
+
 def test_nulls_and_empties_arrive_as_such(lab: Lab) -> None:
     lab.whole(1, value=pa.array([b"v", None, b"", "é".encode()]), key=pa.array([None, b"k", b"", b"x"]))
     assert sorted(map(str, ((row.key(), row.value()) for row in lab.read(4)))) == sorted(
@@ -444,6 +458,56 @@ def test_a_forked_child_opens_its_own(lab: Lab) -> None:
     assert os.waitpid(child, 0)[1] == 0
     lab.whole(2)
     assert lab.values(20) == expected(1, 2)
+
+
+@pytest.fixture
+def slow_road(lab: Lab) -> Iterator[Proxy]:
+    """What the lab's writers say to the broker goes this way; the driver's requests do not."""
+    with Proxy(lab.servers) as proxy:
+        lab.sink = KafkaSink(lab.topic, servers=proxy.servers)
+        yield proxy
+
+
+def test_a_delayed_commit_of_a_producers_own_ends_no_later_transaction(lab: Lab, slow_road: Proxy) -> None:
+    [first] = lab.whole(1)
+    slow_road.hold(END_TXN)
+    later = lab.seal(lab.write(2))[0]  # its worker catches up with epoch 1's commit first, and is heard the second time
+    assert len(slow_road.held) == 1
+    slow_road.release()
+    assert lab.state(later) == "Ongoing"
+    assert lab.values() == expected(1)
+    assert later.payload["transactional_id"] != first.payload["transactional_id"]
+    assert lab.commit(2, later) == {Outcome.COMMITTED}
+    assert lab.values(20) == expected(1, 2)
+
+
+def test_a_delayed_abort_of_a_producers_own_ends_no_later_transaction(lab: Lab, slow_road: Proxy) -> None:
+    opened = lab.sink.open_writer(WriterScope(lab.scope, 1, 0, 0, 0, {}))
+    opened.write(pa.record_batch({"value": ["given up"]}))
+    opened.pre_commit()
+    slow_road.hold(END_TXN)
+    opened.abort()
+    later = lab.seal(lab.write(1))[0]
+    assert len(slow_road.held) == 1
+    slow_road.release()
+    assert lab.commit(1, later) == {Outcome.COMMITTED}
+    assert lab.values(10) == expected(1)
+
+
+def test_a_delayed_commit_of_the_drivers_ends_no_later_transaction(lab: Lab) -> None:
+    with Proxy(lab.servers) as proxy:
+        road = KafkaSink(lab.topic, servers=proxy.servers).open_committer(lab.scope)
+        try:
+            sealed = road.seal([lab.write(1)], Deadline(10))
+            proxy.hold(END_TXN)
+            assert road.commit(1, sealed, Deadline(20)) == {0: Outcome.COMMITTED}
+            later = lab.seal(lab.write(2))[0]  # with the hints of another committer than the one that is unsure
+            assert len(proxy.held) == 1
+            proxy.release()
+            assert lab.state(later) == "Ongoing"
+            assert lab.values() == expected(1)
+        finally:
+            road.close()
 
 
 def test_a_broker_that_restarts_between_preparation_and_commit(own_broker: Broker) -> None:

@@ -35,6 +35,9 @@ COLUMNS = {
     "list": "array('a', null)",
     "point": "struct(id AS x, cast(null AS string) AS y)",
     "counts": "map('n', id)",
+    "deep": "array(struct(timestamp_micros(id * 1000001) AS at, cast(timestamp_micros(id * 1000001) AS timestamp_ntz) "
+    "AS local, cast(concat('0.', lpad(id, 30, '0')) AS decimal(38,30)) AS exact, "
+    "map('n', cast(id AS decimal(20,2))) AS sums))",
 }
 
 
@@ -86,7 +89,12 @@ def test_a_job_into_mariadb(
             later,
             int(number % 2 == 0),
         )
-        assert [json.loads(text) for text in row[9:]] == [["a", None], {"x": number, "y": None}, {"n": number}]
+        *plain, [deep] = [json.loads(text) for text in row[9:]]
+        assert plain == [["a", None], {"x": number, "y": None}, {"n": number}]
+        assert dt.datetime.fromisoformat(deep["at"]) == later.replace(tzinfo=dt.UTC)
+        assert dt.datetime.fromisoformat(deep["local"]) == later
+        # As text: MySQL's own JSON would make doubles of numbers.
+        assert (deep["exact"], deep["sums"]) == (f"0.{number:030}", {"n": f"{number}.00"})
     assert columns["moment"] == "datetime(6)"
     assert left == []
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import uuid
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg.types.json import set_json_loads
 from running import CrashAt, Numbers, failing, run_all
 
 from penstock import Checkpoints, Job, PostgresSink, Source
@@ -32,6 +35,8 @@ COLUMNS = {
     "list": "array('a', null)",
     "point": "struct(id AS x, cast(null AS string) AS y)",
     "counts": "map('n', id)",
+    "deep": "array(struct(timestamp_micros(id * 1000001) AS at, cast(timestamp_micros(id * 1000001) AS timestamp_ntz) "
+    "AS local, cast(concat('0.', lpad(id, 30, '0')) AS decimal(38,30)) AS exact))",
 }
 
 
@@ -53,6 +58,7 @@ def test_a_job_into_postgres(
     crash_at.no_more()
 
     with psycopg.connect(postgres.dsn) as connection:
+        set_json_loads(partial(json.loads, parse_float=Decimal), connection)
         found = connection.execute(f"SELECT * FROM {table} ORDER BY id".encode()).fetchall()
         columns = connection.execute(
             "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s"
@@ -64,7 +70,8 @@ def test_a_job_into_postgres(
     start = dt.datetime(1970, 1, 1)
     for row in found:
         number, later = row[0], start + dt.timedelta(microseconds=row[0] * 1000001)
-        assert row[1:] == (
+        [deep] = row[-1]
+        assert row[1:-1] == (
             number % 100,
             Decimal(number) / 4,
             None if number % 3 == 0 else f"Zażółć {number}",
@@ -76,9 +83,12 @@ def test_a_job_into_postgres(
             {"x": number, "y": None},
             {"n": number},
         )
+        assert dt.datetime.fromisoformat(deep["at"]) == later.replace(tzinfo=dt.UTC)
+        assert dt.datetime.fromisoformat(deep["local"]) == later
+        assert deep["exact"] == Decimal(f"0.{number:030}"), "jsonb keeps a number's digits"
     assert dict(columns)["price"] == "numeric"
     assert [kind for _, kind in columns[6:]] == [
-        "timestamp with time zone", "timestamp without time zone", "ARRAY", "jsonb", "jsonb",
+        "timestamp with time zone", "timestamp without time zone", "ARRAY", "jsonb", "jsonb", "jsonb",
     ]  # fmt: skip
     assert left == []
 

@@ -12,7 +12,7 @@ import pytest
 from running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
 
 from penstock import Checkpoints, FileSink, Job, KafkaSink, RestartStrategy
-from penstock.errors import ReplayDiffers
+from penstock.errors import CheckpointBehind, ReplayDiffers
 from penstock.testing.failpoints import InjectedFault, hooked
 
 if TYPE_CHECKING:
@@ -327,3 +327,64 @@ def test_a_second_death_in_recovery(session: SparkSession, kafka: Kafka, tmp_pat
 
 def _die() -> Any:
     raise KeyError("the process died here")
+
+
+# What Spark never synced is gone, or torn: after a power cut, or with a folder from an older copy
+
+
+def spark_files(twin: Twin, newest: int | None = None) -> list[Path]:
+    """The files of Spark's log and the checksums beside them; of each kind the newest, where so many are wanted."""
+    found: list[Path] = []
+    for kind in ("offsets", "commits"):
+        folder = twin.checkpoint.folder / "spark" / kind
+        numbers = sorted(int(file.name) for file in folder.iterdir() if file.name.isdigit())
+        wanted = numbers if newest is None else numbers[-newest:]
+        found += [file for number in wanted for file in (folder / str(number), folder / f".{number}.crc")]
+    return [file for file in found if file.exists()]
+
+
+@pytest.mark.parametrize("newest", [None, 2], ids=["all of it", "the newest two"])
+def test_a_log_that_is_gone_is_no_reason_to_write_anything_twice(
+    session: SparkSession, tmp_path: Path, newest: int | None
+) -> None:
+    twin = Twin(session, tmp_path, stateless)
+    twin.run()
+    assert twin.files() == Counter(str(number) for number in range(ROWS))
+    for file in spark_files(twin, newest):
+        file.unlink()
+    events = twin.run()
+    assert only(events, "recovered")["action"] == "finished"
+    assert only(events, "log_restored")
+    assert not [event for event in events if event["event"] == "opened"], "it was at its end"
+    assert twin.files() == Counter(str(number) for number in range(ROWS))
+
+
+def test_a_torn_log_and_state_go_on_as_if_nothing_had_been(
+    session: SparkSession, tmp_path: Path, crash_at: CrashAt
+) -> None:
+    whole, broken = (Twin(session, tmp_path / name, windows) for name in ("whole", "broken"))
+    whole.run()
+    crash_at("epoch.decided", CRASH + 1)
+    failing(broken.job(), InjectedFault)
+    crash_at.no_more()
+    for file in spark_files(broken, 1):
+        file.write_bytes(b"")
+    events = broken.run()
+    assert_went_on(events)
+    assert_alike(whole, broken)
+    assert whole.files() == broken.files()
+
+
+def test_a_checkpoint_from_an_older_copy_is_refused_where_its_state_is_older_too(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    twin = Twin(session, tmp_path, windows)
+    twin.run()
+    before = twin.files()
+    newest = max(twin.checkpoint.epochs)
+    for file in spark_files(twin, 2):
+        file.unlink()
+    for state in (twin.checkpoint.folder / "spark" / "state").glob(f"*/*/{newest + 1}.*"):
+        state.unlink()
+    failing(twin.job(), CheckpointBehind)
+    assert twin.files() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 from penstock.sinks.files.storage import StagedFile, Storage
 
@@ -65,6 +66,9 @@ class MemoryFiles(Storage):
         if name not in self.files:
             raise FileNotFoundError(name)
         return self.files[name]
+
+    def open(self, name: str) -> Any:
+        return io.BytesIO(self.read(name))
 
     def remove(self, name: str) -> bool:
         self.before("remove", name)

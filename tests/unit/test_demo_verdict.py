@@ -64,7 +64,12 @@ def drop(folder: Path, name: str) -> None:
 
 def double(folder: Path, name: str) -> None:
     file = files(folder, name)[4]
-    shutil.copy(file, file.with_name(file.name.replace("0123456789ab", "ba9876543210")))
+    put(shutil.copy(file, file.with_name(".aside")), file.with_name(file.name.replace("0123456789ab", "ba9876543210")))
+
+
+def put(aside: Path, file: Path) -> None:
+    """Whole or not at all: the demo's reader looks all the time."""
+    aside.rename(file)
 
 
 def alter(folder: Path, name: str, column: str) -> None:
@@ -72,7 +77,9 @@ def alter(folder: Path, name: str, column: str) -> None:
     rows = pq.read_table(file)
     values = rows.column(column).to_pylist()
     values[0] += 1
-    pq.write_table(rows.set_column(rows.schema.get_field_index(column), column, pa.array(values)), file)
+    aside = file.with_name(".aside")
+    pq.write_table(rows.set_column(rows.schema.get_field_index(column), column, pa.array(values)), aside)
+    put(aside, file)
 
 
 def swap_epochs(folder: Path, name: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, SystemUnavailable
-from penstock.sinks.base import Committable, Leftover, Outcome
-from penstock.sinks.kafka import faults
+from penstock.sinks.base import Committable, Leftover, Outcome, SinkScope
+from penstock.sinks.kafka import KafkaSink, faults, unsure
 from penstock.sinks.kafka.committer import KafkaCommitter, judge, leftover
 from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
 from penstock.testing import failpoints
@@ -23,6 +23,12 @@ FENCED, BAD_STATE = 90, 48
 def committable(writer: int, generation: int = 1, sequence: int = 1, **payload: Any) -> Committable:
     name = f"job-u-g{generation:06d}-{writer:012x}"
     return Committable("u", writer, 10, 0, {"transactional_id": name, "sequence": sequence, **payload})
+
+
+@pytest.fixture(autouse=True)
+def nothing_unsure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names repeat between these tests, as they never do in life."""
+    monkeypatch.setattr(unsure.UNSURE, "_ids", {})
 
 
 class Fake:
@@ -59,6 +65,9 @@ class Fake:
         assert isinstance(deadline, Deadline)
         self.fenced += sorted(ids)
         return self.unfenced
+
+    def seen(self, committable: Committable, deadline: Deadline) -> str:
+        return "nothing"
 
     def close(self) -> None:
         self.closed = True
@@ -101,7 +110,6 @@ def sealed(fake: Fake, *committables: Committable) -> tuple[KafkaCommitter, Sequ
         ("CompleteCommit", P - 1, E, S, Outcome.UNKNOWN),
         ("CompleteCommit", P, E - 1, S, Outcome.UNKNOWN),
         ("Ongoing", P, E - 1, S, Outcome.UNKNOWN),
-        ("Ongoing", P, E, S - 5, Outcome.ALREADY_COMMITTED),
         ("Ongoing", P, E - 1, S + 5, Outcome.UNKNOWN),
         ("CompleteAbort", P, E - 1, S + 5, Outcome.UNKNOWN),
         ("CompleteAbort", P, E + 2, S + 5, Outcome.UNKNOWN),
@@ -115,6 +123,17 @@ def sealed(fake: Fake, *committables: Committable) -> tuple[KafkaCommitter, Sequ
 )
 def test_the_table(state: str, pid: int, epoch: int, started: int, outcome: Outcome | None) -> None:
     assert judge(OURS, Described(state, pid, epoch, started)) is outcome
+
+
+STATES = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence", "CompleteCommit", "CompleteAbort")
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("started", [S - 1, 0, -1])
+def test_an_earlier_transaction_proves_nothing_of_ours(state: str, ahead: int, started: int) -> None:
+    """A coordinator that was deposed remembers what came before ours, and may still be asked."""
+    assert judge(OURS, Described(state, P, E + ahead, started)) is Outcome.UNKNOWN
 
 
 def test_sealed_and_committed() -> None:
@@ -200,6 +219,43 @@ def test_nothing_by_the_deadline_is_unknown() -> None:
     assert committer.hints()["committed"] == {}  # the request without an answer may still be on its way
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_what_one_committer_is_unsure_of_no_other_lets_a_writer_use(commit: bool) -> None:
+    """The drainer has a committer of its own, and so has every start of a query."""
+    part = committable(0)
+    name = part.payload["transactional_id"]
+    fake = opened(part)
+    first, ready = sealed(fake, part)
+    fake.answers[name] = [Ended(SILENT, False)]
+    if commit:
+        fake.states.clear()
+        assert first.commit(5, ready, Deadline(0.02)) == {0: Outcome.UNKNOWN}
+    else:
+        first.abort(ready, Deadline(0.02))
+    second = KafkaCommitter(opened(part), "job-u", 1)
+    assert second.commit(5, ready, Deadline(1)) == {0: Outcome.COMMITTED}
+    assert name not in second.hints()["committed"]
+    assert name in first.hints()["unsure"]
+    assert name in second.hints()["unsure"]
+
+
+def test_an_answer_that_got_lost_takes_back_what_was_hinted() -> None:
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    committer.commit(5, ready, Deadline(1))
+    assert committer.hints()["committed"]
+    other = KafkaCommitter(opened(part), "job-u", 1)
+    other._client.answers[part.payload["transactional_id"]] = [Ended(0, False)]  # type: ignore[attr-defined]
+    other.commit(5, ready, Deadline(1))
+    assert committer.hints()["committed"] == {}
+
+
+def test_hints_name_no_other_sinks_ids() -> None:
+    unsure.UNSURE.add(["job-u-g000002-0123456789ab", "job-u2-g000001-0123456789ab", "job-u-g000001-0123456789ab"])
+    assert KafkaCommitter(Fake(), "job-u", 1).hints()["unsure"] == {"job-u-g000001-0123456789ab": True}
+
+
 def test_a_restart_looks_before_it_commits() -> None:
     part = committable(0)
     _, ready = sealed(opened(part), part)
@@ -258,6 +314,57 @@ def test_sweeping_spares_newer_runs_other_sinks_and_what_is_kept() -> None:
     keep = [Committable("u", 0, 1, 0, {"transactional_id": names[3], "sequence": 1})]
     assert committer.abort_dangling(keep, Deadline(1)) == 2
     assert fake.fenced == names[:2]
+
+
+@pytest.mark.parametrize(
+    ("pid", "epoch", "started", "swept"),
+    [
+        (P, E, S, False),
+        (P, E, S + 500, True),  # its producer has gone on: the kept one is committed
+        (P + 1, 0, S + 500, True),
+        (P, E + 1, S + 500, True),
+        (P, E, S - 500, False),  # a deposed coordinator's memory; the kept one may well be open
+    ],
+)
+def test_what_is_kept_is_a_transaction_not_an_id(pid: int, epoch: int, started: int, swept: bool) -> None:
+    one = committable(0, producer_id=P, producer_epoch=E, started=S)
+    fake = Fake({one.payload["transactional_id"]: Described("Ongoing", pid, epoch, started)})
+    assert KafkaCommitter(fake, "job-u", 2).abort_dangling([one], Deadline(1)) == swept
+    assert bool(fake.fenced) is swept
+
+
+def test_a_kept_id_that_nobody_could_describe_is_left_alone() -> None:
+    one = committable(0, producer_id=P, producer_epoch=E, started=S)
+    fake = opened(one)
+    fake.describe = lambda ids, deadline: {}  # type: ignore[method-assign]
+    assert KafkaCommitter(fake, "job-u", 2).abort_dangling([one], Deadline(1)) == 0
+
+
+def test_what_runs_of_earlier_releases_left_open_is_committed_or_swept() -> None:
+    """They put the user's prefix before job and uid without saying how long it is."""
+    scope = SinkScope("a-b", "out", 3)
+    sink = KafkaSink("t", servers="x", transactional_id_prefix="team")
+    old = [f"team-a-b:out-g{generation:06d}-0123456789ab" for generation in (1, 2, 3)]
+    new = [f"team-a-b:out:4-g{generation:06d}-0123456789ab" for generation in (2, 3, 4)]
+    theirs = ["team-a-b:out:6-g000001-0123456789ab"]
+    fake = Fake({name: Described("Ongoing", P, E, S) for name in (*old, *new, *theirs)})
+    committer = KafkaCommitter(fake, sink._prefix(scope), scope.generation, sink._former_prefix(scope))
+    decided = Committable("out", 0, 1, 0, {"transactional_id": old[0], "sequence": 1, **OURS})
+    assert committer.commit(1, [decided], Deadline(1)) == {0: Outcome.COMMITTED}
+    assert {one.name for one in committer.leftovers(Deadline(1))} == {*old[:2], *new[:2]}
+    assert committer.abort_dangling([decided], Deadline(1)) == 3
+    assert fake.fenced == sorted([old[1], *new[:2]])
+
+
+def test_no_two_sinks_names_begin_alike() -> None:
+    jobs, uids, prefixes = ("a", "a-b", "b", "team-a", "4"), ("out", "4", "b-out"), (None, "team", "team-a", "a:4", "a")
+    made = [
+        KafkaSink("t", servers="x", transactional_id_prefix=prefix)._prefix(SinkScope(job, uid, 1)) + "-g"
+        for prefix in prefixes
+        for job in jobs
+        for uid in uids
+    ]
+    assert len(set(made)) == len(made)
 
 
 def test_the_failpoint_stands_between_the_first_and_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,10 +519,10 @@ def test_of_one_producer_only_its_last_transaction_is_hinted() -> None:
     name = first.payload["transactional_id"]
     again = committer.seal([second], Deadline(1))
     committer.abort(again, Deadline(1))
-    assert committer.hints() == {"committed": {}, "aborted": {name: 2}}
+    assert committer.hints() == {"committed": {}, "aborted": {name: 2}, "unsure": {}}
     third = committer.seal([committable(0, sequence=3)], Deadline(1))
     committer.commit(3, third, Deadline(1))
-    assert committer.hints() == {"committed": {name: 3}, "aborted": {}}
+    assert committer.hints() == {"committed": {name: 3}, "aborted": {}, "unsure": {}}
 
 
 def test_of_many_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import SchemaMismatch
 from penstock.sinks.kafka.librdkafka import Message
-from penstock.sinks.kafka.messages import ARGUMENT, MESSAGE, arguments, messages, spans
+from penstock.sinks.kafka.messages import ARGUMENT, MESSAGE, arguments, messages, plain, spans
 
 VALUES = [b"one", None, b"", b"four"]
 
@@ -90,6 +90,83 @@ def test_arguments_carry_timestamp_and_headers() -> None:
     named = [(c.string_at(int(a["a"])), read(a["b"], a["c"])) for tag, a in told[0] if tag == 9]
     assert named == [(b"a", b"1"), (b"b", None)]
     assert [(c.string_at(int(a["a"])), read(a["b"], a["c"])) for tag, a in told[3] if tag == 9] == [(b"a", b"")]
+
+
+PAIRS = pa.struct([("key", pa.string()), ("value", pa.binary())])
+HEADERS = [[{"key": "a", "value": b"one"}, {"key": "b", "value": None}], None, [], [{"key": "a", "value": b""}]]
+WANTED = [[(b"a", b"one"), (b"b", None)], [], [], [(b"a", b"")]]
+
+
+def hidden() -> pa.Array:
+    """The second row is null, and yet has values behind it."""
+    flat = [*HEADERS[0], {"key": "never", "value": b"never"}, *HEADERS[3]]
+    mask = pa.array([False, True, False, False])
+    return pa.ListArray.from_arrays(pa.array([0, 2, 3, 3, 4], pa.int32()), pa.array(flat, PAIRS), mask=mask)
+
+
+def dictionaries() -> pa.Array:
+    flat = pa.array([*HEADERS[0], *HEADERS[3]], PAIRS)
+    parts = [part.dictionary_encode() for part in flat.flatten()]
+    offsets = pa.array([0, 2, None, 2, 3], pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(parts, ["key", "value"]))
+
+
+LAYOUTS = {
+    "list": lambda: pa.array(HEADERS, pa.list_(PAIRS)),
+    "large list": lambda: pa.array(HEADERS, pa.large_list(PAIRS)),
+    "slice": lambda: pa.array([[{"key": "no", "value": b"no"}], *HEADERS, None], pa.list_(PAIRS)).slice(1, 4),
+    "hidden": hidden,
+    "dictionaries": dictionaries,
+    "large values": lambda: pa.array(
+        HEADERS, pa.list_(pa.struct([("key", pa.large_string()), ("value", pa.large_binary())]))
+    ),
+    "views": lambda: pa.array(HEADERS, pa.list_(pa.struct([("key", pa.string_view()), ("value", pa.binary_view())]))),
+    "list view": lambda: pa.array(HEADERS, pa.list_view(PAIRS)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_headers_stay_readable_whatever_their_layout(layout: str) -> None:
+    rows = messages(pa.array([b"v"] * 4), None, None)
+    headers = LAYOUTS[layout]()
+    built = arguments(rows, np.zeros(4, "u8"), None, headers)
+    told = [[a for a in _row(built, n) if int(a["vtype"]) == 9] for n in range(4)]
+    assert [[(c.string_at(int(a["a"])), read(a["b"], a["c"])) for a in row] for row in told] == WANTED
+    # Nothing but what was given, or what is kept with the result, may be pointed at.
+    alive = [(b.address, b.address + b.size) for array in (headers, *built.kept) for b in _buffers(array)]
+    for a in (a for row in told for a in row if a["c"]):
+        assert any(start <= a["b"] and a["b"] + a["c"] <= end for start, end in alive)
+
+
+def _buffers(array: object) -> list[pa.Buffer]:
+    return [b for b in array.buffers() if b is not None] if isinstance(array, pa.Array) else []
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array(VALUES).dictionary_encode(),
+        pa.array(VALUES, pa.binary_view()),
+        pa.array(["one", None, "", "four"], pa.string_view()),
+        pa.chunked_array([VALUES[:1], VALUES[1:]]),
+        pa.array([b"no", *VALUES], pa.binary_view()).slice(1),
+    ],
+    ids=["dictionary", "view", "string view", "chunks", "sliced view"],
+)
+def test_other_layouts_are_made_plain(array: pa.Array) -> None:
+    made = plain(array)
+    assert seen(made) == VALUES
+
+
+def test_what_is_plain_is_not_copied() -> None:
+    array = pa.array(VALUES)
+    assert plain(array) is array
+
+
+def test_a_header_that_is_null_has_no_key() -> None:
+    rows = messages(pa.array([b"v"]), None, None)
+    with pytest.raises(SchemaMismatch, match="1 headers have no key"):
+        arguments(rows, np.zeros(1, "u8"), None, pa.array([[None]], pa.list_(PAIRS)))
 
 
 @pytest.mark.parametrize("key", [None, "a\0b"])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from penstock.sinks.kafka.answers import Endings
 from penstock.sinks.kafka.pool import Key, Pool
 
 
@@ -81,6 +82,15 @@ def test_what_may_be_decided_is_left_alone(pool: Pool, hints: dict[str, dict[str
     assert first.did == []
 
 
+@pytest.mark.parametrize("how", ["committed", "aborted"])
+def test_unsure_outweighs_all_else_that_is_said(pool: Pool, how: str) -> None:
+    """Hints of several committers are put together; one that lost an answer is right, whatever the others know."""
+    first = prepared(pool)
+    name = first.transactional_id
+    assert pool.acquire(KEY, {how: {name: 1}, "unsure": {name: True}}) is not first
+    assert first.did == ["destroy"]
+
+
 def test_an_earlier_transaction_of_the_same_producer_does_not_count(pool: Pool) -> None:
     first = prepared(pool)
     hints = {"committed": {first.transactional_id: 1}}
@@ -136,6 +146,26 @@ def test_a_forked_child_inherits_nothing(pool: Pool, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert pool.acquire(KEY, {}) is not first
     assert first.did == ["abandon"]  # type: ignore[attr-defined]
+
+
+def test_a_request_sent_again_without_an_answer_is_never_forgotten() -> None:
+    endings = Endings()
+    endings.begin(1)
+    endings.begin(2)
+    assert endings.sure(1)
+    for _ in range(2):  # answered with "later", so asked again
+        endings.sent(1)
+        assert not endings.sure(1)
+        endings.answered(1)
+        endings.answered(1)  # each answer is told twice
+    assert endings.sure(1)
+    endings.sent(1)  # no answer, but a broken connection
+    endings.sent(1)
+    endings.answered(1)
+    assert not endings.sure(1)
+    assert endings.sure(2)
+    endings.begin(1)  # another producer at the same address
+    assert endings.sure(1)
 
 
 def test_a_producer_is_made_with_the_settings_and_a_name_of_its_run(pool: Pool) -> None:

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from penstock.config import Checkpoints
 from penstock.epoch.ledger import Ledger, seal, unseal
-from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId
+from penstock.epoch.open import require_trust
+from penstock.epoch.probe import RACERS
+from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId, Outcome
 from penstock.epoch.storage import AlreadyExists, LocalStorage, MemoryStorage
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
 
@@ -236,6 +239,71 @@ def test_atomic_storage_is_proven_and_leaves_nothing(tmp_path: Path) -> None:
         assert storage.list("probe") == []
 
 
+def test_storage_that_looks_first_and_writes_then_is_refused() -> None:
+    class LookThenPut(MemoryStorage):
+        window = threading.Barrier(RACERS)  # everybody has looked before anybody writes
+
+        def create(self, name: str, data: bytes) -> None:
+            if self.read(name) is not None:
+                raise AlreadyExists(name)
+            self.window.wait(5)
+            self._files[name] = data
+
+    storage = LookThenPut()
+    with pytest.raises(StorageNotAtomic):
+        ledger(storage).prove_atomic()
+    assert storage.list("probe") == []
+
+
+def test_storage_that_keeps_the_loser_s_bytes_is_refused() -> None:
+    class Mixed(MemoryStorage):
+        def create(self, name: str, data: bytes) -> None:
+            try:
+                super().create(name, data)
+            finally:
+                self._files[name] = b"somebody else's"
+
+    with pytest.raises(StorageNotAtomic):
+        ledger(Mixed()).prove_atomic()
+
+
+def test_a_loser_may_fail_otherwise_and_an_error_of_all_is_told() -> None:
+    class Contended(MemoryStorage):
+        usable = True
+
+        def create(self, name: str, data: bytes) -> None:
+            if not self.usable:
+                raise LedgerError("the store is away")
+            try:
+                super().create(name, data)
+            except AlreadyExists:
+                if self.read(name) != data and data.isdigit():
+                    raise LedgerError("conflicting requests") from None
+                raise
+
+    storage = Contended()
+    ledger(storage).prove_atomic()
+    storage.usable = False
+    with pytest.raises(LedgerError, match="away"):
+        ledger(storage).prove_atomic()
+
+
+@pytest.mark.parametrize("scheme", ["abfss", "gs", "viewfs", "wasb", "ftp", "memory"])
+def test_storage_that_nobody_answers_for_is_refused(scheme: str) -> None:
+    storage = MemoryStorage(f"{scheme}://somewhere")
+    storage.scheme = scheme
+    with pytest.raises(StorageNotAtomic, match=rf"penstock.ledger.trusted-schemes={scheme}\."):
+        require_trust(storage, ["other"])
+    require_trust(storage, Checkpoints(trusted_schemes=f"other, {scheme.upper()}://").trusted_schemes)
+
+
+@pytest.mark.parametrize("scheme", ["hdfs", "s3a", "s3"])
+def test_storage_that_is_known_is_tried(scheme: str) -> None:
+    storage = MemoryStorage()
+    storage.scheme = scheme
+    require_trust(storage, ())
+
+
 def test_storage_that_lets_a_name_be_created_twice_is_refused() -> None:
     class Careless(MemoryStorage):
         def create(self, name: str, data: bytes) -> None:
@@ -246,6 +314,18 @@ def test_storage_that_lets_a_name_be_created_twice_is_refused() -> None:
         ledger(storage).prove_atomic()
     assert "nothing was started" in str(refused.value)
     assert storage.list("probe") == []
+
+
+def test_a_ruling_is_on_a_transaction_not_on_a_writer() -> None:
+    own = Ledger(MemoryStorage(), now=iter(range(9)).__next__)
+    old, new = (Committable("s", 3, 1, 0, {"id": number}) for number in (1, 2))
+    own.rule(12, "q", [old], Outcome.LOST)
+    assert own.ruled(12, "q", [old, new]) == {("s", 3): Outcome.LOST}
+    assert own.ruled(12, "q", [new]) == own.ruled(13, "q", [old]) == own.ruled(12, "other", [old]) == {}
+    own.rule(12, "q", [old], Outcome.ALREADY_COMMITTED)
+    assert own.ruled(12, "q", [old]) == {("s", 3): Outcome.LOST}  # the first word counts
+    own.prune(1000)
+    assert own.ruled(12, "q", [old]) == {}
 
 
 # What a damaged file is called, and what is kept how long
@@ -286,19 +366,6 @@ def test_between_two_prunings_nothing_is_even_listed(monkeypatch: pytest.MonkeyP
     storage = MemoryStorage()
     monkeypatch.setattr(storage, "list", lambda folder: pytest.fail("it was listed"))
     ledger(storage).prune(151)
-
-
-def test_a_probe_is_a_ledger_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage, written = MemoryStorage(), []
-    create = storage.create
-
-    def note(name: str, data: bytes) -> None:
-        written.append(unseal("probe", data, name))
-        create(name, data)
-
-    monkeypatch.setattr(storage, "create", note)
-    ledger(storage).prove_atomic()
-    assert written == [{}, {}]
 
 
 def test_old_claims_are_forgotten_with_old_generations() -> None:

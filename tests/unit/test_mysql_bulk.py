@@ -9,11 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import DataError
 from penstock.sinks.mysql.bulk import packed
+from penstock.sinks.mysql.encode import lines, tuples
 
 NUMBERS = {0x01: "<b", 0x02: "<h", 0x03: "<i", 0x08: "<q", 0x05: "<d"}
 
@@ -120,3 +121,19 @@ def test_bytes_behind_a_null_are_nobody_s() -> None:
 def test_numbers_that_are_none_are_named() -> None:
     with pytest.raises(DataError, match="'price'"):
         packed(pa.RecordBatch.from_pydict({"price": [float("nan")]}))
+
+
+@given(st.lists(st.none() | st.decimals(-1, 1, allow_nan=False, places=37), min_size=1, max_size=6))
+@example([Decimal("1.23E-7"), None, Decimal(0), Decimal("-0.0000000123456789012345678901234567890")])
+def test_decimals_are_digits_whichever_way_they_go(values: list[Decimal | None]) -> None:
+    """A literal with an exponent would be a DOUBLE: of 38 digits 16 would be left."""
+    batch = pa.RecordBatch.from_arrays([pa.array(values, pa.decimal128(38, 37))], names=["price"])
+    wanted = [None if one is None else f"{one:.37f}" for one in values]
+    assert Reader(batch).rows() == [[one] for one in wanted]
+    assert bytes(tuples(batch)).decode() == "".join(f"({one or 'NULL'})," for one in wanted)
+    assert bytes(lines(batch)).decode() == "".join(f"{one or chr(92) + 'N'}\n" for one in wanted)
+
+
+def test_decimals_of_whole_hundreds_are_digits_too() -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([Decimal("12300")], pa.decimal128(5, -2))], names=["price"])
+    assert (bytes(tuples(batch)), Reader(batch).rows()) == (b"(12300),", [["12300"]])

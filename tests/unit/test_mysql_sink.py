@@ -15,7 +15,7 @@ from penstock.sinks.mysql import MySqlSink, check, server
 from penstock.sinks.mysql.faults import ServerError, error_for, refused_rows
 from penstock.sinks.mysql.kinds import column_type, refusal
 from penstock.sinks.mysql.names import Names
-from penstock.sinks.mysql.tables import creation, require_key
+from penstock.sinks.mysql.tables import Table, creation, require_key, unique_keys
 from penstock.sinks.sql.columns import Column
 
 SCOPE = SinkScope("job", "out", 7)
@@ -122,6 +122,7 @@ def test_without_the_client_library_the_extra_is_named(monkeypatch: pytest.Monke
         ("decimal(12,0)", "bigint(20)", True), ("decimal(12,2)", "double", False),
         ("string", "enum('a','b')", True), ("string", "blob", False), ("json", "longtext", True),
         ("binary", "varbinary(9)", True), ("binary", "text", False), ("date", "datetime(6)", True),
+        ("bigint", "double", False), ("int", "double", True), ("ubigint", "double", False),
         ("timestamp", "timestamp", True), ("timestamp", "date", False), ("bigint", "bigint(20) unsigned", True),
     ],
 )  # fmt: skip
@@ -141,11 +142,25 @@ def test_a_new_table() -> None:
     )
 
 
-def test_the_key_must_be_a_whole_index() -> None:
+def test_the_key_must_be_a_whole_index_and_the_only_one_that_decides() -> None:
+    def require(key: list[str], given: Sequence[str], **indexes: tuple[str | None, ...]) -> None:
+        told = [(index, column, None) for index, columns in indexes.items() for column in columns]
+        there = unique_keys(Saying(statistics=told), names)  # type: ignore[arg-type]
+        require_key(there, names, key, Table("InnoDB", (), (), frozenset({"n"})), [(one, "bigint") for one in given])
+
     names = Names.of(SCOPE, "shop", "orders")
-    require_key([("a",), ("b", "id")], names, ["ID", "b"])
+    require(["ID", "b"], ["id", "b"], own=("b", "Id"))
+    require(["id"], ["id"], own=("id",), wider=("id", "b"), PRIMARY=("N",))
     with pytest.raises(ConfigurationError, match="no unique index on id"):
-        require_key([("a",), ("b", "id")], names, ["id"])
+        require(["id"], ["id"], own=("b", "id"))
+    for more in (("a",), ("n",), (None,), (None, "a")):  # None: an expression
+        with pytest.raises(ConfigurationError, match=r"another unique index.*: more"):
+            require(["id"], ["id", "n", "a"], own=("id",), more=more)
+
+
+def test_an_index_on_the_beginning_of_a_column_is_none_on_it() -> None:
+    [index] = unique_keys(Saying(statistics=[("own", "id", 10)]), Names.of(SCOPE, "shop", "orders"))  # type: ignore[arg-type]
+    assert not index.is_on({"id"})
 
 
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -166,6 +181,12 @@ def test_the_key_must_be_a_whole_index() -> None:
 def test_which_servers_keep_prepared_transactions(version: str, more: dict[str, Any], refused: str | None) -> None:
     said = server.two_phase_refusal(Saying(**more, version=[(version,)]))  # type: ignore[arg-type]
     assert said is None if refused is None else refused in str(said)
+
+
+@pytest.mark.parametrize(("version", "said"), [("10.11.6-MariaDB-0", []), ("8.4.3", ["MySQL 8.4.3"])])
+def test_a_check_says_that_mysql_itself_is_not_what_is_tested(version: str, said: list[str]) -> None:
+    found = list(check._product(Saying(version=[(version,)])))  # type: ignore[arg-type]
+    assert [part in one for part, one in zip(said, found, strict=True)] == [True] * len(said)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +213,8 @@ def test_rights_as_the_server_shows_them(lines: list[str], table: Any, database:
     ("code", "error"),
     [
         (1045, errors.AccessDenied), (1142, errors.AccessDenied), (1049, errors.TableMissing),
-        (1146, errors.TableMissing), (1054, errors.SchemaMismatch), (1062, errors.ConstraintViolated),
+        (1146, errors.TableMissing), (1054, errors.SchemaMismatch), (1425, errors.SchemaMismatch),
+        (1062, errors.ConstraintViolated),
         (1452, errors.ConstraintViolated), (4025, errors.ConstraintViolated), (1366, errors.DataError),
         (1406, errors.ValueTooLarge), (1114, errors.StorageFull), (2003, errors.SystemUnavailable),
         (2013, errors.SystemUnavailable), (1290, errors.SystemUnavailable), (1205, errors.PreCommitFailed),

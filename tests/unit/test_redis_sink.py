@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 
 from penstock import RedisSink
-from penstock.errors import ConfigurationError, DataError, MissingExtra, SchemaMismatch
+from penstock.deadline import Deadline
+from penstock.errors import ConfigurationError, DataError, MissingExtra, PenstockError, SchemaMismatch
 from penstock.guarantees import Guarantee
 from penstock.sinks.base import CheckContext, SinkScope, WriterScope
+from penstock.sinks.redis.address import place
 from penstock.sinks.redis.check import findings
-from penstock.sinks.redis.client import fault, place
+from penstock.sinks.redis.client import fault
 from penstock.sinks.redis.layout import Layout, generation_of, hash_tag, name_of
 from penstock.sinks.redis.rows import laid_out
 from penstock.sinks.redis.writer import commands, portions
@@ -41,6 +43,52 @@ def test_secrets_are_never_shown() -> None:
 )
 def test_where_it_is(url: str, shown: str) -> None:
     assert place(url) == shown
+
+
+ODD = [
+    "redis://user:{}@host:notaport/0", "redis://user:{}@host:99999/0", "redis://user:{}@[::1/0",
+    "redis://user:{}@host]/0", "redis://:{}/x@host/0", "redis://user:a/{}@host:1/0", "redis://user:1/{}@host/0",
+    "redis://user:{}#x@host/0", "redis://user:1#{}@host/0", "redis://user:{}?x=1@host/0", "redis://user:1?{}@host/0",
+    "redis://user:x@{}@host/0", "redis://user:{}@host/notadb", "redis://host:6379/{}", "redis://user:{}",
+    "redis://host:{}/0", "redis://user:{}%40host:6379/0", "redis://user:{}@", "redis:/user:{}@host",
+    "http://user:{}@host", "redis://user:{}@ho st:1", "redis://user:{}@ho\u2100st:1/0", "redis://user:ab[{}@host:1",
+    "unix://user:{}@/run/redis.sock?db=a", "redis://user:{}@127.0.0.1:1/0?db={}", "redis://127.0.0.1:1/0?protocol={}",
+    "redis://127.0.0.1:1/0?password={}&socket_timeout=abc", "redis://127.0.0.1:1?health_check_interval={}",
+    "rediss://user:{}@127.0.0.1:1?ssl_cert_reqs={}", "redis://user:{}@127.0.0.1:1/0", "redis://127.0.0.1:1?nonsense={}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+@pytest.mark.parametrize("odd", ODD)
+def test_no_odd_address_shows_its_password(odd: str, cluster: bool) -> None:
+    """Whatever is raised is one of ours, and neither it nor what caused it repeats the secret."""
+    url = odd.replace("{}", "s3cret-pass")
+
+    def use() -> None:
+        sink = RedisSink(url, prefix="{t}:", cluster=cluster)
+        told.append(f"{sink!r} {sink.describe()} {sink.link('out')}")
+        for work in (
+            lambda: sink.check(CheckContext("job", 1.0, 30.0), "out"),
+            lambda: sink.open_committer(SinkScope("job", "out", 1)).abort_dangling([], Deadline(1.0)),
+        ):
+            try:
+                work()
+            except PenstockError as error:
+                errors.append(error)
+
+    told: list[str] = []
+    errors: list[BaseException] = []
+    try:
+        use()
+    except PenstockError as error:
+        errors.append(error)
+    assert errors, "none of these leads anywhere"
+    while errors:
+        error = errors.pop()
+        told.append(str(error))
+        if cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
+            errors.append(cause)
+    assert "s3cret" not in " ".join(told)
 
 
 def test_the_guarantee_is_honest() -> None:
@@ -133,7 +181,7 @@ def test_findings_name_what_a_crash_would_take() -> None:
 
 def test_a_refusal_that_nobody_foresaw_keeps_its_text() -> None:
     redis = pytest.importorskip("redis")
-    error = fault(redis.exceptions.ResponseError("ERR something new"), "here")
+    error = fault(redis.exceptions.ResponseError("ERR something new"), "redis://here")
     assert "something new" in str(error)
     assert error.retryable
 

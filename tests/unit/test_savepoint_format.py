@@ -218,6 +218,43 @@ class TestHistories:
             histories.record(self.restored("b"))
 
 
+def test_every_folder_of_a_copy_is_synced_up_to_one_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = LocalFolder(tmp_path / "source")
+    names = ["metadata", "state/0/1/2.delta"]
+    for name in names:
+        source.put(name, b"x")
+    synced, real = set(), os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.add(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), tmp_path))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    LocalFolder(tmp_path / "new" / "savepoint").take(source, {name: name for name in names})
+    made = ["new", "new/savepoint", "new/savepoint/state", "new/savepoint/state/0", "new/savepoint/state/0/1"]
+    assert {".", *made, "new/savepoint/metadata"} <= synced
+
+
+def test_what_spark_wrote_is_synced_file_by_file_and_folder_by_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "savepoint"
+    (root / "queries" / "in" / "state").mkdir(parents=True)
+    (root / "queries" / "in" / "state" / "part-0.parquet").write_bytes(b"x")
+    synced, real = set(), os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.add(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), tmp_path))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    LocalFolder(root).settle()
+    folders = {".", "savepoint", "savepoint/queries", "savepoint/queries/in", "savepoint/queries/in/state"}
+    assert folders | {"savepoint/queries/in/state/part-0.parquet"} <= synced
+
+
 def test_state_is_linked_and_positions_are_copied(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "state").mkdir(parents=True)

@@ -152,6 +152,44 @@ def test_a_name_that_somebody_else_gave_is_durable_before_anybody_relies_on_it(
     storage.settle("nothing/here")
 
 
+def test_two_containers_of_one_mount_do_not_write_into_each_other_s_file(tmp_path: Path) -> None:
+    # Every container has a process 1, and counts from 0.
+    aside = []
+    program = (
+        "import os, sys; from pathlib import Path; from penstock.epoch.storage import LocalStorage\n"
+        "os.getpid = lambda: 1; link = os.link; os.link = lambda old, new: (print(old), link(old, new))\n"
+        "LocalStorage(Path(sys.argv[1])).create('folder/name', b'')"
+    )
+    for number in range(2):
+        told = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / str(number))], check=True, capture_output=True, text=True
+        )
+        aside.append(Path(told.stdout.strip()).name)
+    assert len(set(aside)) == 2
+
+
+def test_what_a_run_that_died_wrote_aside_is_in_nobodys_way(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+
+    class Died(BaseException):
+        pass
+
+    def die() -> None:
+        os.unlink = lambda name: (_ for _ in ()).throw(Died)  # type: ignore[assignment, misc]
+        raise Died
+
+    unlink = os.unlink
+    try:
+        with hooked("ledger.aside", die), pytest.raises(Died):
+            storage.create("folder/name", b"half")
+    finally:
+        os.unlink = unlink  # type: ignore[assignment]
+    assert len(os.listdir(tmp_path / "folder")) == 1
+    assert storage.list("folder") == []
+    storage.create("folder/name", b"whole")
+    assert storage.read("folder/name") == b"whole"
+
+
 @pytest.mark.parametrize(
     ("number", "kind"),
     [(errno.ENOSPC, StorageFull), (errno.EDQUOT, StorageFull), (errno.EIO, LedgerError), (errno.EACCES, LedgerError)],

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from memory_files import MemoryFiles
 
@@ -21,6 +22,15 @@ from penstock.sinks.tables.target import Change, Journal, Known, Target, Written
 
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string())])
 SCOPE = SinkScope("job", "out", 3)
+
+
+def _parquet() -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"id": pa.array([1, 2], pa.int64())}), sink)
+    return bytes(sink.getvalue())
+
+
+ROWS = _parquet()
 OPEN = private_folder(SCOPE)
 
 
@@ -64,7 +74,7 @@ class Table(Target):
         return self.files
 
     def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
-        raise NotImplementedError
+        return {"name": file.name, "rows": file.metadata.num_rows, "values": file.values}
 
     def journal(self, since: Mapping[str, Any]) -> Journal:
         assert self._inside, "what the library raises must become an error of ours"
@@ -117,17 +127,17 @@ def prepare(
     names = [f"e0000000007-a1-p{writer:05d}-out-{token}-{n}.parquet" for n in range(files)]
     at = {"version": len(table.log) if position is None else position}
     for name in names:
-        table.files.files[name] = b"rows"
+        table.files.files[name] = ROWS
         if marker:
             place = marker_name(SinkScope("job", "out", generation), name)
-            table.files.files[place] = json.dumps({"position": at}).encode()
+            table.files.files[place] = json.dumps({"position": at, "values": ["monday"]}).encode()
     payload = {
         "token": token,
         "generation": generation,
         "position": at,
         "partition_by": ["day"],
         "columns": types_of(SCHEMA),
-        "files": [{"name": name, "bytes": 4} for name in names],
+        "files": [{"name": name, "bytes": len(ROWS)} for name in names],
     }
     return Committable("out", writer, 5, 0, payload)
 
@@ -382,7 +392,7 @@ def test_a_file_that_its_writer_completed_while_it_was_removed_goes_too(table: T
 
     def complete(what: str, name: str) -> None:
         if name.startswith(OPEN):
-            table.files.files[names(one)[0]] = b"rows"
+            table.files.files[names(one)[0]] = ROWS
 
     table.files.before = complete
     committer(table).abort([one], soon())

@@ -142,6 +142,19 @@ def test_times_are_told_with_their_microseconds() -> None:
     assert found["maxValues"] == {"local": "2026-03-29T00:59:59.999999", "zoned": "2026-03-29T00:59:59.999999Z"}
 
 
+def test_dates_and_times_beyond_what_python_can_tell_are_left_out() -> None:
+    found = stats(
+        {
+            "id": pa.array([1, 2]),
+            "early": pa.array([-800_000, 0], pa.int32()).cast(pa.date32()),
+            "late": pa.array([0, 4_000_000], pa.int32()).cast(pa.date32()),
+            "at": pa.array([0, 2**62], pa.int64()).cast(pa.timestamp("us", "UTC")),
+        }
+    )
+    assert (found["minValues"], found["maxValues"]) == ({"id": 1}, {"id": 2})
+    assert found["nullCount"] == {"id": 0, "early": 0, "late": 0, "at": 0}
+
+
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=2 * PREFIX), min_size=1, max_size=5))
 def test_cut_texts_still_enclose_every_value(texts: list[str]) -> None:
     found = stats({"text": pa.array(texts)})

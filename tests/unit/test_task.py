@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.epoch.channel import How, Writing
-from penstock.epoch.task import HASH_COLUMN, TaskFault, _write, attempt_of, committable, fault_in
+from penstock.deadline import Deadline
+from penstock.epoch.channel import HASH_COLUMN, How, Writing
+from penstock.epoch.outputs import left_strays, ran_again
+from penstock.epoch.task import TaskFault, _write, attempt_of, committable, fault_in
 from penstock.errors import SystemUnavailable, ValueTooLarge
 from penstock.sinks.base import Committer, SinkScope, TwoPhaseSink, Writer, WriterScope
 
@@ -141,3 +144,53 @@ def test_what_a_task_says_becomes_a_committable() -> None:
     one = committable("out", line)
     assert (one.id, one.rows, one.checksum, one.payload) == (("out", 2), 2, 9, {"written": 2})
     assert attempt_of(line) == 3
+
+
+class Tracker:
+    """Spark's bookkeeping: what it says of a stage, one answer after the other; the last one repeats."""
+
+    def __init__(self, *answers: tuple[int, int] | None) -> None:
+        self._answers = list(answers)
+
+    def getStageInfo(self, stage: int) -> Any:  # noqa: N802 - Spark's name
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        return answer and SimpleNamespace(currentAttemptId=answer[0], numCompletedTasks=answer[1], numTasks=4)
+
+
+@pytest.mark.parametrize(
+    ("answers", "again"),
+    [
+        ([(0, 4)], False),
+        ([(1, 3)], True),  # its second run did what the first had left
+        ([(0, 1), (0, 3), (0, 4)], False),  # the bookkeeping was behind
+        ([None, (0, 3), (1, 0)], True),
+        ([(0, 3)], True),  # ended, as we know, but not by its first run
+        ([None], True),
+    ],
+)
+def test_a_stage_that_ran_again_is_noticed(answers: list[tuple[int, int] | None], again: bool) -> None:
+    assert ran_again(Tracker(*answers), {7}, Deadline(0.05)) is again  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("master", "attempts", "speculation", "stage", "strays"),
+    [
+        ("spark://here", [0, 0], "false", (0, 4), False),
+        ("spark://here", [0, 0], "false", (1, 2), True),
+        ("local-cluster[2,1,1024]", [0, 0], "false", (1, 2), True),
+        ("spark://here", [0, 1], "false", (0, 4), True),
+        ("local[2]", [0, 0], "true", None, True),
+        ("local[2]", [0, 0], "false", None, False),
+        ("local[2,4]", [0, 2], "false", None, True),
+    ],
+)
+def test_when_earlier_attempts_may_have_left_something(
+    master: str, attempts: list[int], speculation: str, stage: tuple[int, int] | None, strays: bool
+) -> None:
+    spark = SimpleNamespace(
+        master=master,
+        getConf=lambda: {"spark.speculation": speculation},
+        statusTracker=lambda: Tracker(stage),
+    )
+    lines = [json.dumps({"attempt": attempt, "stage": 7}) for attempt in attempts]
+    assert left_strays(lines, spark) is strays  # type: ignore[arg-type]

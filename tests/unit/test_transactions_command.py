@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
@@ -18,16 +19,18 @@ import pytest
 from penstock import FileSink
 from penstock.cli import main as cli
 from penstock.deadline import Deadline
+from penstock.epoch.conductor import Conductor, Timing
 from penstock.epoch.identity import check_sources
 from penstock.epoch.ledger import Ledger
-from penstock.epoch.protocol import Committable, Decision, DecisionId, Outcome, honoured
+from penstock.epoch.protocol import Committable, Decision, DecisionId, Found, Outcome, honoured, recover
 from penstock.epoch.storage import LocalStorage
-from penstock.errors import ConfigurationError, TransactionRefused, WritersLost
+from penstock.errors import ConfigurationError, LedgerLost, OutcomeUnknown, TransactionRefused, WritersLost
 from penstock.runtime import program, settlement
+from penstock.runtime.events import Events
 from penstock.runtime.identity import mark
 from penstock.runtime.job_ledgers import Decided, JobLedgers, QueryLedger
 from penstock.runtime.orphans import Verdict, judged, look
-from penstock.runtime.orphans_kafka import client_options
+from penstock.runtime.orphans_kafka import _own_prefix, _uid, client_options
 from penstock.runtime.registry import Entry, Registry, State
 from penstock.sinks.base import Committer, Leftover, SinkScope, WriterScope
 from penstock.sinks.files.commit import FileCommitter
@@ -457,3 +460,201 @@ def test_a_clients_settings_are_read_and_never_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as raised:
         client_options(file)
     assert "hush" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("ids", "prefix"),
+    [
+        (["team-a-b:out:4-g000001-0123456789ab"], "team"),
+        (["team-a-a-b:out:6-g000001-0123456789ab"], "team-a"),
+        (["team-a-b:out-g000001-0123456789ab"], "team"),  # of an earlier release
+        (["a-b:out-g000001-0123456789ab"], None),
+        (["team-a-b:out:6-g000001-0123456789ab"], None),  # job b's, with the prefix team-a
+        (["a-b:4-g000001-0123456789ab"], None),
+    ],
+)
+def test_the_prefix_that_a_sink_was_given_is_found_in_its_ids(ids: list[str], prefix: str | None) -> None:
+    assert _own_prefix("a-b:out", ids) == prefix
+
+
+@pytest.mark.parametrize("made", ["a-b:out", "team-a-b:out", "team-a-b:out:4"])
+def test_the_sink_is_read_off_an_id(made: str) -> None:
+    assert _uid(made) == "out"
+    assert _uid("team-a-b:4:4") == _uid("a-b:4") == "4"
+
+
+# What nobody can prove
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The writers of which the other system remembers nothing."""
+    gone: set[int] = set()
+    commit = FileCommitter.commit
+
+    def answer(self: FileCommitter, epoch: int, committables: Any, deadline: Deadline) -> Any:
+        known = commit(self, epoch, [one for one in committables if one.writer not in gone], deadline)
+        return {**{one.writer: Outcome.UNKNOWN for one in committables}, **known}
+
+    monkeypatch.setattr(FileCommitter, "commit", answer)
+    monkeypatch.setattr(FileCommitter, "evidence", lambda self, own, deadline: {0: "no row of it"})
+    return gone
+
+
+def test_without_a_word_it_only_shows_what_is_not_proven(
+    world: World, forgotten: set[int], penstock: Callable[..., tuple[int, str, str]]
+) -> None:
+    world.decide(world.prepare(0), world.prepare(1))
+    forgotten.add(0)
+    status, out, _ = penstock("resolve", "--json")
+    assert status == 1
+    [row] = json.loads(out)
+    assert (row["epoch"], row["partition"], row["rows"], row["seen"]) == (1, 0, 1, "no row of it")
+    assert row["recorded"] == ""
+    assert world.visible() == [1]
+    with pytest.raises(OutcomeUnknown, match="penstock transactions resolve"):
+        world.commit()
+
+
+@pytest.mark.parametrize("said", ["", "n\n"])
+def test_a_word_that_is_not_confirmed_is_not_kept(
+    world: World,
+    forgotten: set[int],
+    penstock: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+) -> None:
+    world.decide(world.prepare(0))
+    forgotten.add(0)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+    assert penstock("resolve", "--as", "lost")[0] == 1
+    assert penstock("resolve", "--as", "perhaps", "--yes")[0] == 2
+    with pytest.raises(OutcomeUnknown):
+        world.commit()
+
+
+def test_what_is_said_to_be_committed_finishes_the_epoch(
+    world: World, forgotten: set[int], penstock: Callable[..., tuple[int, str, str]]
+) -> None:
+    world.decide(world.prepare(0), world.prepare(1))
+    forgotten.add(0)
+    status, out, _ = penstock("resolve", "--as", "committed", "--yes")
+    assert (status, "Recorded as committed" in out) == (0, True)
+    settled = world.commit()
+    assert settled.complete
+    assert settled.outcomes == {("copy", 0): Outcome.ALREADY_COMMITTED, ("copy", 1): Outcome.ALREADY_COMMITTED}
+
+
+@pytest.mark.parametrize(("writers", "then"), [(2, "rewrites just these"), (1, "replays the epoch")])
+def test_what_is_said_to_be_lost_is_repaired_or_replayed(
+    world: World, forgotten: set[int], penstock: Callable[..., tuple[int, str, str]], writers: int, then: str
+) -> None:
+    world.decide(*(world.prepare(number) for number in range(writers)))
+    forgotten.add(0)
+    assert penstock("resolve", "--as", "lost", "--yes")[0] == 0
+    with pytest.raises(WritersLost) as raised:
+        world.commit()
+    assert then in raised.value.to_do
+
+
+def test_a_proof_outweighs_every_word(
+    world: World, forgotten: set[int], penstock: Callable[..., tuple[int, str, str]]
+) -> None:
+    world.decide(world.prepare(0))
+    forgotten.add(0)
+    assert penstock("resolve", "--as", "lost", "--yes")[0] == 0
+    forgotten.clear()
+    assert world.commit().outcomes == {("copy", 0): Outcome.COMMITTED}
+
+
+def test_where_all_is_proven_no_word_is_taken(
+    world: World, forgotten: set[int], penstock: Callable[..., tuple[int, str, str]]
+) -> None:
+    world.decide(world.prepare(0))
+    status, out, _ = penstock("resolve", "--as", "lost", "--yes")
+    assert (status, "All that is decided is proven" in out) == (0, True)
+    assert not (world.folder / "copy" / "ledger" / "rulings").exists()
+
+
+def test_only_what_is_named_is_resolved(
+    world: World, forgotten: set[int], penstock: Callable[..., tuple[int, str, str]]
+) -> None:
+    world.decide(world.prepare(0), world.prepare(1))
+    forgotten.update((0, 1))
+    named = next(one.id for one in look(world.ledgers, {"copy": world.sink}).orphans if one.partition == 1)
+    assert penstock("resolve", named, "--as", "committed", "--yes")[0] == 0
+    with pytest.raises(OutcomeUnknown, match="copy/0 are"):
+        world.commit()
+
+
+# A ledger that is lost
+
+
+class Starting(Conductor):
+    """A start of the job, as far as the sinks see it."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(
+            job="orders",
+            query="copy",
+            sinks={"copy": world.sink},
+            ledger=world.ledger,
+            events=Events(),
+            timing=Timing(),
+            where="",
+        )
+        self._found = Found(0, False)
+
+    def start(self) -> None:
+        try:
+            self._drive(recover())
+        finally:
+            self._close_committers()
+
+    def _look(self) -> Found:
+        return self._found
+
+    def _query_id(self) -> str | None:
+        return "q-1"
+
+    def _passed(self, point: str) -> None: ...
+
+    def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> Any: ...
+
+    def _decide(self, decision: Decision) -> None: ...
+
+    def _finish_log(self, epoch: int, watermark: int | None) -> bool:
+        return False
+
+
+def test_a_start_names_what_a_lost_ledger_knew_and_leaves_it(world: World) -> None:
+    world.prepare(0)
+    of_the_lost_one = world.prepare(1, generation=7)
+    with pytest.raises(LedgerLost, match="generation 7") as caught:
+        Starting(world).start()
+    assert of_the_lost_one.payload["staged"] in str(caught.value)
+    assert (Path(world.sink.path) / of_the_lost_one.payload["staged"]).exists()
+    while world.ledger.newest_generation() < 6:
+        world.ledger.register(world.facts)
+    Starting(world).start()  # generation 7 of its own ledger: an earlier attempt of this very run
+
+
+def test_what_a_lost_ledger_knew_is_aborted_by_name_and_by_force_only(
+    world: World, penstock: Callable[..., tuple[int, str, str]]
+) -> None:
+    world.prepare(0)
+    lost, kept = world.prepare(1, generation=7), world.prepare(2, generation=7)
+    assert world.seen() == {0: ("open", "undecided"), 1: ("open", "unknown"), 2: ("open", "unknown")}
+    name = lost.payload["staged"]
+    status, _, said = penstock("abort", name)
+    assert status == 1
+    assert "No ledger knows of" in said
+    status, said, _ = penstock("abort")
+    assert status == 0
+    assert "does not know" in said
+    assert world.seen() == {1: ("open", "unknown"), 2: ("open", "unknown")}, "only what is undecided"
+    status, said, _ = penstock("abort", name, "--force")
+    assert (status, "aborted" in said) == (0, True)
+    assert world.seen() == {2: ("open", "unknown")}
+    penstock("abort", kept.payload["staged"], "--force")
+    Starting(world).start()

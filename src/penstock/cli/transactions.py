@@ -15,7 +15,10 @@ from penstock.cli.scene import Scene, scene
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.runtime.orphans import Orphan, Report
+    from penstock.runtime.settlement import Unprovable
 
 app = typer.Typer(help="What dead jobs left open in other systems, and its end.", no_args_is_help=True)
 
@@ -40,7 +43,7 @@ Prefix = Annotated[str | None, typer.Option("--prefix", metavar="JOB", help="Kaf
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="The job's last run, on another machine, is dead.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="With --prefix: without a ledger. May lose or double rows; see the docs.")
+    bool, typer.Option("--force", help="Without a ledger that knows of them. May lose or double rows; see the docs.")
 ]
 
 
@@ -185,9 +188,11 @@ def abort(
         settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
         report = given.look()
         chosen = given.named(report.orphans)
+        unknown = [one for one in chosen if one.verdict is Verdict.UNKNOWN] if force and given.ids else []
         for one in chosen if given.ids else ():
-            if one.verdict is not Verdict.UNDECIDED:
+            if one.verdict is not Verdict.UNDECIDED and one not in unknown:
                 raise settlement.wrong_way(one.id, one.verdict, one.epoch)
+        settlement.abort_unknown(given.ledgers, given.sinks, unknown)
         chosen = [one for one in chosen if one.verdict is Verdict.UNDECIDED]
         silent = [] if given.ids else list(report.silent)
         named = {one.query for one in chosen} | {query for query, _ in silent}
@@ -199,19 +204,77 @@ def abort(
             undecided = [one for one in report.of(query.uid) if one.verdict is Verdict.UNDECIDED]
             others = [one for one in undecided if one not in own]
             settlement.abort(given.ledgers, query, given.sinks, own, others)
-        left = {one.id for one in given.look().orphans if one.state == "open"} if queries else set()
+        left = {one.id for one in given.look().orphans if one.state == "open"} if queries or unknown else set()
     rows = [
         {"query": one.query, "sink": one.sink, "id": one.id, "outcome": "open" if one.id in left else "aborted"}
-        for one in chosen
+        for one in (*chosen, *unknown)
     ]
     rows += [{"query": query, "sink": sink, "id": "", "outcome": "swept"} for query, sink in silent]
     output.table("Aborted", rows) if rows or as_json else output.line("Nothing is open that is not decided.")
     kept = [one for one in report.orphans if one.verdict is Verdict.DECIDED]
     if kept:
         output.line(f"{len(kept)} that are decided were kept: commit them, or start the job.")
+    if not given.ids and any(one.verdict is Verdict.UNKNOWN for one in report.orphans):
+        output.line("Some are of a run that the ledger does not know; list them, and see the docs of --force.")
     _say_unseen(output, report)
     if report.unseen and not given.ids:
         raise typer.Exit(1)
+
+
+@app.command("resolve")
+def resolve(
+    places: Places = None,
+    script: Script = None,
+    servers: Servers = None,
+    config: Config = None,
+    take_over: TakeOver = False,
+    verdict: Annotated[
+        str | None, typer.Option("--as", metavar="committed|lost", help="Your word, kept in the ledger.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say what became of decided transactions that the other system has forgotten, after a look at what it holds. Only
+    where nothing can be proven; a wrong word loses or doubles their rows."""
+    from penstock.epoch.protocol import Outcome
+    from penstock.runtime import settlement
+
+    outcomes = {"committed": Outcome.ALREADY_COMMITTED, "lost": Outcome.LOST}
+    if verdict is not None and verdict not in outcomes:
+        raise typer.BadParameter("--as takes committed or lost.")
+    output = Output.choose(as_json)
+    rows: list[dict[str, Any]] = []
+
+    def word(found: Sequence[settlement.Unprovable]) -> Outcome | None:
+        own = [_unproven(one, verdict) for one in found]
+        rows.extend(own)
+        if verdict is None:
+            return None
+        if not yes:
+            if not as_json:
+                output.table("Not proven", own)
+            typer.confirm(f"Nobody can prove it. Record these {len(own)} as {verdict}?", abort=True, err=True)
+        return outcomes[verdict]
+
+    with scene(places, script, servers, config, None) as given:
+        assert given.ledgers is not None
+        settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
+        chosen = [one for one in given.named(given.look().orphans) if one.verdict == "decided"]
+        queries = [query for query in given.ledgers.queries if query.uid in {one.query for one in chosen}]
+        for query in queries:
+            settlement.refuse_logged(query)
+        for query in queries:
+            named = {(one.sink, one.partition or 0) for one in chosen if one.query == query.uid} if given.ids else set()
+            settlement.resolve(given.ledgers, query, given.sinks, named, word)
+    if as_json or (rows and (yes or verdict is None)):
+        output.table("Not proven", rows)
+    if not rows:
+        output.line("All that is decided is proven: start the job, or use penstock transactions commit.")
+    elif verdict is None:
+        output.line("Compare the target with these rows, then say --as committed or --as lost.")
+        raise typer.Exit(1)
+    else:
+        output.line(f"Recorded as {verdict}. The next start of the job goes by it.")
 
 
 def register(root: typer.Typer) -> None:
@@ -231,6 +294,21 @@ def _forced(output: Output, given: Scene, *, commit: bool, force: bool) -> None:
     given.cluster.end(chosen, commit=commit)
     done = "committed by force" if commit else "aborted by force"
     output.table("Ended", [{"id": one.id, "outcome": done} for one in chosen])
+
+
+def _unproven(one: Unprovable, verdict: str | None) -> dict[str, Any]:
+    from penstock.runtime.orphans import name_of
+
+    return {
+        "query": one.query,
+        "epoch": one.epoch,
+        "sink": one.committable.sink,
+        "partition": one.committable.writer,
+        "id": name_of(one.committable),
+        "rows": one.committable.rows,
+        "seen": one.seen or "this sink cannot look",
+        "recorded": verdict or "",
+    }
 
 
 def _say_unseen(output: Output, report: Report) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.config.checkpoints import Mode, Retention
 from penstock.config.option import Option, Parser
-from penstock.config.values import boolean, one_of, plain, size_text, whole
+from penstock.config.values import boolean, one_of, plain, schemes, size_text, whole
 from penstock.durations import duration_text
 from penstock.errors import ConfigurationError
 
@@ -155,5 +155,11 @@ CHECKPOINT_OPTIONS = (
         "penstock.ledger.retained", "retained", "100", whole,
         "How many decided epochs the ledger keeps, at least; 2 or more. Only the newest are needed to recover.",
         "tests/unit/test_ledger.py::test_old_manifests_are_pruned_now_and_then",
+    ),
+    _option(
+        "penstock.ledger.trusted-schemes", "trusted_schemes", "", schemes,
+        "Storage beside local disks, `hdfs`, `s3a` and `s3` that may hold the ledger, on your word that its rename is"
+        " one step and never overwrites: schemes with commas between. A race of creates is still tried at every start.",
+        "tests/unit/test_ledger.py::test_storage_that_nobody_answers_for_is_refused",
     ),
 )  # fmt: skip

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
 
-from penstock.config.values import one_of, size
+from penstock.config.values import one_of, schemes, size
 from penstock.durations import seconds
 from penstock.errors import ConfigurationError
 
@@ -42,7 +42,8 @@ class Checkpoints:
     checkpoints; `num_retained`: how many complete ones are kept. `final_checkpoint`: whether bounded inputs end with a
     committed epoch. `commit_timeout` is how long a decided epoch's commits are tried and proven before the query
     restarts, `abort_timeout` how long aborting may take. `retained` is how many decided epochs the ledger keeps for
-    looking back. `savepoint_dir` is where savepoints go for which no folder is named.
+    looking back. `savepoint_dir` is where savepoints go for which no folder is named. `trusted_schemes`: storage that
+    is used on your word that of two creates of one name only one succeeds.
 
     What is given here wins over a configuration file; what is not given may be set there, and `-D` wins over both.
     """
@@ -64,6 +65,7 @@ class Checkpoints:
     abort_timeout: float | str = "30s"
     retained: int = 100
     savepoint_dir: str | None = None
+    trusted_schemes: Sequence[str] = ()
     interval_seconds: float = field(init=False, repr=False, default=0.0)
     timeout_seconds: float = field(init=False, repr=False, default=0.0)
     min_pause_seconds: float = field(init=False, repr=False, default=0.0)
@@ -84,6 +86,7 @@ class Checkpoints:
         object.__setattr__(self, "inflight_bytes", size(self.inflight_limit, "inflight_limit"))
         object.__setattr__(self, "mode", one_of(Mode, self.mode, "mode"))
         object.__setattr__(self, "retention", one_of(Retention, self.retention, "retention"))
+        object.__setattr__(self, "trusted_schemes", schemes(self.trusted_schemes, "trusted_schemes"))
         if self.timeout_seconds == 0 or self.commit_timeout_seconds == 0:
             raise ConfigurationError(
                 "A checkpoint timeout of 0 leaves no time for any epoch.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ _SIZE = re.compile(
     r"(?P<unit>b|bytes|[kmgt]b?|[kmgt]ib|kibibytes|mebibytes|gibibytes|tebibytes)\s*$",
     re.IGNORECASE,
 )
+_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*$")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -75,6 +77,16 @@ def ratio(value: float | str, name: str) -> float:
 
 def plain(text: str, name: str) -> str:
     return text
+
+
+def schemes(value: str | Sequence[str], name: str) -> tuple[str, ...]:
+    """Schemes of addresses, as text with commas between; the `://` may be left on."""
+    given = value.split(",") if isinstance(value, str) else value
+    found = tuple(one.strip().lower().removesuffix("://").removesuffix(":") for one in given if one.strip())
+    for one in found:
+        if not _SCHEME.match(one):
+            raise _refused(f"{name}={value!r}: {one!r} is no scheme.", "write for example 'abfss, ofs'.")
+    return found
 
 
 def one_of(kind: type[Kind], value: str, name: str) -> Kind:

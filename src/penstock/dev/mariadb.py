@@ -3,8 +3,8 @@
     with MariaDb.start() as server:
         connection = pymysql.connect(**server.login, database="test")
 
-The program is `mariadbd` or `mysqld` from PATH or `/usr/sbin`. Where there is none, root on Debian gets it from the
-system's packages.
+The program is the one that the environment's `PENSTOCK_MYSQLD` names, else `mariadbd` or `mysqld` from PATH or
+`/usr/sbin`. Where there is none, root on Debian gets MariaDB from the system's packages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ from penstock.runtime.paths import user_cache
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 30.0  # a clean stop writes its dirty pages
 _FORMAT_SECONDS = 60.0
+PROGRAM = "PENSTOCK_MYSQLD"  # in the environment: the server to use
 _PROGRAMS = ("mariadbd", "mysqld")
+#: What MariaDB's installer makes and MySQL's does not: the user as seen from a socket, and the database.
+_AS_MARIADB = f"""
+CREATE USER IF NOT EXISTS 'root'@'{HOST}' IDENTIFIED BY '';
+GRANT ALL PRIVILEGES ON *.* TO 'root'@'{HOST}' WITH GRANT OPTION;
+CREATE DATABASE IF NOT EXISTS test;
+"""
 _ASIDE = ("/usr/sbin", "/usr/local/sbin", "/usr/libexec")  # servers are often not on a user's PATH
 
 #: Small and quick to start. What decides how transactions survive a crash is the server's default.
@@ -64,6 +71,8 @@ def find_mariadb() -> Path:
 
 
 def _there() -> Path | None:
+    if named := os.environ.get(PROGRAM):
+        return Path(named)
     places = os.pathsep.join([os.environ.get("PATH", os.defpath), *_ASIDE])
     for program in _PROGRAMS:
         if found := shutil.which(program, path=places):
@@ -198,6 +207,7 @@ class MariaDb:
             ]  # fmt: skip
         else:
             command = [str(program), f"--defaults-file={self._config}", "--initialize-insecure"]
+            (self.folder / "first.sql").write_text(_AS_MARIADB)
         with self.log.open("ab") as log:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_FORMAT_SECONDS, check=False
@@ -207,6 +217,9 @@ class MariaDb:
 
     def _launch(self) -> None:
         command = [str(find_mariadb()), f"--defaults-file={self._config}"]
+        first = self.folder / "first.sql"
+        if first.exists():
+            command.append(f"--init-file={first}")
         self._child.launch(command, lambda: _answers(self.port), self._remove)
 
 

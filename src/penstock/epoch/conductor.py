@@ -22,6 +22,7 @@ from penstock.epoch.protocol import Action, Committable, Decision, DecisionId, O
 from penstock.epoch.stops import explain_stop
 from penstock.errors import UidChanged
 from penstock.sinks.base import Committer, SinkScope, TwoPhaseSink
+from penstock.sinks.leftovers import refuse_unknown_runs
 
 if TYPE_CHECKING:
     from penstock.epoch.ledger import Ledger
@@ -63,6 +64,7 @@ class Conductor(ABC):
         self._performed: set[type[Action]] = set()  # of the coroutine driven last
         self._keep: tuple[Committable, ...] = ()  # of the last decision
         self._swept = time.monotonic()
+        self._looked_beyond = 0  # the generation under which that was done
 
     # What differs
 
@@ -164,7 +166,12 @@ class Conductor(ABC):
         if missing:
             raise self._uids_changed(sorted(missing), f"epoch {epoch} is decided for")
         answers = self._per_sink(committables, lambda committer, own: committer.commit(epoch, own, deadline))
-        return {(sink, writer): outcome for sink, own in answers.items() for writer, outcome in own.items()}
+        outcomes = {(sink, writer): outcome for sink, own in answers.items() for writer, outcome in own.items()}
+        unknown = [one for one in committables if outcomes.get(one.id, Outcome.UNKNOWN) is Outcome.UNKNOWN]
+        if unknown:
+            # Only where nothing can be proven does somebody's word count, see `penstock transactions resolve`.
+            outcomes |= self._ledger.ruled(epoch, self._query_id(), unknown)
+        return outcomes
 
     def _sweep(self, keep: Sequence[Committable]) -> None:
         self._keep = tuple(keep)
@@ -173,6 +180,7 @@ class Conductor(ABC):
 
     def _abort_dangling(self, keep: Sequence[Committable]) -> None:
         deadline = Deadline(self._timing.abort_seconds)
+        self._look_beyond(deadline)
         self._swept = time.monotonic()
         found = 0
         for uid, committer in self._committers.items():
@@ -180,6 +188,15 @@ class Conductor(ABC):
             found += committer.abort_dangling([one for one in keep if one.sink == uid and one.rows], deadline)
         if found:
             self._events.emit("aborted", query=self._query, generation=self._generation, count=found)
+
+    def _look_beyond(self, deadline: Deadline) -> None:
+        """Once in a run: no sink may have anything open of a newer run than the ledger knows."""
+        if self._looked_beyond == self._generation:
+            return
+        for uid, committer in self._committers.items():
+            newest = self._ledger.newest_generation
+            refuse_unknown_runs(self._sinks[uid], self._scope(uid), committer, newest, deadline)
+        self._looked_beyond = self._generation
 
     def _close_old(self) -> None:
         """A recovery that is tried again opens committers for its new generation."""

@@ -15,6 +15,7 @@ from penstock.config import Checkpoints
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.channel import How, Writing
+from penstock.epoch.checksum import rules_of
 from penstock.epoch.conductor import Conductor, Timing, log
 from penstock.epoch.identity import check_sources, history_of, strangers
 from penstock.epoch.inflight.backlog import is_logged, prepared_of
@@ -84,6 +85,7 @@ class Coordinator(Conductor):
         self._watermark = WatermarkTracker(watermark_policy)
         self._gate = Gate(query)
         self._sizes = RowSizes()
+        self._rules: Mapping[str, int] = {}
         self._resume: Resume | None = None
         self._previous = previous
         self._attempts = 0
@@ -239,6 +241,7 @@ class Coordinator(Conductor):
         assert self._barrier is not None
         self._attempts += 1
         self._opened, self._notes = time.monotonic(), EpochNotes(time.time())
+        self._rules = rules_of(replay.decision.committables) if replay else {}
         self._watermark.start(int(self._barrier.metadata.get("batchWatermarkMs", 0)))
         if self._watermark.needed and epoch:
             self._watermark.verify(self._log.committed_watermark(epoch - 1))
@@ -340,6 +343,7 @@ class Coordinator(Conductor):
             lambda uid: self._writing(uid, only),
             self._hints,
             self._sizes,
+            self._rules,
         )
         watchdog = Watchdog(self._frame, self._limits.timeout_seconds, self._query, epoch)
         try:

@@ -1,35 +1,58 @@
 """The ledger's storage on any Hadoop file system, through the driver's JVM.
 
-HDFS: written aside, flushed to disk on the data nodes, then renamed without overwriting, which the name node does
-atomically. S3 has no rename; there the object is put under its name on the condition that there is none
-(`If-None-Match`), which Hadoop's connector refuses to promise where the store cannot. Whatever the storage says of
-itself, `Ledger.prove_atomic` sees at every start that a second create is refused.
+`hdfs`: written aside, flushed to disk on the data nodes, then renamed without overwriting, which the name node does in
+one step.
+
+`s3a`, `s3`: S3 has no rename; the object is put under its name on the condition that there is none (`If-None-Match`).
+The option is one that a connector must refuse where it does not send the condition.
+
+Any other scheme is written as on HDFS, and nobody answers for it: a file system that does not say otherwise inherits
+Hadoop's own rename, which looks for the target first and renames then. So it is refused unless the user vouches for it,
+see `penstock.epoch.open`. Whatever a storage says of itself, `Ledger.prove_atomic` lets several creates race at every
+start.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
+import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.epoch.storage import AlreadyExists, Storage
 from penstock.errors import LedgerError, StorageFull
+from penstock.safe_names import safe_name
 from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
 _CONDITIONAL = "fs.option.create.conditional.overwrite"
+_BUFFER = 1 << 20
 _OBJECT_STORES = frozenset({"s3a", "s3"})
+
+
+def sync_closed(jvm: Any, conf: Any, path: Any) -> None:
+    """The last block of a closed file on HDFS is on the disks of its data nodes when this returns. Raises Java's
+    errors."""
+    # An append asks for as many data nodes as the file should have, and fails where the cluster has fewer; a client
+    # that is content with those there are reads that from its configuration when it is made.
+    content = jvm.org.apache.hadoop.conf.Configuration(conf)
+    content.setBoolean("dfs.client.block.write.replace-datanode-on-failure.best-effort", True)
+    system = jvm.org.apache.hadoop.fs.FileSystem.newInstance(path.toUri(), content)
+    try:
+        stream = system.append(path)
+        try:
+            stream.hsync()
+        finally:
+            stream.close()
+    finally:
+        system.close()
 
 
 class HadoopStorage(Storage):
     """A folder on a Hadoop file system."""
-
-    _serial = itertools.count()
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         jvm: Any = spark._jvm
@@ -38,7 +61,8 @@ class HadoopStorage(Storage):
         self._root = jvm.org.apache.hadoop.fs.Path(location)
         self._fs = self._root.getFileSystem(self._conf)
         self.location = str(self._fs.makeQualified(self._root).toString())
-        self._object_store = self._fs.getScheme() in _OBJECT_STORES
+        self.scheme = str(self._fs.getScheme())
+        self._object_store = self.scheme in _OBJECT_STORES
 
     def create(self, name: str, data: bytes) -> None:
         target = self._path(name)
@@ -85,15 +109,41 @@ class HadoopStorage(Storage):
         failpoint("ledger.aside")
         stream.close()
 
-    def _write_and_rename(self, target: Any, data: bytes) -> None:
-        aside = self._jvm.org.apache.hadoop.fs.Path(
-            target.getParent(), f".{target.getName()}.{os.getpid()}.{next(self._serial)}.tmp"
+    def write_synced(self, path: Any, fill: Callable[[Any], object], *, overwrite: bool) -> None:
+        """Fill a file and close it when its bytes are on the disks of the data nodes. Without SYNC_BLOCK a block that
+        is full goes unsynced, and closing a file leaves its last block to the operating systems over there."""
+        flags = self._jvm.org.apache.hadoop.fs.CreateFlag
+        chosen = [flags.CREATE, flags.SYNC_BLOCK, *([flags.OVERWRITE] if overwrite else [])]
+        stream = self._fs.create(
+            path,
+            self._jvm.org.apache.hadoop.fs.permission.FsPermission.getFileDefault(),
+            self._jvm.java.util.EnumSet.of(*chosen),
+            _BUFFER,
+            self._fs.getDefaultReplication(path),
+            self._fs.getDefaultBlockSize(path),
+            None,
         )
         try:
-            stream = self._fs.create(aside, True)
-            stream.write(data)
-            stream.hsync()
+            fill(stream)
+            if not self._object_store:
+                stream.hsync()
+        finally:
             stream.close()
+
+    def settle_file(self, name: str) -> None:
+        """See that a file which somebody else wrote is on the disks. HDFS alone needs it, and its last block is what
+        an append can still reach."""
+        if self.scheme != "hdfs":
+            return
+        with self.errors(f"syncing {self.location}/{name}"):
+            sync_closed(self._jvm, self._conf, self._path(name))
+
+    def _write_and_rename(self, target: Any, data: bytes) -> None:
+        aside = self._jvm.org.apache.hadoop.fs.Path(
+            target.getParent(), f".{target.getName()}.{secrets.token_hex(8)}.tmp"
+        )
+        try:
+            self.write_synced(aside, lambda stream: stream.write(data), overwrite=False)
             failpoint("ledger.aside")
             context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(target.toUri(), self._conf)
             options = self._jvm.java.lang.reflect.Array.newInstance(
@@ -104,6 +154,7 @@ class HadoopStorage(Storage):
             self._fs.delete(aside, False)
 
     def _path(self, name: str) -> Any:
+        safe_name(name, self.location)
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root  # Hadoop refuses ""
 
     @contextmanager

@@ -5,6 +5,7 @@
     claims/00000007.json               what it found, and the decision it honours
     epochs/0000000012.g00000007.json   manifest: the decision to commit epoch 12, by generation 7
     begun/0000000012.<query id>.json   at most once: epoch 12 was begun and is never begun again
+    rulings/0000000012.<random>.json   somebody's word on writers of epoch 12 of which nothing can be proven
 
 A sealed file is one line of JSON with its format's name and version, and a SHA-256 of its body: a half-written or
 altered file is told from a good one, and a file of a newer version is refused, never misread.
@@ -21,12 +22,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId
+from penstock.epoch.probe import PROBES, race
+from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.epoch.storage import AlreadyExists, Storage
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 VERSION = 1
 """Of every file here. A change of meaning raises it, and `unseal` keeps reading the older ones."""
@@ -76,21 +78,35 @@ class Ledger:
         return self._storage.location
 
     def prove_atomic(self) -> None:
-        """See with one's own eyes that the storage refuses a second create; no decision would be safe without."""
-        name = f"probe/{self._now():.6f}.json"
-        data = seal("probe", {})
-        self._storage.create(name, data)
+        """See with one's own eyes that of several creates at once, and of one that comes later, one succeeds; no
+        decision would be safe without. A storage that looks first and writes then is caught where its window is wide,
+        so this is no proof by itself: see `penstock.epoch.open` for which storage is tried at all."""
+        token = secrets.token_hex(8)
+        for number in range(PROBES):
+            name = f"probe/{token}-{number}.json"
+            try:
+                won = race(self._storage, name)
+                if len(won) == 1 and self._storage.read(name) == won[0] and not self._created(name):
+                    continue
+            finally:
+                self._storage.delete(name)
+            raise StorageNotAtomic(
+                f"{self.location} let the same file be created twice.",
+                safe="nothing was started.",
+                to_do="keep checkpoints on storage with atomic create: a local disk, HDFS, S3 with conditional writes.",
+            )
+
+    def _created(self, name: str) -> bool:
         try:
-            self._storage.create(name, data)
+            self._storage.create(name, seal("probe", {}))
         except AlreadyExists:
-            return
-        finally:
-            self._storage.delete(name)
-        raise StorageNotAtomic(
-            f"{self.location} let the same file be created twice.",
-            safe="nothing was started.",
-            to_do="use storage with atomic create (a local disk, HDFS, S3 with conditional writes) for checkpoints.",
-        )
+            return False
+        return True
+
+    def settle(self) -> None:
+        """What is found in the ledger survives a power cut, also what a process created that died before its sync."""
+        for folder in ("generations", "claims", "epochs"):
+            self._storage.settle(folder)
 
     def identity(self) -> str:
         """A random name given to this ledger at its first use; it moves with the checkpoint."""
@@ -224,6 +240,25 @@ class Ledger:
                 if body is not None:
                     yield Manifest.of(body)
 
+    # Rulings
+
+    def rule(self, epoch: int, query: str | None, committables: Sequence[Committable], outcome: Outcome) -> None:
+        """Keep a person's word on how these ended."""
+        writers = [[one.sink, one.writer, dict(one.payload)] for one in committables]
+        body = {"epoch": epoch, "query": query, "outcome": outcome.value, "writers": writers, "ruled": self._now()}
+        self._storage.create(f"rulings/{epoch:010d}.{secrets.token_hex(6)}.json", seal("ruling", body))
+
+    def ruled(self, epoch: int, query: str | None, committables: Sequence[Committable]) -> dict[WriterId, Outcome]:
+        """What was ruled of these very committables; the first word counts."""
+        names = [name for name in self._storage.list("rulings") if name.startswith(f"{epoch:010d}.")]
+        bodies = [body for name in names if (body := self._body("ruling", f"rulings/{name}")) is not None]
+        found: dict[WriterId, Outcome] = {}
+        for body in sorted((one for one in bodies if one["query"] == query), key=lambda one: float(one["ruled"])):
+            for one in committables:
+                if [one.sink, one.writer, dict(one.payload)] in body["writers"]:
+                    found.setdefault(one.id, Outcome(body["outcome"]))
+        return found
+
     def prune(self, epoch: int) -> None:
         """Forget manifests that are too old to be needed, now that `epoch` is complete."""
         if epoch % 50:
@@ -232,6 +267,9 @@ class Ledger:
             match = _MANIFEST.match(name)
             if match and int(match[1]) < epoch - self._retained:
                 self._storage.delete(f"epochs/{name}")
+        for name in self._storage.list("rulings"):
+            if int(name.partition(".")[0]) < epoch - self._retained:
+                self._storage.delete(f"rulings/{name}")
 
     def _numbered(self, folder: str) -> list[int]:
         return [int(match[1]) for name in self._storage.list(folder) if (match := _NUMBERED.match(name))]

@@ -33,6 +33,7 @@ _LOGGED = re.compile(r"^(\d+)(?:\.compact)?$")  # in the log of a source that re
 
 def look(ledger: Ledger, log: SparkLog) -> Found:
     """What the next start finds. Raises `LedgerCorrupt` where a barrier is not the file that was decided on."""
+    ledger.settle()
     query = query_of(ledger, log)
     epoch, barrier = log.next_epoch()
     damaged = log.damaged() or (query is not None and log.query_id() is None)

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
+from penstock.deadline import Deadline
 from penstock.epoch.channel import How, Writing
+from penstock.epoch.checksum import hashed, rule_for
 from penstock.epoch.row_sizes import RowSizes
 from penstock.epoch.task import (
     RESULT_SCHEMA,
     attempt_of,
     committable,
     fault_in,
-    hashed,
     plainly_named,
     row_bytes_of,
+    stage_of,
     writer_task,
 )
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
 from penstock.sinks.base import SinkScope, TwoPhaseSink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from pyspark import SparkContext, StatusTracker
     from pyspark.sql import DataFrame
 
     from penstock.epoch.protocol import Committable
 
 log = logging.getLogger("penstock")
+_PATIENCE = 1.0  # a needless sweep costs one request, so waiting longer for Spark's bookkeeping is not worth it
+_POLL = 0.005
 
 
 class EpochOutputs:
@@ -44,6 +50,7 @@ class EpochOutputs:
         writing: Callable[[str], Writing],
         hints: Callable[[str], Mapping[str, Any]],
         sizes: RowSizes,
+        rules: Mapping[str, int],
     ) -> None:
         self.epoch = epoch
         self.committables: list[Committable] = []
@@ -51,6 +58,7 @@ class EpochOutputs:
         self._attempt, self._generation, self._job = attempt, generation, job
         self._sinks = sinks
         self._frame, self._writing, self._hints, self._sizes = frame, writing, hints, sizes
+        self._rules = rules  # of a replay: its rows are summed as those were that it must equal
         self._written: set[str] = set()
 
     def write(self, frame: DataFrame, uid: str) -> None:
@@ -69,7 +77,9 @@ class EpochOutputs:
             )
         self._written.add(uid)
         sink = self._sinks[uid]
-        rows, names = plainly_named(hashed(sink.shape(frame)))
+        shaped = sink.shape(frame)
+        rule = self._rules.get(uid, rule_for(shaped))
+        rows, names = plainly_named(hashed(shaped, rule))
         writing, hints = self._ways(uid)
         task = writer_task(
             sink,
@@ -78,6 +88,7 @@ class EpochOutputs:
             attempt=self._attempt,
             hints=hints,
             writing=writing,
+            rule=rule,
             names=names,
         )
         try:
@@ -91,7 +102,7 @@ class EpochOutputs:
             raise
         self.committables.extend(committable(uid, row[0]) for row in told)
         self._sizes.learn(uid, (row_bytes_of(row[0]) for row in told))
-        self.strays = self.strays or any(attempt_of(row[0]) > 0 for row in told) or _speculates(frame)
+        self.strays = self.strays or left_strays([row[0] for row in told], frame.sparkSession.sparkContext)
 
     def _ways(self, uid: str) -> tuple[Writing, dict[str, Any]]:
         """Which way the rows go, and what their writers should know. An epoch that can go by the in-flight log does not
@@ -113,6 +124,34 @@ class EpochOutputs:
             self._frame.write.format("noop").mode("overwrite").save()
 
 
-def _speculates(frame: DataFrame) -> bool:
-    """With speculation the winner may be a first attempt and a loser still have prepared something."""
-    return frame.sparkSession.sparkContext.getConf().get("spark.speculation", "false") == "true"
+def left_strays(lines: Sequence[str], spark: SparkContext) -> bool:
+    """Whether attempts other than those that reported may have left something open. Each partition has reported once:
+    Spark takes the first attempt of it that succeeds, of whichever run of the stage, and no other."""
+    if any(attempt_of(line) > 0 for line in lines):
+        return True
+    # With speculation the winner may be a first attempt and a loser still have prepared something.
+    if spark.getConf().get("spark.speculation", "false") == "true":
+        return True
+    # A stage runs again when outputs of a shuffle are lost with their executor; a local master has but one.
+    master = spark.master or ""
+    if master == "local" or master.startswith("local["):
+        return False
+    return ran_again(spark.statusTracker(), {stage_of(line) for line in lines}, Deadline(_PATIENCE))
+
+
+def ran_again(tracker: StatusTracker, stages: Collection[int], deadline: Deadline) -> bool:
+    """Whether Spark has run one of these stages, all of which have ended, more than once; True also where it does not
+    say by the deadline: its own bookkeeping runs a moment behind."""
+    left = set(stages)
+    while left:
+        for stage in list(left):
+            info = tracker.getStageInfo(stage)
+            if info is not None and info.currentAttemptId > 0:
+                return True
+            if info is not None and info.numCompletedTasks >= info.numTasks:
+                left.discard(stage)  # its first run did it all
+        if left:
+            if deadline.passed():
+                return True
+            time.sleep(_POLL)
+    return False

@@ -51,7 +51,8 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
                 f"Epoch {stop.decision.id.epoch} of query {query!r} is decided, but whether {_writers(stop.writers)}"
                 " are committed could not be proven in time.",
                 safe="the decision is durable; nothing is guessed, nothing doubled. The next start asks again.",
-                to_do="see that the target system answers, then let the job restart.",
+                to_do="see that the target system answers, then let the job restart. If it has forgotten them for good:"
+                " penstock transactions resolve.",
             )
         case protocol.Lost():
             return WritersLost(

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
+import secrets
 import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -23,6 +23,7 @@ from urllib.parse import urlparse
 
 from penstock.durable import ensure_folder, sync, sync_file_system
 from penstock.errors import LedgerError, StorageFull
+from penstock.safe_names import safe_name
 from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Storage(ABC):
     """A folder of small files."""
 
     location: str
+    scheme: str
+    """Of the location: `file`, `hdfs`, `s3a`, …"""
 
     def sync(self) -> bool:
         """Make durable what others have written below this folder; False where there is no way to ask for it."""
@@ -87,19 +90,20 @@ def storage_errors(what: str) -> Iterator[None]:
 class LocalStorage(Storage):
     """A folder on a POSIX file system."""
 
-    _serial = itertools.count()
-
     def __init__(self, root: Path) -> None:
         self._root = root
         self.location = f"file://{root}"
+        self.scheme = "file"
 
     def create(self, name: str, data: bytes) -> None:
-        target = self._root / name
-        aside = target.with_name(f".{target.name}.{os.getpid()}.{next(self._serial)}.tmp")
+        target = self._at(name)
+        # By chance and not by process: containers of one mount have the same process ids. What a run that dies here
+        # leaves behind is hidden, small, and never looked at again.
+        aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
         with storage_errors(f"writing {target}"):
             ensure_folder(target.parent)
             try:
-                with open(aside, "wb") as file:
+                with open(aside, "xb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
@@ -117,24 +121,24 @@ class LocalStorage(Storage):
     def read(self, name: str) -> bytes | None:
         with storage_errors(f"reading {self._root / name}"):
             try:
-                return (self._root / name).read_bytes()
+                return self._at(name).read_bytes()
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def list(self, folder: str) -> list[str]:
         with storage_errors(f"listing {self._root / folder}"):
             try:
-                return sorted(name for name in os.listdir(self._root / folder) if not name.startswith("."))
+                return sorted(name for name in os.listdir(self._at(folder)) if not name.startswith("."))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def delete(self, name: str) -> None:
         with storage_errors(f"deleting {self._root / name}"), contextlib.suppress(FileNotFoundError):
-            os.unlink(self._root / name)
+            os.unlink(self._at(name))
 
     def settle(self, folder: str) -> None:
         with storage_errors(f"syncing {self._root / folder}"), contextlib.suppress(FileNotFoundError):
-            sync(self._root / folder)
+            sync(self._at(folder))
 
     def sync(self) -> bool:
         """One call for the whole file system: cheaper than a call for each of many state files, and none is missed."""
@@ -142,12 +146,16 @@ class LocalStorage(Storage):
             sync_file_system(self._root)
         return True
 
+    def _at(self, name: str) -> Path:
+        return self._root / safe_name(name, self.location)
+
 
 class MemoryStorage(Storage):
     """A dictionary, for tests."""
 
     def __init__(self, location: str = "memory:") -> None:
         self.location = location
+        self.scheme = "memory"
         self._files: dict[str, bytes] = {}
         self._lock = threading.Lock()
 

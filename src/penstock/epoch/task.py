@@ -12,7 +12,8 @@ import re
 import struct
 from typing import TYPE_CHECKING, Any
 
-from penstock.epoch.channel import HASH_COLUMN, Channel, How, Writing, open_channel
+from penstock.epoch.channel import Channel, How, Writing, open_channel
+from penstock.epoch.checksum import FLAT, checksum_of, sum_of_hashes
 from penstock.epoch.protocol import Committable
 from penstock.errors import PenstockError, from_json
 from penstock.sinks.base import SinkScope, TwoPhaseSink, WriterScope
@@ -22,10 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 RESULT_SCHEMA = "result string"
-_MODULO = 1 << 64
 _MARKED = re.compile(r"penstock-task-error (\{.*?\}) end-of-penstock-task-error", re.DOTALL)
 
 
@@ -46,19 +46,6 @@ def fault_in(text: str) -> PenstockError | None:
     return None
 
 
-def hashed(frame: DataFrame) -> DataFrame:
-    """`frame` with a 64-bit hash of each row as its last column, computed by Spark. Nulls count by position."""
-    from pyspark.sql import functions as f
-
-    columns = [_hashable(f.col(_quoted(field.name)), field.dataType) for field in frame.schema.fields]
-    nulls = [f.col(_quoted(field.name)).isNull() for field in frame.schema.fields if field.nullable]
-    return frame.withColumn(HASH_COLUMN, f.xxhash64(*columns, *nulls))
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
-
-
 def plainly_named(frame: DataFrame) -> tuple[DataFrame, list[str] | None]:
     """`frame` with names that Spark can look up, and its own names where it has others: Spark takes a dot for a field
     of a struct."""
@@ -66,15 +53,6 @@ def plainly_named(frame: DataFrame) -> tuple[DataFrame, list[str] | None]:
     if not any("." in name or "`" in name for name in names):
         return frame, None
     return frame.toDF(*(f"c{number}" for number in range(len(names)))), names
-
-
-def _hashable(column: Column, kind: Any) -> Column:
-    """Spark refuses to hash maps and variants; those are hashed as JSON. Should a replay order a map's entries
-    otherwise, the checksums differ and recovery stops: an error on the safe side."""
-    from pyspark.sql import functions as f
-
-    text = kind.simpleString()
-    return f.to_json(f.struct(column)) if "map<" in text or "variant" in text else column
 
 
 def writer_task(
@@ -85,9 +63,11 @@ def writer_task(
     attempt: int,
     hints: Mapping[str, Any],
     writing: Writing,
+    rule: int = FLAT,
     names: list[str] | None = None,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for `mapInArrow`; `names` are the columns' own, where they had to be called otherwise."""
+    """The function for `mapInArrow`. `rule` is the one by which the rows were `hashed`; `names` are the columns' own,
+    where they had to be called otherwise."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -96,17 +76,17 @@ def writer_task(
         assert context is not None
         where = WriterScope(scope, epoch, attempt, context.partitionId(), context.taskAttemptId(), hints)
         named = batches if names is None else (batch.rename_columns(names) for batch in batches)
-        result = _write(sink, where, named, writing)
-        yield _answer(json.dumps({**result, "attempt": context.attemptNumber()}))
+        result = _write(sink, where, named, writing, rule)
+        yield _answer(json.dumps({**result, "attempt": context.attemptNumber(), "stage": context.stageId()}))
 
     return run
 
 
 def _write(
-    sink: TwoPhaseSink, scope: WriterScope, batches: Iterator[pa.RecordBatch], writing: Writing
+    sink: TwoPhaseSink, scope: WriterScope, batches: Iterator[pa.RecordBatch], writing: Writing, rule: int = FLAT
 ) -> dict[str, Any]:
     channel: Channel | None = None
-    rows = checksum = 0
+    rows = total = 0
     row_bytes = 0.0
     told: Mapping[str, Any] = {"payload": {}}
     try:
@@ -114,7 +94,7 @@ def _write(
             if not batch.num_rows:
                 continue
             rows += batch.num_rows
-            checksum = (checksum + _sum_of_hashes(batch)) % _MODULO
+            total += sum_of_hashes(batch)
             row_bytes = max(row_bytes, batch.nbytes / batch.num_rows)
             if writing.how is How.COUNT:
                 continue
@@ -132,6 +112,7 @@ def _write(
     except BaseException:
         _abort(channel)
         raise
+    checksum = checksum_of(total, rule)
     return {"writer": scope.partition, "rows": rows, "checksum": checksum, "row_bytes": round(row_bytes), **told}
 
 
@@ -153,14 +134,6 @@ def _abort(channel: Channel | None) -> None:
             channel.abort()
 
 
-def _sum_of_hashes(batch: pa.RecordBatch) -> int:
-    import numpy as np
-
-    hashes = batch.column(batch.num_columns - 1)  # none is null; from its bytes, as `_answer` is made
-    values = np.frombuffer(hashes.buffers()[1], np.uint64)[hashes.offset : hashes.offset + len(hashes)]
-    return int(np.sum(values, dtype=np.uint64))
-
-
 def committable(sink: str, line: str) -> Committable:
     """What one task reported; an error that it reported is raised."""
     body = json.loads(line)
@@ -176,5 +149,11 @@ def row_bytes_of(line: str) -> float:
 
 
 def attempt_of(line: str) -> int:
-    """Which attempt of its task reported; above 0, earlier ones failed and may have left something open."""
+    """Which attempt of its task reported; above 0, earlier ones failed and may have left something open. Spark counts
+    anew when it runs a stage again."""
     return int(json.loads(line)["attempt"])
+
+
+def stage_of(line: str) -> int:
+    """In which stage the task ran."""
+    return int(json.loads(line)["stage"])

@@ -37,7 +37,7 @@ def coordinator_for(
         query=plan.uid,
         sinks=plan.sinks,
         sources=list(plan.sources),
-        ledger=ledger_at(f"{folder}/ledger", spark, retained=retained),
+        ledger=ledger_at(f"{folder}/ledger", spark, retained=retained, trusted=checkpoints.trusted_schemes),
         log=spark_log_at(f"{folder}/{history}", spark),
         events=events,
         body=plan.body,
@@ -68,7 +68,7 @@ def _inflight(
         sinks=plan.sinks,
         location=location,
         storage=storage,
-        ledger_of=lambda where: ledger_at(where, spark, retained=retained),
+        ledger_of=lambda where: ledger_at(where, spark, retained=retained, trusted=checkpoints.trusted_schemes),
         events=events,
         checkpoints=checkpoints,
     )

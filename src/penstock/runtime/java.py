@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -127,7 +128,7 @@ def wrapped_home(real: Path, cache: Path) -> Path:
         link = home / part
         if (real / part).exists() and not link.is_symlink():
             _link(link, real / part)
-    aside = launcher.with_name(f".java.{os.getpid()}")
+    aside = launcher.with_name(f".java.{secrets.token_hex(8)}")
     aside.write_text(script)
     aside.chmod(0o755)
     aside.replace(launcher)  # in one step: another process may be starting Java at this moment

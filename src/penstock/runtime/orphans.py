@@ -4,7 +4,7 @@
 |---|---|
 | decided: a decision that counts names it | can only be committed |
 | undecided: none does | can only be aborted |
-| unknown: there is no ledger to ask | is not touched, unless somebody takes the blame |
+| unknown: there is no ledger to ask, or it does not know the run | is not touched, unless somebody takes the blame |
 
 Which decision counts is `protocol.honoured`'s to say, as when the job itself starts. Nothing here writes: not into the
 ledger, not into the other system. See `settlement` for that.
@@ -22,6 +22,7 @@ from penstock.epoch.protocol import Committable
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.runtime.job_ledgers import Decided, JobLedgers, QueryLedger
 from penstock.sinks.base import Leftover, TwoPhaseSink
+from penstock.sinks.leftovers import of_all_generations
 
 LOOK_SECONDS = 30.0  # to ask one sink what it has open
 
@@ -56,6 +57,7 @@ class Orphan:
     in_log: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
     leftover: Leftover | None = field(default=None, repr=False)
+    scope: str = ""  # under which uid the sink opened it, where that is not the sink's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,14 @@ def look(ledgers: JobLedgers, sinks: Sinks) -> Report:
         for uid in named:
             own = [one for one in decided if one.committable.sink == uid]
             found: list[Leftover] | None = None
+            beyond: list[Orphan] = []
             try:
-                found = _ask(query, ledgers.job, uid, sinks)
+                found = _ask(query, ledgers.job, uid, sinks, beyond)
                 if found is None:
                     silent.append((query.uid, uid))
             except PenstockError as error:
                 unseen.append((query.uid, uid, error.happened))
-            orphans += judged(query.uid, uid, found, own)
+            orphans += judged(query.uid, uid, found, own) + beyond
     return Report(tuple(orphans), tuple(unseen), tuple(silent))
 
 
@@ -105,7 +108,7 @@ def judged(query: str, sink: str, found: Sequence[Leftover] | None, decided: Seq
             Orphan(
                 query,
                 sink,
-                open_now.name if open_now is not None else _name(one.committable),
+                open_now.name if open_now is not None else name_of(one.committable),
                 state,
                 Verdict.DECIDED,
                 generation=open_now.generation if open_now is not None else one.generation,
@@ -123,7 +126,7 @@ def judged(query: str, sink: str, found: Sequence[Leftover] | None, decided: Seq
     return orphans + [undecided(query, sink, one) for one in left]
 
 
-def undecided(query: str, sink: str, one: Leftover, verdict: Verdict = Verdict.UNDECIDED) -> Orphan:
+def undecided(query: str, sink: str, one: Leftover, verdict: Verdict = Verdict.UNDECIDED, scope: str = "") -> Orphan:
     return Orphan(
         query,
         sink,
@@ -136,22 +139,25 @@ def undecided(query: str, sink: str, one: Leftover, verdict: Verdict = Verdict.U
         one.started,
         details=one.details,
         leftover=one,
+        scope=scope,
     )
 
 
-def _ask(query: QueryLedger, job: str, uid: str, sinks: Sinks) -> list[Leftover] | None:
+def _ask(query: QueryLedger, job: str, uid: str, sinks: Sinks, beyond: list[Orphan]) -> list[Leftover] | None:
+    """What the runs in the ledger have left; `beyond` takes that of others, of which nobody knows."""
     if uid not in sinks:
         raise ConfigurationError("the sink is not known here: give --job JOB.py, or --servers if it is Kafka.")
     found: list[Leftover] = []
     for scope in query.scopes(job, uid):
-        committer = sinks[uid].open_committer(scope)
-        try:
-            own = committer.leftovers(Deadline(LOOK_SECONDS))
-        finally:
-            committer.close()
+        own = of_all_generations(sinks[uid], scope, Deadline(LOOK_SECONDS))
         if own is None:
             return None
-        found += own
+        found += [one for one in own if one.generation <= scope.generation]
+        beyond += [
+            undecided(query.uid, uid, one, Verdict.UNKNOWN, scope.uid)
+            for one in own
+            if one.generation > scope.generation
+        ]
     return found
 
 
@@ -160,5 +166,6 @@ def names(leftover: Leftover, committable: Committable) -> bool:
     return bool(leftover.payload) and leftover.payload.items() <= committable.payload.items()
 
 
-def _name(committable: Committable) -> str:
+def name_of(committable: Committable) -> str:
+    """What people call it."""
     return str(committable.payload.get("transactional_id") or f"{committable.sink}/{committable.writer}")

@@ -34,7 +34,7 @@ class Cluster:
         names = {name: match["name"] for name in self._client.list_open(prefix, deadline) if (match := _ID.match(name))}
         states = self._client.describe(names, deadline)
         return [
-            undecided("", names[name].rpartition(":")[2], leftover(name, described), Verdict.UNKNOWN)
+            undecided("", _uid(names[name]), leftover(name, described), Verdict.UNKNOWN)
             for name, described in states.items()
             if described.open
         ]
@@ -103,8 +103,27 @@ def _ids(query: QueryLedger, uid: str) -> list[str] | None:
 
 
 def _own_prefix(name: str, ids: Iterable[str]) -> str | None:
+    """The user's part of the ids of sink `name`; also as earlier releases made them, without its length at the end."""
     for one in ids:
         match = _ID.match(one)
-        if match is not None and match["name"].endswith(f"-{name}"):
+        if match is None:
+            continue
+        whole = _split(match["name"])
+        if whole is not None and whole[1] == name:
+            return whole[0]
+        if whole is None and match["name"].endswith(f"-{name}"):
             return match["name"].removesuffix(f"-{name}")
     return None
+
+
+def _split(made: str) -> tuple[str, str] | None:
+    """The user's part and `job:uid`, where the length at the end says which is which."""
+    rest, _, length = made.rpartition(":")
+    if not length.isdecimal() or ":" not in rest or rest[int(length) : int(length) + 1] != "-":
+        return None
+    return rest[: int(length)], rest[int(length) + 1 :]
+
+
+def _uid(made: str) -> str:
+    whole = _split(made)
+    return (whole[1] if whole is not None else made).rpartition(":")[2]

@@ -1,4 +1,5 @@
 """Ends what a dead job has left open: commits what is decided, aborts what is not, and nothing the other way round.
+Where the other system has forgotten how something decided ended, keeps somebody's word on it for the next recovery.
 
 As when the job itself starts, a new generation is registered first, so that the dead driver, should it wake, is fenced;
 then the ledger is read again, the claim written, and only then anything is touched. No query is started. The next
@@ -10,22 +11,28 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.conductor import Conductor, Timing
 from penstock.epoch.log_repair import restore
 from penstock.epoch.protocol import Committable, Decision, DecisionId, Outcome, WriterId
+from penstock.epoch.stops import explain_stop
 from penstock.epoch.storage import local_path
 from penstock.errors import PenstockError, TransactionRefused, WritersLost
 from penstock.runtime.events import Events
 from penstock.runtime.job_ledgers import JobLedgers, QueryLedger
 from penstock.runtime.orphans import Orphan, Sinks, Verdict, names
 from penstock.runtime.registry import Registry
+from penstock.sinks.base import SinkScope
 from penstock.testing.failpoints import failpoint
+
+_EVIDENCE_SECONDS = 120.0  # to read what is in the target; a person waits
+_ABORT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +97,7 @@ def refuse_running(run: Run, job: str, *, take_over: bool) -> None:
 def commit(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> Settled:
     """Carry out the query's decision, with the same steps as its recovery; nothing is aborted. Raises `WritersLost`
     where the other system has ended some of it meanwhile, `OutcomeUnknown` where nobody can prove it."""
-    missing = sorted({one.committable.sink for one in query.decided()} - sinks.keys())
-    if missing:
-        raise TransactionRefused(
-            f"Epoch {query.found().epoch} of query {query.uid!r} is decided for the sinks {missing}, which are not"
-            " known here.",
-            safe="nothing was touched: an epoch is committed in all its sinks or in none.",
-            to_do="give the job's file by --job, or --servers where all of them are Kafka.",
-        )
+    _refuse_unknown_sinks(query, sinks)
     settlement = Settlement(ledgers, query, sinks)
     try:
         return settlement.commit()
@@ -115,6 +115,45 @@ def abort(
         settlement.abort(only, others)
     finally:
         settlement.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Unprovable:
+    """A decided writer whose outcome nobody can prove, and what is seen of it in the target; empty: nothing can be."""
+
+    query: str
+    epoch: int
+    committable: Committable
+    seen: str = ""
+
+
+Word = Callable[[Sequence[Unprovable]], Outcome | None]
+
+
+def resolve(
+    ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, only: Collection[WriterId], word: Word
+) -> list[Unprovable]:
+    """Try to commit the query's decision once more; ask for somebody's word on the writers of which nothing is proven
+    even then (of those in `only`, if there are any), and keep it in the ledger. Returns them. The next recovery goes by
+    that word, where it still cannot prove more itself."""
+    _refuse_unknown_sinks(query, sinks)
+    settlement = Settlement(ledgers, query, sinks)
+    try:
+        return settlement.resolve(only, word)
+    finally:
+        settlement.close()
+
+
+def abort_unknown(ledgers: JobLedgers, sinks: Sinks, chosen: Collection[Orphan]) -> None:
+    """Abort what a run has opened that the ledger does not know: it was lost, and somebody takes the blame."""
+    for one in chosen:
+        assert one.leftover is not None
+        scope = SinkScope(ledgers.job, one.scope or one.sink, one.leftover.generation)
+        committer = sinks[one.sink].open_committer(scope)
+        try:
+            committer.abort([Committable(one.sink, -1, 1, 0, one.leftover.payload)], Deadline(_ABORT_SECONDS))
+        finally:
+            committer.close()
 
 
 def refuse_logged(query: QueryLedger) -> None:
@@ -152,11 +191,7 @@ class Settlement(Conductor):
         self._committing = True
         resume = self._drive(protocol.recover())
         if self._decision is None:
-            raise TransactionRefused(
-                f"Nothing of query {self._query!r} is decided any more.",
-                safe="nothing was committed or aborted.",
-                to_do="list once more: somebody else has finished it.",
-            )
+            raise self._nothing_decided()
         epoch = self._decision.id.epoch
         if resume.action in ("void", "repair"):
             lost = sorted(writer for writer, outcome in self._outcomes.items() if outcome is Outcome.LOST)
@@ -173,6 +208,46 @@ class Settlement(Conductor):
     def abort(self, only: Collection[Orphan], others: Collection[Orphan]) -> None:
         self._others = [Committable(one.sink, -1, 1, 0, one.leftover.payload) for one in others if one.leftover]
         self._drive(self._abort_undecided(only))
+
+    def resolve(self, only: Collection[WriterId], word: Word) -> list[Unprovable]:
+        self._committing = True
+        decision, unknown = self._drive(self._commit_once_more())
+        epoch = decision.id.epoch
+        unknown = [one for one in unknown if not only or one.id in only]
+        found = []
+        for uid in sorted({one.sink for one in unknown}):
+            own = [one for one in unknown if one.sink == uid]
+            seen = self._committers[uid].evidence(own, Deadline(_EVIDENCE_SECONDS))
+            found += [Unprovable(self._query, epoch, one, seen.get(one.writer, "")) for one in own]
+        outcome = word(found) if found else None
+        if outcome is not None:
+            newest = self._ledger.newest_generation()
+            if newest > self._generation:
+                raise explain_stop(protocol.Fenced(self._generation, newest), self._query, self._where)
+            self._ledger.rule(epoch, self._query_id(), [one.committable for one in found], outcome)
+        return found
+
+    def _commit_once_more(self) -> Generator[protocol.Action, Any, tuple[Decision, list[Committable]]]:
+        """The steps of a recovery up to its commit; what is not proven then is no error here."""
+        generation: int = yield protocol.Register()
+        found: protocol.Found = yield protocol.Look()
+        decision = protocol.honoured(found)
+        yield protocol.WriteClaim(protocol.Claim(generation, found.epoch, decision.id if decision else None))
+        newest: int = yield protocol.NewestGeneration()
+        if newest > generation:
+            raise protocol.Fenced(generation, newest)
+        if decision is None:
+            raise self._nothing_decided()
+        outcomes: dict[WriterId, Outcome] = yield protocol.Commit(decision)
+        left = [one for one in decision.to_commit if outcomes.get(one.id, Outcome.UNKNOWN) is Outcome.UNKNOWN]
+        return decision, left
+
+    def _nothing_decided(self) -> TransactionRefused:
+        return TransactionRefused(
+            f"Nothing of query {self._query!r} is decided any more.",
+            safe="nothing was committed or aborted.",
+            to_do="list once more: somebody else has finished it.",
+        )
 
     def close(self) -> None:
         self._close_committers()
@@ -221,6 +296,9 @@ class Settlement(Conductor):
         if not self._committing:
             super()._sweep(keep)
 
+    def _look_beyond(self, deadline: Deadline) -> None:
+        """What the ledger does not know is listed, and left to whoever takes the blame."""
+
     def _finish_log(self, epoch: int, watermark: int | None) -> bool:
         finished = self._of.log.finish(epoch, watermark)
         self._passed("recover.finished")
@@ -251,11 +329,22 @@ def wrong_way(id: str, verdict: Verdict, epoch: int | None = None) -> PenstockEr
             to_do="penstock transactions abort, or start the job, which does the same.",
         )
     return TransactionRefused(
-        f"No ledger was asked about {id}, so it is not known whether it is decided.",
+        f"No ledger knows of {id}, or none was asked, so it is not known whether it is decided.",
         safe="nothing was touched.",
         to_do="give the job's folder, STORAGE/JOB, or its file by --job. If its ledger is lost for good: --force. It"
         " loses rows if the transaction was decided and you abort it, and doubles them if not and you commit it.",
     )
+
+
+def _refuse_unknown_sinks(query: QueryLedger, sinks: Sinks) -> None:
+    missing = sorted({one.committable.sink for one in query.decided()} - sinks.keys())
+    if missing:
+        raise TransactionRefused(
+            f"Epoch {query.found().epoch} of query {query.uid!r} is decided for the sinks {missing}, which are not"
+            " known here.",
+            safe="nothing was touched: an epoch is committed in all its sinks or in none.",
+            to_do="give the job's file by --job, or --servers where all of them are Kafka.",
+        )
 
 
 def _same(storage: str, name: str, location: str) -> bool:

@@ -155,6 +155,10 @@ class Committer(ABC):
         """What `abort_dangling` would find with nothing to keep, left as it is; None where the sink cannot say."""
         return None
 
+    def evidence(self, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
+        """By writer number, for a person who has to judge where nothing can be proven: what is seen in the target."""
+        return {}
+
     def close(self) -> None:  # noqa: B027 - a committer without connections has nothing to do
         """Free connections."""
 

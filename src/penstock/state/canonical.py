@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.state import Backend, backend_of
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
+from penstock.safe_names import safe_name, safe_part
 from penstock.state.folder import folder_at
 from penstock.state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
 from penstock.state.offsets import conf_of
@@ -144,7 +145,7 @@ def spread_rows(work: SparkSession, origin: Folder, store: dict[str, Any], parti
     spread_by = f.col(PARTITION) if partition["fields"] else f.struct().alias(PARTITION)
     frames = [
         work.read.schema(schema)
-        .parquet(f"{origin.location}/{one['folder']}")
+        .parquet(f"{origin.location}/{safe_name(one['folder'], LAYOUT)}")
         .select(spread_by, KEY, VALUE, f.lit(one["name"]).alias(FAMILY), *([_POSITION] if ordered else []))
         for one in store["families"]
     ]
@@ -193,15 +194,15 @@ def _described(store: Store, raw: DataFrame) -> dict[str, Any]:
 def operator_of(body: dict[str, Any]) -> OperatorMetadata:
     stores = tuple(
         Store(
-            one["name"],
+            safe_part(one["name"], LAYOUT),
             one["prefix_columns"],
             one["partitions"],
             tuple(Family(family["name"], family["key"], family["value"]) for family in one["families"]),
-            tuple(one["schema_files"]),
+            tuple(safe_name(name, LAYOUT) for name in one["schema_files"]),
         )
         for one in body["stores"]
     )
-    files = {name: base64.b64decode(data) for name, data in body["files"].items()}
+    files = {safe_name(name, LAYOUT): base64.b64decode(data) for name, data in body["files"].items()}
     return OperatorMetadata(
-        body["id"], body["name"], body["version"], stores, files, body["properties"], body["number"]
+        int(body["id"]), body["name"], int(body["version"]), stores, files, body["properties"], int(body["number"])
     )

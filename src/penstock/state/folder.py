@@ -21,7 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.durable import ensure_folder, sync
 from penstock.epoch.storage import LocalStorage, Storage, local_path, storage_errors
+from penstock.safe_names import refuse_link, safe_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,6 +36,7 @@ IMMUTABLE = (".sst", ".zip", ".delta", ".snapshot", ".changelog", ".parquet")
 """Endings of files that nobody ever rewrites under their name."""
 
 _AT_ONCE = 8  # copies and checksums in parallel
+_BUFFER = 1 << 20
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
 
 
@@ -65,18 +68,22 @@ class Folder(ABC):
         that is not there any more is a `FileNotFoundError`."""
 
     @abstractmethod
-    def digest(self, name: str, *, sync: bool = False) -> str:
-        """SHA-256 of a file, in hexadecimal. `sync`: and see that its bytes are on the disk, whoever wrote them."""
+    def settle(self) -> None:
+        """Every file in here, and every folder up to one that survives it, survives a power cut, whoever wrote it:
+        Spark syncs nothing that it writes."""
+
+    @abstractmethod
+    def digest(self, name: str) -> str:
+        """SHA-256 of a file, in hexadecimal."""
 
     @abstractmethod
     def delete(self, name: str = "") -> None:
         """The file or folder `name` and all that is in it; no error if it is gone already."""
 
-    def digests(self, names: Iterable[str], *, sync: bool = False) -> dict[str, str]:
+    def digests(self, names: Iterable[str]) -> dict[str, str]:
         ordered = list(names)
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-digest") as pool:
-            found = pool.map(lambda name: self.digest(name, sync=sync), ordered)
-            return dict(zip(ordered, found, strict=True))
+            return dict(zip(ordered, pool.map(self.digest, ordered), strict=True))
 
     def put(self, name: str, data: bytes) -> None:
         """Write a small file, replacing one of that name, and the `.crc` beside it that would condemn the new one."""
@@ -92,12 +99,12 @@ class LocalFolder(Folder):
         self.root = root
 
     def at(self, name: str) -> LocalFolder:
-        return LocalFolder(self.root / name)
+        return LocalFolder(self._at(name))
 
     def files(self, folder: str = "") -> dict[str, int]:
         found = {}
         with storage_errors(f"listing {self.root / folder}"):
-            for where, folders, names in os.walk(self.root / folder):
+            for where, folders, names in os.walk(self._at(folder)):
                 folders[:] = [one for one in folders if not one.startswith(".")]
                 for name in names:
                     if not name.startswith("."):
@@ -110,32 +117,46 @@ class LocalFolder(Folder):
 
     def take(self, source: Folder, names: Mapping[str, str]) -> None:
         with storage_errors(f"writing {self.root}"):
-            folders = {(self.root / name).parent for name in names.values()}
+            folders = {self._at(name).parent for name in names.values()}
             for folder in folders:
-                folder.mkdir(parents=True, exist_ok=True)
+                ensure_folder(folder)
             if isinstance(source, LocalFolder):
                 for old, new in names.items():
-                    self._take_local(source.root / old, self.root / new)
+                    self._take_local(source._at(old), self._at(new))
             else:
                 assert isinstance(source, HadoopFolder)
                 for old, new in names.items():
-                    source.fetch(old, self.root / new)
+                    source.fetch(old, self._at(new))
+                    sync(self._at(new))
             for folder in folders:
-                _sync(folder)
+                sync(folder)
 
-    def digest(self, name: str, *, sync: bool = False) -> str:
-        with storage_errors(f"reading {self.root / name}"), open(self.root / name, "rb") as file:
-            if sync:
-                os.fsync(file.fileno())
+    def settle(self) -> None:
+        with storage_errors(f"syncing {self.root}"):
+            names = self.files()
+            above = {parent for name in names for parent in self._at(name).parents}
+            folders = [one for one in above if one.is_relative_to(self.root)]
+            with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-sync") as pool:
+                list(pool.map(lambda name: sync(self._at(name)), names))
+            for folder in sorted(folders, reverse=True):
+                sync(folder)
+            ensure_folder(self.root)
+
+    def digest(self, name: str) -> str:
+        with storage_errors(f"reading {self.root / name}"), open(self._at(name), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def delete(self, name: str = "") -> None:
-        path = self.root / name if name else self.root
+        path = self._at(name)
         with storage_errors(f"deleting {path}"), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
+    def _at(self, name: str) -> Path:
+        return self.root / safe_name(name, self.location)
+
     @staticmethod
     def _take_local(old: Path, new: Path) -> None:
+        refuse_link(old)
         if old.name.endswith(IMMUTABLE):
             try:
                 os.link(old, new)
@@ -147,7 +168,7 @@ class LocalFolder(Folder):
             else:
                 return
         shutil.copyfile(old, new)
-        _sync(new)
+        sync(new)
 
 
 class HadoopFolder(Folder):
@@ -166,7 +187,7 @@ class HadoopFolder(Folder):
         self._fs = self._root.getFileSystem(self._conf)
 
     def at(self, name: str) -> HadoopFolder:
-        return HadoopFolder(self._spark, f"{self.location}/{name}")
+        return HadoopFolder(self._spark, f"{self.location}/{safe_name(name, self.location)}")
 
     def files(self, folder: str = "") -> dict[str, int]:
         found: dict[str, int] = {}
@@ -199,13 +220,19 @@ class HadoopFolder(Folder):
                 self._fs.mkdirs(self._path(name))
 
         def copy(pair: tuple[str, str]) -> None:
-            path = self._jvm.org.apache.hadoop.fs.Path(whence, pair[0])
+            path = self._jvm.org.apache.hadoop.fs.Path(whence, safe_name(pair[0], source.location))
             with self._hadoop.errors(f"copying {pair[0]} to {self.location}"):
                 if not other.exists(path):
                     raise FileNotFoundError(pair[0])
-                self._jvm.org.apache.hadoop.fs.FileUtil.copy(
-                    other, path, self._fs, self._path(pair[1]), False, True, self._conf
-                )
+                given = other.open(path)
+                try:
+                    self._hadoop.write_synced(
+                        self._path(pair[1]),
+                        lambda out: self._jvm.org.apache.hadoop.io.IOUtils.copyBytes(given, out, _BUFFER, False),
+                        overwrite=True,
+                    )
+                finally:
+                    given.close()
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-copy") as pool:
             list(pool.map(copy, names.items()))
@@ -220,7 +247,12 @@ class HadoopFolder(Folder):
                 self._fs, self._path(name), raw, local, False, True, self._conf
             )
 
-    def digest(self, name: str, *, sync: bool = False) -> str:
+    def settle(self) -> None:
+        names = self.files()
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-sync") as pool:
+            list(pool.map(lambda name: self._hadoop.settle_file(name), names))
+
+    def digest(self, name: str) -> str:
         with self._hadoop.errors(f"reading {self.location}/{name}"):
             stream = self._fs.open(self._path(name))
             try:
@@ -232,6 +264,7 @@ class HadoopFolder(Folder):
         self._hadoop.delete_tree(name)
 
     def _path(self, name: str) -> Any:
+        safe_name(name, self.location)
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root
 
 
@@ -252,11 +285,3 @@ def folder_at(location: str, spark: SparkSession | None) -> Folder:
     if path is not None and isinstance(storage_at(location, spark), LocalStorage):
         return LocalFolder(path)
     return HadoopFolder(spark, location)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import LedgerCorrupt
+from penstock.safe_names import safe_name, safe_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -146,7 +147,9 @@ def _operator(checkpoint: Folder, operator: int, batch: int) -> OperatorMetadata
             marker = f"/state/{operator}/"
             names = tuple(path.rpartition(marker)[2] for path in one["stateSchemaFilePaths"])
             store = Store(one["storeName"], int(one["numColsPrefixKey"]), int(one["numPartitions"]), (), names)
+        safe_part(store.name, name)
         for file in names:
+            safe_name(file, name)
             content = checkpoint.storage.read(f"{root}/{file}")
             if content is None:
                 raise LedgerCorrupt(

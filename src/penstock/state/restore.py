@@ -80,7 +80,9 @@ class Restorer:
         failpoint("restore.verified")
         history = f"spark-{secrets.token_hex(6)}"
         for uid, mapping in mapped.queries.items():
-            self._build(origin, uid, mapping, self._folder.at(f"{uid}/{history}"))
+            target = self._folder.at(f"{uid}/{history}")
+            self._build(origin, uid, mapping, target)
+            target.settle()  # before it counts: Spark has synced neither the state that was linked nor what it wrote
         made = self._histories.record(
             Restored(
                 id=restore_id,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.epoch.ledger import seal, unseal
 from penstock.errors import SavepointCorrupt, SavepointIncomplete
+from penstock.safe_names import safe_name, safe_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,8 +95,8 @@ class Savepoint:
     def of(cls, data: bytes, where: str) -> Savepoint:
         """What is in `data`, whichever version wrote it; a field that this version does not know is passed over."""
         body = unseal(_KIND, data, where)
-        queries = {uid: _query(one) for uid, one in body["queries"].items()}
-        files = {name: (int(size), str(digest)) for name, (size, digest) in body["files"].items()}
+        queries = {safe_part(uid, where): _query(one) for uid, one in body["queries"].items()}
+        files = {safe_name(name, where): (int(size), str(digest)) for name, (size, digest) in body["files"].items()}
         return cls(**_known(cls, {**body, "kind": Kind(body["kind"]), "queries": queries, "files": files}))
 
 

@@ -93,7 +93,8 @@ class Taker:
                 for one in standing:
                     self._write_out(one, folder)
             files = folder.files()
-            digests = folder.digests(files, sync=True)
+            digests = folder.digests(files)
+            folder.settle()
             saved = Savepoint(
                 made,
                 kind,

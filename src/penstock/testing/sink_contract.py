@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import pickle
 
+from penstock.deadline import Deadline
+from penstock.errors import LedgerLost
 from penstock.sinks.base import CheckContext, Committable, Finding, Outcome, WriterScope
+from penstock.sinks.leftovers import of_all_generations, refuse_unknown_runs
 from penstock.testing.sink_harness import PATIENCE, SinkHarness, SinkSteps
 from penstock.testing.sink_process import prepare_and_die
 
@@ -172,6 +175,28 @@ class SinkContract(SinkSteps):
         assert self.commit(sink, prepared, generation=2) == {Outcome.COMMITTED}
         self.assert_visible(*batches)
         assert not self.leftovers(sink, generation=2)
+
+    def test_what_the_ledger_does_not_know_is_refused_and_can_be_ended_by_name(self) -> None:
+        """Somebody deleted the checkpoint, and generations began again at one."""
+        sink = self.harness.make_sink()
+        prepared = self.prepare(sink, [self.harness.rows(5)], generation=7)
+        if self.leftovers(sink, generation=7) is None:
+            return
+        committer, deadline = sink.open_committer(self.scope()), Deadline(PATIENCE)
+        try:
+            refuse_unknown_runs(sink, self.scope(), committer, lambda: 7, deadline)  # a newer run has taken over
+            [left] = of_all_generations(sink, self.scope(), deadline) or ()
+            said = ""
+            try:
+                refuse_unknown_runs(sink, self.scope(), committer, lambda: 1, deadline)
+            except LedgerLost as error:
+                said = str(error)
+            assert left.name in said, "what no run will ever end has to be named"
+        finally:
+            committer.close()
+        self.abort(sink, [Committable(self.uid, -1, 1, 0, left.payload)], generation=7)
+        assert not of_all_generations(sink, self.scope(), deadline)
+        assert self.commit(sink, prepared, generation=7) == LOST
 
     def test_an_earlier_attempt_of_this_run_is_a_leftover_too(self) -> None:
         sink = self.harness.make_sink()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.channel import HASH_COLUMN
+from penstock.epoch.checksum import MODULO, sum_of_hashes
 from penstock.epoch.conductor import Conductor, Timing
 from penstock.epoch.inflight.backlog import Entry, log_of, prepared_of
 from penstock.epoch.inflight.log import read_log
@@ -41,7 +42,6 @@ MARK = "~drain"
 _WRITERS = 4  # side by side; more would only take the driver's core from the epochs
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 _STOP_SECONDS = 10.0
-_MODULO = 1 << 64
 
 
 class Drainer(Conductor):
@@ -202,6 +202,7 @@ class Drainer(Conductor):
     # The protocol's actions, as far as they differ
 
     def _look(self) -> protocol.Found:
+        self._ledger.settle()
         entry = self._backlog.first()
         epoch = entry.epoch if entry is not None else self._backlog.drained + 1
         decisions = self._ledger.decisions(epoch, self._id)
@@ -223,13 +224,13 @@ class Drainer(Conductor):
         scope = WriterScope(self._scope(self._uid), epoch, self._attempt, one.writer, 0, hints)
         batches = read_log(self._backlog.logs, log_of(one))
         writer = self._sink.open_writer(scope)
-        rows = checksum = 0
+        rows = total = 0
         try:
             for batch in batches:
                 rows += batch.num_rows
-                checksum = (checksum + _sum_of_hashes(batch)) % _MODULO
+                total += sum_of_hashes(batch)
                 writer.write(batch.drop_columns([HASH_COLUMN]))
-            if (rows, checksum) != (one.rows, one.checksum):
+            if (rows, total % MODULO) != (one.rows, one.checksum % MODULO):
                 raise LedgerCorrupt(
                     f"The in-flight log {log_of(one).name} holds {rows} rows, decided were {one.rows}.",
                     safe="nothing of it was delivered, and no later epoch of this sink either.",
@@ -239,7 +240,7 @@ class Drainer(Conductor):
         except BaseException:
             writer.abort()
             raise
-        return Committable(one.sink, one.writer, rows, checksum, payload)
+        return Committable(one.sink, one.writer, rows, one.checksum, payload)
 
     def _decide(self, decision: Decision) -> None:
         self._ledger.decide(decision, query=self._id, barrier=None)
@@ -262,10 +263,3 @@ class Drainer(Conductor):
 
     def _scope(self, uid: str) -> SinkScope:
         return SinkScope(self._job, f"{uid}{MARK}", self._generation)
-
-
-def _sum_of_hashes(batch: Any) -> int:
-    import numpy as np
-
-    hashes = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
-    return int(np.sum(hashes.view(np.uint64), dtype=np.uint64))

@@ -50,7 +50,7 @@ def log_storage(location: str) -> Storage:
         return LocalStorage(str(path))
     from penstock.sinks.files.hdfs import ArrowStorage
 
-    return ArrowStorage(*_arrow(location))
+    return ArrowStorage(*_arrow(location), address=location)
 
 
 def _arrow(location: str) -> tuple[Any, str]:
@@ -97,6 +97,7 @@ def confirm(location: str, files: Iterable[LogFile]) -> None:
                 safe="the epoch was not decided; nothing of it is visible, and it replays from the same positions.",
                 to_do="if this repeats, see to the storage of the checkpoints.",
             )
+        storage.secure(file.name)
     storage.sync("")
 
 

@@ -19,6 +19,8 @@ staged at that moment; an abort takes a name off its receipt before it removes t
 | gone | gone | yes | committed, and a reader has already moved the file away |
 | gone | gone | no | lost: no commit ever began while the file was there |
 
+Before it says that a file is committed, by whichever run, the committer syncs the folders of both names.
+
 The receipts of the last epochs are kept, because only of those will anyone ask again. The proof leans on one thing:
 nobody else touches the folder `_penstock`.
 
@@ -36,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from penstock.errors import PreCommitFailed
+from penstock.safe_names import safe_name, safe_part
 from penstock.sinks.base import Committable, Committer, Leftover, Outcome, SinkScope, Writer, WriterScope
 from penstock.sinks.files.storage import StagedFile, Storage, full_disk_named, is_full
 from penstock.testing.failpoints import failpoint
@@ -63,6 +66,12 @@ def label(name: str) -> str:
 
 def private_folder(scope: SinkScope) -> str:
     return f"_penstock/{label(scope.job)}/{label(scope.uid)}"
+
+
+def staged_of(committable: Committable) -> str:
+    """The hidden name, which a ledger tells: never that of a file which is not ours."""
+    name = safe_name(committable.payload["staged"], "the output folder")
+    return name if name.startswith("_penstock/") else safe_name(f"/{name}", "_penstock")
 
 
 def names_of(scope: WriterScope, ending: str) -> tuple[str, str]:
@@ -120,7 +129,7 @@ class FileCommitter(Committer):
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         for committable in committables:
-            found = self._storage.size(committable.payload["staged"])
+            found = self._storage.size(staged_of(committable))
             if found != committable.payload["bytes"]:
                 raise PreCommitFailed(
                     f"The hidden file of writer {committable.writer} of sink {committable.sink!r} is "
@@ -128,13 +137,14 @@ class FileCommitter(Committer):
                     safe="nothing of this epoch is visible; it replays from the same positions.",
                     to_do="if tasks run on several machines, see that all reach the same folder.",
                 )
+            self._storage.secure(staged_of(committable))
         return committables
 
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
         outcomes: dict[int, Outcome] = {}
         gone: list[Committable] = []
         with full_disk_named(self._staged, "the epoch is decided and its files are kept until they can be renamed"):
-            staged = [c.payload["staged"] for c in committables if self._storage.size(c.payload["staged"]) is not None]
+            staged = [staged_of(c) for c in committables if self._storage.size(staged_of(c)) is not None]
             if staged:
                 self._write_receipt(epoch, staged)
             for committable in committables:
@@ -149,15 +159,17 @@ class FileCommitter(Committer):
                 # Read only now: a receipt written before a file was seen missing is certainly in the list.
                 began = self._names_on_receipts()
                 outcomes.update({c.writer: self._prove(c, began) for c in gone})
-            if staged:
+            if any(outcome.visible for outcome in outcomes.values()):
+                # Whoever renamed: a run that died right after it has synced nothing, and nobody asks again.
                 self._storage.sync("")
                 self._storage.sync(self._staged)
+            if staged:
                 self._drop_receipts_before(epoch - KEPT_RECEIPTS)
         return outcomes
 
     def _rename(self, committable: Committable) -> Outcome | None:
         """None where the staged file is gone and the outcome has to be proven."""
-        staged, final = committable.payload["staged"], committable.payload["final"]
+        staged, final = staged_of(committable), safe_part(committable.payload["final"], "the output folder")
         try:
             self._storage.rename(staged, final)
         except FileNotFoundError:
@@ -172,7 +184,7 @@ class FileCommitter(Committer):
         return Outcome.COMMITTED
 
     def _prove(self, committable: Committable, began: Collection[str]) -> Outcome:
-        if committable.payload["staged"] in began:
+        if staged_of(committable) in began:
             return Outcome.ALREADY_COMMITTED
         size = self._storage.size(committable.payload["final"])
         if size is None:
@@ -180,10 +192,10 @@ class FileCommitter(Committer):
         return Outcome.ALREADY_COMMITTED if size == committable.payload["bytes"] else Outcome.UNKNOWN
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
-        self._remove([committable.payload["staged"] for committable in committables])
+        self._remove([staged_of(committable) for committable in committables])
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
-        kept = {committable.payload["staged"] for committable in keep}
+        kept = {staged_of(committable) for committable in keep}
         return self._remove(
             [
                 name
@@ -234,6 +246,8 @@ class FileCommitter(Committer):
             if left:
                 self._write_receipt(epoch, left)  # before the old one goes: no name is ever without its receipt
             self._storage.remove(receipt)
+        # Or a power cut could bring a receipt back whose file stays gone: lost would look like committed.
+        self._storage.sync(self._receipts)
 
     def _names_on_receipts(self) -> set[str]:
         return {name for _, receipt in self._all_receipts() for name in self._read_receipt(receipt)}

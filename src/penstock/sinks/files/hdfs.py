@@ -7,7 +7,10 @@ import errno
 import os
 import posixpath
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlparse
 
+from penstock.safe_names import safe_name
+from penstock.sinks.files.hsync import hsync
 from penstock.sinks.files.storage import StagedFile, Storage
 
 if TYPE_CHECKING:
@@ -34,14 +37,15 @@ class _ArrowFile(StagedFile):
 
 class ArrowStorage(Storage):
     """A folder behind `pyarrow.fs`: HDFS, whose name node renames atomically and never over an existing file, and
-    whose closed files and names are durable without a sync of ours."""
+    whose names are durable at once. Its closed files are not, see `secure`. `address` is the folder's, for Hadoop."""
 
-    def __init__(self, system: FileSystem, root: str) -> None:
+    def __init__(self, system: FileSystem, root: str, *, address: str = "") -> None:
         self._system = system
         self._root = root.rstrip("/")
+        self._address = address.rstrip("/") if urlparse(address).scheme in ("hdfs", "viewfs") else ""
 
     def _at(self, name: str) -> str:
-        return posixpath.join(self._root, name)
+        return posixpath.join(self._root, safe_name(name, self._root))
 
     def create_folder(self, name: str) -> None:
         self._system.create_dir(self._at(name), recursive=True)
@@ -67,10 +71,18 @@ class ArrowStorage(Storage):
         self.create_folder(posixpath.dirname(name))
         with self._system.open_output_stream(self._at(name), compression=None) as stream:
             stream.write(content)
+        self.secure(name)
+
+    def secure(self, name: str) -> None:
+        if self._address:
+            hsync(f"{self._address}/{safe_name(name, self._root)}")
 
     def read(self, name: str) -> bytes:
         with self._system.open_input_stream(self._at(name), compression=None) as stream:
             return cast("bytes", stream.read())
+
+    def open(self, name: str) -> Any:
+        return self._system.open_input_file(self._at(name))
 
     def remove(self, name: str) -> bool:
         try:

@@ -9,6 +9,8 @@ import posixpath
 from pathlib import Path
 from typing import IO
 
+from penstock.durable import ensure_folder, sync
+from penstock.safe_names import safe_name
 from penstock.sinks.files.storage import StagedFile, Storage
 
 
@@ -25,7 +27,8 @@ class _LocalFile(StagedFile):
         self._close()
         if status.st_nlink == 0:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
-        _sync_folder(self._path.parent)
+        ensure_folder(self._path.parent)
+        sync(self._path.parent)
         return status.st_size
 
     def discard(self) -> None:
@@ -46,17 +49,14 @@ class LocalStorage(Storage):
     def __init__(self, root: str) -> None:
         self._root = Path(root)
 
+    def _at(self, name: str) -> Path:
+        return self._root / safe_name(name, str(self._root))
+
     def create_folder(self, name: str) -> None:
-        folder = self._root / name
-        if folder.is_dir():
-            return
-        fresh = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        for created in fresh:
-            _sync_folder(created.parent)
+        ensure_folder(self._at(name))
 
     def stage(self, name: str) -> StagedFile:
-        path = self._root / name
+        path = self._at(name)
         try:
             return _LocalFile(path)
         except FileNotFoundError:
@@ -65,50 +65,51 @@ class LocalStorage(Storage):
 
     def size(self, name: str) -> int | None:
         try:
-            return (self._root / name).stat().st_size
+            return self._at(name).stat().st_size
         except FileNotFoundError:
             return None
 
     def rename(self, source: str, target: str) -> None:
         # POSIX rename would replace an existing file. Names carry a random token and only this sink makes them, so
         # the look before cannot race; it turns a tampered folder into an error instead of a loss.
-        if (self._root / target).exists():
+        try:
+            there = self._at(target).stat()
+        except FileNotFoundError:
+            os.rename(self._at(source), self._at(target))
+            return
+        if not os.path.samestat(there, self._at(source).stat()):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
-        os.rename(self._root / source, self._root / target)
+        # One file under both names: a rename of which a power cut has kept only the first half.
+        os.unlink(self._at(source))
 
     def sync(self, folder: str) -> None:
-        _sync_folder(self._root / folder)
+        sync(self._at(folder))
 
     def write_durably(self, name: str, content: bytes) -> None:
-        path = self._root / name
+        path = self._at(name)
         self.create_folder(posixpath.dirname(name))
         with path.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        _sync_folder(path.parent)
+        sync(path.parent)
 
     def read(self, name: str) -> bytes:
-        return (self._root / name).read_bytes()
+        return self._at(name).read_bytes()
+
+    def open(self, name: str) -> IO[bytes]:
+        return self._at(name).open("rb")
 
     def remove(self, name: str) -> bool:
         try:
-            (self._root / name).unlink()
+            self._at(name).unlink()
         except FileNotFoundError:
             return False
         return True
 
     def names(self, folder: str) -> list[str]:
         try:
-            with os.scandir(self._root / folder) as entries:
+            with os.scandir(self._at(folder)) as entries:
                 return sorted(entry.name for entry in entries if entry.is_file())
         except FileNotFoundError:
             return []
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

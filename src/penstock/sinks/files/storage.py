@@ -79,8 +79,17 @@ class Storage(ABC):
     def write_durably(self, name: str, content: bytes) -> None:
         """A small new file, durable on return."""
 
+    def secure(self, name: str) -> None:
+        """In the driver: a complete file that a task has left survives a power cut. Nothing to do where `settle` has
+        seen to that in the task."""
+        return
+
     @abstractmethod
     def read(self, name: str) -> bytes: ...
+
+    @abstractmethod
+    def open(self, name: str) -> Any:
+        """The file for reading from any place in it; whoever opens it closes it."""
 
     @abstractmethod
     def remove(self, name: str) -> bool:
@@ -123,4 +132,4 @@ def open_storage(path: str) -> Storage:
 
     from penstock.sinks.files.hdfs import ArrowStorage
 
-    return ArrowStorage(*FileSystem.from_uri(path))
+    return ArrowStorage(*FileSystem.from_uri(path), address=path)

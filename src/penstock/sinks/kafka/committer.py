@@ -9,8 +9,9 @@ answer but success is believed; otherwise `DescribeTransactions` is asked, and t
 | P, E, S, PrepareCommit | markers are on their way: ask again |
 | P, E, S, CompleteCommit | already committed |
 | P, E or higher, S, PrepareAbort, PrepareEpochFence or CompleteAbort | lost (a) |
-| P, E, another S | already committed (b) |
-| P, E + 1, another S, PrepareAbort or CompleteAbort | already committed (b), and the later one expired or was fenced |
+| P, E, a later S | already committed (b) |
+| P, E + 1, a later S, PrepareAbort or CompleteAbort | already committed (b), and the later one expired or was fenced |
+| an earlier S, whatever its state | unknown (e) |
 | Empty, Dead | unknown (c) |
 | another producer id, a lower epoch, anything else | unknown (d) |
 | NotFound | unknown (d) |
@@ -23,10 +24,13 @@ aborted was never decided.
 (c) Somebody initialised the id again. Ours may have been committed before that, or aborted by it.
 (d) The cluster has forgotten the id (`transactional.id.expiration.ms`), and perhaps it was used anew. Probably lost
 long ago, but that is no proof.
+(e) The answer is older than our transaction: it came from a broker that was this id's coordinator once and has not
+heard that it is no longer. It cannot know how ours ended. (A broker whose clock was set back looks the same.)
 
 EndTxn's success is proof as well: the broker gives it only for P and E, while Ongoing or already committed.
 A committable that this process has not sealed itself (recovery) is looked up *before* it is committed: its writer may
-have gone on to a later transaction under the same P and E, which must not be committed by mistake.
+have gone on to a later transaction under the same P and E, which must not be committed by mistake. For the same reason
+a request that another broker must answer is not simply sent there: the transaction is looked up at that one first.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.errors import PreCommitFailed, SystemUnavailable
 from penstock.sinks.base import Committable, Committer, Leftover, Outcome
 from penstock.sinks.kafka.transactions import Described, Ended, Ending
+from penstock.sinks.kafka.unsure import UNSURE
 from penstock.testing.failpoints import active, failpoint
 
 if TYPE_CHECKING:
@@ -58,6 +63,7 @@ class Transactions(Protocol):
     def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]: ...
     def list_open(self, prefix: str, deadline: Deadline) -> Sequence[str]: ...
     def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]: ...
+    def seen(self, committable: Committable, deadline: Deadline) -> str: ...
     def close(self) -> None: ...
 
 
@@ -74,30 +80,39 @@ def judge(payload: Mapping[str, Any], described: Described) -> Outcome | None:
         if ahead == 0 and described.state in ("Ongoing", "PrepareCommit"):
             return None
         return Outcome.UNKNOWN
+    if described.started < payload["started"]:
+        return Outcome.UNKNOWN
     if ahead == 0 or (ahead == 1 and described.state in _ABORTED):
         return Outcome.ALREADY_COMMITTED
     return Outcome.UNKNOWN
 
 
 class KafkaCommitter(Committer):
-    """Commits, aborts and sweeps one sink's transactions; names begin with `prefix`, `-g` and the run's generation."""
+    """Commits, aborts and sweeps one sink's transactions; names begin with `prefix`, `-g` and the run's generation.
 
-    def __init__(self, client: Transactions, prefix: str, generation: int) -> None:
+    `former` is a prefix that earlier releases gave to the same sink: what their runs left open is swept as well."""
+
+    def __init__(self, client: Transactions, prefix: str, generation: int, former: str | None = None) -> None:
         self._client = client
         self._prefix = prefix
         self._generation = generation
-        self._name = re.compile(rf"{re.escape(prefix)}-g(\d{{6,}})-[0-9a-f]{{12}}")
+        # This generation writes under `prefix` alone, so under `former` only older ones are ours.
+        self._names = [(prefix, generation)] + ([(former, generation - 1)] if former is not None else [])
         # Some are committed by another committer (the drainer's), so the oldest are forgotten in the end.
         self._sealed: OrderedDict[tuple[str, int], None] = OrderedDict()
-        # Ids with a request that was never answered. It may yet reach the broker and would end whatever that producer
-        # has open then, so writers are never told to go on with one of these.
-        self._unsure: set[str] = set()
         self._committed: OrderedDict[str, int] = OrderedDict()
         self._aborted: OrderedDict[str, int] = OrderedDict()
         self._proven: OrderedDict[tuple[str, int], None] = OrderedDict()
 
     def hints(self) -> Mapping[str, Any]:
-        return {"committed": dict(self._committed), "aborted": dict(self._aborted)}
+        """How transactions ended, by id and sequence; and the ids that are never to be used again, whatever is said of
+        them elsewhere."""
+        own = f"{self._prefix}-g{self._generation:06d}-"
+        return {
+            "committed": {name: sequence for name, sequence in self._committed.items() if name not in UNSURE},
+            "aborted": {name: sequence for name, sequence in self._aborted.items() if name not in UNSURE},
+            "unsure": dict.fromkeys(UNSURE.newest(own, _MOST_HINTED), True),
+        }
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         """Ask the brokers for every writer's transaction: it must be open. Adds producer id, epoch and start."""
@@ -173,7 +188,7 @@ class KafkaCommitter(Committer):
             if described.open and _same(named[name].payload, described)
         ]
         ended = self._client.end(endings, False, deadline)
-        self._unsure.update(name for name, answer in ended.items() if not answer.sure)
+        UNSURE.add(name for name, answer in ended.items() if not answer.sure)
         for name, answer in ended.items():
             if answer.done:
                 self._remember(self._aborted, named[name])
@@ -186,34 +201,50 @@ class KafkaCommitter(Committer):
             self._sealed.pop(_key(one), None)
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
-        kept = {_id(c) for c in keep}
+        kept: dict[str, list[Mapping[str, Any]]] = {}
+        for one in keep:
+            kept.setdefault(_id(one), []).append(one.payload)
+        named = self._open(deadline)
+        # A kept id may have a later transaction open by now, which is not what is to be kept.
+        states = self._client.describe([name for name in named if name in kept], deadline)
         found = [
             name
-            for name in self._client.list_open(f"{self._prefix}-g", deadline)
-            if name not in kept and self._mine(name)
+            for name in named
+            if name not in kept or (name in states and not any(_spared(p, states[name]) for p in kept[name]))
         ]
         if found:
             self._unfinished(self._client.fence(found, deadline))
         return len(found)
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
-        named = [name for name in self._client.list_open(f"{self._prefix}-g", deadline) if self._mine(name)]
+        named = self._open(deadline)
         states = self._client.describe(named, deadline)
         return [leftover(name, described) for name, described in states.items() if described.open]
+
+    def evidence(self, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
+        sealed = [one for one in committables if "started" in one.payload]
+        return {one.writer: self._client.seen(one, deadline) for one in sealed}
 
     def close(self) -> None:
         self._client.close()
 
-    def _mine(self, name: str) -> bool:
-        match = self._name.fullmatch(name)
-        return match is not None and int(match[1]) <= self._generation
+    def _open(self, deadline: Deadline) -> list[str]:
+        """The names of what this and older generations of this sink have open."""
+        found = []
+        for prefix, newest in self._names:
+            shape = re.compile(rf"{re.escape(prefix)}-g(\d{{6,}})-[0-9a-f]{{12}}")
+            for name in self._client.list_open(f"{prefix}-g", deadline):
+                match = shape.fullmatch(name)
+                if match is not None and int(match[1]) <= newest:
+                    found.append(name)
+        return found
 
     def _end(self, waiting: Mapping[str, Committable], outcomes: dict[int, Outcome], deadline: Deadline) -> None:
         """EndTxn for all, then look at those that did not simply succeed, until all are proven or time is up."""
         left = dict(waiting)
         while left:
             answers = self._client.end([_ending(c) for c in left.values()], True, deadline)
-            self._unsure.update(name for name, answer in answers.items() if not answer.sure)
+            UNSURE.add(name for name, answer in answers.items() if not answer.sure)
             for name in [name for name, answer in answers.items() if answer.done]:
                 committable = left.pop(name)
                 outcomes[committable.writer] = Outcome.COMMITTED
@@ -259,8 +290,6 @@ class KafkaCommitter(Committer):
         name, sequence = _key(committable)
         self._committed.pop(name, None)
         self._aborted.pop(name, None)
-        if name in self._unsure:
-            return
         where[name] = sequence
         while len(where) > _MOST_HINTED:
             where.popitem(last=False)
@@ -302,7 +331,7 @@ def _id(committable: Committable) -> str:
 
 
 def _key(committable: Committable) -> tuple[str, int]:
-    return _id(committable), committable.payload["sequence"]
+    return _id(committable), committable.payload.get("sequence", -1)  # a leftover that somebody names has none
 
 
 def _ending(committable: Committable) -> Ending:
@@ -317,3 +346,10 @@ def _same(payload: Mapping[str, Any], described: Described) -> bool:
         payload["producer_epoch"],
         payload["started"],
     )
+
+
+def _spared(payload: Mapping[str, Any], described: Described) -> bool:
+    """Whether the open transaction `described` may be that of `payload`. An earlier one is a deposed coordinator's."""
+    if _same(payload, described):
+        return True
+    return bool(described.producer_id == payload["producer_id"] and described.started < payload["started"])

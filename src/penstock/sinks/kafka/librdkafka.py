@@ -5,7 +5,8 @@ their addresses, where a Python call per row would cost three times as much. `Ha
 thread-safe beyond what librdkafka is, and knows nothing of epochs.
 
 Callbacks run only inside `poll`, `flush`, `commit` and `abort`, in the calling thread, never from librdkafka's own
-threads: an interpreter that is shutting down, or a forked child, is then never called into.
+threads: an interpreter that is shutting down, or a forked child, is then never called into. The one exception counts
+requests that left for the broker, see `answers`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigurationError, MissingExtra
+from penstock.sinks.kafka.answers import ENDINGS, ON_ANSWER, ON_NEW, ON_REQUEST, watcher
 
 PARTITION_UA = -1
 MSG_F_COPY, MSG_F_PARTITION = 0x2, 0x8
@@ -97,6 +99,9 @@ _SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "conf_set_dr_msg_cb": (None, (_P, _DR_MSG_CB)),
     "conf_set_error_cb": (None, (_P, _ERROR_CB)),
     "conf_set_log_cb": (None, (_P, _P)),
+    "conf_interceptor_add_on_new": (_I, (_P, _S, ON_NEW, _P)),
+    "interceptor_add_on_request_sent": (_I, (_P, _S, ON_REQUEST, _P)),
+    "interceptor_add_on_response_received": (_I, (_P, _S, ON_ANSWER, _P)),
     "new": (_P, (_I, _P, _P, c.c_size_t)),
     "destroy": (None, (_P,)),
     "poll": (_I, (_P, _I)),
@@ -194,6 +199,7 @@ class Handle:
                 )
         lib.rd_kafka_conf_set_dr_msg_cb(conf, self._delivered)
         lib.rd_kafka_conf_set_error_cb(conf, self._troubled)
+        lib.rd_kafka_conf_interceptor_add_on_new(conf, b"penstock", watcher(lib), None)
         if "debug" not in settings:
             # What matters arrives as errors; librdkafka's own log would repeat it on stderr of every worker.
             lib.rd_kafka_conf_set_log_cb(conf, None)
@@ -270,6 +276,11 @@ class Handle:
     def begin(self) -> Fault | None:
         return self._maybe(self._lib.rd_kafka_begin_transaction(self._rk))
 
+    @property
+    def sure(self) -> bool:
+        """Whether every request to end a transaction that ever left for the broker was answered."""
+        return ENDINGS.sure(self._rk)
+
     def commit(self, seconds: float) -> Fault | None:
         return self._maybe(self._lib.rd_kafka_commit_transaction(self._rk, _ms(seconds)))
 
@@ -285,6 +296,7 @@ class Handle:
             self._lib.rd_kafka_topic_destroy(handle)
         self._topics.clear()
         self._lib.rd_kafka_destroy(self._rk)
+        ENDINGS.forget(self._rk)
         self._rk = None
 
     def abandon(self) -> None:

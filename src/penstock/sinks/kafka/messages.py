@@ -1,6 +1,8 @@
 """Arrow columns as the C structs that librdkafka reads: numpy arithmetic on addresses, no loop over rows.
 
-The arrays built here point into the Arrow buffers: a caller keeps the batch alive until librdkafka has copied it.
+The arrays built here point into the Arrow buffers: a caller keeps the columns that it gave to `messages` alive until
+librdkafka has copied them; `Arguments` keeps whatever else was made on the way. Layouts whose values are not simply one
+after the other (chunks, dictionaries, views) are made so by `plain`: its new columns are then the ones to keep.
 
 A null and an empty value are different things in Kafka (a null value deletes its key in a compacted topic): null has
 address 0, empty has an address and length 0.
@@ -57,8 +59,22 @@ def valid(array: pa.Array) -> npt.NDArray[np.bool_] | None:
     return result
 
 
+def plain(array: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The same values in a layout that `spans` reads: itself where it has one, else a copy."""
+    import pyarrow as pa
+
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    kind = array.type
+    if pa.types.is_dictionary(kind) or isinstance(array, pa.RunEndEncodedArray):
+        return plain(array.dictionary_decode() if pa.types.is_dictionary(kind) else array.cast(kind.value_type))
+    if pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return array.cast(pa.large_binary())
+    return array.cast(pa.large_string()) if pa.types.is_string_view(kind) else array
+
+
 def spans(array: pa.Array) -> tuple[U8, U8]:
-    """Addresses and lengths of a binary or string array's values, also sliced, large or with nulls."""
+    """Addresses and lengths of a `plain` binary or string array's values, also sliced, large or with nulls."""
     import pyarrow as pa
 
     wide = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
@@ -99,13 +115,13 @@ def messages(value: pa.Array, key: pa.Array | None, partition: pa.Array | None) 
 class Arguments:
     """Rows as `rd_kafka_vu_t` arrays, for what a message struct has no room for: headers and timestamps.
 
-    `names` only keeps the header names' memory alive.
+    `kept` only keeps the memory of the headers' names and values alive.
     """
 
     memory: npt.NDArray[np.void]
     starts: list[int]
     counts: list[int]
-    names: tuple[Any, ...]
+    kept: tuple[Any, ...]
 
 
 def arguments(
@@ -134,23 +150,20 @@ def arguments(
         built["vtype"][first + place] = tag
         built["a"][first + place] = a
         built["b"][first + place] = b
-    names: tuple[Any, ...] = ()
+    kept: tuple[Any, ...] = ()
     if headers is not None and extra.any():
         at = np.ones(len(built), bool)
         for place in range(_FIXED):
             at[first + place] = False
-        pairs = headers.flatten()
-        keys, values = pairs.field(0), pairs.field(1)
-        # field() of a sliced struct array keeps the whole child: cut it to the same rows.
-        keys, values = (
-            part if len(part) == len(pairs) else part.slice(pairs.offset, len(pairs)) for part in (keys, values)
-        )
+        # Both flattenings copy where they have to (hidden values behind a null, a view), and cut slices to size.
+        keys, values = (plain(part) for part in headers.flatten().flatten())
         names, addresses = _names(keys)
+        kept = (names, values)
         built["vtype"][at] = _HEADER
         built["a"][at] = addresses
         built["b"][at], built["c"][at] = spans(values)
     base, step = built.ctypes.data, ARGUMENT.itemsize
-    return Arguments(built, (base + first * step).tolist(), sizes.tolist(), names)
+    return Arguments(built, (base + first * step).tolist(), sizes.tolist(), kept)
 
 
 def _milliseconds(timestamp: pa.Array | None, count: int) -> U8:

@@ -7,6 +7,8 @@ once the driver's hints name that very transaction (id and sequence) as ended:
 |---|---|
 | committed | confirms with its own commit (same producer id and epoch, the broker only nods) and is free |
 | aborted | aborts, likewise, and is free |
+| either, but a request of its own got no answer and was repeated | is freed locally: it may still arrive |
+| unsure | is freed locally, whatever else they say: a request for it got lost and may arrive at any time |
 | nothing | stays parked: the transaction may be decided, and aborting it would lose what was promised |
 | nothing, and its run is older than this one | is freed locally, its transaction left to the driver |
 
@@ -15,6 +17,7 @@ The pool belongs to one process. A forked child drops what it inherited without 
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import uuid
@@ -90,6 +93,7 @@ class Pool:
     def clear(self) -> None:
         """Free all, leaving their transactions as they are."""
         with self._lock:
+            self._after_fork()
             gone, self._kept = self._kept, []
         for parked in gone:
             parked.producer.destroy()
@@ -100,15 +104,21 @@ class Pool:
     def _take(self, key: Key, hints: Mapping[str, Any]) -> _Parked | None:
         with self._lock:
             self._after_fork()
-            older = [p for p in self._kept if p.key.prefix == key.prefix and p.key.generation < key.generation]
-            for parked in older:
+            unsure = hints.get("unsure", {})
+            useless = [
+                p
+                for p in self._kept
+                if (p.key.prefix == key.prefix and p.key.generation < key.generation)
+                or p.producer.transactional_id in unsure
+            ]
+            for parked in useless:
                 self._kept.remove(parked)
             usable = [p for p in self._kept if p.key == key and (p.sequence is None or _ended(p, hints))]
             # The most recently used has the warmest connections; the others may age out.
             found = usable[-1] if usable else None
             if found is not None:
                 self._kept.remove(found)
-        for parked in older:
+        for parked in useless:
             parked.producer.destroy()
         return found
 
@@ -141,5 +151,6 @@ def _ended(parked: _Parked, hints: Mapping[str, Any]) -> str | None:
     return None
 
 
-#: This process's pool.
+#: This process's pool. Its producers' threads call into Python (`answers`): they end before it does.
 POOL = Pool()
+atexit.register(POOL.clear)

@@ -6,7 +6,7 @@ That is what keeps outcomes provable: producer id and epoch change only if someb
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from penstock.errors import DataError, PenstockError, SchemaMismatch
 from penstock.sinks.kafka import faults
 from penstock.sinks.kafka.librdkafka import Fault, Handle, Undelivered
-from penstock.sinks.kafka.messages import MESSAGE, arguments, messages
+from penstock.sinks.kafka.messages import MESSAGE, arguments, messages, plain
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -67,6 +67,7 @@ class Producer:
 
     def send(self, columns: Mapping[str, pa.Array], topic: str | None) -> None:
         """Queue rows; `columns` are those of `columns.ACCEPTED` that there are. Waits while the queue is full."""
+        columns = {name: plain(column) for name, column in columns.items()}  # kept until all rows are handed over
         rows = messages(columns["value"], columns.get("key"), columns.get("partition"))
         if not len(rows):
             return
@@ -98,11 +99,11 @@ class Producer:
 
     def commit(self) -> bool:
         """Catch up with a commit that the driver has done; whether this producer is usable again."""
-        return self._handle.commit(RESYNC_SECONDS) is None
+        return self._ended(self._handle.commit, RESYNC_SECONDS)
 
     def abort(self) -> bool:
         """End the transaction with nothing visible; whether this producer is usable again."""
-        return self._handle.abort(ABORT_SECONDS) is None
+        return self._ended(self._handle.abort, ABORT_SECONDS)
 
     def destroy(self) -> None:
         """Free this producer; a transaction it left open stays as it is at the broker."""
@@ -111,6 +112,11 @@ class Producer:
     def abandon(self) -> None:
         """Forget it without touching it, in a process that did not make it."""
         self._handle.abandon()
+
+    def _ended(self, end: Callable[[float], Fault | None], seconds: float) -> bool:
+        """Whether the transaction is ended and every request for it was answered. One that was not, and was repeated,
+        may still be on its way, and would end whatever this producer has open when it arrives."""
+        return end(seconds) is None and self._handle.sure
 
     def _init(self) -> None:
         started = time.monotonic()

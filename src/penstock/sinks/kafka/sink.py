@@ -117,11 +117,21 @@ class KafkaSink(TwoPhaseSink):
                 lanes.close()
                 raise
         client = TransactionClient(lanes, transaction_timeout=settings.seconds(self.transaction_timeout))
-        return KafkaCommitter(client, self._prefix(scope), scope.generation)
+        return KafkaCommitter(client, self._prefix(scope), scope.generation, self._former_prefix(scope))
 
     def _prefix(self, scope: SinkScope) -> str:
-        # The scope's part stays: two sinks with one prefix of the user's must not sweep each other's transactions.
-        return f"{self.transactional_id_prefix}-{scope.prefix}" if self.transactional_id_prefix else scope.prefix
+        """How the ids of this sink's transactions begin; no other sink's do.
+
+        The length tells where the user's part ends: `team` before job `a-b` is not `team-a` before job `b`, which would
+        sweep each other's transactions. It stands last, so that access rules for what comes before it hold.
+        """
+        own = self.transactional_id_prefix
+        return f"{own}-{scope.prefix}:{len(own)}" if own else scope.prefix
+
+    def _former_prefix(self, scope: SinkScope) -> str | None:
+        """How they began in releases that left the length out, where that is otherwise."""
+        own = self.transactional_id_prefix
+        return f"{own}-{scope.prefix}" if own else None
 
     def _producer_settings(self) -> dict[str, str]:
         return settings.for_producer(self.servers, self.options, settings.seconds(self.transaction_timeout))

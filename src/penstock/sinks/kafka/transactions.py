@@ -22,6 +22,7 @@ from penstock.sinks.kafka.wire import wire
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline
+    from penstock.sinks.base import Committable
 
 _MOST_CACHED = 20_000
 _MOVED = (faults.COORDINATOR_LOADING, faults.COORDINATOR_NOT_AVAILABLE, faults.NOT_COORDINATOR)
@@ -111,8 +112,8 @@ class TransactionClient:
         return found
 
     def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]:
-        """Commit or abort all, side by side. Waits out CONCURRENT_TRANSACTIONS, moved coordinators and lost
-        connections; any other answer is the caller's to judge."""
+        """Commit or abort all, side by side. Waits for coordinators to be found and CONCURRENT_TRANSACTIONS to pass;
+        any other answer, or none, is the caller's to judge: what is true at another coordinator must be seen first."""
         waiting = {ending.transactional_id: ending for ending in endings}
         answers: dict[str, Ended] = {name: Ended(SILENT, True) for name in waiting}
         for pause in _pauses(deadline):
@@ -138,7 +139,7 @@ class TransactionClient:
                 answers[name] = Ended(code, sure)
                 if code == SILENT or code in _MOVED:
                     self._forget((name,))
-                elif code != faults.CONCURRENT_TRANSACTIONS:
+                if code != faults.CONCURRENT_TRANSACTIONS:
                     del waiting[name]
             if not waiting:
                 break
@@ -199,6 +200,12 @@ class TransactionClient:
                 _raise_denied(getattr(answer, "error_code", SILENT))
             time.sleep(pause)
         return waiting
+
+    def seen(self, committable: Committable, deadline: Deadline) -> str:
+        """What stands in the topics of a transaction, for a person."""
+        from penstock.sinks.kafka.evidence import seen
+
+        return str(seen(self._lanes, committable, deadline))
 
     def close(self) -> None:
         self._lanes.close()

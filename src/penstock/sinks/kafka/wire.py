@@ -19,8 +19,10 @@ def wire() -> SimpleNamespace:
             from kafka import KafkaAdminClient, errors
             from kafka.admin import ConfigResource
             from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
+            from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
             from kafka.protocol.metadata import FindCoordinatorRequest
             from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
+            from kafka.record import MemoryRecords
     except ImportError as error:
         raise MissingExtra(
             f"Committing to Kafka needs kafka-python, which cannot be imported ({error}).",
@@ -36,4 +38,7 @@ def wire() -> SimpleNamespace:
         FindCoordinator=FindCoordinatorRequest,
         EndTxn=EndTxnRequest,
         InitProducerId=InitProducerIdRequest,
+        Fetch=FetchRequest,
+        ListOffsets=ListOffsetsRequest,
+        MemoryRecords=MemoryRecords,
     )

@@ -29,14 +29,23 @@ def findings(session: Session, names: Names, sink: MySqlSink, given: Given | Non
         if table is None and not sink.create:
             raise tables.missing(names)
         if table is not None:
-            tables.require(table, names, given or ())
+            tables.require(table, names, given)
             if sink.keys:
-                tables.require_key(tables.unique_keys(session, names), names, sink.keys)
-        said = list(_mode(session, sink.mode))
+                tables.require_key(tables.unique_keys(session, names), names, sink.keys, table, given or ())
+        said = [*_product(session), *_mode(session, sink.mode)]
         said += _rights(session, names, sink, exists=table is not None)
         said += _settings(session)
         said += list(_cut_times(table, given))
         return said
+
+
+def _product(session: Session) -> Iterator[str]:
+    product, number = server.version(session)
+    if product == "MySQL":
+        yield (
+            f"the server is MySQL {'.'.join(map(str, number))}: this sink is tested on MariaDB with every change, "
+            "on MySQL only its contract was run, by hand, on 9.7"
+        )
 
 
 def _mode(session: Session, mode: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError
+from penstock.sinks.digits import digits_of
 from penstock.sinks.mysql.kinds import of_arrow
 from penstock.sinks.sql.names import quoted
 
@@ -123,6 +124,8 @@ def plain(column: pa.Array, name: str) -> pa.Array:
     kind = of_arrow(name, column.type)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if pa.types.is_decimal(column.type):
+        return digits_of(column)
     match kind:
         case "boolean":
             column = column.cast(pa.uint8())

@@ -27,11 +27,13 @@ _TYPES = {
 _IN_KEY = {"string": "VARCHAR(255)", "json": "VARCHAR(255)", "binary": "VARBINARY(255)"}
 
 _INTS = {"tinyint", "smallint", "mediumint", "int", "integer", "bigint"}
-_WHOLE = {*_INTS, "decimal", "double"}
+_WHOLE = {*_INTS, "decimal"}
+_WHOLE_OR_DOUBLE = {*_WHOLE, "double"}  # which holds 53 bits
 _TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json", "enum", "set", "uuid"}
 _TEXT |= {"inet4", "inet6", "nchar", "nvarchar"}
 _TAKES = {
-    **dict.fromkeys(("bigint", "int", "smallint", "tinyint", "ubigint"), _WHOLE),
+    **dict.fromkeys(("bigint", "ubigint"), _WHOLE),
+    **dict.fromkeys(("int", "smallint", "tinyint"), _WHOLE_OR_DOUBLE),
     "boolean": _INTS,
     "double": {"double"},
     "float": {"float", "double"},
@@ -115,6 +117,8 @@ def refusal(kind: str, column: Column) -> str | None:
     base = re.split(r"[ (]", column.type.lower(), maxsplit=1)[0]
     decimal = _DECIMAL.fullmatch(kind)
     if decimal is None:
+        if kind in ("bigint", "ubigint") and base == "double":
+            return "beyond 2^53 its digits would be lost; cast it to double if that is meant"
         return None if base in _TAKES[kind] else "another sort of value"
     there = _DECIMAL.match(column.type.lower().replace(" ", ""))
     if there is None:

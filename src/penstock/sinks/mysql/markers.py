@@ -31,7 +31,7 @@ _TABLES = {
     SINKS: "(sink VARCHAR(100) NOT NULL, generation BIGINT NOT NULL, fence BIGINT NOT NULL,"
     " pruned DATETIME(6) NOT NULL, PRIMARY KEY (sink)) ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
 }
-_NEVER = "1000-01-01 00:00:00.000000"
+_NOTHING_PROVEN = "9999-12-31 23:59:59.999999"  # later than any writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,17 @@ class Markers:
         self._names = names
         self._markers, self._sinks = names.quoted(MARKERS), names.quoted(SINKS)
 
-    def create(self, session: Session) -> None:
-        """Make the tables and this sink's row, where they are missing."""
+    def create(self, session: Session, since: str | None = None) -> None:
+        """Make the tables and this sink's row, where they are missing. Of writers that began before `since` (now, if it
+        is None) nothing can be proven then: the tables may have been dropped, and their markers with them."""
         if self.missing(session):
             for table, columns in _TABLES.items():
                 session.execute(f"CREATE TABLE IF NOT EXISTS {self._names.quoted(table)} {columns}")
         if not session.query(f"SELECT 1 FROM {self._sinks} WHERE sink = %s", [self._names.sink]):
-            session.execute(f"INSERT IGNORE INTO {self._sinks} VALUES (%s, 0, 0, %s)", [self._names.sink, _NEVER])
+            session.execute(
+                f"INSERT IGNORE INTO {self._sinks} VALUES (%s, 0, 0, %s - INTERVAL 1 MICROSECOND)",
+                [self._names.sink, since or self.now(session)],
+            )
 
     def missing(self, session: Session) -> list[str]:
         there = session.query(
@@ -104,9 +108,9 @@ class Markers:
         }
 
     def pruned(self, session: Session) -> str:
-        """No marker of a writer that began later was ever pruned."""
+        """No marker of a writer that began later was ever pruned, or dropped with its table."""
         found = session.query(f"SELECT CAST(pruned AS CHAR) FROM {self._sinks} WHERE sink = %s", [self._names.sink])
-        return str(found[0][0]) if found else _NEVER
+        return str(found[0][0]) if found else _NOTHING_PROVEN
 
     def prune(self, session: Session, epoch: int) -> None:
         """Forget the markers of epochs long before `epoch`, of this and older generations."""

@@ -24,9 +24,9 @@ _BULK = 1 << 2
 _SEND_TYPES = 128
 
 # Whatever the server's defaults are: bad values are errors, times are UTC, zero stays zero, and a session that waits
-# for Spark's next rows is not closed.
+# for Spark's next rows is not closed. Nothing here that MySQL keeps for administrators.
 _SETTINGS = (
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00', max_error_count = 64,"
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00',"
     " wait_timeout = 28800, innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
 )
 

@@ -101,7 +101,7 @@ class MySqlSink(TwoPhaseSink):
         given = tuple((one.name, of_spark(one.name, one.dataType)) for one in frame.schema.fields)
         self._require_key_in(given)
         object.__setattr__(self, "_given", given)
-        return with_json(frame, is_nested)
+        return with_json(frame, is_nested, decimals_as_text=True)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         from penstock.sinks.mysql import check
@@ -198,7 +198,7 @@ class MySqlSink(TwoPhaseSink):
         table = tables.fitting(session, names, given, create=self.create, key=self.keys)
         if self.keys:
             self._require_key_in(given)
-            tables.require_key(tables.unique_keys(session, names), names, self.keys)
+            tables.require_key(tables.unique_keys(session, names), names, self.keys, table, given)
         return table
 
     def _require_key_in(self, given: Given) -> None:

@@ -12,6 +12,7 @@ from penstock.sinks.mysql.names import Names
 from penstock.sinks.mysql.session import Session
 from penstock.sinks.sql import faults as said
 from penstock.sinks.sql.columns import Column, compare
+from penstock.sinks.sql.keys import UniqueIndex
 from penstock.sinks.sql.names import quoted
 
 Given = Sequence[tuple[str, str]]
@@ -25,6 +26,7 @@ class Table:
     engine: str
     columns: tuple[Column, ...]
     definitions: tuple[str, ...]  # each column again, as a staging table needs it
+    numbered: frozenset[str] = frozenset()  # AUTO_INCREMENT, in small letters
 
     def spelt(self, name: str) -> str:
         """The server does not tell `Id` from `id`; its own spelling is used."""
@@ -44,17 +46,19 @@ def read(session: Session, names: Names) -> Table | None:
         " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
         [names.database, names.table],
     )
-    columns, definitions = [], []
+    columns, definitions, numbered = [], [], set()
     for name, kind, nullable, default, extra, charset, collation in rows:
         extra = str(extra).lower()
         generated = ("generated" in extra and "default_generated" not in extra) or str(default).upper() == "ROW START"
         # MariaDB tells the default of a column that may be null as the word NULL.
         filled = (default is not None and str(default) != "NULL") or "auto_increment" in extra
+        if "auto_increment" in extra:
+            numbered.add(str(name).lower())
         columns.append(Column(str(name), _text(kind), nullable == "YES", filled, generated))
         text = f" CHARACTER SET {charset} COLLATE {collation}" if charset else ""
         null = "" if nullable == "YES" else " NOT NULL"
         definitions.append(f"{quoted(str(name), '`')} {_text(kind)}{text}{null}")
-    return Table(_text(found[0][0] or found[0][1]), tuple(columns), tuple(definitions))
+    return Table(_text(found[0][0] or found[0][1]), tuple(columns), tuple(definitions), frozenset(numbered))
 
 
 def fitting(session: Session, names: Names, given: Given, *, create: bool, key: Sequence[str] = ()) -> Table:
@@ -71,8 +75,8 @@ def fitting(session: Session, names: Names, given: Given, *, create: bool, key: 
     return table
 
 
-def require(table: Table, names: Names, given: Given) -> None:
-    """Raises where rows of `given` cannot go into `table` in one transaction."""
+def require(table: Table, names: Names, given: Given | None) -> None:
+    """Raises where rows of `given`, if they are known, cannot go into `table` in one transaction."""
     where = f"the {SYSTEM} table {names.database}.{names.table}"
     if table.engine.lower() != "innodb":
         raise ConfigurationError(
@@ -80,6 +84,8 @@ def require(table: Table, names: Names, given: Given) -> None:
             safe="nothing was written.",
             to_do="give the sink a table of the engine InnoDB: ALTER TABLE … ENGINE=InnoDB.",
         )
+    if given is None:
+        return
     twice = {name.lower() for name, _ in given}
     if len(twice) < len(given):
         raise said.mismatch(SYSTEM, names.table, "two columns differ only by upper and lower case")
@@ -102,27 +108,44 @@ def creation(names: Names, given: Given, key: Sequence[str] = ()) -> str:
     )
 
 
-def unique_keys(session: Session, names: Names) -> list[tuple[str, ...]]:
-    """The columns of every unique index, in small letters."""
+def unique_keys(session: Session, names: Names) -> list[UniqueIndex]:
+    """Every unique index; columns in small letters."""
     rows = session.query(
-        "SELECT index_name, column_name FROM information_schema.statistics"
+        "SELECT index_name, column_name, sub_part FROM information_schema.statistics"
         " WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index",
         [names.database, names.table],
     )
-    found: dict[str, list[str]] = {}
-    for index, column in rows:
-        found.setdefault(str(index), []).append(str(column).lower())
-    return [tuple(columns) for columns in found.values()]
+    found: dict[str, list[str | None]] = {}
+    for index, column, part in rows:
+        # An index on an expression has no column there, and one on the beginning of a column does not compare it.
+        found.setdefault(str(index), []).append(None if column is None or part is not None else str(column).lower())
+    return [
+        UniqueIndex(index, frozenset(one for one in columns if one is not None), None in columns)
+        for index, columns in found.items()
+    ]
 
 
-def require_key(there: Sequence[tuple[str, ...]], names: Names, key: Sequence[str]) -> None:
-    """An upsert needs a unique index on exactly its key."""
-    if {name.lower() for name in key} not in [set(columns) for columns in there]:
+def require_key(there: Sequence[UniqueIndex], names: Names, key: Sequence[str], table: Table, given: Given) -> None:
+    """An upsert needs a unique index on exactly its key, and no other one that could pick the row to change:
+    `ON DUPLICATE KEY UPDATE` cannot be told which index counts."""
+    own = {name.lower() for name in key}
+    where = f"The {SYSTEM} table {names.database}.{names.table}"
+    if not any(index.is_on(own) for index in there):
         raise ConfigurationError(
-            f"The {SYSTEM} table {names.database}.{names.table} has no unique index on {', '.join(key)}.",
+            f"{where} has no unique index on {', '.join(key)}.",
             safe="nothing was written.",
             to_do=f"add one: ALTER TABLE {names.table} ADD UNIQUE ({', '.join(key)}); "
             "or name the columns of an index there is.",
+        )
+    never_equal = table.numbered - {name.lower() for name, _ in given}
+    others = [index.name for index in there if index.may_disagree_with(own, never_equal)]
+    if others:
+        raise ConfigurationError(
+            f"{where} has another unique index beside that on {', '.join(key)}: {', '.join(others)}. {SYSTEM} would "
+            "update the row that either of them finds, and so perhaps one with another key.",
+            safe="nothing was written.",
+            to_do="drop it or make it an ordinary index (an AUTO_INCREMENT column that the rows do not have may stay), "
+            "or upsert into a table of its own.",
         )
 
 

@@ -19,6 +19,7 @@ from penstock.sinks.mysql.names import Names
 from penstock.sinks.mysql.session import Login, Session
 from penstock.sinks.mysql.tables import Table
 from penstock.sinks.sql.faults import fenced
+from penstock.sinks.sql.keys import require_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,6 +88,8 @@ class MySqlWriter(Writer):
         table = self._ready(session, self._names, list(zip(schema.names, kinds, strict=True)))
         columns = tuple(table.spelt(name) for name in schema.names)
         self._at = self._markers.now(session)
+        if self._scope.hints.get("fence") is None:  # no driver came before us
+            self._markers.create(session, since=self._at)
         into = self._open(session, table, columns)
         return Loader(session, Statement(into, columns, kinds), self._names.table)
 
@@ -115,7 +118,7 @@ class XaWriter(MySqlWriter):
                 raise
             session.execute(f"XA END {self._xid}")
             session.execute(f"XA ROLLBACK {self._xid}")
-            self._markers.create(session)
+            self._markers.create(session, since=self._at)
             self._start(session)
         return self._names.quoted(self._names.table)
 
@@ -147,6 +150,11 @@ class StagedWriter(MySqlWriter):
         super().__init__(login, scope, names, ready)
         self._key = key
         self._columns: tuple[str, ...] = ()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        own = {name.lower() for name in self._key}
+        require_values(batch, [name for name in batch.schema.names if name.lower() in own], SYSTEM, self._names.table)
+        super().write(batch)
 
     def _open(self, session: Session, table: Table, columns: tuple[str, ...]) -> str:
         wanted = set(columns)

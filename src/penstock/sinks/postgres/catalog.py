@@ -22,16 +22,20 @@ NOW = "(extract(epoch FROM now()) * 1000000)::bigint"
 #: A statement with `$1` parameters, run; its rows. Both clients are brought into this form.
 Ask = Callable[..., list[tuple[Any, ...]]]
 
+# The scale of a numeric is the last 11 bits of its modifier, with a sign: numeric(5,-2) rounds to hundreds.
 _COLUMNS = """
 SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), NOT (a.attnotnull OR t.typnotnull),
        a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL, a.attgenerated <> '' OR a.attidentity = 'a',
        b.typname, COALESCE(e.typname, ''), b.typtype = 'e',
        CASE WHEN COALESCE(e.typname, b.typname) = 'numeric' AND GREATEST(a.atttypmod, t.typtypmod) >= 4
-            THEN (GREATEST(a.atttypmod, t.typtypmod) - 4) & 2047 END
+            THEN (((GREATEST(a.atttypmod, t.typtypmod) - 4) & 2047) # 1024) - 1024 END,
+       CASE WHEN a.attcollation <> 0 THEN quote_ident(n.nspname) || '.' || quote_ident(c.collname) ELSE '' END
 FROM pg_catalog.pg_attribute a
 JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 JOIN pg_catalog.pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
 LEFT JOIN pg_catalog.pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
+LEFT JOIN pg_catalog.pg_collation c ON c.oid = a.attcollation
+LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.collnamespace
 WHERE a.attrelid = $1::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 _UNIQUE = """
@@ -40,6 +44,11 @@ JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.
 WHERE i.indrelid = $1::bigint::oid AND i.indisunique AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
   AND i.indisvalid AND i.indnatts = i.indnkeyatts
 GROUP BY i.indexrelid
+"""
+# Since when these count is the session's affair, so only differences inside one transaction mean something.
+_INSERTED = """
+SELECT CASE WHEN current_setting('track_counts') = 'on' THEN sum(pg_stat_get_xact_tuples_inserted(relid))::bigint END
+FROM (SELECT relid::oid FROM pg_partition_tree($1::bigint::oid::regclass) UNION SELECT $1::bigint::oid) tree
 """
 
 
@@ -91,11 +100,14 @@ def find(ask: Ask, place: Place) -> Table | None:
         return None
     oid, kind = found[0]
     rows = ask(_COLUMNS, oid)
-    columns = tuple(
-        PgColumn(name, shown, nullable, filled, generated, base, element, enum, scale)
-        for name, shown, nullable, filled, generated, base, element, enum, scale in rows
-    )
-    return Table(oid, kind, columns)
+    return Table(oid, kind, tuple(PgColumn(*row) for row in rows))
+
+
+def inserted(ask: Ask, table: Table) -> int | None:
+    """The server's count of rows that this session put into the table and its partitions, to be compared with a later
+    one of the same transaction; None where the server does not count."""
+    [(count,)] = ask(_INSERTED, table.oid)
+    return None if count is None else int(count)
 
 
 def unique_keys(ask: Ask, table: Table) -> list[list[str]]:

@@ -193,7 +193,8 @@ class PostgresCommitter(Committer):
         )
         if marked:
             return Outcome.ALREADY_COMMITTED
-        return Outcome.LOST if one.payload["at"] > (pruned or 0) else Outcome.UNKNOWN
+        # Without its row the sink's tables were made anew, or emptied: then nothing is proven.
+        return Outcome.LOST if pruned is not None and one.payload["at"] > pruned else Outcome.UNKNOWN
 
     def _raise_if_hopeless(self, why: faults.Said) -> None:
         """A broken rule or a missing right will be there at the next try as well: say so at once."""

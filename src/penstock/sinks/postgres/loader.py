@@ -6,10 +6,12 @@ the whole table go as COPY's CSV instead, which takes about three times as long.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,7 @@ class ArrowSession(Session):
         self._where = server.libpq()
         self._connection = _POOL.take(self._where)
         self._cursor = self._connection.cursor()
+        _POOL.lent(self)
 
     def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         self._cursor.execute(statement, parameters or None)
@@ -122,6 +125,26 @@ class _Pool:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._idle: dict[str, list[Any]] = {}
+        self._lent: weakref.WeakSet[ArrowSession] = weakref.WeakSet()
+        # Not left to the garbage collector: at the end of the process it may close a connection before its cursor, or
+        # after the client's modules are gone, and the client tells that to the terminal.
+        atexit.register(self.close)
+
+    def lent(self, session: ArrowSession) -> None:
+        with self._lock:
+            self._lent.add(session)
+
+    def close(self) -> None:
+        """Close whatever this process has opened; what is not committed or prepared is rolled back by the server."""
+        with self._lock:
+            ours = self._pid == os.getpid()
+            idle, self._idle = self._idle, {}
+            lent, self._lent = list(self._lent), weakref.WeakSet()
+        if ours:  # what was inherited is the parent's: closing it would end the parent's transactions
+            for session in lent:
+                session.close()
+            for connection in (one for own in idle.values() for one in own):
+                _close(connection)
 
     def take(self, where: str) -> Any:
         """A connection inside a new transaction."""
@@ -144,7 +167,7 @@ class _Pool:
     def _next(self, where: str) -> Any:
         with self._lock:
             if self._pid != os.getpid():
-                self._idle, self._pid = {}, os.getpid()
+                self._idle, self._lent, self._pid = {}, weakref.WeakSet(), os.getpid()
             idle = self._idle.get(where)
             return idle.pop() if idle else None
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import OutcomeUnknown, PreCommitFailed
 from penstock.sinks.base import Committable, Outcome
+from penstock.sinks.postgres.faults import SYSTEM
 from penstock.sinks.postgres.server import client
+from penstock.sinks.sql.faults import not_all
 from penstock.sinks.sql.names import quoted
 
 if TYPE_CHECKING:
@@ -105,10 +107,15 @@ class Moves:
             payload, source = one.payload, self._place.own(name_of(one))
             moved = self._line.count(deadline, statement(payload, source))
             if not payload["key"] and moved != payload["rows"]:
+                [(kept,)] = self._line.ask(deadline, f"SELECT count(*) FROM {source}")
+                if kept == payload["rows"] and not decided:
+                    raise not_all(SYSTEM, str(self._place), kept, moved)
                 raise (OutcomeUnknown if decided else PreCommitFailed)(
-                    f"The staging table {source} holds {moved} rows, its writer had put {payload['rows']} there.",
+                    f"Of {kept} rows in the staging table {source}, where its writer had put {payload['rows']}, "
+                    f"{moved} would be moved.",
                     safe="nothing of it was moved.",
-                    to_do="find out who changed it; keep others away from tables penstock_stage_….",
+                    to_do="find out who changed it, or which trigger of the target leaves rows out; keep others away "
+                    "from tables penstock_stage_….",
                 )
             self._line.ask(
                 deadline,

@@ -31,6 +31,12 @@ class PgColumn(Column):
     element: str = ""
     enum: bool = False
     scale: int | None = None  # of a numeric that has one
+    collation: str = ""  # by which it compares, as in a statement
+
+    @property
+    def definition(self) -> str:
+        """Type and collation of the same column in another table, which then tells the same values apart."""
+        return f"{self.type} COLLATE {self.collation}" if self.collation else self.type
 
 
 class Refused(Exception):
@@ -141,7 +147,7 @@ def _simple(given: pa.DataType, base: str, scale: int | None) -> pa.DataType | N
     if base == "numeric":
         if kinds.is_decimal(given):
             return given if scale is None or given.scale <= scale else None
-        return pa.decimal128(20, 0) if kinds.is_integer(given) else None
+        return pa.decimal128(20, 0) if kinds.is_integer(given) and (scale is None or scale >= 0) else None
     if kinds.is_integer(wanted):
         return wanted if kinds.is_integer(given) and given.bit_width <= wanted.bit_width else None
     if kinds.is_floating(wanted):

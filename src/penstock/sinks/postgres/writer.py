@@ -23,6 +23,7 @@ from penstock.sinks.postgres.server import client
 from penstock.sinks.postgres.sweep import Sweep
 from penstock.sinks.postgres.types import Route, Unstorable, route
 from penstock.sinks.sql import faults as said
+from penstock.sinks.sql.keys import require_values
 from penstock.sinks.sql.names import digest, literal, numbers_in, quoted, staging_name, writer_name
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class PostgresWriter(Writer):
         self._schema: pa.Schema | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = self._total = self._at = 0
+        self._table: catalog.Table | None = None
+        self._inserted: int | None = None
         self._prepared = False
         self._staged = False
         self._name = ""
@@ -60,6 +63,7 @@ class PostgresWriter(Writer):
         self._mine()
         if self._schema is None:
             self._look(batch.schema)
+        require_values(batch, self._sink.key, faults.SYSTEM, str(self._place))
         self._waiting.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
@@ -74,6 +78,8 @@ class PostgresWriter(Writer):
             return {"writer": None}
         scope = self._scope
         with self._naming("preparing", self._conflict):
+            if not self._staged:
+                self._count(session)
             if self._staged:
                 fences = session.ask(f"SELECT fence FROM {self._place.sinks} WHERE sink = $1", scope.sink.prefix)
             else:
@@ -163,13 +169,24 @@ class PostgresWriter(Writer):
             mode = self._scope.hints.get("mode") or self._sink.settled_mode(session.ask)
             if not catalog.is_known(session.ask, self._place, self._scope.sink.prefix):
                 self._settle()
-        self._staged = mode != "two_phase"
+            self._staged = mode != "two_phase"
+            self._table = table
+            self._inserted = None if self._staged else catalog.inserted(session.ask, table)
         self._schema = schema
         self._name = staging_name(self._scope) if self._staged else writer_name(self._scope)
         if self._staged:
-            made = ", ".join(f"{quoted(name)} {columns[name].type}" for name in schema.names)
+            made = ", ".join(f"{quoted(name)} {columns[name].definition}" for name in schema.names)
             with self._naming("making a staging table"):
                 session.run(f"CREATE TABLE {self._place.own(self._name)} ({made}) WITH (autovacuum_enabled = false)")
+
+    def _count(self, session: Session) -> None:
+        """The client counts what it sent; a trigger may have left some of that out, without a word."""
+        assert self._table is not None
+        if self._inserted is None:
+            return
+        there = (catalog.inserted(session.ask, self._table) or 0) - self._inserted
+        if there != self._total:
+            raise said.not_all(faults.SYSTEM, str(self._place), self._total, there)
 
     def _settle(self) -> None:
         """Where no driver came before us: the sink's own tables, seen by our transaction as soon as they are there."""

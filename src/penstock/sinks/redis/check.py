@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
-from penstock.sinks.redis.client import answered, library, place
+from penstock.sinks.redis import client
+from penstock.sinks.redis.address import place
+from penstock.sinks.redis.client import answered, library
 
 if TYPE_CHECKING:
     from penstock.sinks.redis.writer import Target
@@ -20,7 +22,7 @@ def check(target: Target, *, staged: bool) -> list[str]:
     """Sentences for a person; raises for what cannot work."""
     where = place(target.url)
     # Through the plain client in every case: it can ask one node what it is.
-    alone = library().Redis.from_url(target.url, **{"socket_connect_timeout": 10.0, **target.options})
+    alone = client.alone(target.url, target.options)
     try:
         with answered(target.url):
             info: Mapping[str, Any] = alone.info()

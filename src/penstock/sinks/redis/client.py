@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from hashlib import sha1
 from typing import Any
-from urllib.parse import urlsplit
 
 from penstock.errors import (
     AccessDenied,
@@ -18,6 +17,7 @@ from penstock.errors import (
     SystemUnavailable,
     ValueTooLarge,
 )
+from penstock.sinks.redis.address import place, refused_options, scrubbed
 
 #: How long one answer may take. A script works for some tens of milliseconds; a fork or a full disk takes longer.
 _ANSWER_SECONDS = 15.0
@@ -43,15 +43,6 @@ def library() -> Any:
     return redis
 
 
-def place(url: str) -> str:
-    """Where `url` leads, fit for people: without user, password and options."""
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        return parts.path
-    host = parts.hostname or "localhost"
-    return f"{f'[{host}]' if ':' in host else host}:{parts.port or 6379}{parts.path.rstrip('/')}"
-
-
 def connect(url: str, options: Mapping[str, Any], *, cluster: bool) -> Any:
     """A client that connects with its first command. It never sends a command a second time by itself: whoever asked
     knows whether that would be right."""
@@ -67,10 +58,26 @@ def connect(url: str, options: Mapping[str, Any], *, cluster: bool) -> Any:
         "decode_responses": False,
         "retry": Retry(NoBackoff(), 0),
     }
-    with answered(url):
-        if cluster:
-            return redis.RedisCluster.from_url(url, **settings)
-        return redis.Redis.from_url(url, **settings)
+    plain = _plain(url, settings)
+    if not cluster:
+        return plain
+    with answered(url):  # it asks for its nodes at once
+        return redis.RedisCluster.from_url(url, **settings)
+
+
+def alone(url: str, options: Mapping[str, Any]) -> Any:
+    """A plain client for one node, to ask what it is."""
+    return _plain(url, {"socket_connect_timeout": _CONNECT_SECONDS, **options})
+
+
+def _plain(url: str, settings: Mapping[str, Any]) -> Any:
+    try:
+        made = library().Redis.from_url(url, **settings)
+        pool = made.connection_pool
+        pool.connection_class(**pool.connection_kwargs)  # does not connect yet, but looks at its settings
+    except (ValueError, TypeError, library().exceptions.RedisError):
+        raise refused_options() from None  # the reason repeats what could not be read
+    return made
 
 
 class Script:
@@ -89,25 +96,26 @@ class Script:
 
 @contextlib.contextmanager
 def answered(url: str) -> Iterator[None]:
-    """Turns what the client raises into errors of ours."""
+    """Turns what the client raises into errors of ours. What repeats a secret is not kept as their cause either."""
     redis = library()
     try:
         yield
-    except (redis.exceptions.RedisError, OSError) as error:
-        raise fault(error, place(url)) from error
+    except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
+        raise fault(error, url) from (error if scrubbed(str(error), url) == str(error) else None)
 
 
 def is_away(error: BaseException) -> bool:
     """Whether asking again, later, may help."""
     errors = library().exceptions
-    gone = (errors.ConnectionError, errors.TimeoutError, errors.BusyLoadingError, OSError)
+    gone = (errors.ConnectionError, errors.TimeoutError, errors.BusyLoadingError, errors.RedisClusterException, OSError)
     refused = (errors.AuthenticationError, errors.AuthorizationError)
     return (isinstance(error, gone) and not isinstance(error, refused)) or str(error).startswith(_AWAY)
 
 
-def fault(error: BaseException, where: str) -> PenstockError:
+def fault(error: BaseException, url: str) -> PenstockError:
+    """The error for what the client raised while it spoke with `url`."""
     errors = library().exceptions
-    said = str(error)
+    where, said = place(url), scrubbed(str(error), url)
     if isinstance(error, errors.AuthenticationError | errors.NoPermissionError) or any(one in said for one in _DENIED):
         return AccessDenied(
             f"Redis at {where} refused: {said}.",

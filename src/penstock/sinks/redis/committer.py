@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 from penstock.errors import PreCommitFailed
 from penstock.sinks.base import Committable, Committer, Leftover, Outcome, SinkScope
 from penstock.sinks.redis import scripts
-from penstock.sinks.redis.client import Script, answered, fault, is_away, library, place
+from penstock.sinks.redis.address import place, scrubbed
+from penstock.sinks.redis.client import Script, answered, fault, is_away, library
 from penstock.sinks.redis.layout import Layout, generation_of, numbers_of
 from penstock.testing.failpoints import failpoint
 
@@ -95,11 +96,11 @@ class RedisCommitter(Committer):
                 said, *why = _APPLY(self._client, keys, arguments)
             except (library().exceptions.RedisError, OSError) as error:
                 if not is_away(error):
-                    raise fault(error, place(self._target.url)) from error
+                    raise fault(error, self._target.url) from error
                 if failures == 0:
-                    log.warning(
-                        "Redis at %s does not answer a commit, trying again: %s", place(self._target.url), error
-                    )
+                    url = self._target.url
+                    said = scrubbed(str(error), url)
+                    log.warning("Redis at %s does not answer a commit, trying again: %s", place(url), said)
                 time.sleep(min(deadline.remaining(), _PAUSES[min(failures, len(_PAUSES) - 1)]))
                 failures += 1
                 continue

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError, SchemaMismatch
+from penstock.sinks.digits import digits_of
 from penstock.sinks.files.encode import LOSSLESS
 from penstock.sinks.redis.scripts import AHEAD, COUNTER_LIMIT
 
@@ -202,10 +203,7 @@ def _text(column: pa.Array, name: str) -> pa.Array:
         text = column.cast(pa.timestamp("us", "UTC" if kind.tz else None)).cast(pa.string())
         return pc.replace_substring(text, " ", "T", max_replacements=1)
     if is_a.is_decimal(kind):
-        text = column.cast(pa.string())
-        if pc.any(pc.match_substring(text, "E")).as_py():
-            return pa.array([None if one is None else format(one, "f") for one in column.to_pylist()], pa.string())
-        return text
+        return digits_of(column)
     if is_a.is_nested(kind) or is_a.is_dictionary(kind):
         raise _mismatch(f"The column {name!r} is {kind}, which Redis has no text for.", "make it a string first.")
     return column.cast(pa.string())

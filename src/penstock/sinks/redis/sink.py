@@ -10,7 +10,7 @@ from penstock.durations import seconds
 from penstock.errors import ConfigurationError
 from penstock.guarantees import Guarantee, Link
 from penstock.sinks.base import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
-from penstock.sinks.redis.client import place
+from penstock.sinks.redis.address import place, require_readable
 from penstock.sinks.redis.layout import hash_tag
 
 if TYPE_CHECKING:
@@ -57,11 +57,7 @@ class RedisSink(TwoPhaseSink):
     def __post_init__(self) -> None:
         if self.mode not in _MODES:
             raise _refused(f"RedisSink has no mode {self.mode!r}.", f"use one of {', '.join(_MODES)}.")
-        if not self.url.startswith(("redis://", "rediss://", "unix://")):
-            raise _refused(
-                "RedisSink needs an address that begins with redis://, rediss:// (TLS) or unix://.",
-                "write it like redis://user:password@host:6379/0.",
-            )
+        require_readable(self.url)
         if self.ttl is not None and seconds(self.ttl, "ttl") < 0.001:
             raise _refused(f"ttl={self.ttl!r} is no time at all.", "give a ttl of a millisecond or more, or none.")
         if not self.staged and self.mode == "counter":

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import DataError, PreCommitFailed, ValueTooLarge
 from penstock.sinks.base import Writer, WriterScope
 from penstock.sinks.redis import scripts
-from penstock.sinks.redis.client import Script, answered, connect, place
+from penstock.sinks.redis.address import place
+from penstock.sinks.redis.client import Script, answered, connect
 from penstock.sinks.redis.layout import Layout, name_of
 from penstock.sinks.redis.rows import Rows, has_lengths, laid_out
 

@@ -53,6 +53,17 @@ def violated(system: str, table: str, reason: str, to_do: str = "") -> Constrain
     )
 
 
+def not_all(system: str, table: str, sent: int, there: int) -> ConstraintViolated:
+    """The server took rows without an error, and did not put all of them there."""
+    return violated(
+        system,
+        table,
+        f"{sent} were sent, and by the server's count {there} are there.",
+        "see which trigger or rule of the table leaves rows out, or puts them elsewhere; do that in the query, and "
+        "start the job again.",
+    )
+
+
 def mismatch(system: str, table: str, reason: str) -> SchemaMismatch:
     return SchemaMismatch(
         f"Rows do not fit into the {system} table {table}: {reason}",

@@ -27,13 +27,27 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import pyarrow.parquet as pq
 
 from penstock.errors import PenstockError, PreCommitFailed, StorageFull
+from penstock.safe_names import safe_part
 from penstock.sinks.base import Committable, Committer, Outcome, SinkScope
 from penstock.sinks.files.storage import Storage
 from penstock.sinks.tables.columns import changed
-from penstock.sinks.tables.target import Change, Journal, Known, Target, marker_name, parse_marker, private_folder
+from penstock.sinks.tables.target import (
+    Change,
+    Journal,
+    Known,
+    Target,
+    Written,
+    marked_position,
+    marked_values,
+    marker_name,
+    parse_marker,
+    private_folder,
+)
 from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -101,6 +115,8 @@ class TableCommitter(Committer):
                 storage = self._target.storage(known)
                 problems = (self._misfit(one, known) or self._altered(one, storage) for one in committables)
                 problem = next(filter(None, problems), None)
+                if problem is None:
+                    self._secure(committables, storage)
         if problem:
             raise PreCommitFailed(
                 f"What was prepared for {self._target.where} cannot be committed: {problem}.",
@@ -108,6 +124,12 @@ class TableCommitter(Committer):
                 to_do="if tasks run on several machines, see that all reach the same storage.",
             )
         return committables
+
+    def _secure(self, committables: Sequence[Committable], storage: Storage) -> None:
+        for one in committables:
+            for file in one.payload["files"]:
+                storage.secure(file["name"])
+                storage.secure(self._marker(one.payload["generation"], file["name"]))
 
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
         if not committables:
@@ -126,7 +148,7 @@ class TableCommitter(Committer):
                     if known is None or not prepared or taken or deadline.passed():
                         return outcomes
                     tried = True
-                    taken = self._target.append(self._change(epoch, prepared))
+                    taken = self._target.append(self._change(epoch, prepared, known))
             except StorageFull:
                 raise
             except PenstockError as error:
@@ -157,11 +179,14 @@ class TableCommitter(Committer):
         for one in committables:
             journal = journals.since(one.payload["position"])
             if one.payload["token"] in journal.added:
+                self._target.settle(one.payload["position"])  # whoever added it may have died before it was durable
                 outcomes[one.writer] = Outcome.COMMITTED if fresh else Outcome.ALREADY_COMMITTED
             elif one.payload["token"] in journal.swept:
                 outcomes[one.writer] = Outcome.LOST
             elif not journal.complete:
                 held = self._target.holds([file["name"] for file in one.payload["files"]])
+                if held:
+                    self._target.settle(one.payload["position"])
                 outcomes[one.writer] = Outcome.ALREADY_COMMITTED if held else Outcome.UNKNOWN
                 if not held:
                     log.error("the history of %s no longer tells whether %s was added", self._target.where, one.id)
@@ -183,17 +208,29 @@ class TableCommitter(Committer):
 
     def _altered(self, one: Committable, storage: Storage) -> str | None:
         for file in one.payload["files"]:
-            found = storage.size(file["name"])
+            found = storage.size(safe_part(file["name"], self._target.where))
             if found != file["bytes"]:
                 return f"the file {file['name']} is {'gone' if found is None else 'not as it was written'}"
         return None
 
-    def _change(self, epoch: int, prepared: Sequence[Committable]) -> Change:
+    def _change(self, epoch: int, prepared: Sequence[Committable], known: Known) -> Change:
         return Change(
             f"{self._scope.prefix} generation {self._scope.generation} epoch {epoch}",
-            files=[file for one in prepared for file in one.payload["files"]],
+            files=[
+                {**file, "about": self._about(one, file, known)} for one in prepared for file in one.payload["files"]
+            ],
             added=[one.payload["token"] for one in prepared],
         )
+
+    def _about(self, one: Committable, file: Mapping[str, Any], known: Known) -> Mapping[str, Any]:
+        """What the table's log will say of a file: from its footer and its marker, or as an older version decided."""
+        if "about" in file:
+            return cast("Mapping[str, Any]", file["about"])
+        storage = self._target.storage(known)
+        with contextlib.closing(storage.open(file["name"])) as stream:
+            metadata = pq.read_metadata(stream)
+        values = marked_values(storage.read(self._marker(one.payload["generation"], file["name"])), known)
+        return self._target.describe(known, Written(file["name"], file["bytes"], metadata, values))
 
     def _forget(self, committables: Sequence[Committable], outcomes: Mapping[int, Outcome], known: Known) -> None:
         """Take away the markers of what is in the table. A marker that stays only costs the next sweep a look."""
@@ -231,8 +268,8 @@ class TableCommitter(Committer):
             for name in storage.names(private_folder(self._scope)):
                 parsed = parse_marker(name)
                 if parsed and parsed[0] <= self._scope.generation and parsed[2] not in kept:
-                    body = _body(storage, f"{private_folder(self._scope)}/{name}")
-                    found.append(_Dangling(name, *parsed, body))
+                    position = _position(storage, f"{private_folder(self._scope)}/{name}")
+                    found.append(_Dangling(name, *parsed, position))
             return self._sweep(found, known, deadline) if found else 0
 
     def _sweep(self, found: Sequence[_Dangling], known: Known, deadline: Deadline) -> int:
@@ -293,10 +330,8 @@ class _Journals:
         return journal.complete and token not in journal.added
 
 
-def _body(storage: Storage, marker: str) -> Mapping[str, Any]:
-    """The position a marker tells. Cut short by a crash: nothing was written behind it, the beginning will do."""
+def _position(storage: Storage, marker: str) -> Mapping[str, Any]:
     try:
-        position: Mapping[str, Any] = json.loads(storage.read(marker))["position"]
-    except (ValueError, KeyError, FileNotFoundError):
+        return marked_position(storage.read(marker))
+    except FileNotFoundError:
         return {}
-    return position

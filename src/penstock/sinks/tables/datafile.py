@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from penstock.errors import DataError
 from penstock.sinks.files.dictionaries import repeating
 from penstock.sinks.files.encode import ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from penstock.sinks.files.statistics import leaves
@@ -136,4 +137,13 @@ def by_partition(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tupl
         sorted_rows = batch.take(pa.array(order))
         groups = [sorted_rows.slice(start, end - start) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     for row, rows in zip(first, groups, strict=True):
-        yield tuple(dictionary[indices[int(row)].as_py()].as_py() for dictionary, indices in dictionaries), rows
+        try:
+            values = tuple(dictionary[indices[int(row)].as_py()].as_py() for dictionary, indices in dictionaries)
+        except (OverflowError, ValueError) as error:
+            raise DataError(
+                f"A row has a date outside the years 1 to 9999 in {', '.join(columns)}, by which the table is"
+                " partitioned.",
+                safe="nothing of this epoch is visible.",
+                to_do="filter or correct such rows, or partition by a column of text.",
+            ) from error
+        yield values, rows

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from pyarrow.parquet import FileMetaData
+    from pyarrow.parquet import FileMetaData, Statistics
 
     from penstock.sinks.tables.target import Written
 
@@ -61,7 +61,7 @@ def _column(metadata: FileMetaData, number: int) -> tuple[int, Any, Any] | None:
         nulls += found.null_count
         if found.null_count == chunk.num_values:
             continue
-        if not found.has_min_max:
+        if not told(found):
             low, high = [None], [None]
             break
         low.append(found.min)
@@ -69,6 +69,14 @@ def _column(metadata: FileMetaData, number: int) -> tuple[int, Any, Any] | None:
     if not low or None in low:
         return nulls, None, None
     return nulls, min(low), max(high)
+
+
+def told(found: Statistics) -> bool:
+    """Whether least and largest value can be told: Spark has dates before the year 1 and after 9999, Python has not."""
+    try:
+        return bool(found.has_min_max) and (found.min, found.max) is not None
+    except (OverflowError, ValueError):
+        return False
 
 
 def _low(value: Any) -> Any:

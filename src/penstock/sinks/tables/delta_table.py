@@ -8,17 +8,19 @@ sink was added since; otherwise the entries of the log tell which tokens were.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import posixpath
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.durable import ensure_folder, sync
 from penstock.errors import ConfigurationError, MissingExtra
 from penstock.sinks.files.storage import Storage, is_local
 from penstock.sinks.tables.columns import strict_inside
@@ -58,6 +60,7 @@ class DeltaTarget(Target):
         self.where = f"Delta table {shown(path)}"
         self._table: Any = None
         self._entry = ""  # digest of the log's entry that the state ends with
+        self._settled = -1  # all entries up to this one are known to be on the disk
         self._opened: Storage | None = None
 
     def look(self) -> Known | None:
@@ -86,6 +89,7 @@ class DeltaTarget(Target):
             except deltalake.exceptions.TableNotFoundError:
                 self._table = None
                 return False
+            self._settled = -1
         self._entry = self._digest(self._table.version())
         return True
 
@@ -126,7 +130,7 @@ class DeltaTarget(Target):
                 partition_by=list(self._partition_by),
                 storage_options=self._options or None,
             )
-            self._sync(0)
+            self._sync([0])
 
     def storage(self, known: Known) -> Storage:
         return self._storage()
@@ -204,19 +208,24 @@ class DeltaTarget(Target):
                 if self._storage().size(_entry(table.version() + 1)) is None:
                     raise  # nobody was faster: it is something else
                 return False
-            self._sync(table.version() + 1)
+            self._sync([table.version() + 1])
         return True
 
-    def _sync(self, version: int) -> None:
+    def settle(self, since: Mapping[str, Any]) -> None:
+        newest, start = self._table.version(), max(since.get("version", -1), self._settled) + 1
+        self._sync(range(start, newest + 1))
+        self._settled = max(self._settled, newest)
+
+    def _sync(self, versions: Iterable[int]) -> None:
         """The library leaves a local entry to the operating system, and we promise that what is committed stays."""
         if not is_local(self._path):
             return
-        for path in (posixpath.join(self._path, _entry(version)), posixpath.join(self._path, _LOG), self._path):
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        table = Path(self._path)
+        for version in versions:
+            with contextlib.suppress(FileNotFoundError):  # entries that a checkpoint of the table has replaced
+                sync(table / _entry(version))
+        ensure_folder(table / _LOG)
+        sync(table / _LOG)
 
     def told(self) -> AbstractContextManager[None]:
         return told(self.where, self._options, (library().exceptions.DeltaError,))

@@ -10,6 +10,8 @@ from typing import Any
 
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
+from penstock.durable import ensure_folder, sync
+
 NAME = f"{__name__}.SyncedFileIO"
 
 
@@ -25,7 +27,7 @@ class SyncedFileIO(PyArrowFileIO):
 
 class _SyncedFile(PyArrowFile):
     def create(self, overwrite: bool = False) -> Any:
-        Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+        ensure_folder(Path(self._path).parent)
         return io.BufferedWriter(_SyncedStream(self._path, "wb" if overwrite else "xb"))
 
 
@@ -35,8 +37,4 @@ class _SyncedStream(io.FileIO):
             return
         os.fsync(self.fileno())
         super().close()
-        folder = os.open(Path(os.fsdecode(self.name)).parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(Path(os.fsdecode(self.name)).parent)

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,13 @@ import pyarrow as pa
 from penstock.errors import ConfigurationError, MissingExtra
 from penstock.sinks.files.storage import Storage
 from penstock.sinks.tables.columns import check_partitions, strict_inside
+from penstock.sinks.tables.delta_stats import told as told_bounds
 from penstock.sinks.tables.faults import told
 from penstock.sinks.tables.target import Change, Journal, Known, Target, Written
 
 if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData
+
     from penstock.sinks.base import SinkScope
 
 #: Tokens the mark keeps. Only of the last epoch will anyone ask again; the rest is for epochs that were cut short.
@@ -149,11 +153,13 @@ class IcebergTarget(Target):
             if self._table is None:
                 # Not from the driver's hints: a catalog may hand out credentials, and those stay where they are.
                 self._table = self._connected().load_table(self._name)
-            return kind(PyArrowFileIO(self._table.io.properties).fs_by_scheme(scheme, host), path)
+            return kind(PyArrowFileIO(self._table.io.properties).fs_by_scheme(scheme, host), path, address=root)
 
     def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
         library()
         from pyiceberg.io.pyarrow import (
+            MetricModeTypes,
+            MetricsMode,
             compute_statistics_plan,
             data_file_statistics_from_parquet_metadata,
             parquet_path_to_id_mapping,
@@ -161,11 +167,10 @@ class IcebergTarget(Target):
         from pyiceberg.schema import Schema
 
         schema = Schema.model_validate_json(known.extra["schema"])
-        found = data_file_statistics_from_parquet_metadata(
-            file.metadata,
-            compute_statistics_plan(schema, dict(known.extra["metrics"])),
-            parquet_path_to_id_mapping(schema),
-        ).to_serialized_dict()
+        ids, plan = parquet_path_to_id_mapping(schema), compute_statistics_plan(schema, dict(known.extra["metrics"]))
+        for path in _untold(file.metadata) & ids.keys():
+            plan[ids[path]] = replace(plan[ids[path]], mode=MetricsMode(MetricModeTypes.COUNTS))
+        found = data_file_statistics_from_parquet_metadata(file.metadata, plan, ids).to_serialized_dict()
         about: dict[str, Any] = {"record_count": found["record_count"], "split_offsets": found["split_offsets"]}
         about.update({name: found[name] for name in _COUNTS})
         about.update({name: {key: _text(value) for key, value in found[name].items()} for name in _BOUNDS})
@@ -271,6 +276,16 @@ def _patiently(action: Callable[[], Any], done: Callable[[], bool]) -> Any:
         time.sleep(pause)
         pause *= 2
     return action()
+
+
+def _untold(metadata: FileMetaData) -> set[str]:
+    """Columns with bounds that cannot be told; those are left out, and their files only read more often."""
+    chunks = (
+        metadata.row_group(group).column(number)
+        for group in range(metadata.num_row_groups)
+        for number in range(metadata.num_columns)
+    )
+    return {chunk.path_in_schema for chunk in chunks if chunk.is_stats_set and not told_bounds(chunk.statistics)}
 
 
 def _tokens(entries: Sequence[Mapping[str, Any]]) -> int:

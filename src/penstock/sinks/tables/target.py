@@ -9,11 +9,13 @@ last looked at, so between "not taken yet" and "taken now" nobody else can have 
 from __future__ import annotations
 
 import base64
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -105,6 +107,11 @@ class Target(ABC):
     def holds(self, names: Collection[str]) -> bool:
         """Whether all those files are in the table as last looked at. Slow: for where the journal ends."""
 
+    def settle(self, since: Mapping[str, Any]) -> None:
+        """See that the history from `since` to the last look survives a power cut, whoever wrote it. Nothing to do
+        where each entry is durable before it can be seen."""
+        return
+
     @abstractmethod
     def append(self, change: Change) -> bool:
         """Commit against the state last looked at; False where the table has moved on, and nothing was done."""
@@ -118,6 +125,31 @@ class Written:
     size: int
     metadata: FileMetaData
     values: tuple[Any, ...]  # of the columns the table is partitioned by
+
+
+def marker_body(position: Mapping[str, Any], values: Sequence[Any]) -> bytes:
+    """What a marker says: where the history stood, and the values by which the table is partitioned. They are rows'
+    values, which the ledger must not hold; a marker lies beside the rows themselves."""
+    told = [value.isoformat() if isinstance(value, date) else value for value in values]
+    return json.dumps({"position": dict(position), "values": told}).encode()
+
+
+def marked_position(body: bytes) -> Mapping[str, Any]:
+    """Cut short by a crash: nothing was written behind the marker, the beginning will do."""
+    try:
+        position: Mapping[str, Any] = json.loads(body)["position"]
+    except (ValueError, KeyError):
+        return {}
+    return position
+
+
+def marked_values(body: bytes, known: Known) -> tuple[Any, ...]:
+    kinds = [known.schema.field(name).type for name in known.partition_by]
+    told = json.loads(body)["values"]
+    return tuple(
+        date.fromisoformat(value) if value is not None and pa.types.is_date(kind) else value
+        for value, kind in zip(told, kinds, strict=True)
+    )
 
 
 def private_folder(scope: SinkScope) -> str:

@@ -7,7 +7,6 @@ aborted. So the files that nobody has decided about are found by listing the mar
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from penstock.errors import DataError, PreCommitFailed
 from penstock.sinks.base import Writer, WriterScope
 from penstock.sinks.tables.columns import adapted, check_partitions, fit, plain, types_of
 from penstock.sinks.tables.datafile import DataFile, by_partition
-from penstock.sinks.tables.target import Known, Target, Written, data_name, marker_name
+from penstock.sinks.tables.target import Known, Target, Written, data_name, marker_body, marker_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +27,7 @@ OPEN_FILES = 64
 
 
 class TableWriter(Writer):
-    """Writes data files and describes them."""
+    """Writes data files."""
 
     def __init__(self, target: Target, scope: WriterScope, compression: str, create: bool) -> None:
         self._target, self._scope, self._compression, self._create = target, scope, compression, create
@@ -104,8 +103,7 @@ class TableWriter(Writer):
         name = data_name(self._scope, self._token, self._number)
         self._number += 1
         self._names.append(name)
-        body = json.dumps({"position": dict(known.position)}).encode()
-        self._storage.write_durably(marker_name(self._scope.sink, name), body)
+        self._storage.write_durably(marker_name(self._scope.sink, name), marker_body(known.position, values))
         stored = pa.schema([columns.field(one) for one in self._stored(known, columns)])
         return DataFile(name, self._storage.stage(name), stored, self._compression, values)
 
@@ -140,10 +138,8 @@ class TableWriter(Writer):
             "position": dict(known.position),
             "columns": types_of(columns),
             "partition_by": list(known.partition_by),
-            "files": [
-                {"name": file.name, "bytes": file.size, "about": dict(self._target.describe(known, file))}
-                for file in self._done
-            ],
+            # No statistics and no partition values: the ledger holds nothing of any row. See `TableCommitter._about`.
+            "files": [{"name": file.name, "bytes": file.size} for file in self._done],
         }
 
     def abort(self) -> None:

@@ -93,6 +93,8 @@ class HandingCommitter(Committer):
                     safe=_NOTHING,
                     to_do=f"if tasks run on several machines, see that all reach {self._sink.log}.",
                 )
+            if one.payload:
+                self._journal.secure(one.payload["rows"])
         return committables
 
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.epoch.inflight.log import LogFile, LogWriter, log_storage, read_log
+from penstock.safe_names import safe_part
 from penstock.sinks.base import SinkScope, WriterScope
 from penstock.sinks.files.commit import label
 from penstock.sinks.files.storage import full_disk_named
@@ -61,6 +62,10 @@ class Journal:
     def size(self, name: str) -> int | None:
         return self._storage.size(self._rows(name))
 
+    def secure(self, name: str) -> None:
+        """In the driver: what a task has written survives a power cut."""
+        self._storage.secure(self._rows(name))
+
     def remove(self, names: Iterable[str]) -> int:
         return sum(self._storage.remove(self._rows(name)) for name in names)
 
@@ -96,4 +101,4 @@ class Journal:
         return [(f"{self._folder}/notes/{name}", match) for name, match in found if match]
 
     def _rows(self, name: str) -> str:
-        return f"{self._folder}/rows/{name}"
+        return f"{self._folder}/rows/{safe_part(name, self._location)}"

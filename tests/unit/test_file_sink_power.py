@@ -1,0 +1,125 @@
+"""What the file sink has synced, and in which order, when it says that something is so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock import durable
+from penstock.deadline import Deadline
+from penstock.sinks.base import Committable, Outcome, SinkScope, WriterScope
+from penstock.sinks.files import FileSink
+from penstock.sinks.files.local import LocalStorage
+
+
+class Died(BaseException):
+    """The process is gone."""
+
+
+class Disk:
+    """Every sync, and every name taken away, in order."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.did = root, list[tuple[str, str]]()
+        sync, unlink = os.fsync, os.unlink
+
+        def fsync(fd: int) -> None:
+            self.note("sync", Path(os.readlink(f"/proc/self/fd/{fd}")))
+            sync(fd)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+        def forget(path: Path, missing_ok: bool = False) -> None:
+            self.note("unlink", path)
+            unlink(path)
+
+        monkeypatch.setattr(Path, "unlink", forget)
+
+    def note(self, what: str, path: Path) -> None:
+        self.did.append((what, os.path.relpath(path, self.root)))
+
+    @property
+    def synced(self) -> set[str]:
+        return {name for what, name in self.did if what == "sync"}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "out"
+
+
+def prepared(sink: FileSink, writer: int = 0) -> Committable:
+    one = sink.open_writer(WriterScope(SinkScope("job", "out", 1), 0, 1, writer, 1))
+    one.write(pa.record_batch([pa.array([1, 2])], names=["a"]))
+    return Committable("out", writer, 2, 3, one.pre_commit())
+
+
+def cut_before_the_sync(sink: FileSink, one: Committable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(storage: LocalStorage, folder: str) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(LocalStorage, "sync", die)
+        sink.open_committer(SinkScope("job", "out", 1)).commit(0, [one], Deadline(5))
+
+
+def test_what_was_renamed_by_a_run_that_died_is_synced_by_the_next(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = FileSink(str(out))
+    one = prepared(sink)
+    cut_before_the_sync(sink, one, monkeypatch)
+    disk = Disk(out, monkeypatch)
+    committer = sink.open_committer(SinkScope("job", "out", 2))
+    assert committer.commit(0, [one], Deadline(5)) == {0: Outcome.ALREADY_COMMITTED}
+    assert {".", "_penstock/job/out/staged"} <= disk.synced
+
+
+def test_a_name_leaves_its_receipt_for_good_before_its_file_goes(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A receipt that came back after a power cut would turn the lost file into one that a reader has moved away.
+    sink = FileSink(str(out))
+    one = prepared(sink)
+    committer = sink.open_committer(SinkScope("job", "out", 1))
+    committer._write_receipt(0, [one.payload["staged"]])
+    disk = Disk(out, monkeypatch)
+    committer.abort([one], Deadline(5))
+    removed = disk.did.index(("unlink", one.payload["staged"]))
+    receipt = next(n for n, (what, name) in enumerate(disk.did) if what == "unlink" and "/receipts/" in name)
+    assert ("sync", "_penstock/job/out/receipts") in disk.did[receipt:removed]
+    assert committer.commit(0, [one], Deadline(5)) == {0: Outcome.LOST}
+
+
+def test_a_name_that_a_power_cut_left_in_both_folders_is_committed(out: Path) -> None:
+    # A rename between folders is two entries, and a disk may keep the new one without having dropped the old one.
+    sink = FileSink(str(out))
+    one = prepared(sink)
+    os.link(out / one.payload["staged"], out / one.payload["final"])
+    committer = sink.open_committer(SinkScope("job", "out", 2))
+    assert committer.commit(0, [one], Deadline(5))[0].visible
+    assert not (out / one.payload["staged"]).exists()
+    assert (out / one.payload["final"]).exists()
+
+
+def test_folders_made_by_a_process_that_died_are_synced_too(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (out / "_penstock" / "job" / "out" / "staged").mkdir(parents=True)
+    disk = Disk(out, monkeypatch)
+    prepared(FileSink(str(out)))
+    assert {
+        "_penstock/job/out/staged",
+        "_penstock/job/out",
+        "_penstock/job",
+        "_penstock",
+        ".",
+        "..",
+        "../..",
+    } <= disk.synced
+
+
+def test_a_folder_is_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    durable.ensure_folder(tmp_path / "a" / "b")
+    disk = Disk(tmp_path, monkeypatch)
+    durable.ensure_folder(tmp_path / "a" / "b")
+    assert not disk.did
+    durable.ensure_folder(tmp_path / "a" / "c")
+    assert disk.synced == {"a"}

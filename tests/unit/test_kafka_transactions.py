@@ -1,0 +1,82 @@
+"""The driver's requests to a cluster whose coordinators move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace as Answer
+from typing import Any
+
+import pytest
+
+from penstock.deadline import Deadline
+from penstock.sinks.base import Committable, Outcome
+from penstock.sinks.kafka import faults
+from penstock.sinks.kafka.committer import KafkaCommitter
+from penstock.sinks.kafka.lanes import NotSent
+from penstock.sinks.kafka.transactions import TransactionClient
+
+NAME = "job-u-g000001-0123456789ab"
+P, E, S = 7, 3, 1000
+
+
+class Brokers:
+    """Broker 1 was the coordinator of every id and does not know that broker 2 is now."""
+
+    servers = "here"
+
+    def __init__(self, refusal: object, *, started: int) -> None:
+        self.refusal, self.started = refusal, started
+        self.found = 1  # whom the next FindCoordinator names
+        self.ended: list[int] = []
+
+    def send(self, requests: Sequence[tuple[int | None, Any]], deadline: Deadline) -> list[Any]:
+        return [self._answer(node, request) for node, request in requests]
+
+    def _answer(self, node: int | None, request: Any) -> object:
+        kind = type(request).__name__
+        if kind == "FindCoordinatorRequest":
+            found = [Answer(key=key, error_code=0, node_id=self.found) for key in request.coordinator_keys]
+            return Answer(coordinators=found)
+        if kind == "DescribeTransactionsRequest":
+            state = Answer(
+                transactional_id=NAME,
+                error_code=0,
+                transaction_state="Ongoing",
+                producer_id=P,
+                producer_epoch=E,
+                transaction_start_time_ms=S if node == 1 else self.started,
+                transaction_timeout_ms=1,
+                topics=[],
+            )
+            return Answer(transaction_states=[state])
+        assert node is not None
+        self.ended.append(node)
+        self.found = 2
+        return self.refusal if node == 1 else Answer(error_code=0)
+
+    def close(self) -> None: ...
+
+
+def recovered(brokers: Brokers) -> dict[int, Outcome]:
+    """What a new run proves of a decision that it did not make itself."""
+    payload = {"transactional_id": NAME, "sequence": 1, "producer_id": P, "producer_epoch": E, "started": S}
+    client = TransactionClient(brokers, transaction_timeout=60)  # type: ignore[arg-type]
+    return dict(KafkaCommitter(client, "job-u", 2).commit(1, [Committable("u", 0, 1, 0, payload)], Deadline(2)))
+
+
+REFUSALS = [Answer(error_code=faults.NOT_COORDINATOR), NotSent(), TimeoutError()]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=["moved", "not sent", "silent"])
+def test_a_moved_coordinator_is_asked_before_it_is_told_to_commit(refusal: object) -> None:
+    """The old one's answer says nothing of the later, undecided transaction that the new one has open by now."""
+    brokers = Brokers(refusal, started=S + 9)
+    assert recovered(brokers) == {0: Outcome.ALREADY_COMMITTED}
+    assert brokers.ended == [1]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=["moved", "not sent", "silent"])
+def test_what_a_moved_coordinator_still_has_open_is_committed(refusal: object) -> None:
+    brokers = Brokers(refusal, started=S)
+    assert recovered(brokers) == {0: Outcome.COMMITTED}
+    assert brokers.ended == [1, 2]

@@ -1,0 +1,315 @@
+"""Ledger and Spark's log after a power cut, or beside an older copy: restored, or refused, never begun anew."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from memory_sink import MemorySink
+
+from penstock.epoch.ledger import Ledger
+from penstock.epoch.log_repair import look, query_of, restore
+from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId, honoured, next_epoch
+from penstock.epoch.spark_log import STATE_FORMAT, SparkLog
+from penstock.epoch.storage import LocalStorage, MemoryStorage
+from penstock.errors import CheckpointBehind, LedgerCorrupt
+from tests.support.power import Disk
+from tests.support.small_spark import SmallSpark
+
+QUERY = "6a1c"
+
+
+class World:
+    """A query after some complete epochs."""
+
+    def __init__(self, epochs: int = 6, watermark: int | None = 70, conf: dict[str, str] | None = None) -> None:
+        self.files, self.kept = MemoryStorage("file:/jobs/shop/out/spark"), MemoryStorage()
+        self.ledger, self.watermark = Ledger(self.kept), watermark
+        self.conf = conf or {}
+        self.offset = '{{"t":{{"0":{}}}}}'
+        self.files.create("metadata", json.dumps({"id": QUERY}).encode())
+        self.ledger.register({"history": "spark"})
+        self.ledger.claim(Claim(1, 0, None), None)
+        for epoch in range(epochs):
+            self.cut(epoch)
+            self.decide(epoch)
+            self.files.create(f"commits/{epoch}", f'v1\n{{"nextBatchWatermarkMs":{watermark or 0}}}'.encode())
+
+    @property
+    def log(self) -> SparkLog:
+        return SparkLog(self.files)
+
+    def cut(self, epoch: int, end: int | None = None) -> None:
+        metadata = json.dumps({"batchWatermarkMs": self.watermark or 55, "conf": self.conf})
+        offset = self.offset.format(10 * epoch if end is None else end)
+        self.files.create(f"offsets/{epoch}", f"v1\n{metadata}\n{offset}".encode())
+
+    def decide(self, epoch: int, generation: int = 1, stateful: bool = False) -> None:
+        barrier = self.log.barrier(epoch)
+        assert barrier is not None
+        one = Committable("out", 0, 10, epoch, {"name": f"{epoch}/{generation}"})
+        self.ledger.decide(
+            Decision(DecisionId(epoch, generation), (one,), self.watermark),
+            query=QUERY,
+            barrier=barrier.digest,
+            offsets=barrier.text,
+            history="spark",
+            stateful=stateful,
+        )
+
+    def lose(self, *names: str) -> None:
+        for name in names:
+            self.files.delete(name)
+
+    def restored(self) -> bool:
+        found = look(self.ledger, self.log)
+        decision = honoured(found)
+        return restore(self.ledger, self.log, next_epoch(found), decision.id if decision else None)
+
+
+def everything(storage: MemoryStorage) -> dict[str, bytes]:
+    return dict(storage._files)
+
+
+LOSSES = {
+    "the newest barrier": ["offsets/5", "commits/5"],
+    "three epochs": ["offsets/3", "offsets/4", "offsets/5", "commits/2", "commits/3", "commits/4", "commits/5"],
+    "every barrier": [f"offsets/{n}" for n in range(6)],
+    "every commit": [f"commits/{n}" for n in range(6)],
+    "all of the log": [f"{folder}/{n}" for folder in ("offsets", "commits") for n in range(6)],
+    "all of it, and the query's id": ["metadata", *(f"{f}/{n}" for f in ("offsets", "commits") for n in range(6))],
+    "a barrier in the middle of nothing": ["offsets/4"],
+}
+
+
+@pytest.mark.parametrize("lost", LOSSES)
+@pytest.mark.parametrize("torn", [False, True])
+def test_what_is_decided_is_never_begun_anew(lost: str, torn: bool) -> None:
+    world = World()
+    before = everything(world.files)
+    for name in LOSSES[lost]:
+        world.lose(name)
+        if torn and name.endswith(("5", "metadata")):
+            world.files.create(name, b"")
+    found = look(world.ledger, world.log)
+    assert next_epoch(found) >= 5, "epochs up to 5 are decided"
+    if lost == "a barrier in the middle of nothing":
+        return  # Spark asks for the newest and the one before it only
+    assert world.restored()
+    assert not world.log.damaged()
+    assert world.log.query_id() == QUERY
+    epoch, pending = world.log.next_epoch()
+    assert (epoch, pending) in ((5, True), (6, False))
+    for name in ("offsets/5", "offsets/4" if pending else "commits/5"):
+        assert world.files.read(name) == before[name], name
+
+
+def test_a_commit_whose_barrier_is_lost() -> None:
+    """Spark would take the newest barrier it has for one that was not committed, and run it again."""
+    world = World()
+    world.lose("offsets/5")
+    assert look(world.ledger, world.log).damaged
+    assert world.restored()
+    assert world.log.next_epoch() == (6, False)
+
+
+def test_a_run_that_has_decided_nothing_yet_knows_what_was_complete() -> None:
+    world = World()
+    world.ledger.register({"history": "spark"})
+    world.ledger.claim(Claim(2, 6, None), QUERY)
+    world.lose(*LOSSES["three epochs"])
+    found = look(world.ledger, world.log)
+    assert (found.epoch, next_epoch(found), honoured(found)) == (2, 6, None)
+    assert world.restored()
+    assert world.log.next_epoch() == (6, False)
+
+
+def test_a_torn_barrier_that_nobody_decided_on_is_cut_anew() -> None:
+    world = World()
+    world.files.create("offsets/6", b"")
+    world.files.create("offsets/.6.crc", b"of another content")
+    assert look(world.ledger, world.log).damaged
+    assert world.restored()
+    assert world.log.next_epoch() == (6, False)
+    assert world.files.list("offsets")[-1] == "5"
+    assert world.files.read("offsets/.6.crc") is None
+
+
+def test_a_barrier_that_was_lost_and_cut_anew_is_no_fault_where_the_decision_is_void() -> None:
+    """Generation 1 decided when generation 2 had registered; the power failed; Spark has cut epoch 6 anew."""
+    world = World()
+    world.cut(6)
+    world.decide(6)
+    world.ledger.register({"history": "spark"})
+    world.ledger.claim(Claim(2, 6, None), QUERY)
+    world.lose("offsets/6")
+    world.cut(6, end=63)
+    found = look(world.ledger, world.log)
+    assert (found.epoch, found.barrier, honoured(found)) == (6, True, None)
+
+
+@pytest.mark.parametrize("epoch", [5, 6])
+def test_a_barrier_that_is_another_file_is_left_alone(epoch: int) -> None:
+    world = World()
+    world.cut(6)
+    world.decide(6)
+    world.lose(f"offsets/{epoch}")
+    world.cut(epoch, end=999)
+    with pytest.raises(LedgerCorrupt, match=f"offsets/{epoch} is not the file epoch {epoch} was decided on"):
+        look(world.ledger, world.log)
+
+
+def test_watermarks_come_from_the_decision_or_from_the_barrier_after_it() -> None:
+    known, handed_on = World(), World(watermark=None)
+    for world, watermark in ((known, 70), (handed_on, 55)):
+        world.lose(*LOSSES["three epochs"])
+        assert world.restored()
+        assert world.log.committed_watermark(4) == watermark
+
+
+# What cannot be restored
+
+
+def unrestorable(world: World, *lost: str) -> None:
+    world.lose(*(lost or LOSSES["three epochs"]))
+    before = everything(world.files)
+    assert not world.restored()
+    assert everything(world.files) == before, "refused, but changed"
+
+
+def test_a_decision_of_an_earlier_version_has_no_barrier_in_it() -> None:
+    world = World(epochs=4)
+    world.cut(4)
+    barrier = world.log.barrier(4)
+    assert barrier is not None
+    decision = Decision(DecisionId(4, 1), (Committable("out", 0, 10, 4, {}),), 70)
+    world.ledger.decide(decision, query=QUERY, barrier=barrier.digest)
+    unrestorable(world, "offsets/4")
+
+
+def test_a_barrier_in_the_ledger_that_is_not_the_decided_one_is_not_believed() -> None:
+    world = World(epochs=4)
+    decision = Decision(DecisionId(4, 1), (Committable("out", 0, 10, 4, {}),), 70)
+    world.ledger.decide(decision, query=QUERY, barrier="another digest", offsets="v1\n{}\n{}", history="spark")
+    unrestorable(world, "offsets/9")
+
+
+def test_a_commit_that_lists_state_ids_is_not_guessed() -> None:
+    unrestorable(World(conf={STATE_FORMAT: "2"}))
+
+
+def test_state_that_is_older_than_the_decision() -> None:
+    world = World()
+    for version in range(1, 5):
+        world.files.create(f"state/0/0/{version}.delta", b"")
+    unrestorable(world)
+    for version in (5, 6):
+        world.files.create(f"state/0/0/{version}.delta", b"")
+    world.files.create("state/0/1/left/6.zip", b"")
+    world.files.create("state/0/_metadata/metadata", b"")
+    assert world.restored()
+
+
+def test_one_store_of_several_that_is_older() -> None:
+    world = World()
+    world.files.create("state/0/0/left/6_0f3a.zip", b"")
+    world.files.create("state/0/0/right/5.changelog", b"")
+    unrestorable(world)
+
+
+def test_state_that_is_gone() -> None:
+    world = World(epochs=4)
+    world.cut(4)
+    world.decide(4, stateful=True)
+    unrestorable(world, "offsets/4")
+
+
+def test_a_file_source_whose_own_log_is_older() -> None:
+    world = World(epochs=0)
+    world.offset = '{{"logOffset":{}}}'
+    for epoch in range(3):
+        world.cut(epoch, end=epoch)
+        world.decide(epoch)
+    world.files.create("sources/0/1", b"")
+    unrestorable(world, "offsets/2")
+    world.files.create("sources/0/2.compact", b"")
+    assert world.restored()
+
+
+# Whose query it was
+
+
+def test_the_querys_id_is_known_from_the_newest_run_on_this_history() -> None:
+    world = World()
+    world.lose("metadata")
+    assert query_of(world.ledger, world.log) == QUERY
+    elsewhere = SparkLog(MemoryStorage("file:/jobs/shop/out/spark-2"))
+    assert query_of(world.ledger, elsewhere) is None, "a restored checkpoint begins with an id of its own"
+    assert query_of(Ledger(MemoryStorage()), world.log) is None
+
+
+def test_decisions_of_another_query_say_nothing() -> None:
+    world = World()
+    world.lose("metadata", *LOSSES["all of the log"])
+    world.files.create("metadata", b'{"id":"another"}')
+    found = look(world.ledger, world.log)
+    assert (found, found.damaged) == (look(world.ledger, world.log), False)
+    assert (next_epoch(found), honoured(found)) == (0, None)
+
+
+# From a process that died before its sync, on a real disk
+
+
+def test_a_decision_that_was_never_synced_is_synced_before_it_is_honoured(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "disk")
+    with disk.watched():
+        ledger = Ledger(LocalStorage(disk.root / "ledger"))
+        ledger.register({})
+        for folder in ("epochs", "claims"):
+            (disk.root / "ledger" / folder).mkdir()
+        os.sync()
+        disk.sync_all()
+        aside = disk.root / "ledger" / "aside"
+        aside.write_bytes(b"synced")
+        with open(aside, "rb") as file:
+            os.fsync(file.fileno())
+        os.link(aside, disk.root / "ledger" / "epochs" / "0000000007.g00000001.json")  # and the process dies
+        ledger.settle()
+        disk.cut()
+    assert (disk.root / "ledger" / "epochs" / "0000000007.g00000001.json").read_bytes() == b"synced"
+
+
+# The whole way, with Spark's part played
+
+
+def numbers(first: int, last: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": pa.array(range(first, last), pa.int64())})
+
+
+def test_a_query_whose_log_is_gone_goes_on_where_it_was(tmp_path: Path) -> None:
+    query = SmallSpark(tmp_path, MemorySink(), numbers, job="shop")
+    query.run(30)
+    for name in [*(tmp_path / "spark/offsets").iterdir(), *(tmp_path / "spark/commits").iterdir()]:
+        name.unlink()
+    query.run(60)
+    assert sorted(query.sink.visible) == list(range(60))  # type: ignore[attr-defined]
+    assert [one["event"] for one in query.events].count("log_restored") == 1
+
+
+def test_a_query_that_runs_on_a_lost_log_already_is_refused(tmp_path: Path) -> None:
+    """The drop-in that was not told of its checkpoint learns of it when Spark has cut the first epoch anew."""
+    query = SmallSpark(tmp_path, MemorySink(), numbers, job="shop")
+    query.run(30)
+    for name in [*(tmp_path / "spark/offsets").iterdir(), *(tmp_path / "spark/commits").iterdir()]:
+        name.unlink()
+    metadata = json.dumps({"batchWatermarkMs": 0, "conf": {}})
+    query.write("offsets/0", f'v1\n{metadata}\n{{"t":{{"0":3}}}}')
+    coordinator = query.coordinator()
+    with pytest.raises(CheckpointBehind, match="goes on with epoch 0, its ledger with epoch"):
+        coordinator.recover(query_running=True)
+    coordinator.close()
+    query.run(60)  # told of it, before Spark starts
+    assert sorted(query.sink.visible) == list(range(60))  # type: ignore[attr-defined]
