@@ -254,3 +254,13 @@ def test_an_empty_backlog_has_no_first_and_its_wait_ends(place: Place) -> None:
     backlog = place.backlog()
     assert backlog.first() is None
     backlog.wait(0.001)
+
+
+def test_whether_all_that_waits_is_prepared_at_the_sink(place: Place) -> None:
+    backlog = place.backlog()
+    assert backlog.at_sink
+    backlog.record(1, [place.log(1, name="a"), place.log(1, writer=1, name="b")])
+    assert backlog.at_sink
+    backlog.record(2, [place.log(2, name="c"), place.log(2, writer=1)])
+    assert [entry.at_sink for entry in backlog.entries()] == [True, False]
+    assert not backlog.at_sink
