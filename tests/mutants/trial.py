@@ -80,6 +80,7 @@ def try_module(module: str, tests: Sequence[str], *, repository: Path = REPOSITO
         try:
             found = json.loads((folder / "result.json").read_text())
         except FileNotFoundError:
-            said = done.stdout.replace("\r", "\n")[-4000:]
+            # Between the carriage returns mutmut turns a wheel for people who watch.
+            said = "\n".join(line.rpartition("\r")[2] for line in done.stdout.split("\n"))[-4000:]
             raise TrialFailed(f"{module}: mutmut ended with {done.returncode}\n{said}") from None
     return Trial(module, tuple(Mutant(module, **one) for one in found["mutants"]), found["seconds"])

@@ -23,6 +23,11 @@ def take(pen: Pen, given_up: threading.Event | None = None) -> tuple[threading.T
     return thread, got, let_go
 
 
+def test_where_no_task_writes_the_drainer_has_it_at_once() -> None:
+    with Pen().taken(lambda: True) as mine:
+        assert mine
+
+
 def test_tasks_have_it_until_they_give_it_back() -> None:
     pen = Pen()
     assert pen.lend()
