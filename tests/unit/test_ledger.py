@@ -409,3 +409,65 @@ def test_marks_of_the_last_two_epochs_are_kept() -> None:
     assert one.begin(10, "q.with.dots") is False
     assert one.begin(9, "q.with.dots") is True, "an older one is forgotten, and begins anew"
     assert len(storage.list("begun")) == 3, "the newer ones stay"
+
+
+# What the newest run on a history knew, and a person's word
+
+
+def test_later_decisions_of_this_query_alone_are_evidence() -> None:
+    one = ledger()
+    for epoch, generation, query in ((11, 1, "m"), (12, 2, "a"), (12, 3, "m"), (13, 4, "z"), (14, 5, "m")):
+        one.decide(Decision(DecisionId(epoch, generation), ()), query=query, barrier=None)
+    assert [decision.id.epoch for decision in one.decisions_since(12, "m")] == [12, 14]
+
+
+def test_the_last_query_is_that_of_the_newest_run_on_this_very_history() -> None:
+    one = ledger()
+    runs = [
+        (20, 1, "first", "spark-m"),
+        (9, 2, "older epoch", "spark-m"),
+        (10, 2, "newest", "spark-m"),
+        (30, 3, "later", "spark-z"),
+        (5, 4, "earlier", "spark-a"),
+    ]
+    for epoch, generation, query, history in runs:
+        one.decide(
+            Decision(DecisionId(epoch, generation), ()), query=query, barrier=None, offsets="v1", history=history
+        )
+    assert one.last_query("spark-m") == "newest"
+    assert one.last_query("spark-z") == "later"
+    assert one.last_query("spark-b") is None
+
+
+def test_all_that_a_start_relies_on_is_made_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, settled = MemoryStorage(), []
+    monkeypatch.setattr(storage, "settle", settled.append)
+    ledger(storage).settle()
+    assert settled == ["generations", "claims", "epochs"]
+
+
+@pytest.mark.parametrize("query", ["a", "z"])
+def test_a_ruling_for_another_query_does_not_count(query: str) -> None:
+    one = ledger()
+    one.rule(12, query, DECISION.committables, Outcome.COMMITTED)
+    assert one.ruled(12, "m", DECISION.committables) == {}
+    assert one.ruled(13, query, DECISION.committables) == {}
+    assert set(one.ruled(12, query, DECISION.committables).values()) == {Outcome.COMMITTED}
+
+
+def test_a_ruling_says_what_it_is_about_and_is_kept_as_long_as_its_epoch() -> None:
+    storage = MemoryStorage()
+    for epoch in (49, 50, 51, 260):
+        ledger(storage).rule(epoch, "m", DECISION.committables, Outcome.LOST)
+    [first, *_] = storage.list("rulings")
+    body = unseal("ruling", storage.read(f"rulings/{first}") or b"", "here")
+    assert (body["epoch"], body["query"], body["outcome"]) == (49, "m", "lost")
+    ledger(storage).prune(150)
+    assert [name[:10] for name in storage.list("rulings")] == ["0000000050", "0000000051", "0000000260"]
+
+
+def test_without_positions_nothing_is_said_of_state() -> None:
+    one = ledger()
+    one.decide(Decision(DecisionId(12, 1), ()), query="m", barrier=None, offsets="v1", history="spark")
+    [manifest] = one.manifests(12)
+    assert manifest.stateful is False
