@@ -15,15 +15,17 @@ from memory_sink import MemorySink
 from test_inflight import World, batch, rows
 
 from penstock.deadline import Deadline
+from penstock.epoch import protocol
 from penstock.epoch.channel import How
 from penstock.epoch.inflight import drainer as module
 from penstock.epoch.inflight.backlog import Backlog
 from penstock.epoch.inflight.manager import InFlight
+from penstock.epoch.inflight.pen import Pen
 from penstock.epoch.ledger import Ledger
 from penstock.epoch.protocol import Committable, Outcome
 from penstock.epoch.storage import LocalStorage
 from penstock.epoch.task import _write, committable
-from penstock.errors import LedgerCorrupt, SchemaMismatch, SystemUnavailable
+from penstock.errors import LedgerCorrupt, SchemaMismatch, Superseded, SystemUnavailable
 from penstock.sinks.base import Committer, SinkScope, Writer, WriterScope
 from penstock.testing.failpoints import InjectedFault, hooked
 
@@ -40,16 +42,33 @@ class Watched(MemorySink):
         self.commits: list[tuple[SinkScope, int]] = []
         self.silent: set[int] = set()
         self.refuse: Exception | None = None
+        self.given_up: list[Committable] = []
+        self.aborted_writers = 0
 
     def open_writer(self, scope: WriterScope) -> Writer:
         self.writers.append(scope)
         if self.refuse is not None:
             raise self.refuse
-        return super().open_writer(scope)
+        return WatchedWriter(self, super().open_writer(scope))
 
     def open_committer(self, scope: SinkScope) -> Committer:
         self.committers.append(WatchedCommitter(self, super().open_committer(scope), scope))
         return self.committers[-1]
+
+
+class WatchedWriter(Writer):
+    def __init__(self, sink: Watched, real: Writer) -> None:
+        self._sink, self._real = sink, real
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._real.write(batch)
+
+    def pre_commit(self) -> Mapping[str, Any]:
+        return self._real.pre_commit()
+
+    def abort(self) -> None:
+        self._sink.aborted_writers += 1
+        self._real.abort()
 
 
 class WatchedCommitter(Committer):
@@ -71,6 +90,7 @@ class WatchedCommitter(Committer):
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
         assert isinstance(deadline, Deadline)
+        self._sink.given_up += committables
         self._real.abort(committables, deadline)
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
@@ -94,7 +114,7 @@ class Story(World):
         self, driver: InFlight, epoch: int, *writers: Sequence[pa.RecordBatch], how: How = How.LOG, **change: Any
     ) -> list[Committable]:
         """What each writer wrote; `change` is what the decision says of them instead."""
-        writing = replace(driver.writing("out", 0.0), how=how)
+        writing = replace(driver.writing("out", 0.0), how=how, seconds=60.0)
         own = SinkScope("job", "out", self.generation)
         made = [
             committable("out", json.dumps(_write(self.sink, WriterScope(own, epoch, 1, n, 7), iter(batches), writing)))
@@ -219,7 +239,7 @@ def test_a_sink_that_takes_nothing_is_told_of_once(story: Story) -> None:
     story.write(driver, 5, [batch(1)])
     story.sink.refuse = SystemUnavailable("The target is away.")
     driver.start()
-    story.until(driver, lambda: len(story.sink.writers) > 2)
+    story.until(driver, lambda: len(story.sink.writers) > 4)
     [waiting] = story.told("drain_waiting")
     assert (waiting["sink"], waiting["query"]) == ("out", "query")
     assert "The target is away." in waiting["error"]
@@ -301,7 +321,8 @@ def test_a_log_that_is_not_what_was_decided_is_not_delivered(story: Story, chang
     driver.wait_empty(lambda: False)
     assert isinstance(driver.failure, LedgerCorrupt)
     assert story.sink.visible == []
-    assert story.sink.prepared == {}, "its writer is aborted"
+    assert story.sink.aborted_writers == 1
+    assert story.sink.prepared == {}
     assert driver.pending == 2, "and no later epoch is delivered either"
 
 
@@ -312,6 +333,10 @@ def test_an_error_that_no_waiting_cures_ends_it(story: Story) -> None:
     driver.start()
     driver.wait_empty(lambda: False)
     assert isinstance(driver.failure, SchemaMismatch)
+    for thread in threading.enumerate():
+        if thread.name == "penstock-drain-out":
+            thread.join(10)
+            assert not thread.is_alive()
     assert len(story.sink.writers) == 1
 
 
@@ -413,3 +438,122 @@ def test_while_nothing_waits_it_waits_itself(story: Story, monkeypatch: pytest.M
         pass
     story.write(driver, 5, [batch(1)])
     assert story.drained(driver) == rows(1), "and wakes up again"
+
+
+# Whose turn it is
+
+
+def test_what_is_delivered_is_marked_and_never_delivered_again(story: Story) -> None:
+    driver = story.driver()
+    ones = story.write(driver, 5, [batch(1)])
+    story.drained(driver)
+    driver.close()
+    assert [path.name for path in story.folder.glob("id/out/drained/*")] == ["0000000005.json"]
+    after = story.driver()
+    assert after.commit(5, ones, lambda *_: {}), "a recovery that repeats the commit arrives late"
+    assert story.drained(after) == rows(1)
+
+
+def test_hints_are_those_of_the_tasks_own_committer(story: Story) -> None:
+    driver = story.driver()
+    driver.start()
+    assert driver.with_hints("out", {"mine": 1}) == {"mine": 1}
+    story.write(driver, 5, [batch(1)])
+    story.drained(driver)
+    assert driver.with_hints("out", {}) == {"from": "out"}
+
+
+def test_later_epochs_give_way_before_rows_of_an_earlier_one_are_written(story: Story) -> None:
+    """What they have prepared could become visible before it."""
+    driver = story.driver()
+    story.write(driver, 5, [batch(1)])
+    [later] = story.write(driver, 6, [batch(2)], how=How.TEE)
+    assert story.drained(driver) == rows(1, 2)
+    assert [one.payload for one in story.sink.given_up] == [later.payload["prepared"]]
+    assert [scope.epoch for scope in story.sink.writers] == [5, 6]
+
+
+def test_after_an_error_it_recovers_before_it_goes_on(story: Story) -> None:
+    """The epoch was decided: it is committed as it was prepared, and nothing is written a second time."""
+    driver, failures = story.driver(), iter(range(1))
+
+    def fail() -> None:
+        if next(failures, None) is not None:
+            raise InjectedFault("Once more.")
+
+    story.write(driver, 5, [batch(1)])
+    with hooked("drain.decided", fail):
+        assert story.drained(driver) == rows(1)
+    assert len(story.sink.writers) == 1
+
+
+def test_a_drainer_that_was_superseded_while_it_waited_does_not_come_back(story: Story) -> None:
+    old = story.driver()
+    story.write(old, 5, [batch(1)])
+    story.write(old, 6, [batch(2)])
+    story.sink.refuse = SystemUnavailable("Away.")
+    old.start()
+    story.until(old, lambda: len(story.sink.writers) > 1)
+    new = story.driver()
+    new.start()
+    story.until(old, lambda: old.failure)
+    assert isinstance(old.failure, Superseded)
+    story.sink.refuse = None
+    assert story.drained(new) == rows(1, 2)
+
+
+def test_while_tasks_have_the_pen_it_waits_and_its_end_is_not_held_up(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, wait = threading.Event(), Pen._wait
+
+    def note(pen: Pen) -> None:
+        waiting.set()
+        wait(pen)
+
+    monkeypatch.setattr(Pen, "_wait", note)
+    driver = story.driver()
+    story.write(driver, 5, [batch(1)])
+    assert driver._pens["out"].lend()
+    driver.start()
+    assert waiting.wait(10)
+    closing = threading.Thread(target=driver.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert all(one.closed for one in story.sink.committers), "its thread has ended"
+    assert story.sink.writers == []
+    assert driver.pending == 1
+
+
+# What a start finds
+
+
+def test_a_start_claims_the_epoch_that_comes_next(story: Story) -> None:
+    driver = story.driver()
+    story.write(driver, 5, [batch(1)])
+    story.drained(driver)
+    driver.close()
+    after = story.driver()
+    after.start()
+    after.close()
+    ledger = Ledger(LocalStorage(story.folder / "id" / "out" / "ledger"))
+    assert [(claim.generation, claim.epoch) for claim in ledger.claims("id")] == [(1, 5), (2, 6)]
+
+
+def test_a_start_looks_at_what_is_durable_and_at_earlier_claims(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled, found, honoured = [], [], protocol.honoured
+
+    def look(one: protocol.Found) -> Any:
+        found.append((len(settled), one))
+        return honoured(one)
+
+    monkeypatch.setattr(Ledger, "settle", lambda ledger: settled.append(1))
+    monkeypatch.setattr(protocol, "honoured", look)
+    for _ in range(2):
+        driver = story.driver()
+        driver.start()
+        story.until(driver, lambda: len(found) == story.generation)
+        driver.close()
+    assert [before for before, _ in found] == [1, 2]
+    assert [claim.generation for claim in found[1][1].claims] == [1]
