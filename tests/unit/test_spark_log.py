@@ -188,7 +188,7 @@ def test_a_commit_that_is_no_text_is_torn(log: SparkLog, storage: MemoryStorage)
 
 
 def test_the_first_epoch_has_none_before_it(log: SparkLog, storage: MemoryStorage) -> None:
-    storage.create("commits/-1", b"not ours")
+    storage.create("commits/-1", b"v2\n{}")
     storage.create("offsets/0", offsets())
     assert log.finish(0, 0)
 
@@ -298,3 +298,63 @@ def test_storage_that_cannot_sync_is_asked_once() -> None:
     log.sync()
     log.sync()
     assert storage.synced == 1
+
+
+# Torn files, one by one
+
+
+def test_a_log_without_its_very_first_barrier_is_damaged(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("commits/0", commit())
+    storage.create("offsets/1", offsets())
+    assert log.next_epoch() == (1, True)
+    assert log.damaged()
+    storage.create("offsets/0", offsets())
+    assert not log.damaged()
+
+
+@pytest.mark.parametrize(
+    ("data", "whole"),
+    [
+        (commit(5), True),
+        (commit(5) + b"\n", True),
+        (b"v0\nof a version that nobody knows", True),
+        (b"v1\n{half", False),
+        (b"v1", False),
+        (b"", False),
+    ],
+)
+def test_a_commit_is_whole_or_counts_as_not_there(
+    log: SparkLog, storage: MemoryStorage, data: bytes, whole: bool
+) -> None:
+    storage.create("commits/3", data)
+    assert log.has_commit(3) is whole
+    assert not log.has_commit(2)
+
+
+@pytest.mark.parametrize("call", ["finish", "write_again the same", "write_again another", "remove_torn"])
+def test_what_is_whole_stays_with_its_checksum(log: SparkLog, storage: MemoryStorage, call: str) -> None:
+    storage.create("offsets/0", offsets())
+    storage.create("commits/0", commit(5))
+    if call != "remove_torn":
+        storage.create("commits/.0.crc", b"of what is there")
+    if call == "finish":
+        assert log.finish(0, 7)
+    elif call == "remove_torn":
+        log.remove_torn("commits/0")
+    elif call == "write_again the same":
+        log.write_again("commits/0", commit(5).decode())
+    else:
+        storage.delete("commits/.0.crc")
+        log.write_again("commits/0", commit(7).decode())
+    assert storage.read("commits/0") == commit(5)
+    if call in ("finish", "write_again the same"):
+        assert storage.read("commits/.0.crc") == b"of what is there"
+
+
+def test_a_torn_note_of_the_querys_id_goes_with_its_checksum(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("metadata", b"")
+    storage.create(".metadata.crc", b"of what is lost")
+    assert log.torn() == ["metadata"]
+    log.remove_torn("metadata")
+    assert storage.read("metadata") is None
+    assert storage.read(".metadata.crc") is None
