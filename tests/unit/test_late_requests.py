@@ -2,8 +2,8 @@
 
 The broker is a model of what matters: it knows a producer by id and epoch, not a transaction, so an `EndTxn` ends
 whatever the producer has open when it arrives. Committers (the coordinator's and the drainer's), the merge of their
-hints and the pool of producers are the real ones. Each request may be answered, lost, or late: then it arrives after any
-later step, also once a later transaction is open. Walked through exhaustively, for three epochs.
+hints and the pool of producers are the real ones. Each request may be answered, lost, or late: then it arrives after
+any later step, also once a later transaction is open. Walked through exhaustively, for three epochs.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class Producer:
 
 
 def play(fates: Sequence[str], arrivals: Sequence[bool]) -> Broker:
-    """Epoch after epoch: prepared, decided, committed by the coordinator; where that is not proven, by the drainer. What
-    is late arrives behind an epoch's beginning wherever `arrivals` says so."""
+    """Epoch after epoch: prepared, decided, committed by the coordinator; where that is not proven, by the drainer.
+    What is late arrives behind an epoch's beginning wherever `arrivals` says so."""
     broker = Broker(iter(fates))
     pool, key = Pool(Producer), Key("job-u", 1, ())  # type: ignore[arg-type]
     own, drainers = KafkaCommitter(broker, "job-u", 1), KafkaCommitter(broker, "job-u", 1)
