@@ -7,9 +7,12 @@ that every step can be the last one, in milliseconds; `tests/integration/test_re
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +20,12 @@ import pytest
 
 from penstock.dev.broker import Broker
 from penstock.dev.postgres import Postgres
+from penstock.errors import SavepointIncomplete
 from penstock.sinks.base import TwoPhaseSink
 from penstock.sinks.files import FileSink
+from penstock.state.folder import LocalFolder
+from penstock.state.savepoint import Kind, read, verify
+from penstock.state.taking import Standing, Taker
 from penstock.testing.failpoints import POINTS, InjectedFault, hooked
 from tests.contract.test_kafka import KafkaHarness
 from tests.support.points import LOGGED
@@ -139,3 +146,32 @@ def test_into_postgres(disk: Disk, postgres_table: Target) -> None:
 def test_through_the_in_flight_log(disk: Disk, timeout: str) -> None:
     steps = LOG_STEPS if timeout == "0s" else ["task.logged", "epoch.decided", "epoch.committed", "recover.restored"]
     cut_everywhere(disk, files(disk.root), steps, unaligned=True, aligned_timeout=timeout)
+
+
+def test_a_savepoint_is_whole_or_none(disk: Disk) -> None:
+    """Whatever is there after a cut is either no savepoint, and says so, or one that can be restored."""
+    target, points = files(disk.root), [name for name, where in POINTS.items() if where == "savepoint"]
+    query = SmallSpark(disk.root, target.sink, target.rows)
+    plan: Any = SimpleNamespace(uid="out", positions=[], sinks={"out": target.sink}, output_mode="append")
+    spark: Any = SimpleNamespace(version="4")
+
+    def take() -> str:
+        query.run(40)  # after a cut: to where it was
+        standing = Standing(plan, f"file:{query.spark}", query.log.next_epoch()[0] - 1, 1)
+        taker = Taker(query.job, spark, lambda: nullcontext([standing]), mode="exactly_once")
+        return taker.take(f"file:{disk.root}/savepoints", Kind.NATIVE).path
+
+    with disk.watched():
+        query.run(40)
+        for point in points:
+            with pytest.raises(PowerCut), hooked(point, fails):
+                take()
+            disk.cut()
+            for left in (disk.root / "savepoints").glob("*"):
+                with contextlib.suppress(SavepointIncomplete):
+                    verify(LocalFolder(left), read(LocalFolder(left)))
+        path = take()
+        disk.cut()
+    whole = LocalFolder(Path(path.removeprefix("file:")))
+    verify(whole, read(whole))
+    assert Counter(target.seen()) == Counter(range(40))

@@ -11,6 +11,7 @@ entries are when the folder is synced. Inodes are kept from being used again by 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -77,7 +78,8 @@ class Disk:
             self._sync_folder(Path(folder))
             for name in files:
                 file = Path(folder) / name
-                self._content[self._hold(file, file.stat().st_ino)] = file.read_bytes()
+                with contextlib.suppress(FileNotFoundError):  # another thread has just removed it
+                    self._content[self._hold(file, file.stat().st_ino)] = file.read_bytes()
 
     def cut(self) -> None:
         """The power fails, and comes back."""
@@ -92,15 +94,15 @@ class Disk:
     def _sync_folder(self, folder: Path) -> None:
         entries = {}
         for entry in os.scandir(folder):
-            inode = entry.inode()
-            self._kinds[inode] = entry.is_dir(follow_symlinks=False)
-            entries[entry.name] = inode if self._kinds[inode] else self._hold(Path(entry.path), inode)
+            with contextlib.suppress(FileNotFoundError):
+                inode = entry.inode()
+                self._kinds[inode] = entry.is_dir(follow_symlinks=False)
+                entries[entry.name] = inode if self._kinds[inode] else self._hold(Path(entry.path), inode)
         self._entries[os.stat(folder).st_ino] = entries
 
     def _hold(self, path: Path, inode: int) -> int:
-        link = self._held / str(inode)
-        if not link.exists() and path.exists():
-            os.link(path, link)
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            os.link(path, self._held / str(inode))
         return inode
 
     def _restored(self, folder: int) -> dict[str, Any]:

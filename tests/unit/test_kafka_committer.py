@@ -14,6 +14,7 @@ from penstock.sinks.kafka import KafkaSink, faults, unsure
 from penstock.sinks.kafka.committer import KafkaCommitter, judge, leftover
 from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
 from penstock.testing import failpoints
+from tests.support.sleeping import sleeping
 
 P, E, S = 7, 3, 1000
 OURS = {"producer_id": P, "producer_epoch": E, "started": S}
@@ -505,7 +506,7 @@ def test_between_two_questions_the_cluster_is_left_in_peace(monkeypatch: pytest.
     fake = opened(part)
     committer, ready = sealed(fake, part)
     pauses: list[float] = []
-    monkeypatch.setattr("penstock.sinks.kafka.committer.time.sleep", pauses.append)
+    sleeping(monkeypatch, "penstock.sinks.kafka.committer", pauses.append)
     fake.answers[part.payload["transactional_id"]] = [Ended(BAD_STATE, True), Ended(BAD_STATE, True), Ended(0, True)]
     assert committer.commit(1, ready, Deadline(1)) == {0: Outcome.COMMITTED}
     assert len(pauses) == 2

@@ -18,6 +18,7 @@ from penstock.sinks.mysql.committer import MySqlCommitter
 from penstock.sinks.mysql.faults import DEADLOCK, LOCK_TIMEOUT, ServerError
 from penstock.sinks.mysql.names import Names
 from penstock.sinks.sql.markers import KEPT_EPOCHS, PRUNE_EVERY
+from tests.support.sleeping import sleeping
 
 NOTHING = Committable("out", 9, 0, 0, {"how": None})
 AT = "2026-02-02"
@@ -35,7 +36,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
     for module in ("committer", "lanes", "xa"):
-        monkeypatch.setattr(f"penstock.sinks.mysql.{module}.time.sleep", waited.append)
+        sleeping(monkeypatch, f"penstock.sinks.mysql.{module}", waited.append)
     return waited
 
 

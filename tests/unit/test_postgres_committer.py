@@ -17,6 +17,7 @@ from penstock.sinks.base import Committable, Leftover, Outcome, SinkScope
 from penstock.sinks.postgres.committer import PostgresCommitter
 from penstock.sinks.sql.markers import KEPT_EPOCHS, PRUNE_EVERY
 from penstock.sinks.sql.names import staging_prefix
+from tests.support.sleeping import sleeping
 
 NOTHING = Committable("out", 9, 0, 0, {"writer": None})
 
@@ -31,7 +32,7 @@ def database(monkeypatch: pytest.MonkeyPatch) -> Database:
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
-    monkeypatch.setattr("penstock.sinks.postgres.committer.time.sleep", waited.append)
+    sleeping(monkeypatch, "penstock.sinks.postgres.committer", waited.append)
     return waited
 
 
@@ -200,9 +201,7 @@ def test_a_server_that_stays_away_leaves_it_unknown(
     database: Database, committer: PostgresCommitter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(
-        "penstock.sinks.postgres.committer.time.sleep", lambda s: now.__setitem__(0, now[0] + max(s, 1e-4))
-    )
+    sleeping(monkeypatch, "penstock.sinks.postgres.committer", lambda s: now.__setitem__(0, now[0] + max(s, 1e-4)))
     ones = [prepare(database, 0), stage(database, 1)]
     database.before = cut(database, 10_000, "")
     outcomes = committer.commit(7, ones, Deadline(0.05, clock=lambda: now[0]))

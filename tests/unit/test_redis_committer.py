@@ -13,6 +13,7 @@ from penstock.errors import AccessDenied, PreCommitFailed, SystemUnavailable
 from penstock.sinks.base import Committable, Leftover, Outcome, SinkScope
 from penstock.sinks.redis.committer import _ABORT, _APPLY, KEPT_EPOCHS, NothingToCommit, RedisCommitter
 from penstock.sinks.redis.layout import Layout
+from tests.support.sleeping import sleeping
 
 URL = "redis://alice:s3cret@db.example:6380/2"
 BASE = Layout("penstock:job:out")
@@ -129,7 +130,7 @@ def server() -> Server:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Nobody waits in these tests."""
     waited: list[float] = []
-    monkeypatch.setattr("penstock.sinks.redis.committer.time.sleep", waited.append)
+    sleeping(monkeypatch, "penstock.sinks.redis.committer", waited.append)
     return waited
 
 
@@ -244,9 +245,7 @@ def test_a_lost_answer_is_asked_for_again_and_nothing_is_applied_twice(
 
 def test_a_server_that_stays_away_leaves_it_unknown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(
-        "penstock.sinks.redis.committer.time.sleep", lambda s: now.__setitem__(0, now[0] + max(s, 0.001))
-    )
+    sleeping(monkeypatch, "penstock.sinks.redis.committer", lambda s: now.__setitem__(0, now[0] + max(s, 0.001)))
     one = prepare(server, 0)
     server.before = fails(10_000, redis.exceptions.ConnectionError("refused"))
     assert committer(server).commit(7, [one], Deadline(3, clock=lambda: now[0])) == {0: Outcome.UNKNOWN}

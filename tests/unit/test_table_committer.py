@@ -19,6 +19,7 @@ from penstock.sinks.files.storage import Storage
 from penstock.sinks.tables.columns import types_of
 from penstock.sinks.tables.committer import TableCommitter
 from penstock.sinks.tables.target import Change, Journal, Known, Target, Written, marker_name, private_folder
+from tests.support.sleeping import sleeping
 
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string())])
 SCOPE = SinkScope("job", "out", 3)
@@ -108,7 +109,7 @@ def table() -> Table:
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
-    monkeypatch.setattr("penstock.sinks.tables.committer.time.sleep", waited.append)
+    sleeping(monkeypatch, "penstock.sinks.tables.committer", waited.append)
     return waited
 
 
@@ -274,9 +275,7 @@ def test_a_lost_race_is_run_again_against_the_new_state(table: Table, pauses: li
 
 def test_a_table_that_stays_away_leaves_it_unknown(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(
-        "penstock.sinks.tables.committer.time.sleep", lambda s: now.__setitem__(0, now[0] + max(s, 1e-3))
-    )
+    sleeping(monkeypatch, "penstock.sinks.tables.committer", lambda s: now.__setitem__(0, now[0] + max(s, 1e-3)))
     one = prepare(table, 0)
     table.before = fails(1_000, ConnectionError("away"))
     assert committer(table).commit(7, [one], Deadline(3, clock=lambda: now[0])) == {0: Outcome.UNKNOWN}
@@ -521,7 +520,7 @@ def test_a_file_goes_before_its_marker(table: Table) -> None:
 
 def test_a_table_that_cannot_be_looked_at_leaves_all_unknown(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("penstock.sinks.tables.committer.time.sleep", lambda s: now.__setitem__(0, now[0] + 1))
+    sleeping(monkeypatch, "penstock.sinks.tables.committer", lambda s: now.__setitem__(0, now[0] + 1))
 
     def away() -> Known | None:
         raise ConnectionError("away")

@@ -17,6 +17,7 @@ from penstock.sinks.base import Committable, Leftover, Outcome, SinkScope, Write
 from penstock.sinks.write_ahead import WriteAheadSink
 from penstock.sinks.write_ahead.commit import HandingCommitter, LoggingWriter
 from penstock.sinks.write_ahead.journal import KEPT_EPOCHS, Journal
+from tests.support.sleeping import sleeping
 
 BATCH = pa.RecordBatch.from_pydict({"id": [1, 2, 3]})
 
@@ -72,7 +73,7 @@ def target(tmp_path: Path) -> Target:
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
-    monkeypatch.setattr("penstock.sinks.write_ahead.commit.time.sleep", waited.append)
+    sleeping(monkeypatch, "penstock.sinks.write_ahead.commit", waited.append)
     return waited
 
 
@@ -278,9 +279,7 @@ def test_a_target_whose_marker_is_away_too_is_tried_again(target: Target) -> Non
 
 def test_a_target_that_stays_away_leaves_the_rows_in_the_log(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(
-        "penstock.sinks.write_ahead.commit.time.sleep", lambda s: now.__setitem__(0, now[0] + max(s, 0.001))
-    )
+    sleeping(monkeypatch, "penstock.sinks.write_ahead.commit", lambda s: now.__setitem__(0, now[0] + max(s, 0.001)))
     one = target.prepare()
     target.before = fails(1_000, OSError("away"))
     assert target.committer().commit(7, [one], Deadline(5, clock=lambda: now[0])) == {0: Outcome.UNKNOWN}
@@ -387,7 +386,7 @@ def test_its_folders_are_made_at_the_start(target: Target) -> None:
 
 def test_a_marker_that_does_not_answer_is_no_proof(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("penstock.sinks.write_ahead.commit.time.sleep", lambda s: now.__setitem__(0, now[0] + 1))
+    sleeping(monkeypatch, "penstock.sinks.write_ahead.commit", lambda s: now.__setitem__(0, now[0] + 1))
     one = target.prepare()
     target.before = fails(1_000, OSError("away"))
     target.away = True
