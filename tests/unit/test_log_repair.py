@@ -313,3 +313,198 @@ def test_a_query_that_runs_on_a_lost_log_already_is_refused(tmp_path: Path) -> N
     coordinator.close()
     query.run(60)  # told of it, before Spark starts
     assert sorted(query.sink.visible) == list(range(60))  # type: ignore[attr-defined]
+
+
+# Step by step
+
+
+def test_a_look_makes_the_ledger_durable_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, steps = World(), []
+    monkeypatch.setattr(Ledger, "settle", lambda ledger: steps.append("settled"))
+    monkeypatch.setattr(Ledger, "decisions_since", lambda *_: steps.append("read") or ())
+    look(world.ledger, world.log)
+    assert steps == ["settled", "read"]
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_query_that_nobody_knows_is_found_as_it_is(torn: bool) -> None:
+    """The drop-in beside a checkpoint of its own: no decision, no id in the ledger."""
+    files = MemoryStorage("file:/jobs/shop/out/spark")
+    files.create("offsets/0", b"v1\n{}\n7")
+    if torn:
+        files.create("offsets/1", b"")
+    found = look(Ledger(MemoryStorage()), SparkLog(files))
+    assert (found.epoch, found.barrier, found.damaged) == (0, True, torn)
+
+
+@pytest.mark.parametrize("other", [1, 3])
+def test_the_barrier_must_be_that_of_the_very_decision_that_is_honoured(other: int) -> None:
+    """Another decision for the epoch, void, was made on the file that stands there."""
+    world = World(2)
+    world.cut(2, end=7)
+    world.decide(2, generation=2)
+    world.lose("offsets/2")
+    world.cut(2, end=9)
+    world.decide(2, generation=other)
+    world.ledger.claim(Claim(4, 2, DecisionId(2, 2)), QUERY)
+    with pytest.raises(LedgerCorrupt, match="offsets/2"):
+        look(world.ledger, world.log)
+    world.lose("offsets/2")
+    assert world.restored()
+    assert (world.files.read("offsets/2") or b"").endswith(b'{"t":{"0":7}}'), "the file of the decision that counts"
+
+
+@pytest.mark.parametrize("query", ["0000", "ffff"])
+def test_manifests_of_another_query_restore_nothing(query: str) -> None:
+    world = World(2)
+    barrier = world.log.barrier(1)
+    assert barrier is not None
+    text = barrier.text.replace('{"0":10}', '{"0":99}')
+    world.ledger.decide(
+        Decision(DecisionId(1, 9), (), 70), query=query, barrier=SparkLog(world.files).parse_barrier(1, text.encode()).digest,
+        offsets=text, history="another",
+    )  # fmt: skip
+    world.lose("offsets/1", "commits/1")
+    assert world.restored()
+    assert (world.files.read("offsets/1") or b"").endswith(b'{"t":{"0":10}}')
+
+
+def test_of_several_decisions_for_a_complete_epoch_the_newest_is_restored() -> None:
+    world = World(3)
+    before = everything(world.files)
+    world.lose("offsets/1")
+    world.cut(1, end=5)
+    world.decide(1, generation=2)
+    for generation, end in ((4, 15), (3, 25)):
+        world.lose("offsets/1")
+        world.cut(1, end=end)
+        world.decide(1, generation=generation)
+    world.lose("offsets/1", "offsets/2", "commits/1", "commits/2")
+    world.files.create("offsets/2", before["offsets/2"])
+    assert restore(world.ledger, world.log, 2, DecisionId(2, 1))
+    assert (world.files.read("offsets/1") or b"").endswith(b'{"t":{"0":15}}')
+
+
+@pytest.mark.parametrize("lost", [["offsets/0"], ["commits/0"], ["offsets/0", "commits/0"]])
+def test_the_very_first_epoch_is_restored_like_any_other(lost: list[str]) -> None:
+    world = World(1)
+    world.cut(1)
+    world.decide(1)
+    before = everything(world.files)
+    world.lose(*lost)
+    assert world.restored()
+    assert everything(world.files) == before
+
+
+def test_a_first_epoch_that_is_decided_and_lost_is_restored_alone() -> None:
+    world = World(0)
+    world.cut(0)
+    world.decide(0)
+    before = everything(world.files)
+    world.lose("offsets/0", "metadata")
+    assert world.restored()
+    assert {
+        name: json.loads(data) if name == "metadata" else data for name, data in everything(world.files).items()
+    } == {name: json.loads(data) if name == "metadata" else data for name, data in before.items()}
+    assert world.files.read("metadata") == b'{"id":"6a1c"}', "as Spark spells it"
+
+
+def test_a_whole_log_is_left_as_it_is() -> None:
+    world = World(3)
+    before = everything(world.files)
+    assert world.restored()
+    assert everything(world.files) == before
+
+
+def test_the_next_epoch_that_nobody_decided_is_not_looked_for() -> None:
+    """State of the last complete epoch is what must be there, no more."""
+    world = World(2)
+    world.lose("commits/1")
+    world.files.create("state/0/0/2.delta", b"")
+    assert restore(world.ledger, world.log, 2, None)
+    assert world.log.next_epoch() == (2, False)
+    world.lose("commits/1", "state/0/0/2.delta")
+    world.files.create("state/0/0/1.delta", b"")
+    assert not restore(world.ledger, world.log, 2, None)
+
+
+def test_state_that_only_the_epoch_before_tells_of() -> None:
+    world = World(1)
+    world.cut(1)
+    world.decide(1, stateful=True)
+    world.files.create("commits/1", b'v1\n{"nextBatchWatermarkMs":70}')
+    world.lose("commits/1")
+    assert not restore(world.ledger, world.log, 2, None), "its state is not there"
+    world.files.create("state/0/0/2.delta", b"")
+    assert restore(world.ledger, world.log, 2, None)
+
+
+def test_state_of_the_very_first_epoch_must_be_there() -> None:
+    world = World(0)
+    world.cut(0)
+    world.decide(0, stateful=True)
+    world.lose("offsets/0")
+    assert not world.restored()
+    world.files.create("state/0/0/1.delta", b"")
+    assert world.restored()
+
+
+@pytest.mark.parametrize("version", ["0", "2", "10"])
+def test_any_state_format_but_the_first_is_not_guessed(version: str) -> None:
+    world = World(2, conf={STATE_FORMAT: version})
+    world.lose("commits/1")
+    assert not restore(world.ledger, world.log, 2, None)
+
+
+def test_without_any_watermark_a_commit_is_not_guessed() -> None:
+    world = World(2, watermark=None)
+    world.lose("commits/1")
+    assert not restore(world.ledger, world.log, 2, None)
+    assert world.files.read("commits/1") is None
+
+
+def test_a_decisions_own_watermark_goes_before_that_of_the_next_barrier() -> None:
+    world = World(2, watermark=70)
+    world.watermark = 99
+    world.cut(2)
+    world.decide(2)
+    world.lose("commits/1")
+    assert restore(world.ledger, world.log, 2, DecisionId(2, 1))
+    assert world.log.committed_watermark(1) == 70
+
+
+@pytest.mark.parametrize(
+    ("offset", "names", "whole"),
+    [
+        ('{{"logOffset":0}}', [], False),
+        ('{{"logOffset":0}}', ["0"], True),
+        ('{{"logOffset":1}}', ["0"], False),
+        ('{{"logOffset":1}}', ["0.compact", "1"], True),
+        ('{{"logOffset":0,"more":1}}', [], True),
+        ("{{}}", [], True),
+        ("7", [], True),
+    ],
+)
+def test_a_source_that_reads_files_needs_its_own_log(offset: str, names: list[str], whole: bool) -> None:
+    world = World(1)
+    world.offset = offset
+    world.cut(1)
+    world.decide(1)
+    for name in names:
+        world.files.create(f"sources/0/{name}", b"")
+    world.lose("offsets/1")
+    assert world.restored() is whole
+
+
+def test_stores_below_a_partition_count_and_other_folders_do_not() -> None:
+    world = World(0)
+    world.cut(0)
+    world.decide(0, stateful=True)
+    world.lose("offsets/0")
+    for name in ("_metadata/metadata", "0/left/1.delta", "0/right/1.zip", "0/1.delta", "0/.1.delta.crc"):
+        world.files.create(f"state/0/{name}", b"")
+    world.files.create("state/0/_metadata/9.delta", b"")
+    assert world.restored()
+    world.lose("offsets/0", "state/0/0/right/1.zip")
+    world.files.create("state/0/0/right/9.zip", b"")
+    assert not world.restored()

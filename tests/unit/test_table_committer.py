@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -537,3 +538,61 @@ def test_any_other_partitioning_does_not_fit(table: Table, partition_by: tuple[s
     table.partition_by = partition_by
     with pytest.raises(PreCommitFailed, match="partitioned otherwise than when the rows were written"):
         committer(table).seal([one], soon())
+
+
+# What a power cut must not take back
+
+
+def test_what_is_sealed_is_secured_with_its_marker(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    secured: list[str] = []
+    monkeypatch.setattr(table.files, "secure", secured.append)
+    ones = [prepare(table, 0, files=2), prepare(table, 1)]
+    committer(table).seal(ones, soon())
+    assert secured == [place for name in names(*ones) for place in (name, marker_name(SCOPE, name))]
+    secured.clear()
+    table.files.files[names(ones[1])[0]] = b"row"
+    with pytest.raises(PreCommitFailed):
+        committer(table).seal(ones, soon())
+    assert secured == []
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_counts_as_committed_is_settled_whoever_committed_it(
+    table: Table, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    settled: list[Mapping[str, Any]] = []
+    one = prepare(table, 0)
+    table.log.append(Change("" if held else "theirs", added=[] if held else [token(one)]))
+    if held:
+        table.expired, table.held = 1, set(names(one))
+    monkeypatch.setattr(table, "settle", settled.append)
+    assert committer(table).commit(7, [one], soon()) == {0: Outcome.ALREADY_COMMITTED}
+    assert settled == [one.payload["position"]]
+    table.held = set()
+    settled.clear()
+    if held:
+        assert committer(table).commit(7, [one], soon()) == {0: Outcome.UNKNOWN}
+        assert settled == []
+
+
+def test_what_the_log_says_of_a_file_comes_from_its_footer_and_its_marker(table: Table) -> None:
+    one = prepare(table, 0)
+    older = prepare(table, 1)
+    older = older.with_payload(files=[{**file, "about": {"as": "it was"}} for file in older.payload["files"]])
+    committer(table).commit(7, [one, older], soon())
+    [change] = table.log
+    told = {"name": names(one)[0], "rows": 2, "values": ("monday",)}
+    assert [file["about"] for file in change.files] == [told, {"as": "it was"}]
+
+
+def test_a_look_for_hints_keeps_no_process_alive(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    look = table.look
+
+    def note() -> Known | None:
+        threads.append(threading.current_thread())
+        return look()
+
+    monkeypatch.setattr(table, "look", note)
+    committer(table).hints()
+    assert [thread.daemon for thread in threads] == [True]
