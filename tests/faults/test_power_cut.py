@@ -133,7 +133,7 @@ def test_into_files(disk: Disk, stateful: bool) -> None:
     cut_everywhere(disk, files(disk.root), _with(stateful), stateful=stateful)
 
 
-@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("stateful", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_into_kafka(disk: Disk, kafka: Target, stateful: bool) -> None:
     cut_everywhere(disk, kafka, _with(stateful), stateful=stateful)
 
