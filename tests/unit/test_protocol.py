@@ -464,3 +464,9 @@ def test_what_spark_begins_with_must_be_what_recovery_found() -> None:
 def test_an_epoch_is_tried_again_only_as_long_as_it_cannot_be_decided() -> None:
     assert p.may_try_again({NewestGeneration, PreCommit, Sweep})
     assert not p.may_try_again({NewestGeneration, PreCommit, Decide})
+
+
+def test_an_epoch_that_spark_begins_too_early_is_named() -> None:
+    with pytest.raises(p.LogBehind) as stop:
+        p.replay_of(p.Resume(2, 7, "none"), 5)
+    assert (stop.value.found, stop.value.epoch) == (5, 7)
