@@ -103,6 +103,13 @@ def test_without_a_barrier_there_is_nothing_to_compare() -> None:
     check_barrier(decided(OTHERS[0]), SparkLog(checkpoint()), -1, "q")
 
 
+def test_a_torn_barrier_is_written_again_not_compared() -> None:
+    storage = checkpoint()
+    storage.delete("offsets/5")
+    storage.create("offsets/5", b"")
+    check_barrier(decided(OTHERS[0]), SparkLog(storage), 5, "q")
+
+
 def test_epoch_zero_is_compared_like_any_other() -> None:
     storage = checkpoint()
     storage.create("offsets/0", BARRIER)

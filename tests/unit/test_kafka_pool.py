@@ -198,7 +198,7 @@ def test_older_runs_are_freed_once(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("ahead", [1, -1])
-@pytest.mark.parametrize("how", ["park", "release", "acquire"])
+@pytest.mark.parametrize("how", ["park", "release", "acquire", "clear"])
 def test_a_forked_child_leaves_its_parents_producers_alone(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, how: str, ahead: int
 ) -> None:
@@ -207,6 +207,8 @@ def test_a_forked_child_leaves_its_parents_producers_alone(
     monkeypatch.setattr(os, "getpid", lambda: pid + ahead)
     if how == "acquire":
         assert pool.acquire(KEY, {"committed": {parents.transactional_id: 1}}) is not parents
+    elif how == "clear":
+        pool.clear()
     else:
         getattr(pool, how)(KEY, mine)
         assert pool.reclaim(mine)  # type: ignore[arg-type]

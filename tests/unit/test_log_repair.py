@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -190,11 +191,34 @@ def test_a_decision_of_an_earlier_version_has_no_barrier_in_it() -> None:
     unrestorable(world, "offsets/4")
 
 
-def test_a_barrier_in_the_ledger_that_is_not_the_decided_one_is_not_believed() -> None:
+@pytest.mark.parametrize("digest", ["0", "~"])
+def test_a_barrier_in_the_ledger_that_is_not_the_decided_one_is_not_believed(digest: str) -> None:
     world = World(epochs=4)
     decision = Decision(DecisionId(4, 1), (Committable("out", 0, 10, 4, {}),), 70)
-    world.ledger.decide(decision, query=QUERY, barrier="another digest", offsets="v1\n{}\n{}", history="spark")
+    world.ledger.decide(decision, query=QUERY, barrier=digest, offsets="v1\n{}\n{}", history="spark")
     unrestorable(world, "offsets/9")
+
+
+@pytest.mark.parametrize("query", ["0", "~"])
+def test_barriers_of_another_query_are_not_taken_for_its_own(query: str) -> None:
+    world = World()
+    before = everything(world.files)
+    text = "v1\n{}\n{}"
+    decision = Decision(DecisionId(4, 9), (Committable("out", 0, 10, 4, {}),), 99)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    world.ledger.decide(decision, query=query, barrier=digest, offsets=text, history="spark")
+    world.lose("offsets/4", "offsets/5", "commits/4", "commits/5")
+    assert world.restored()
+    assert world.files.read("offsets/4") == before["offsets/4"]
+    assert world.log.committed_watermark(4) == 70
+
+
+def test_a_commit_whose_own_decision_is_forgotten_comes_from_the_barrier_after_it() -> None:
+    world = World(watermark=None)
+    world.kept.delete("epochs/0000000004.g00000001.json")
+    world.lose("commits/4", "commits/5", "offsets/5")
+    assert world.restored()
+    assert world.log.committed_watermark(4) == 55
 
 
 def test_a_commit_that_lists_state_ids_is_not_guessed() -> None:
