@@ -33,6 +33,7 @@ class MemoryFiles(Storage):
         self.files: dict[str, bytes] = {}
         self.folders: list[str] = []
         self.did: list[tuple[str, ...]] = []
+        self.secured: list[str] = []
         self.before: Callable[[str, str], None] = lambda what, name: None
 
     def create_folder(self, name: str) -> None:
@@ -66,6 +67,9 @@ class MemoryFiles(Storage):
         if name not in self.files:
             raise FileNotFoundError(name)
         return self.files[name]
+
+    def secure(self, name: str) -> None:
+        self.secured.append(name)
 
     def open(self, name: str) -> Any:
         return io.BytesIO(self.read(name))

@@ -359,3 +359,9 @@ def test_aborting_nothing_reads_no_receipt(files: MemoryFiles, monkeypatch: pyte
 
 def test_a_name_just_too_long_is_shortened() -> None:
     assert label("x" * 81).startswith("x" * 60 + "-")
+
+
+def test_what_tasks_left_is_made_durable_before_the_decision(files: MemoryFiles) -> None:
+    ones = [prepare(files, 0), prepare(files, 1)]
+    committer(files).seal(ones, soon())
+    assert files.secured == staged_of(*ones)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -471,3 +473,40 @@ def test_without_positions_nothing_is_said_of_state() -> None:
     one.decide(Decision(DecisionId(12, 1), ()), query="m", barrier=None, offsets="v1", history="spark")
     [manifest] = one.manifests(12)
     assert manifest.stateful is False
+
+
+# Storages that one must not decide on
+
+
+class Odd(MemoryStorage):
+    """What the n-th create of a name does is up to `allows`; what is read, to `reads`."""
+
+    def __init__(self, allows: Callable[[int], bool], reads: Callable[[bytes | None], bytes | None] = lambda x: x):
+        super().__init__()
+        self._allows, self._reads, self._tried = allows, reads, Counter[str]()
+        self._one_at_a_time = threading.Lock()
+
+    def create(self, name: str, data: bytes) -> None:
+        with self._one_at_a_time:
+            self._tried[name] += 1
+            if not self._allows(self._tried[name]):
+                raise AlreadyExists(name)
+            self._files.setdefault(name, data)
+
+    def read(self, name: str) -> bytes | None:
+        return self._reads(super().read(name))
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        pytest.param(Odd(lambda number: False), id="nobody wins"),
+        pytest.param(Odd(lambda number: number <= 2), id="two win"),
+        pytest.param(Odd(lambda number: number == 1, lambda _: b""), id="the winner's bytes are not there"),
+        pytest.param(Odd(lambda number: number in (1, RACERS + 1)), id="a later one wins too"),
+    ],
+)
+def test_a_storage_that_keeps_another_promise_is_refused(storage: Odd) -> None:
+    with pytest.raises(StorageNotAtomic):
+        Ledger(storage).prove_atomic()
+    Ledger(Odd(lambda number: number == 1)).prove_atomic()
