@@ -76,7 +76,8 @@ class Table(Target):
         return self.files
 
     def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
-        return {"name": file.name, "rows": file.metadata.num_rows, "values": file.values}
+        by = dict(zip(known.partition_by, file.values, strict=True))
+        return {"name": file.name, "bytes": file.size, "rows": file.metadata.num_rows, "by": by}
 
     def journal(self, since: Mapping[str, Any]) -> Journal:
         assert self._inside, "what the library raises must become an error of ours"
@@ -230,6 +231,8 @@ def test_an_epoch_is_one_commit_of_the_table(table: Table) -> None:
     [change] = table.log
     assert change.note == f"{SCOPE.prefix} generation 3 epoch 7"
     assert [file["name"] for file in change.files] == names(*ones)
+    [about, *_] = [file["about"] for file in change.files]
+    assert about == {"name": names(*ones)[0], "bytes": len(ROWS), "rows": 2, "by": {"day": "monday"}}
     assert change.added == [token(one) for one in ones]
     assert change.swept == ()
     assert markers(table) == [], "what is in the table is nobody's leftover"
