@@ -19,6 +19,7 @@ from penstock.epoch import protocol
 from penstock.epoch.channel import How
 from penstock.epoch.inflight import drainer as module
 from penstock.epoch.inflight.backlog import Backlog
+from penstock.epoch.inflight.drainer import Drainer
 from penstock.epoch.inflight.manager import InFlight
 from penstock.epoch.inflight.pen import Pen
 from penstock.epoch.ledger import Ledger
@@ -487,15 +488,33 @@ def test_after_an_error_it_recovers_before_it_goes_on(story: Story) -> None:
     assert len(story.sink.writers) == 1
 
 
-def test_a_drainer_that_was_superseded_while_it_waited_does_not_come_back(story: Story) -> None:
+def test_a_drainer_that_was_superseded_while_it_waited_does_not_come_back(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever registers last wins, so the old one is held before it looks until the new one has registered."""
+    go_on, held, recover = threading.Event(), threading.Event(), Drainer._recover
+    go_on.set()
+
+    def recover_when_let(drainer: Drainer) -> None:
+        if not go_on.is_set():
+            held.set()
+            assert go_on.wait(60)
+        recover(drainer)
+
+    monkeypatch.setattr(Drainer, "_recover", recover_when_let)
     old = story.driver()
     story.write(old, 5, [batch(1)])
     story.write(old, 6, [batch(2)])
     story.sink.refuse = SystemUnavailable("Away.")
     old.start()
     story.until(old, lambda: len(story.sink.writers) > 1)
+    go_on.clear()
+    assert held.wait(60)
+    monkeypatch.setattr(Drainer, "_recover", recover)
     new = story.driver()
     new.start()
+    story.until(new, lambda: new._drainers["out"]._generation)
+    go_on.set()
     story.until(old, lambda: old.failure)
     assert isinstance(old.failure, Superseded)
     story.sink.refuse = None
