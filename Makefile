@@ -45,7 +45,7 @@ $(VENV)/.ready: pyproject.toml uv.lock
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .; }
 	@touch $@
 
-$(VENV)/.jars: $(VENV)/.ready src/penstock/runtime/jars.lock.json
+$(VENV)/.jars: $(VENV)/.ready src/penstock/spark/jars.lock.json
 	@$(BIN)/penstock dev java
 	@$(BIN)/penstock dev jars
 	@touch $@
@@ -82,7 +82,7 @@ integration: setup ## Tests against real Spark, Kafka and databases
 faults: setup ## Tests that kill, pause and cut off
 	$(PYTEST) tests/faults --durations=10
 
-mutants: $(VENV)/.ready ## Small faults in the protocol and every committer, which the unit tests must catch: make mutants OF=epoch/ledger.py
+mutants: $(VENV)/.ready ## Small faults in the protocol and every committer, which the unit tests must catch: make mutants OF=checkpoint/ledger.py
 	$(BIN)/python -m tests.mutants $(OF)
 
 bench-kafka: setup ## Throughput and latency, Kafka to Kafka, beside Spark's own sink

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from neighbours import Neighbours
-from penstock.dev.mariadb import MariaDb
-from penstock.dev.postgres import Postgres
+from penstock.dev.servers.mariadb import MariaDb
+from penstock.dev.servers.postgres import Postgres
 from sinks_input import make_input
 
 if TYPE_CHECKING:

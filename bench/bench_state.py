@@ -22,12 +22,12 @@ from rich.table import Table
 from memory import PeakMemory
 from neighbours import Neighbours
 from penstock.config.state import PROVIDER, PROVIDERS, Backend
-from penstock.runtime.spark import session
-from penstock.state.canonical import export, load
-from penstock.state.folder import LocalFolder
-from penstock.state.look import overview, places
-from penstock.state.lookup import count, rows
-from penstock.state.rewrite import rewrite
+from penstock.savepoints.canonical import export, load
+from penstock.savepoints.rows import count, rows
+from penstock.savepoints.stores import overview, places
+from penstock.spark.session import session
+from penstock.spark_state.rewrite import rewrite
+from penstock.storage.folder import LocalFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from penstock.checkpoint.decision import Committable
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.sinks.base import Committable, SinkScope, WriterScope
 from penstock.sinks.kafka import KafkaSink
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from memory import PeakMemory, resident_megabytes
 from penstock import Checkpoints, DataGenSource, Job, KafkaSink, KafkaSource, RestartStrategy
-from penstock.runtime.spark import session
+from penstock.spark.session import session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from penstock import Checkpoints, FileSource, Job, RestartStrategy
-from penstock.runtime.jars import jar_set
-from penstock.runtime.spark import session
+from penstock.spark.jars import jar_set
+from penstock.spark.session import session
 from sinks_input import SCHEMA
 from sinks_targets import TARGETS, Target
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.sinks.base import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
+from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,7 +9,7 @@ import os
 
 import penstock
 from penstock import DataGenSource, KafkaSink
-from penstock.runtime.spark import session
+from penstock.spark.session import session
 
 SERVERS = os.environ.get("KAFKA", "localhost:9092")
 CHECKPOINT = os.environ.get("CHECKPOINTS", "/tmp/penstock-examples") + "/dropin"

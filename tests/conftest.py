@@ -10,9 +10,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from penstock.dev.broker import Broker
-from penstock.dev.postgres import Postgres
-from penstock.dev.security import SecurityFiles, make_security
+from penstock.dev.servers.broker import Broker
+from penstock.dev.servers.postgres import Postgres
+from penstock.dev.servers.security import SecurityFiles, make_security
 from tests.support.quick_jvm import VARIABLE as QUICK_JVM
 from tests.support.quick_jvm import begin as begin_quick_jvm
 from tests.support.quick_jvm import options as quick_jvm_options

@@ -7,15 +7,17 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
+    from penstock.checkpoint.decision import Committable, Outcome
     from penstock.config import Checkpoints, Mode, Retention, StateBackend
-    from penstock.dropin import exactly_once
+    from penstock.config.restart_strategy import RestartStrategy
+    from penstock.contracts.guarantees import Guarantee
+    from penstock.contracts.sink import Committer, Sink, TwoPhaseSink, Writer
+    from penstock.contracts.source import Source
+    from penstock.epoch.callbacks import CheckpointInfo
     from penstock.epoch.function import Epoch
     from penstock.errors import PenstockError
-    from penstock.guarantees import Guarantee
-    from penstock.job import Job
-    from penstock.runtime.callbacks import CheckpointInfo
-    from penstock.runtime.restart import RestartStrategy
-    from penstock.sinks.base import Committable, Committer, Outcome, Sink, TwoPhaseSink, Writer
+    from penstock.job.dropin import exactly_once
+    from penstock.job.job import Job
     from penstock.sinks.files import FileSink
     from penstock.sinks.kafka import KafkaSink
     from penstock.sinks.mysql import MySqlSink
@@ -23,11 +25,10 @@ if typing.TYPE_CHECKING:
     from penstock.sinks.redis import RedisSink
     from penstock.sinks.tables import DeltaSink, IcebergSink
     from penstock.sinks.write_ahead import WriteAheadSink
-    from penstock.sources.base import Source
     from penstock.sources.datagen import DataGenSource
     from penstock.sources.files import FileSource
-    from penstock.sources.kafka import KafkaSource
-    from penstock.sources.socket import SocketSource
+    from penstock.sources.kafka.source import KafkaSource
+    from penstock.sources.socket.source import SocketSource
 
 __version__ = "0.1.0"
 
@@ -65,36 +66,36 @@ __all__ = [
 ]
 
 _WHERE = {
-    "CheckpointInfo": "penstock.runtime.callbacks",
+    "CheckpointInfo": "penstock.epoch.callbacks",
     "Checkpoints": "penstock.config",
-    "Committable": "penstock.sinks.base",
-    "Committer": "penstock.sinks.base",
+    "Committable": "penstock.checkpoint.decision",
+    "Committer": "penstock.contracts.sink",
     "DataGenSource": "penstock.sources.datagen",
     "DeltaSink": "penstock.sinks.tables",
     "Epoch": "penstock.epoch.function",
     "FileSink": "penstock.sinks.files",
     "FileSource": "penstock.sources.files",
-    "Guarantee": "penstock.guarantees",
+    "Guarantee": "penstock.contracts.guarantees",
     "IcebergSink": "penstock.sinks.tables",
-    "Job": "penstock.job",
+    "Job": "penstock.job.job",
     "KafkaSink": "penstock.sinks.kafka",
-    "KafkaSource": "penstock.sources.kafka",
+    "KafkaSource": "penstock.sources.kafka.source",
     "Mode": "penstock.config",
     "MySqlSink": "penstock.sinks.mysql",
-    "Outcome": "penstock.sinks.base",
+    "Outcome": "penstock.checkpoint.decision",
     "PenstockError": "penstock.errors",
     "PostgresSink": "penstock.sinks.postgres",
     "RedisSink": "penstock.sinks.redis",
-    "RestartStrategy": "penstock.runtime.restart",
+    "RestartStrategy": "penstock.config.restart_strategy",
     "Retention": "penstock.config",
-    "Sink": "penstock.sinks.base",
-    "SocketSource": "penstock.sources.socket",
-    "Source": "penstock.sources.base",
+    "Sink": "penstock.contracts.sink",
+    "SocketSource": "penstock.sources.socket.source",
+    "Source": "penstock.contracts.source",
     "StateBackend": "penstock.config",
-    "TwoPhaseSink": "penstock.sinks.base",
+    "TwoPhaseSink": "penstock.contracts.sink",
     "WriteAheadSink": "penstock.sinks.write_ahead",
-    "Writer": "penstock.sinks.base",
-    "exactly_once": "penstock.dropin",
+    "Writer": "penstock.contracts.sink",
+    "exactly_once": "penstock.job.dropin",
 }
 
 

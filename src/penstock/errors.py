@@ -53,7 +53,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from penstock.secrecy import masked
+from penstock.secrets import masked
 
 
 class PenstockError(Exception):

@@ -17,9 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.checkpoint.decision import Outcome
+from penstock.contracts.guarantees import Guarantee
+from penstock.contracts.sink import TwoPhaseSink
 from penstock.errors import DataError
-from penstock.guarantees import Guarantee
-from penstock.sinks.base import Outcome, TwoPhaseSink
 from penstock.testing.sink_contract import VISIBLE, SinkContract, SinkHarness
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, StorageFull
-from penstock.sinks.base import Committable, Outcome, TwoPhaseSink
 from penstock.sinks.files import FileSink
 from penstock.sinks.files.commit import KEPT_RECEIPTS, FileCommitter
-from penstock.sinks.files.hdfs import ArrowStorage
+from penstock.storage.files_hadoop import ArrowStorage
 from penstock.testing.sink_contract import LOST, SinkContract, SinkHarness
 
 TEXT = ["plain", None, "", "Zażółć gęślą jaźń", "日本語", "🚀 \u2028 line", 'comma, "quote"']
@@ -225,7 +226,7 @@ def test_nothing_but_whole_files_is_ever_listed(story: SinkContract) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 def test_a_full_disk_is_named(story: SinkContract, monkeypatch: pytest.MonkeyPatch) -> None:
-    import penstock.sinks.files.local as local
+    import penstock.storage.files_local as local
 
     sink = story.harness.make_sink()
     writer = story.open_writer(sink, story.scope(), epoch=0)
@@ -257,7 +258,7 @@ def test_what_tasks_left_on_hdfs_is_synced_by_the_driver_before_the_decision(
     from pyarrow.fs import LocalFileSystem
 
     synced: list[str] = []
-    monkeypatch.setattr("penstock.sinks.files.hdfs.hsync", synced.append)
+    monkeypatch.setattr("penstock.storage.files_hadoop.hsync", synced.append)
     storage = ArrowStorage(LocalFileSystem(), str(tmp_path), address="hdfs://nn/out/")
     monkeypatch.setattr("penstock.sinks.files.open_storage", lambda path: storage)
     told = Story()

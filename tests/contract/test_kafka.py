@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.sinks.base import Committable, TwoPhaseSink
+from penstock.checkpoint.decision import Committable
+from penstock.contracts.sink import TwoPhaseSink
 from penstock.testing.sink_contract import SinkContract, SinkHarness
 from tests.support.kafka import transactions
 from tests.support.waiting import until

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pymysql
 import pytest
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
-from penstock.dev.mariadb import MariaDb
+from penstock.dev.servers.mariadb import MariaDb
 from penstock.errors import PenstockError, PreCommitFailed, SystemUnavailable
-from penstock.sinks.base import Committable, Outcome, SinkScope, TwoPhaseSink, WriterScope
 from penstock.sinks.mysql import MySqlSink
 from penstock.sinks.sql.markers import KEPT_EPOCHS
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract, SinkHarness

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pymysql
 import pytest
 
-from penstock.dev.mariadb import MariaDb
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import CheckContext
+from penstock.dev.servers.mariadb import MariaDb
 from penstock.errors import (
     AccessDenied,
     ConfigurationError,
@@ -25,7 +27,6 @@ from penstock.errors import (
     SystemUnavailable,
     TableMissing,
 )
-from penstock.sinks.base import CheckContext, Committable, Outcome
 from penstock.sinks.mysql import MySqlSink
 from penstock.sinks.mysql.session import Login, Session
 from penstock.testing.sink_harness import SinkSteps

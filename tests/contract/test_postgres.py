@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.dev.postgres import Postgres
-from penstock.sinks.base import Outcome
+from penstock.checkpoint.decision import Outcome
+from penstock.dev.servers.postgres import Postgres
 from penstock.testing.sink_contract import SinkContract
 from tests.support.postgres import PostgresHarness
 

@@ -16,8 +16,10 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import CheckContext, SinkScope, Writer, WriterScope
 from penstock.deadline import Deadline
-from penstock.dev.postgres import Postgres
+from penstock.dev.servers.postgres import Postgres
 from penstock.errors import (
     AccessDenied,
     ConfigurationError,
@@ -30,7 +32,6 @@ from penstock.errors import (
     SystemUnavailable,
     TableMissing,
 )
-from penstock.sinks.base import CheckContext, Committable, Outcome, SinkScope, Writer, WriterScope
 from penstock.sinks.postgres import PostgresSink
 from penstock.sinks.sql.markers import KEPT_EPOCHS, PRUNE_EVERY
 from penstock.testing.sink_harness import PATIENCE, SinkSteps
@@ -690,7 +691,7 @@ def test_with_its_row_gone_nothing_is_taken_for_lost(story: Callable[..., Story]
 AT_THE_END = """
 import sys
 import pyarrow as pa
-from penstock.sinks.base import SinkScope, WriterScope
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.sinks.postgres import PostgresSink
 
 sink = PostgresSink(sys.argv[1], table=sys.argv[2], mode="two_phase")

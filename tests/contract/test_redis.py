@@ -12,9 +12,11 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import CheckContext, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
-from penstock.dev.ports import free_port
-from penstock.dev.redis import RedisServer
+from penstock.dev.servers.ports import free_port
+from penstock.dev.servers.redis import RedisServer
 from penstock.errors import (
     AccessDenied,
     ConfigurationError,
@@ -25,7 +27,6 @@ from penstock.errors import (
     SystemUnavailable,
     ValueTooLarge,
 )
-from penstock.sinks.base import CheckContext, Committable, Outcome, TwoPhaseSink, WriterScope
 from penstock.sinks.redis import RedisSink, committer, writer
 from penstock.sinks.redis.client import Script
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract, SinkHarness

@@ -17,6 +17,8 @@ import pyarrow as pa
 import pytest
 
 from penstock import DeltaSink, IcebergSink
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import CheckContext, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import (
     ConfigurationError,
@@ -28,7 +30,6 @@ from penstock.errors import (
     SystemUnavailable,
     TableMissing,
 )
-from penstock.sinks.base import CheckContext, Committable, Outcome, TwoPhaseSink, WriterScope
 from penstock.sinks.tables.committer import TableCommitter
 from penstock.sinks.tables.target import Journal
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract, SinkHarness
@@ -697,7 +698,7 @@ def test_a_full_disk_is_named_and_the_epoch_waits(story: Story, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.sinks.files.local.LocalStorage.stage", no_space)
+        patched.setattr("penstock.storage.files_local.LocalStorage.stage", no_space)
         with pytest.raises(StorageFull):
             story.open_writer(sink, story.scope(), epoch=1).write(rows)
         patched.setattr(type(committer._target), "append", no_space)

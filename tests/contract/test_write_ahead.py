@@ -16,9 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.guarantees import Guarantee
+from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.errors import ConfigurationError, DataError, PreCommitFailed, SystemUnavailable
-from penstock.guarantees import Guarantee
-from penstock.sinks.base import CheckContext, Committable, Outcome, TwoPhaseSink
 from penstock.sinks.write_ahead import WriteAheadSink
 from penstock.sinks.write_ahead.journal import KEPT_EPOCHS
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract, SinkHarness
@@ -362,9 +363,9 @@ def test_the_log_may_be_anywhere_arrow_reaches(tmp_path: Path, monkeypatch: pyte
     """The road HDFS and object stores take, over pyarrow's own local file system."""
     from pyarrow.fs import LocalFileSystem
 
-    from penstock.epoch.inflight import log
-    from penstock.sinks.files.hdfs import ArrowStorage
+    from penstock.checkpoint import inflight_log as log
     from penstock.sinks.write_ahead import journal
+    from penstock.storage.files_hadoop import ArrowStorage
 
     def arrow(location: str) -> ArrowStorage:
         return ArrowStorage(LocalFileSystem(), str(tmp_path / location.rpartition("/")[2]))
@@ -386,7 +387,7 @@ def test_the_log_may_be_anywhere_arrow_reaches(tmp_path: Path, monkeypatch: pyte
 
 def test_at_least_once_writes_from_the_task(tmp_path: Path) -> None:
     story = tell(tmp_path, "plain")
-    from penstock.sinks.base import WriterScope
+    from penstock.contracts.sink import WriterScope
 
     writer = story.harness.make_sink().open_direct_writer(WriterScope(story.scope(), 0, 0, 0, 0))
     writer.write(story.harness.rows(3))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.dev.broker import Broker
+from penstock.dev.servers.broker import Broker
 from tests.support.case import Case
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def session() -> Iterator[SparkSession]:
     it. A session that somebody else has running is ended."""
     from pyspark.sql import SparkSession
 
-    from penstock.runtime import spark
+    from penstock.spark import session as spark
 
     before = SparkSession.getActiveSession()
     if before is not None:

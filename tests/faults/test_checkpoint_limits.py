@@ -11,7 +11,7 @@ import pytest
 
 from penstock import CheckpointInfo
 from penstock.errors import CheckpointExpired
-from penstock.testing.failpoints import hooked
+from penstock.failpoints import hooked
 from tests.support.case import Case, Running, running
 from tests.support.kafka import assert_nothing_open
 from tests.support.points import worker_failpoints

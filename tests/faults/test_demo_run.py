@@ -15,16 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dev import demo, demo_driver
-from penstock.dev.demo import DemoOptions, run_demo
-from penstock.dev.demo_driver import JobConfig, JobProcess
-from penstock.dev.demo_view import LiveView, PlainView
+from penstock.dev.demo import driver as demo_driver
+from penstock.dev.demo import run as demo
+from penstock.dev.demo.driver import JobConfig, JobProcess
+from penstock.dev.demo.run import DemoOptions, run_demo
+from penstock.dev.demo.view import LiveView, PlainView
 
 STAND_IN = """
 import json, os, pathlib, subprocess, sys, time
 import pyarrow as pa, pyarrow.parquet as pq
-from penstock.dev.demo_driver import JobConfig
-from penstock.dev.demo_truth import Truth
+from penstock.dev.demo.driver import JobConfig
+from penstock.dev.demo.truth import Truth
 
 config = JobConfig.read(pathlib.Path(sys.argv[1]))
 flaw = os.environ.get("STAND_IN_FLAW", "")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 
-from penstock.testing.failpoints import POINTS
+from penstock.failpoints import POINTS
 from tests.support.case import Case
 from tests.support.points import LOGGED
 from tests.support.processes import JobProcess

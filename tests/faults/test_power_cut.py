@@ -18,15 +18,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.dev.broker import Broker
-from penstock.dev.postgres import Postgres
+from penstock.contracts.sink import TwoPhaseSink
+from penstock.dev.servers.broker import Broker
+from penstock.dev.servers.postgres import Postgres
 from penstock.errors import SavepointIncomplete
-from penstock.sinks.base import TwoPhaseSink
+from penstock.failpoints import POINTS, InjectedFault, hooked
+from penstock.savepoints.savepoint import Kind, read, verify
+from penstock.savepoints.take import Standing, Taker
 from penstock.sinks.files import FileSink
-from penstock.state.folder import LocalFolder
-from penstock.state.savepoint import Kind, read, verify
-from penstock.state.taking import Standing, Taker
-from penstock.testing.failpoints import POINTS, InjectedFault, hooked
+from penstock.storage.folder import LocalFolder
 from tests.contract.test_kafka import KafkaHarness
 from tests.support.points import LOGGED
 from tests.support.postgres import PostgresHarness

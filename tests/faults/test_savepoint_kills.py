@@ -13,9 +13,9 @@ import pytest
 
 from penstock.config.load import OPTIONS_VARIABLE
 from penstock.errors import SavepointIncomplete
-from penstock.state import savepoint as savepoints
-from penstock.state.folder import LocalFolder
-from penstock.testing.failpoints import POINTS
+from penstock.failpoints import POINTS
+from penstock.savepoints import savepoint as savepoints
+from penstock.storage.folder import LocalFolder
 from tests.support.case import Case
 
 SAVEPOINT = [name for name, process in POINTS.items() if process == "savepoint"]

@@ -15,9 +15,9 @@ from penstock import Checkpoints, Job, KafkaSink, KafkaSource, RestartStrategy
 from penstock.config.load import OPTIONS_VARIABLE
 from penstock.config.spark_conf import PARTITIONS
 from penstock.errors import ConfigurationError, NotRestorable, SavepointCorrupt, SavepointIncomplete
-from penstock.runtime.settle import claim
-from penstock.state import savepoint as savepoints
-from penstock.state.folder import LocalFolder
+from penstock.savepoints import savepoint as savepoints
+from penstock.spark.settings import claim
+from penstock.storage.folder import LocalFolder
 from tests.conftest import create_topic
 from tests.support.case import Case, Running, running
 from tests.support.kafka import Tail, assert_nothing_open, read_committed
@@ -26,7 +26,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.dev.broker import Broker
+    from penstock.dev.servers.broker import Broker
 
 Make = Callable[..., Case]
 
@@ -36,7 +36,7 @@ def session() -> Iterator[SparkSession]:
     """A session of its own, whose parallelism and backend are left to the jobs."""
     from pyspark.sql import SparkSession
 
-    from penstock.runtime import spark
+    from penstock.spark import session as spark
 
     before = SparkSession.getActiveSession()
     if before is not None:

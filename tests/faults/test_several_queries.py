@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.testing import failpoints
+from penstock import failpoints
 from tests.faults.jobs import chain
 from tests.faults.jobs.chain import Chain, assert_consistent, records
 from tests.support.kafka import Input, Tail, assert_copied, assert_counted, assert_nothing_open, counted, read_committed
@@ -19,7 +19,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.dev.broker import Broker
+    from penstock.dev.servers.broker import Broker
 
 SCRIPT = Path(chain.__file__)
 

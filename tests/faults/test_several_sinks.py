@@ -16,9 +16,9 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.dev.broker import Broker
-from penstock.dev.postgres import Postgres
-from penstock.testing import failpoints
+from penstock import failpoints
+from penstock.dev.servers.broker import Broker
+from penstock.dev.servers.postgres import Postgres
 from penstock.testing.oracle import Observation, compare, epoch_atomicity
 from tests.conftest import create_topic
 from tests.faults.jobs import split

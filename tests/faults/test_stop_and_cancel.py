@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.testing.failpoints import hooked
+from penstock.failpoints import hooked
 from tests.support.case import Case, running
 from tests.support.kafka import open_transactions, transactions
 from tests.support.points import worker_failpoints

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.lifeline import CRASHED, FAILED, GAVE_UP
-from penstock.runtime.sessions import members, sweep
-from penstock.testing import failpoints
+from penstock import failpoints
+from penstock.process.lifeline import CRASHED, FAILED, GAVE_UP
+from penstock.process.sessions import members, sweep
 from tests.support.case import SCRIPT, Case
 from tests.support.processes import JobProcess, command, descendants
 from tests.support.waiting import until
@@ -34,8 +34,9 @@ OFTEN = (
 PROGRAM = """
 import os, pathlib, signal, sys, time
 from penstock.errors import SystemUnavailable, TopicMissing
-from penstock.runtime import lifeline
-from penstock.runtime.restart import Restarts, RestartStrategy
+from penstock.process import lifeline
+from penstock.config.restart_strategy import RestartStrategy
+from penstock.process.restart import Restarts
 
 runs = pathlib.Path(__file__).with_name("runs")
 with runs.open("a") as file:

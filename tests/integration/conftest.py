@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 from running import CrashAt, Kafka, Watched
 
-from penstock.testing import failpoints
+from penstock import failpoints
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock import Job
-    from penstock.dev.broker import Broker
+    from penstock.dev.servers.broker import Broker
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,7 +32,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> SparkSession:
     other modules did, it is this thread's session, with the settings it was made with."""
     from pyspark.sql import SparkSession as Session
 
-    from penstock.runtime.spark import session
+    from penstock.spark.session import session
 
     for old, settings in _made.items():
         if old is Session._instantiatedSession and old.sparkContext._jsc is not None:

@@ -14,15 +14,16 @@ import pyarrow.parquet as pq
 from running import Numbers
 
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
+from penstock.checkpoint.open import ledger_at
 from penstock.config.load import OPTIONS_VARIABLE
-from penstock.epoch.open import ledger_at, storage_at
-from penstock.epoch.storage import AlreadyExists
-from penstock.runtime.jars import jar_set
-from penstock.runtime.spark import session
-from penstock.sinks.files.hsync import hsync
-from penstock.state.folder import folder_at
-from penstock.state.savepoint import Savepoint, dispose
-from penstock.testing.failpoints import InjectedFault, hooked
+from penstock.failpoints import InjectedFault, hooked
+from penstock.savepoints.savepoint import Savepoint, dispose
+from penstock.spark.jars import jar_set
+from penstock.spark.session import session
+from penstock.storage.folder import folder_at
+from penstock.storage.hsync import hsync
+from penstock.storage.open import storage_at
+from penstock.storage.storage import AlreadyExists
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.support.case import Running

@@ -16,9 +16,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from penstock import Job, Source
-from penstock.epoch.ledger import unseal
-from penstock.testing import failpoints
+from penstock import Job, Source, failpoints
+from penstock.checkpoint.ledger import unseal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,7 +13,7 @@ from disks import SmallDisk
 from running import Checkpoint, CrashAt, Kafka, Numbers, Watched, failing, run_all, until
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job, KafkaSink, KafkaSource, PenstockError, RestartStrategy
-from penstock.epoch.ledger import seal
+from penstock.checkpoint.ledger import seal
 from penstock.errors import (
     AccessDenied,
     ConfigurationError,
@@ -30,14 +30,14 @@ from penstock.errors import (
     UidChanged,
     ValueTooLarge,
 )
-from penstock.testing.failpoints import InjectedFault, hooked
+from penstock.failpoints import InjectedFault, hooked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock import Source, TwoPhaseSink
-    from penstock.dev.broker import Broker
-    from penstock.dev.security import SecurityFiles
+    from penstock.dev.servers.broker import Broker
+    from penstock.dev.servers.security import SecurityFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
@@ -235,7 +235,7 @@ def _full_disk_under_one_writer(disk: SmallDisk) -> None:
     """Without a real disk: the same refusal, in this process."""
     import pyarrow as pa
 
-    from penstock.sinks.base import SinkScope, WriterScope
+    from penstock.contracts.sink import SinkScope, WriterScope
 
     sink = FileSink(str(disk.folder / "out"), format="json")
     writer = sink.open_writer(WriterScope(SinkScope("bad", "out", 1), 0, 1, 0, 0))
@@ -264,7 +264,7 @@ def test_a_disk_that_is_full_at_the_start(make: Make, disk: SmallDisk) -> None:
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker that tests may kill."""
-    from penstock.dev.broker import Broker
+    from penstock.dev.servers.broker import Broker
 
     with Broker.start(tmp_path_factory.mktemp("mortal"), heap="256m") as broker:
         yield broker

@@ -12,9 +12,9 @@ import pytest
 from running import Kafka, Numbers, Watched, until
 
 from penstock import Checkpoints, FileSink, Job, KafkaSource, RestartStrategy
-from penstock.epoch.record import CheckpointRecord, records
-from penstock.epoch.storage import LocalStorage
-from penstock.runtime.alignment import Alignment, measure
+from penstock.checkpoint.record import CheckpointRecord, records
+from penstock.spark.alignment import Alignment, measure
+from penstock.storage.storage import LocalStorage
 
 if TYPE_CHECKING:
     import pyarrow as pa

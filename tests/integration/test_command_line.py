@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
-from penstock.dev.process import end_process
-from penstock.runtime.registry import Registry
+from penstock.dev.servers.process import end_process
+from penstock.process.registry import Registry
 from tests.support.waiting import until
 
 SCRIPT = """

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from penstock.dev.process import end_process
-from penstock.runtime.registry import Entry, Registry
+from penstock.dev.servers.process import end_process
+from penstock.process.registry import Entry, Registry
 from tests.support.waiting import until
 
 UNIT = Path(__file__).parents[1] / "unit"
@@ -25,8 +25,8 @@ import signal, sys
 sys.path.insert(0, {str(UNIT)!r})
 from steered import Steered
 from penstock.config.settings import resolve
-from penstock.runtime import lifeline
-from penstock.runtime.events import Events
+from penstock.process import lifeline
+from penstock.events import Events
 from penstock.server.serving import serving
 
 job, events = Steered("payments"), Events()

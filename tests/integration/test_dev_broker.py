@@ -15,9 +15,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from penstock.dev.broker import Broker
-from penstock.dev.ports import answers_kafka, free_port
-from penstock.dev.security import SecurityFiles
+from penstock.dev.servers.broker import Broker
+from penstock.dev.servers.ports import answers_kafka, free_port
+from penstock.dev.servers.security import SecurityFiles
 from penstock.errors import DevelopmentError
 from tests.conftest import create_topic
 
@@ -106,7 +106,7 @@ def test_the_right_password_over_tls(sasl_broker: Broker, security: SecurityFile
 def test_a_wrong_password_or_authority_is_refused(
     sasl_broker: Broker, security: SecurityFiles, tmp_path: Path, wrong: str
 ) -> None:
-    from penstock.dev.security import make_security
+    from penstock.dev.servers.security import make_security
 
     client = security.client("alice", password="wrong")
     if wrong == "certificate":
@@ -134,7 +134,7 @@ class Command:
     """`penstock dev kafka …` in processes of their own, over one cache that holds the jars already."""
 
     def __init__(self, cache: Path) -> None:
-        from penstock.runtime.jars import jar_folder, jar_set
+        from penstock.spark.jars import jar_folder, jar_set
 
         jar_set("kafka-broker")
         (cache / "jars").mkdir(parents=True)

@@ -13,7 +13,7 @@ from running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
 
 from penstock import Checkpoints, Epoch, FileSink, Job, KafkaSink, RestartStrategy
 from penstock.errors import ConfigurationError, DuplicateUid, PreCommitFailed
-from penstock.testing.failpoints import InjectedFault
+from penstock.failpoints import InjectedFault
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

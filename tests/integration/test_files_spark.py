@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import Checkpoints, Job
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, SchemaMismatch
-from penstock.sinks.base import Committable, Outcome, SinkScope, WriterScope
 from penstock.sinks.files import FileSink
 from penstock.sinks.files.encode import LOSSLESS
 from penstock.sources.datagen import DataGenSource

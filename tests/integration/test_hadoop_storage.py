@@ -12,14 +12,15 @@ import pytest
 from running import CrashAt, Numbers, failing, run_all
 
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
-from penstock.epoch import open as opened
-from penstock.epoch.hadoop import HadoopStorage
-from penstock.epoch.ledger import Ledger
-from penstock.epoch.open import ledger_at, storage_at
-from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId
-from penstock.epoch.storage import AlreadyExists, LocalStorage, MemoryStorage, Storage
+from penstock.checkpoint import open as opened
+from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId
+from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.open import ledger_at
 from penstock.errors import LedgerError, StorageFull, StorageNotAtomic
-from penstock.testing.failpoints import InjectedFault, hooked
+from penstock.failpoints import InjectedFault, hooked
+from penstock.storage.hadoop import HadoopStorage
+from penstock.storage.open import storage_at
+from penstock.storage.storage import AlreadyExists, LocalStorage, MemoryStorage, Storage
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject

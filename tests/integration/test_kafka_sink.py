@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.dev.broker import Broker
+from penstock.dev.servers.broker import Broker
 from penstock.errors import DataError, PreCommitFailed, SystemUnavailable, TopicMissing, ValueTooLarge
-from penstock.sinks.base import CheckContext, Committable, Outcome, SinkScope, WriterScope
+from penstock.kafka.lanes import Lanes
 from penstock.sinks.kafka import KafkaSink
-from penstock.sinks.kafka.lanes import Lanes
 from penstock.sinks.kafka.pool import POOL
 from penstock.sinks.kafka.topics import create
 from penstock.sinks.kafka.transactions import TransactionClient
@@ -162,7 +163,7 @@ def test_a_killed_writers_rows_are_committed_from_here(lab: Lab) -> None:
     program = """
 import json, os, signal, sys
 import pyarrow as pa
-from penstock.sinks.base import SinkScope, WriterScope
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.sinks.kafka import KafkaSink
 servers, topic, job, uid = sys.argv[1:]
 writer = KafkaSink(topic, servers=servers).open_writer(WriterScope(SinkScope(job, uid, 1), 1, 0, 0, 0))

@@ -11,13 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.dev.broker import Broker
-from penstock.dev.security import SecurityFiles, make_security
+from penstock.dev.servers.broker import Broker
+from penstock.dev.servers.security import SecurityFiles, make_security
 from penstock.errors import AccessDenied, PenstockError
-from penstock.sinks.base import CheckContext, Committable, Outcome, SinkScope, WriterScope
+from penstock.kafka.lanes import Lanes
 from penstock.sinks.kafka import KafkaSink
-from penstock.sinks.kafka.lanes import Lanes
 from penstock.sinks.kafka.pool import POOL
 from penstock.sinks.kafka.topics import create
 

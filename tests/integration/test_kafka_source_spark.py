@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.contracts.sink import CheckContext
 from penstock.errors import AccessDenied, SystemUnavailable, TopicMissing
-from penstock.sinks.base import CheckContext
-from penstock.sources.kafka import KafkaSource
+from penstock.sources.kafka.source import KafkaSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.dev.broker import Broker
-    from penstock.dev.security import SecurityFiles
+    from penstock.dev.servers.broker import Broker
+    from penstock.dev.servers.security import SecurityFiles
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 pytest.importorskip("cryptography")

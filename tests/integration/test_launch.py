@@ -20,13 +20,13 @@ import pytest
 from running import PATIENCE, Kafka, until
 
 import penstock
-from penstock.runtime.spark import session as make_session
+from penstock.spark.session import session as make_session
 from tests.support.quick_jvm import VARIABLE as QUICK_JVM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.dev.broker import Broker
+    from penstock.dev.servers.broker import Broker
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 

@@ -10,9 +10,9 @@ import pytest
 from running import CrashAt, Kafka, Numbers, Watched, run_all
 
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
-from penstock.epoch.storage import LocalStorage
-from penstock.runtime.global_checkpoint import newest_record
-from penstock.testing.failpoints import InjectedFault
+from penstock.checkpoint.global_record import newest_record
+from penstock.failpoints import InjectedFault
+from penstock.storage.storage import LocalStorage
 from tests.faults.jobs.chain import Chain, assert_consistent, build, records
 from tests.support.kafka import Input, Tail, assert_copied, assert_counted, assert_nothing_open, counted, read_committed
 

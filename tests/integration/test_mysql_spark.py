@@ -14,9 +14,9 @@ import pytest
 from running import CrashAt, Numbers, failing, run_all
 
 from penstock import Checkpoints, Job, MySqlSink, RestartStrategy, Source
-from penstock.dev.mariadb import MariaDb
+from penstock.dev.servers.mariadb import MariaDb
 from penstock.errors import SchemaMismatch
-from penstock.testing.failpoints import InjectedFault
+from penstock.failpoints import InjectedFault
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ from penstock.errors import SchemaMismatch
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.dev.postgres import Postgres
+    from penstock.dev.servers.postgres import Postgres
 
 ROWS = 300
 COLUMNS = {

@@ -13,7 +13,7 @@ from running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
 
 from penstock import Checkpoints, FileSink, Job, KafkaSink, RestartStrategy
 from penstock.errors import CheckpointBehind, ReplayDiffers
-from penstock.testing.failpoints import InjectedFault, hooked
+from penstock.failpoints import InjectedFault, hooked
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

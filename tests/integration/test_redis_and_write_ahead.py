@@ -17,9 +17,9 @@ import pytest
 from running import CrashAt, Numbers, failing, run_all
 
 from penstock import Checkpoints, Epoch, Job, Mode, RedisSink, RestartStrategy, WriteAheadSink
-from penstock.dev.redis import RedisServer
+from penstock.dev.servers.redis import RedisServer
 from penstock.errors import GuaranteeError, SchemaMismatch
-from penstock.testing.failpoints import InjectedFault
+from penstock.failpoints import InjectedFault
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from running import Watched, until
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE
-from penstock.runtime import settle
+from penstock.spark import settings as settle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,7 +25,7 @@ from penstock.errors import (
     PositionsLost,
     UidChanged,
 )
-from penstock.runtime.verdict import chain
+from penstock.process.error_class import chain
 from tests.support.lines import LineServer
 
 pytest.importorskip("pyspark")

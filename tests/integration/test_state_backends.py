@@ -14,7 +14,7 @@ from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy,
 from penstock.config.load import OPTIONS_VARIABLE
 from penstock.config.state import BOUNDED, LIMIT, PROVIDER
 from penstock.errors import ConfigurationError
-from penstock.runtime.settle import claim
+from penstock.spark.settings import claim
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,18 +17,18 @@ import pytest
 from pyspark.sql import functions as f
 from typer.testing import CliRunner
 
+from penstock.checkpoint.spark_offsets import conf_of
 from penstock.cli.main import app
 from penstock.config.state import CHANGELOG, PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, SavepointError
-from penstock.state import rewrite as rewriting
-from penstock.state import store_writing
-from penstock.state.canonical import export, load
-from penstock.state.folder import HadoopFolder, LocalFolder
-from penstock.state.inspect import Operator, operators
-from penstock.state.offsets import conf_of
-from penstock.state.program import program_operators
-from penstock.state.raw import JOIN_FORMAT
-from penstock.state.rewrite import CODEC, rewrite
+from penstock.savepoints.canonical import export, load
+from penstock.spark_state import rewrite as rewriting
+from penstock.spark_state import store_writing
+from penstock.spark_state.operators import Operator, operators
+from penstock.spark_state.program import program_operators
+from penstock.spark_state.raw import JOIN_FORMAT
+from penstock.spark_state.rewrite import CODEC, rewrite
+from penstock.storage.folder import HadoopFolder, LocalFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -312,7 +312,7 @@ def test_a_key_is_looked_up(
 def test_spark_reads_every_codec(spark: SparkSession, codec: str) -> None:
     import pyarrow as pa
 
-    from penstock.state.hashmap_files import records, snapshot
+    from penstock.spark_state.hashmap_files import records, snapshot
 
     keys = pa.array([str(number).encode() * 9 for number in range(9000)])
     data = b"".join(snapshot([(keys, keys)], codec))

@@ -15,11 +15,12 @@ import pytest
 from running import CrashAt, Numbers, failing, run_all
 
 from penstock import Checkpoints, DeltaSink, Epoch, IcebergSink, Job, RestartStrategy, TwoPhaseSink
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import SchemaMismatch
-from penstock.runtime.jars import jar_set
-from penstock.sinks.base import Committable, Outcome, SinkScope, WriterScope
-from penstock.testing.failpoints import InjectedFault
+from penstock.failpoints import InjectedFault
+from penstock.spark.jars import jar_set
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +40,7 @@ EVERYTHING = """
 @pytest.fixture(scope="module")
 def spark(session: SparkSession) -> SparkSession:
     """A session of its own in a time zone with summer time, with Spark's own Delta connector."""
-    from penstock.runtime.spark import _add
+    from penstock.spark.session import _add
 
     _add(session, jar_set("spark-delta"))
     own = session.newSession()

@@ -15,9 +15,9 @@ from running import CrashAt, Kafka, Numbers, failing, run_all
 
 from penstock import Checkpoints, Job, KafkaSink, RestartStrategy
 from penstock.cli import main as cli
-from penstock.sinks.base import SinkScope, WriterScope
+from penstock.contracts.sink import SinkScope, WriterScope
+from penstock.failpoints import InjectedFault
 from penstock.sinks.kafka.pool import POOL
-from penstock.testing.failpoints import InjectedFault
 from tests.support.kafka import open_transactions, transactions
 from tests.support.waiting import until
 

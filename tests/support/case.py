@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from penstock.testing import failpoints
+from penstock import failpoints
 from tests.conftest import create_topic
 from tests.faults.jobs import pipeline
 from tests.faults.jobs.pipeline import Pipeline

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.testing.failpoints import ONCE, POINTS, RELEASE, VARIABLE, InjectedFault, hooked
+from penstock.failpoints import ONCE, POINTS, RELEASE, VARIABLE, InjectedFault, hooked
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from penstock.dev.postgres import Postgres
-from penstock.sinks.base import Committable, TwoPhaseSink
+from penstock.checkpoint.decision import Committable
+from penstock.contracts.sink import TwoPhaseSink
+from penstock.dev.servers.postgres import Postgres
 from penstock.sinks.postgres import PostgresSink
 from penstock.sinks.sql.modes import SqlMode
 from penstock.testing.sink_contract import SinkHarness

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from penstock.epoch import storage
+from penstock.storage import storage
 
 
 class PowerCut(BaseException):

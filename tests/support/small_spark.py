@@ -17,17 +17,17 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.spark_log import SparkLog
 from penstock.config import Checkpoints
+from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.epoch.channel import HASH_COLUMN
 from penstock.epoch.coordinator import Coordinator
 from penstock.epoch.inflight.manager import InFlight
-from penstock.epoch.ledger import Ledger
 from penstock.epoch.outputs import EpochOutputs
-from penstock.epoch.spark_log import SparkLog
-from penstock.epoch.storage import LocalStorage
 from penstock.epoch.task import _write, committable
-from penstock.runtime.events import Events
-from penstock.sinks.base import SinkScope, TwoPhaseSink, WriterScope
+from penstock.events import Events
+from penstock.storage.storage import LocalStorage
 
 WRITERS = 2
 

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from penstock.sinks.files.storage import StagedFile, Storage
+from penstock.storage.files import StagedFile, Storage
 
 
 class MemoryStaged(StagedFile):

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import SystemUnavailable
-from penstock.sinks.base import Committable, Committer, Outcome, SinkScope, TwoPhaseSink, Writer, WriterScope
 
 if TYPE_CHECKING:
     import pyarrow as pa

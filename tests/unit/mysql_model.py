@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.sinks.base import SinkScope
+from penstock.contracts.sink import SinkScope
 from penstock.sinks.mysql.faults import LOCK_TIMEOUT, XA_UNKNOWN, ServerError
 from penstock.sinks.mysql.names import FORMAT, Names
 from penstock.sinks.mysql.session import Login

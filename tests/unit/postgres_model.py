@@ -16,8 +16,8 @@ from typing import Any
 
 import psycopg
 
+from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
-from penstock.sinks.base import SinkScope
 from penstock.sinks.postgres import faults
 from penstock.sinks.postgres.catalog import Place
 from penstock.sinks.postgres.server import Server

@@ -13,8 +13,8 @@ from typing import Any
 
 from penstock.config.settings import resolve
 from penstock.errors import PenstockError
-from penstock.runtime.events import Events
-from penstock.runtime.registry import Entry, Registry
+from penstock.events import Events
+from penstock.process.registry import Entry, Registry
 from penstock.server.serving import Serving, serving
 
 

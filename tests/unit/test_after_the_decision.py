@@ -12,12 +12,13 @@ import pyarrow as pa
 import pytest
 from memory_sink import MemorySink
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.checkpoint.spark_log import END_OF_TIME, SparkLog
+from penstock.contracts.sink import Committer, SinkScope
 from penstock.deadline import Deadline
-from penstock.epoch.protocol import Committable, Outcome, Resume
-from penstock.epoch.spark_log import END_OF_TIME, SparkLog
+from penstock.epoch.protocol import Resume
 from penstock.errors import SavepointError, SystemUnavailable
-from penstock.runtime.query import QueryRunner
-from penstock.sinks.base import Committer, SinkScope
+from penstock.job.query import QueryRunner
 from tests.support.small_spark import SmallSpark
 
 

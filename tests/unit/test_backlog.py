@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from penstock.epoch.inflight.backlog import Backlog, Entry, is_logged, log_of, prepared_of, with_prepared
-from penstock.epoch.ledger import seal, unseal
-from penstock.epoch.protocol import Committable
-from penstock.epoch.storage import AlreadyExists, MemoryStorage
+from penstock.checkpoint.backlog import Backlog, Entry, is_logged, log_of, prepared_of, with_prepared
+from penstock.checkpoint.decision import Committable
+from penstock.checkpoint.ledger import seal, unseal
 from penstock.errors import LedgerCorrupt
+from penstock.storage.storage import AlreadyExists, MemoryStorage
 
 FOLDER = "id/out"
 

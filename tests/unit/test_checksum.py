@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from penstock.checkpoint.decision import Committable
 from penstock.epoch.checksum import FLAT, HASH_COLUMN, MODULO, NESTED, checksum_of, rules_of, sum_of_hashes
-from penstock.epoch.protocol import Committable
 
 
 def test_checksums_of_earlier_versions_are_those_of_flat_rows() -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from penstock.cli import main as cli
-from penstock.dev import service
+from penstock.cli import program
+from penstock.dev.servers import service
 from penstock.errors import ConfigurationError, DevelopmentError
-from penstock.runtime import program
 
 Invoke = Callable[..., tuple[int, str, str]]
 
@@ -154,7 +154,7 @@ def test_run_shows_our_errors_and_not_others(invoke: Invoke, tmp_path: Path) -> 
 
 @pytest.fixture
 def job_module(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
-    """A stand-in for `penstock.job`, so that no Spark is needed here."""
+    """A stand-in for `penstock.job.job`, so that no Spark is needed here."""
 
     class Job:
         ran: list[str] = []
@@ -166,9 +166,9 @@ def job_module(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
             self.started = True
             Job.ran.append(self.name)
 
-    module = types.ModuleType("penstock.job")
+    module = types.ModuleType("penstock.job.job")
     module.Job = Job  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "penstock.job", module)
+    monkeypatch.setitem(sys.modules, "penstock.job.job", module)
     monkeypatch.setattr(sys, "path", list(sys.path))
     return Job
 
@@ -176,10 +176,10 @@ def job_module(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
 @pytest.mark.parametrize(
     "text",
     [
-        "from penstock.job import Job\njob = Job('a')",
-        "from penstock.job import Job\njob = alias = Job('a')",
-        "from penstock.job import Job\njob = Job('a')\nif __name__ == '__main__':\n    job.run()",
-        "from penstock.job import Job\njob, other = Job('a'), Job('b')\njob.run()",
+        "from penstock.job.job import Job\njob = Job('a')",
+        "from penstock.job.job import Job\njob = alias = Job('a')",
+        "from penstock.job.job import Job\njob = Job('a')\nif __name__ == '__main__':\n    job.run()",
+        "from penstock.job.job import Job\njob, other = Job('a'), Job('b')\njob.run()",
     ],
     ids=["only defined", "two names", "run by itself", "one of two run by itself"],
 )
@@ -189,14 +189,14 @@ def test_a_job_runs_exactly_once(job_module: Any, tmp_path: Path, text: str) -> 
 
 
 def test_two_waiting_jobs_are_refused(job_module: Any, tmp_path: Path) -> None:
-    text = "from penstock.job import Job\njob, other = Job('a'), Job('b')"
+    text = "from penstock.job.job import Job\njob, other = Job('a'), Job('b')"
     with pytest.raises(ConfigurationError, match="defines 2 jobs and runs none of them: job, other"):
         program.execute(Path(script(tmp_path, text)), [])
     assert job_module.ran == []
 
 
 def test_demo_hands_its_options_over(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.dev import demo
+    from penstock.dev.demo import run as demo
 
     given: list[demo.DemoOptions] = []
 

@@ -15,11 +15,11 @@ import pytest
 from steered import Served, Steered, served
 
 from penstock.cli import main as cli
-from penstock.cli.moments import span
 from penstock.cli.output import TableOutput
+from penstock.cli.time_text import span
 from penstock.errors import PreCommitFailed
-from penstock.runtime.identity import mark
-from penstock.runtime.registry import Entry, Registry, State
+from penstock.process.registry import Entry, Registry, State
+from penstock.processes import mark
 
 Invoke = Callable[..., tuple[int, str, str]]
 
@@ -142,7 +142,7 @@ def test_checkpoint(answer: Callable[..., Any], invoke: Invoke, job: Served) -> 
 
 
 def test_dispose(answer: Callable[..., Any], job: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    import penstock.state.savepoint as savepoints
+    import penstock.savepoints.savepoint as savepoints
 
     gone: list[str] = []
     monkeypatch.setattr(savepoints, "dispose", gone.append)

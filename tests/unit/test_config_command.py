@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main as cli
+from penstock.cli import program
 from penstock.config import load
 from penstock.config.registry import OPTIONS
-from penstock.runtime import program
 
 Show = Callable[..., dict[str, tuple[str, str]]]
 INTERVAL = "execution.checkpointing.interval"

@@ -9,11 +9,11 @@ from unittest.mock import MagicMock
 import pytest
 from test_watermark import Mark, Node
 
+from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.spark_log import SparkLog
 from penstock.epoch.coordinator import Coordinator
-from penstock.epoch.ledger import Ledger
-from penstock.epoch.spark_log import SparkLog
-from penstock.epoch.storage import MemoryStorage
-from penstock.runtime.events import Events
+from penstock.events import Events
+from penstock.storage.storage import MemoryStorage
 
 
 class Query:

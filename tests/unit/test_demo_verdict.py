@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.dev import demo
-from penstock.dev.demo import DemoOptions, run_demo
-from penstock.dev.demo_driver import JobConfig
-from penstock.dev.demo_files import FileStage, output_folder
-from penstock.dev.demo_plan import PHASES, Moment, Progress, moments
-from penstock.dev.demo_result import judge
-from penstock.dev.demo_truth import COLUMNS, Truth
+from penstock.dev.demo import run as demo
+from penstock.dev.demo.driver import JobConfig
+from penstock.dev.demo.files import FileStage, output_folder
+from penstock.dev.demo.plan import PHASES, Moment, Progress, moments
+from penstock.dev.demo.result import judge
+from penstock.dev.demo.run import DemoOptions, run_demo
+from penstock.dev.demo.truth import COLUMNS, Truth
 
 ROWS, EPOCH, WRITERS = 3_000, 500, 2
 
@@ -248,7 +248,7 @@ def test_a_recovery_is_timed_from_the_restart_to_the_first_commit() -> None:
 
 
 def test_rows_before_the_last_stable_offsets_belong_to_the_first_epochs() -> None:
-    kafka = pytest.importorskip("penstock.dev.demo_kafka", exc_type=ImportError)
+    kafka = pytest.importorskip("penstock.dev.demo.kafka", exc_type=ImportError)
     places = [np.array([0, 1, 4, 5]), np.array([2, 9])]  # markers and aborted rows lie in between
     assert kafka._visible(places, [4, 3]) == 3
     assert kafka._visible(places, [6, 10]) == 6

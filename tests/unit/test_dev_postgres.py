@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dev import postgres_programs as programs
-from penstock.dev.postgres import Postgres
+from penstock.dev.servers import postgres_programs as programs
+from penstock.dev.servers.postgres import Postgres
 from penstock.errors import DevelopmentError
 
 

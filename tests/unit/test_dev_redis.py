@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dev import redis as dev
+from penstock.dev.servers import redis as dev
 from penstock.errors import DevelopmentError
 
 

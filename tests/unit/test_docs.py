@@ -14,7 +14,7 @@ import penstock
 from penstock import errors
 from penstock.config.registry import BY_KEY
 from penstock.errors import PenstockError
-from penstock.testing.failpoints import POINTS
+from penstock.failpoints import POINTS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "penstock"
@@ -151,7 +151,7 @@ def test_every_event_is_described() -> None:
 
 
 def test_every_session_default_is_described() -> None:
-    from penstock.runtime import spark
+    from penstock.spark import session as spark
 
     rows = first_cells(REFERENCE / "settings.md")
     assert set(spark._defaults("local[2]", local_storage=True)) - rows.keys() == set()

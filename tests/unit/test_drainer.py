@@ -14,21 +14,21 @@ import pytest
 from memory_sink import MemorySink
 from test_inflight import World, batch, rows
 
+from penstock.checkpoint.backlog import Backlog
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.checkpoint.ledger import Ledger
+from penstock.contracts.sink import Committer, SinkScope, Writer, WriterScope
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.channel import How
 from penstock.epoch.inflight import drainer as module
-from penstock.epoch.inflight.backlog import Backlog
 from penstock.epoch.inflight.drainer import Drainer
 from penstock.epoch.inflight.manager import InFlight
 from penstock.epoch.inflight.pen import Pen
-from penstock.epoch.ledger import Ledger
-from penstock.epoch.protocol import Committable, Outcome
-from penstock.epoch.storage import LocalStorage
 from penstock.epoch.task import _write, committable
 from penstock.errors import LedgerCorrupt, SchemaMismatch, Superseded, SystemUnavailable
-from penstock.sinks.base import Committer, SinkScope, Writer, WriterScope
-from penstock.testing.failpoints import InjectedFault, hooked
+from penstock.failpoints import InjectedFault, hooked
+from penstock.storage.storage import LocalStorage
 
 OWN, DRAIN = SinkScope("job", "out", 1), SinkScope("job", "out~drain", 1)
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from memory_sink import MemorySink
 
-from penstock import dropin
-from penstock.dropin import ExactlyOnce, exactly_once
+from penstock.checkpoint.ledger import Ledger
+from penstock.contracts.sink import Committer, SinkScope
 from penstock.epoch.coordinator import Coordinator
-from penstock.epoch.ledger import Ledger
-from penstock.epoch.storage import LocalStorage
 from penstock.errors import Superseded, SystemUnavailable
-from penstock.sinks.base import Committer, SinkScope
+from penstock.job import dropin
+from penstock.job.dropin import ExactlyOnce, exactly_once
+from penstock.storage.storage import LocalStorage
 
 
 class Conf:

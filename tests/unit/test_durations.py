@@ -9,7 +9,7 @@ import pytest
 from penstock import Checkpoints, KafkaSink, RedisSink, RestartStrategy
 from penstock.durations import duration_text, seconds
 from penstock.errors import ConfigurationError
-from penstock.sinks.kafka import settings as kafka
+from penstock.kafka import settings as kafka
 
 TABLE: list[tuple[str, float]] = [
     ("500ms", 0.5), ("500 ms", 0.5), ("500milli", 0.5), ("500 millis", 0.5), ("500 milliseconds", 0.5),

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock import failpoints
 from penstock.errors import ConfigurationError
-from penstock.testing import failpoints
-from penstock.testing.failpoints import ONCE, POINTS, RELEASE, VARIABLE, InjectedFault, failpoint, parse
+from penstock.failpoints import ONCE, POINTS, RELEASE, VARIABLE, InjectedFault, failpoint, parse
 
 PASS_THREE_TIMES = """
-from penstock.testing.failpoints import failpoint
+from penstock.failpoints import failpoint
 for number in range(3):
     failpoint("epoch.decided")
     print(number, flush=True)

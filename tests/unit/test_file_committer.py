@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from memory_files import MemoryFiles
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, StorageFull
-from penstock.sinks.base import Committable, Leftover, Outcome, SinkScope, WriterScope
 from penstock.sinks.files.commit import FileCommitter, FileWriter, label, names_of
 
 PRIVATE = "_penstock/job/out"

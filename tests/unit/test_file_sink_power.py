@@ -8,11 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock import durable
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.sinks.base import Committable, Outcome, SinkScope, WriterScope
 from penstock.sinks.files import FileSink
-from penstock.sinks.files.local import LocalStorage
+from penstock.storage import durable
+from penstock.storage.files_local import LocalStorage
 
 
 class Died(BaseException):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock import FileSource, Guarantee
-from penstock.epoch.storage import MemoryStorage
 from penstock.errors import ConfigurationError
 from penstock.sources.file_notes import noted
+from penstock.storage.storage import MemoryStorage
 
 
 def test_no_file_is_too_old_unless_the_user_says_so() -> None:

@@ -11,14 +11,15 @@ from typing import Any, cast
 import pytest
 
 from penstock import Checkpoints, KafkaSink, KafkaSource
-from penstock.epoch.ledger import unseal
-from penstock.epoch.storage import MemoryStorage
+from penstock.checkpoint.global_record import newest_record, recorded
+from penstock.checkpoint.ledger import unseal
+from penstock.epoch.plan import Progress, QueryPlan
 from penstock.errors import LedgerCorrupt, LedgerError
-from penstock.runtime.events import Events
-from penstock.runtime.global_checkpoint import GlobalCheckpoints, cut, newest_record, recorded
-from penstock.runtime.links import circle, downstream_first, links
-from penstock.runtime.plan import Progress, QueryPlan
-from penstock.runtime.query import QueryRunner
+from penstock.events import Events
+from penstock.job.global_checkpoint import GlobalCheckpoints, cut
+from penstock.job.links import circle, downstream_first, links
+from penstock.job.query import QueryRunner
+from penstock.storage.storage import MemoryStorage
 
 SERVERS = "localhost:9092"
 

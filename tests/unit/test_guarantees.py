@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.contracts.guarantees import Chain, Guarantee, Link
 from penstock.errors import GuaranteeError
-from penstock.guarantees import Chain, Guarantee, Link
 
 SOURCE = Link("source", "orders", Guarantee.EXACTLY_ONCE, "replayable")
 ENGINE = Link("engine", "spark", Guarantee.EXACTLY_ONCE, "checkpoints")

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.contracts.sink import SinkScope
 from penstock.epoch.channel import How, Writing
 from penstock.epoch.inflight.manager import _newest
 from penstock.epoch.outputs import EpochOutputs
 from penstock.errors import AccessDenied, PenstockError, SystemUnavailable
-from penstock.sinks.base import SinkScope
 from penstock.sinks.mysql import committer as mysql
 from penstock.sinks.mysql.faults import ServerError
 from penstock.sinks.mysql.names import Names

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.epoch.identity import check_barrier, check_sources, history_of, strangers
-from penstock.epoch.ledger import Ledger
-from penstock.epoch.protocol import Decision, DecisionId
-from penstock.epoch.spark_log import SparkLog
-from penstock.epoch.storage import MemoryStorage
+from penstock.checkpoint.belonging import check_barrier, check_sources, history_of, strangers
+from penstock.checkpoint.decision import Decision, DecisionId
+from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.spark_log import SparkLog
 from penstock.errors import LedgerCorrupt, UidChanged
+from penstock.storage.storage import MemoryStorage
 
 BARRIER = b"v1\n{}\n7"
 

@@ -12,20 +12,20 @@ import pyarrow as pa
 import pytest
 from memory_sink import MemorySink
 
+from penstock.checkpoint.backlog import Backlog, is_logged, log_of, prepared_of
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.checkpoint.inflight_log import LogFile, LogWriter, read_log
+from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.epoch.channel import HASH_COLUMN, How, Writing
-from penstock.epoch.inflight.backlog import Backlog, is_logged, log_of, prepared_of
-from penstock.epoch.inflight.log import LogFile, LogWriter, read_log
 from penstock.epoch.inflight.manager import InFlight
-from penstock.epoch.ledger import Ledger
 from penstock.epoch.limits import Gate
-from penstock.epoch.protocol import Committable, Outcome
-from penstock.epoch.storage import LocalStorage
 from penstock.epoch.task import _write, committable
 from penstock.errors import JobStopped, LedgerCorrupt, LedgerFromTheFuture, UidChanged
-from penstock.runtime.events import Events
-from penstock.sinks.base import SinkScope, WriterScope
-from penstock.testing.failpoints import POINTS, InjectedFault, hooked
+from penstock.events import Events
+from penstock.failpoints import POINTS, InjectedFault, hooked
+from penstock.storage.storage import LocalStorage
 
 DATA = Path(__file__).parent / "data"
 
@@ -73,7 +73,7 @@ def test_a_log_of_version_1_is_read() -> None:
 
 
 def test_a_log_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.epoch.inflight.log.VERSION", 2)
+    monkeypatch.setattr("penstock.checkpoint.inflight_log.VERSION", 2)
     file = logged(tmp_path, batch(1))
     monkeypatch.undo()
     with pytest.raises(LedgerFromTheFuture):

@@ -16,20 +16,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.checkpoint.inflight_log import LogWriter
+from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
+from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import Deadline
 from penstock.epoch.channel import HASH_COLUMN, How
 from penstock.epoch.inflight import drainer as drainer_module
 from penstock.epoch.inflight.drainer import MARK, Drainer
-from penstock.epoch.inflight.log import LogWriter
 from penstock.epoch.inflight.manager import InFlight
 from penstock.epoch.inflight.pen import Pen
-from penstock.epoch.ledger import Ledger
-from penstock.epoch.protocol import Committable
-from penstock.epoch.storage import MemoryStorage, Storage
 from penstock.errors import PenstockError, SystemUnavailable
-from penstock.runtime.events import Events
-from penstock.sinks.base import Committer, Outcome, SinkScope, TwoPhaseSink, Writer, WriterScope
+from penstock.events import Events
+from penstock.storage.storage import MemoryStorage, Storage
 from penstock.testing.oracle import compare, per_key_order
 
 TASKS, DRAINER = "tasks", "drainer"
@@ -341,8 +341,8 @@ class Run:
 def led(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything in memory, and the drainer's threads led by the test."""
     files = Files()
-    monkeypatch.setattr("penstock.epoch.inflight.log.log_storage", lambda _: files)
-    monkeypatch.setattr("penstock.epoch.inflight.backlog.log_storage", lambda _: files)
+    monkeypatch.setattr("penstock.checkpoint.inflight_log.log_storage", lambda _: files)
+    monkeypatch.setattr("penstock.checkpoint.backlog.log_storage", lambda _: files)
     for of_a_disk in ("confirm", "make_folder"):
         monkeypatch.setattr(f"penstock.epoch.inflight.manager.{of_a_disk}", lambda *_: None)
     monkeypatch.setattr(Drainer, "start", lambda _: None)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from test_inflight import World, batch, rows, scope
 
+from penstock.checkpoint.decision import Committable
 from penstock.epoch.channel import How, Writing
 from penstock.epoch.inflight.manager import InFlight
-from penstock.epoch.protocol import Committable
 from penstock.epoch.task import _write, committable
 from penstock.errors import PreCommitFailed, StorageNotShared
-from penstock.testing.failpoints import POINTS, hooked
+from penstock.failpoints import POINTS, hooked
 
 
 class Disk:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DevelopmentError
-from penstock.runtime import ivy, jars
-from penstock.runtime.ivy import Coordinate
-from penstock.runtime.jars import LockedJar
+from penstock.spark import ivy, jars
+from penstock.spark.ivy import Coordinate
+from penstock.spark.jars import LockedJar
 
 CONTENT = {"one": b"first jar", "two": b"second jar", "three": b"third jar"}
 

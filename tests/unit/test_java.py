@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.caches import user_cache
 from penstock.errors import DevelopmentError
-from penstock.runtime import java
-from penstock.runtime.paths import user_cache
+from penstock.spark import java
 
 
 def fake_java(home: Path, version: str, status: int = 0) -> Path:

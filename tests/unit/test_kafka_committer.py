@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from penstock import failpoints
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, SystemUnavailable
-from penstock.sinks.base import Committable, Leftover, Outcome, SinkScope
-from penstock.sinks.kafka import KafkaSink, faults, unsure
+from penstock.kafka import faults
+from penstock.sinks.kafka import KafkaSink, unsure
 from penstock.sinks.kafka.committer import KafkaCommitter, judge, leftover
 from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
-from penstock.testing import failpoints
 from tests.support.sleeping import sleeping
 
 P, E, S = 7, 3, 1000

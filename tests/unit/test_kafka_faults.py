@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.contracts.sink import CheckContext
 from penstock.errors import (
     AccessDenied,
     DataError,
@@ -14,9 +15,9 @@ from penstock.errors import (
     TopicMissing,
     ValueTooLarge,
 )
-from penstock.sinks.base import CheckContext
-from penstock.sinks.kafka import check, faults
-from penstock.sinks.kafka.librdkafka import Undelivered
+from penstock.kafka import faults
+from penstock.kafka.librdkafka import Undelivered
+from penstock.sinks.kafka import check
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import SchemaMismatch
-from penstock.sinks.kafka.librdkafka import Message
+from penstock.kafka.librdkafka import Message
 from penstock.sinks.kafka.messages import ARGUMENT, MESSAGE, arguments, messages, plain, spans
 
 VALUES = [b"one", None, b"", b"four"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from penstock.sinks.kafka.answers import Endings
+from penstock.kafka.answers import Endings
 from penstock.sinks.kafka.pool import Key, Pool
 
 

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from penstock.errors import ConfigurationError, MissingExtra
-from penstock.sinks.kafka import KafkaSink, settings
-from penstock.sinks.kafka.lanes import Lanes
+from penstock.kafka import settings
+from penstock.kafka.lanes import Lanes
+from penstock.sinks.kafka import KafkaSink
 
 SASL = {
     "kafka.security.protocol": "SASL_SSL",
@@ -86,7 +87,7 @@ def test_secrets_are_not_shown_but_travel() -> None:
 
 
 def test_a_refused_setting_does_not_repeat_its_value() -> None:
-    from penstock.sinks.kafka.librdkafka import Handle
+    from penstock.kafka.librdkafka import Handle
 
     with pytest.raises(ConfigurationError) as caught:
         Handle({"compression.type": "hunter2"}, lambda row: None, lambda code, text: None)
@@ -105,7 +106,9 @@ def test_everything_imports_without_the_clients() -> None:
 import sys
 sys.modules.update({"confluent_kafka": None, "kafka": None})
 import penstock.sinks.kafka
-from penstock.sinks.kafka import KafkaSink, check, committer, lanes, librdkafka, pool, topics, transactions, writer
+from penstock.sinks.kafka import KafkaSink
+from penstock.sinks.kafka import check, committer, pool, topics, transactions, writer
+from penstock.kafka import lanes, librdkafka
 from penstock.errors import MissingExtra
 for use in (librdkafka.library, lambda: lanes.Lanes("s", {})):
     try:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from penstock.contracts.guarantees import Guarantee
+from penstock.contracts.sink import CheckContext
 from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable
-from penstock.guarantees import Guarantee
-from penstock.kafka_options import for_admin, for_java, split_options
-from penstock.sinks.base import CheckContext
-from penstock.sources.kafka import TUNED, KafkaSource
-from penstock.sources.kafka_group import GroupPublisher
+from penstock.kafka.options import for_admin, for_java, split_options
+from penstock.sources.kafka.group import GroupPublisher
+from penstock.sources.kafka.source import TUNED, KafkaSource
 
 SECRET = 's3cr"et\\'
 
@@ -170,7 +170,7 @@ def test_a_broker_that_is_not_there() -> None:
 
 def test_a_refused_login_is_told_from_silence() -> None:
     confluent_kafka = pytest.importorskip("confluent_kafka")
-    from penstock.sources.kafka_check import translated
+    from penstock.sources.kafka.check import translated
 
     silence = confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT)
     refused = confluent_kafka.KafkaError(confluent_kafka.KafkaError._AUTHENTICATION)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from penstock.checkpoint.decision import Committable, Outcome
 from penstock.deadline import Deadline
-from penstock.sinks.base import Committable, Outcome
-from penstock.sinks.kafka import faults
+from penstock.kafka import faults
+from penstock.kafka.lanes import NotSent
 from penstock.sinks.kafka.committer import KafkaCommitter
-from penstock.sinks.kafka.lanes import NotSent
 from penstock.sinks.kafka.transactions import TransactionClient
 
 NAME = "job-u-g000001-0123456789ab"

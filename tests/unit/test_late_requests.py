@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from penstock.checkpoint.decision import Committable
 from penstock.deadline import Deadline
 from penstock.epoch.inflight import manager
-from penstock.sinks.base import Committable
 from penstock.sinks.kafka import unsure
 from penstock.sinks.kafka.committer import KafkaCommitter
 from penstock.sinks.kafka.pool import Key, Pool

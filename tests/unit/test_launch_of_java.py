@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime import launch
-from penstock.runtime.launch import launching
+from penstock.spark import launch
+from penstock.spark.launch import launching
 
 CONF = {
     "spark.executor.memory": "1g",
@@ -91,7 +91,7 @@ def test_logging_is_quiet_unless_somebody_has_said_how_it_should_be(
 ) -> None:
     def quiet(**conf: str) -> bool:
         with launching(conf):
-            return os.environ.get("LOG4J_CONFIGURATION_FILE", "").endswith("/penstock/runtime/log4j2.properties")
+            return os.environ.get("LOG4J_CONFIGURATION_FILE", "").endswith("/penstock/spark/log4j2.properties")
 
     assert quiet()
     assert not quiet(**{"spark.driver.extraJavaOptions": "-Dlog4j2.configurationFile=/theirs"})

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome
+from penstock.checkpoint.ledger import Ledger, seal, unseal
+from penstock.checkpoint.open import require_trust
 from penstock.config import Checkpoints
-from penstock.epoch.ledger import Ledger, seal, unseal
-from penstock.epoch.open import require_trust
-from penstock.epoch.probe import RACERS
-from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId, Outcome
-from penstock.epoch.storage import AlreadyExists, LocalStorage, MemoryStorage
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
+from penstock.storage.probe import RACERS
+from penstock.storage.storage import AlreadyExists, LocalStorage, MemoryStorage
 
 DATA = Path(__file__).parent / "data"
 BODY = {"text": "Zażółć 日本", "number": 12.5, "none": None, "list": [1, "a", {"b": True}]}

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pytest
 from memory_sink import MemorySink
 
-from penstock.epoch.ledger import Ledger
+from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId
+from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.epoch.log_repair import look, query_of, restore
-from penstock.epoch.protocol import Claim, Committable, Decision, DecisionId, honoured, next_epoch
-from penstock.epoch.spark_log import STATE_FORMAT, SparkLog
-from penstock.epoch.storage import LocalStorage, MemoryStorage
+from penstock.epoch.protocol import honoured, next_epoch
 from penstock.errors import CheckpointBehind, LedgerCorrupt
+from penstock.storage.storage import LocalStorage, MemoryStorage
 from tests.support.power import Disk
 from tests.support.small_spark import SmallSpark
 

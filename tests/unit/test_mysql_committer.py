@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from mysql_model import CUT, LOGIN, NAMES, Branch, Marker, Server
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Leftover
 from penstock.deadline import Deadline
 from penstock.errors import DataError, PreCommitFailed, SystemUnavailable
-from penstock.sinks.base import Committable, Leftover, Outcome
 from penstock.sinks.mysql.committer import MySqlCommitter
 from penstock.sinks.mysql.faults import DEADLOCK, LOCK_TIMEOUT, ServerError
 from penstock.sinks.mysql.names import Names

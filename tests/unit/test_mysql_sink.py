@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock import errors
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import ConfigurationError
-from penstock.sinks.base import SinkScope, WriterScope
 from penstock.sinks.mysql import MySqlSink, check, server
 from penstock.sinks.mysql.faults import ServerError, error_for, refused_rows
 from penstock.sinks.mysql.kinds import column_type, refusal

@@ -11,9 +11,10 @@ import psycopg
 import pytest
 from postgres_model import SCOPE, Database, cut, gid
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import AccessDenied, DataError, PenstockError, PreCommitFailed, SystemUnavailable
-from penstock.sinks.base import Committable, Leftover, Outcome, SinkScope
 from penstock.sinks.postgres.committer import PostgresCommitter
 from penstock.sinks.sql.markers import KEPT_EPOCHS, PRUNE_EVERY
 from penstock.sinks.sql.names import staging_prefix

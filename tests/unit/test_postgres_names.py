@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock import errors
-from penstock.sinks.base import SinkScope, WriterScope
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.sinks.postgres.faults import Said, named
 from penstock.sinks.postgres.server import Server
 from penstock.sinks.postgres.writer import application

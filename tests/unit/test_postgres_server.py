@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from penstock import PostgresSink
+from penstock.contracts.guarantees import Guarantee
+from penstock.contracts.sink import SinkScope
 from penstock.errors import ConfigurationError, MissingExtra
-from penstock.guarantees import Guarantee
-from penstock.sinks.base import SinkScope
 from penstock.sinks.postgres.server import Server, client
 
 SECRET = "s3cr/t w@rd"

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
+from penstock.checkpoint.decision import Claim, Outcome
 from penstock.epoch import protocol as p
 from penstock.epoch.protocol import (
-    Claim,
     Commit,
     Decide,
     FinishLog,
     Look,
     NewestGeneration,
-    Outcome,
     PreCommit,
     Register,
     RestoreLog,

@@ -70,7 +70,7 @@ def test_a_task_imports_neither_the_job_nor_its_servers() -> None:
     """Every Python worker imports it; a name is imported when it is first used."""
     there = python("import sys, penstock.epoch.task, penstock.sinks.kafka; print(*sys.modules)").split()
     assert "penstock.sinks.kafka" in there
-    assert {"penstock.job", "starlette", "pyspark"}.isdisjoint(there)
+    assert {"penstock.job.job", "starlette", "pyspark"}.isdisjoint(there)
 
 
 def test_everything_imports_without_the_connectors_libraries() -> None:
@@ -94,7 +94,7 @@ def test_a_missing_library_is_named_where_it_is_needed(kind: str) -> None:
     script = f"""{BLOCKED}
 import penstock
 from penstock.errors import MissingExtra
-from penstock.sinks.base import CheckContext
+from penstock.contracts.sink import CheckContext
 try:
     penstock.{made}("topic", servers="localhost:1").check(CheckContext("job", 1.0, 10.0), "uid")
 except MissingExtra as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyspark
 
-from penstock.runtime.python_daemon import without_archives
+from penstock.spark.python_daemon import without_archives
 
 ARCHIVES = sorted(str(path) for path in (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"))
 
@@ -30,7 +30,7 @@ def test_another_spark_s_archive_stays() -> None:
 
 def test_the_daemon_finds_pyspark_outside_its_archive() -> None:
     code = (
-        "import sys; sys.path[:0] = sys.argv[1:]; from penstock.runtime import python_daemon as d\n"
+        "import sys; sys.path[:0] = sys.argv[1:]; from penstock.spark import python_daemon as d\n"
         "sys.path[:] = d.without_archives(sys.path); import pyspark.daemon; print(pyspark.daemon.__file__)"
     )
     command = [sys.executable, "-c", code, *ARCHIVES]

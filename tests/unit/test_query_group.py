@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+from penstock.config.restart_strategy import RestartStrategy
 from penstock.errors import DataError, PenstockError, Superseded, SystemUnavailable
-from penstock.runtime.events import Events
-from penstock.runtime.group import End, QueryGroup
-from penstock.runtime.query import QueryRunner
-from penstock.runtime.restart import Restarts, RestartStrategy
+from penstock.events import Events
+from penstock.job.group import End, QueryGroup
+from penstock.job.query import QueryRunner
+from penstock.process.restart import Restarts
 
 Step = Exception | str
 """What one start comes to: an error, `done`, `stopped` (runs until it is stopped) or `stuck` (never ends)."""
@@ -226,7 +227,7 @@ def test_cancel_while_waiting_to_restart_settles_too() -> None:
 
 
 def test_cancel_does_not_wait_for_an_epoch_that_hangs(monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.runtime.group._CANCEL_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.job.group._CANCEL_SECONDS", 0.0)
     world = World()
     world.query("a", "stuck")
     world.before = lambda: setattr(world, "asked", End.CANCEL)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.epoch.protocol import Committable
-from penstock.epoch.record import (
+from penstock.checkpoint.decision import Committable
+from penstock.checkpoint.record import (
     Alignment,
     CheckpointRecord,
     OperatorState,
@@ -22,9 +22,9 @@ from penstock.epoch.record import (
     tidy,
 )
 from penstock.epoch.recorder import Recorder
-from penstock.epoch.storage import LocalStorage, MemoryStorage
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture
-from penstock.runtime.state_size import state_sizes
+from penstock.spark.state_size import state_sizes
+from penstock.storage.storage import LocalStorage, MemoryStorage
 
 DATA = Path(__file__).parent / "data"
 OPERATOR = OperatorState("stateStoreSave", 2000, 100, 3, 65_536, 40_960, "rocksdb", 4)
@@ -123,7 +123,7 @@ def test_what_is_written_today_is_what_the_golden_record_holds() -> None:
 
 def test_a_field_of_a_later_version_is_passed_over() -> None:
     """A field may be added without a new version; who does not know it reads the rest."""
-    from penstock.epoch.ledger import seal, unseal
+    from penstock.checkpoint.ledger import seal, unseal
 
     body = unseal("checkpoint", RECORD.to_bytes(), "here")
     body["colour"] = "blue"

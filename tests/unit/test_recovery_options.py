@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from penstock.cli import main as cli
+from penstock.cli import program
 from penstock.config import load
 from penstock.config.recovery import Recovery
 from penstock.config.settings import resolve
 from penstock.errors import ConfigurationError
-from penstock.runtime import program
 
 SCRIPT = """
 import dataclasses, json, sys

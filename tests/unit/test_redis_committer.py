@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import redis
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import AccessDenied, PreCommitFailed, SystemUnavailable
-from penstock.sinks.base import Committable, Leftover, Outcome, SinkScope
 from penstock.sinks.redis.committer import _ABORT, _APPLY, KEPT_EPOCHS, NothingToCommit, RedisCommitter
 from penstock.sinks.redis.layout import Layout
 from tests.support.sleeping import sleeping

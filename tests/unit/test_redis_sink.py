@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from penstock import RedisSink
+from penstock.contracts.guarantees import Guarantee
+from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, DataError, MissingExtra, PenstockError, SchemaMismatch
-from penstock.guarantees import Guarantee
-from penstock.sinks.base import CheckContext, SinkScope, WriterScope
 from penstock.sinks.redis.address import place
 from penstock.sinks.redis.check import findings
 from penstock.sinks.redis.client import fault

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import TopicMissing
-from penstock.runtime import registration
-from penstock.runtime import registry as registries
-from penstock.runtime.identity import is_running, mark
-from penstock.runtime.registration import ID_VARIABLE, Registration, Supervised, told
-from penstock.runtime.registry import Entry, Registry, State, home
+from penstock.process import registration
+from penstock.process import registry as registries
+from penstock.process.registration import ID_VARIABLE, Registration, Supervised, told
+from penstock.process.registry import Entry, Registry, State, home
+from penstock.processes import is_running, mark
 
 ID = "0123456789abcdef" * 2
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from penstock.config.restart_strategy import RestartStrategy
 from penstock.errors import ConfigurationError, EpochError, SystemUnavailable, TopicMissing
-from penstock.runtime.restart import Restarts, RestartStrategy, gave_up
+from penstock.process.restart import Restarts, gave_up
 
 
 class Clock:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import NotRestorable
-from penstock.state.mapping import Fate, Mapped, ProgramQuery, compare
-from penstock.state.savepoint import Kind, SavedQuery, SavedSink, Savepoint
+from penstock.savepoints.mapping import Fate, Mapped, ProgramQuery, compare
+from penstock.savepoints.savepoint import Kind, SavedQuery, SavedSink, Savepoint
 
 
 def schema(**columns: str) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from penstock.epoch.ledger import Ledger, unseal
-from penstock.epoch.storage import LocalStorage
+from penstock.checkpoint.ledger import Ledger, unseal
 from penstock.errors import LedgerError
-from penstock.runtime.retention import KEPT_BATCHES, JobFolder, kept_batches
-from penstock.runtime.trees import LocalTrees, trees_at
+from penstock.job.retention import KEPT_BATCHES, JobFolder, kept_batches
+from penstock.storage.storage import LocalStorage
+from penstock.storage.trees import LocalTrees, trees_at
 
 
 class Died(Exception):

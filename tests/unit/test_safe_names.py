@@ -12,21 +12,22 @@ import pyarrow as pa
 import pytest
 from pyarrow.fs import LocalFileSystem
 
+from penstock.checkpoint.decision import Committable
+from penstock.checkpoint.inflight_log import LogFile, read_log
+from penstock.checkpoint.ledger import seal
+from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
-from penstock.epoch.inflight.log import LogFile, read_log
-from penstock.epoch.ledger import seal
-from penstock.epoch.storage import LocalStorage
 from penstock.errors import UnsafeName
 from penstock.safe_names import safe_name, safe_part
-from penstock.sinks.base import Committable, SinkScope
+from penstock.savepoints.canonical import operator_of
+from penstock.savepoints.savepoint import Savepoint
 from penstock.sinks.files import FileSink
-from penstock.sinks.files.hdfs import ArrowStorage
-from penstock.sinks.files.local import LocalStorage as Output
 from penstock.sinks.write_ahead.journal import Journal
-from penstock.state.canonical import operator_of
-from penstock.state.folder import LocalFolder
-from penstock.state.metadata import read_metadata
-from penstock.state.savepoint import Savepoint
+from penstock.spark_state.metadata import read_metadata
+from penstock.storage.files_hadoop import ArrowStorage
+from penstock.storage.files_local import LocalStorage as Output
+from penstock.storage.folder import LocalFolder
+from penstock.storage.storage import LocalStorage
 
 BAD = ["..", "../x", "a/../../x", "/etc/passwd", "a//b", "./a", "a/.", "a\0b", "a\\..\\b", "a\nb", "a/", None, 7]
 GOOD = ["a", "a/b", "..a", "a..b", ".hidden", "a b", "ż/ü", "%2F"]

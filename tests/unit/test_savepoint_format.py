@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.epoch.storage import LocalStorage, MemoryStorage
+from penstock.checkpoint.history import Histories, Restored
+from penstock.checkpoint.spark_files import needed, tables_of
 from penstock.errors import (
     LedgerCorrupt,
     LedgerFromTheFuture,
@@ -19,11 +20,10 @@ from penstock.errors import (
     SavepointError,
     SavepointIncomplete,
 )
-from penstock.state import savepoint
-from penstock.state.checkpoint_files import needed, tables_of
-from penstock.state.folder import LocalFolder
-from penstock.state.history import Histories, Restored
-from penstock.state.savepoint import Kind, SavedQuery, SavedSink, Savepoint
+from penstock.savepoints import savepoint
+from penstock.savepoints.savepoint import Kind, SavedQuery, SavedSink, Savepoint
+from penstock.storage.folder import LocalFolder
+from penstock.storage.storage import LocalStorage, MemoryStorage
 
 DATA = Path(__file__).parent / "data"
 QUERY = SavedQuery(
@@ -74,7 +74,7 @@ def test_the_first_version_is_read() -> None:
 
 
 def test_a_field_of_a_later_minor_version_is_passed_over(tmp_path: Path) -> None:
-    from penstock.epoch.ledger import seal
+    from penstock.checkpoint.ledger import seal
 
     body = dataclasses.asdict(make(tmp_path / "a", {}))
     body["queries"]["totals"]["unheard"] = 1

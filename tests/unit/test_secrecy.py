@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SystemUnavailable, from_json
-from penstock.runtime.events import Events
-from penstock.runtime.registration import told
-from penstock.secrecy import MASK, is_secret, masked, secrets_of, shown, without_secrets
+from penstock.events import Events
+from penstock.process.registration import told
+from penstock.secrets import MASK, is_secret, masked, secrets_of, shown, without_secrets
 
 KAFKA = """
 sasl.password sasl.jaas.config ssl.key.password ssl.key.pem ssl.certificate.pem ssl.keystore.password

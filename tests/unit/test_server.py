@@ -16,7 +16,7 @@ import pytest
 from steered import Served, Steered, served
 
 from penstock.errors import ControlError, PreCommitFailed, TopicMissing
-from penstock.runtime.registry import Registry, State
+from penstock.process.registry import Registry, State
 from penstock.server import serving as served_by
 from penstock.server.client import Client, NoAnswer
 from penstock.server.lifecycle import Lifecycle
@@ -252,7 +252,7 @@ def test_every_error_has_flinks_shape(job: Served, method: str, path: str, body:
 
 
 def test_disposal(job: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    import penstock.state.savepoint as savepoints
+    import penstock.savepoints.savepoint as savepoints
 
     gone: list[str] = []
     monkeypatch.setattr(savepoints, "dispose", gone.append)

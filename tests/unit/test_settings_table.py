@@ -15,8 +15,8 @@ from penstock.config.option import Option
 from penstock.config.recovery import Recovery
 from penstock.config.registry import BY_KEY, OPTIONS
 from penstock.config.rest import Rest
+from penstock.config.restart_strategy import RestartStrategy
 from penstock.config.table import BEGIN, END, placed, table
-from penstock.runtime.restart import RestartStrategy
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "settings.md"

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from penstock import Checkpoints, Guarantee, SocketSource
+from penstock.contracts.guarantees import Chain, engine_link, wanted
+from penstock.contracts.sink import CheckContext
 from penstock.errors import (
     AccessDenied,
     ConfigurationError,
@@ -22,13 +24,11 @@ from penstock.errors import (
     SystemUnavailable,
     ValueTooLarge,
 )
-from penstock.guarantees import Chain, engine_link, wanted
-from penstock.sinks.base import CheckContext
-from penstock.sources import journal as journals
-from penstock.sources.journal import Journal
-from penstock.sources.journal_reader import JournalReader
-from penstock.sources.socket_receiver import Receiver, whole_lines
-from penstock.testing.failpoints import InjectedFault, hooked
+from penstock.failpoints import InjectedFault, hooked
+from penstock.sources.socket import journal as journals
+from penstock.sources.socket.journal import Journal
+from penstock.sources.socket.journal_reader import JournalReader
+from penstock.sources.socket.receiver import Receiver, whole_lines
 from tests.support.lines import LineServer
 from tests.support.waiting import until
 
@@ -37,7 +37,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from penstock.epoch.task import TaskFault, fault_in
-from penstock.sources.socket_reader import JournalledLines, LineReader, decoded
+from penstock.sources.socket.reader import JournalledLines, LineReader, decoded
 
 
 @pytest.fixture

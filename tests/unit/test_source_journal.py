@@ -28,17 +28,17 @@ from penstock.errors import (
     Superseded,
     SystemUnavailable,
 )
-from penstock.sources import journal as journals
-from penstock.sources.journal import Journal
-from penstock.sources.journal_format import HEADER_BYTES, pack_frame, pack_header, segment_name
-from penstock.sources.journal_reader import JournalReader
+from penstock.sources.socket import journal as journals
+from penstock.sources.socket.journal import Journal
+from penstock.sources.socket.journal_format import HEADER_BYTES, pack_frame, pack_header, segment_name
+from penstock.sources.socket.journal_reader import JournalReader
 
 STORED = Path(__file__).parent / "data" / "journal-v1"
 
 WRITER = """
 import sys
 from pathlib import Path
-from penstock.sources.journal import Journal
+from penstock.sources.socket.journal import Journal
 journal = Journal(Path(sys.argv[1]), job="words", source="lines", segment_bytes=2000)
 number = 0
 while True:

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from penstock.epoch.spark_log import END_OF_TIME, STATE_FORMAT, SparkLog
-from penstock.epoch.storage import MemoryStorage
+from penstock.checkpoint.spark_log import END_OF_TIME, STATE_FORMAT, SparkLog
 from penstock.errors import LedgerCorrupt
+from penstock.storage.storage import MemoryStorage
 
 # As PySpark 4.2.0 writes them.
 CONF = {"spark.sql.streaming.stateStore.providerClass": "…", "spark.sql.shuffle.partitions": "2"}

@@ -14,14 +14,14 @@ import pytest
 from test_state_metadata import HASHMAP, KEY, PARTITIONS, PROVIDER, aggregation
 from typer.testing import CliRunner
 
+from penstock.checkpoint.ledger import seal
 from penstock.cli.main import app
-from penstock.epoch.ledger import seal
 from penstock.errors import ConfigurationError, LedgerCorrupt, LedgerFromTheFuture, SavepointIncomplete
-from penstock.state.folder import LocalFolder
-from penstock.state.look import choose, overview, places
-from penstock.state.lookup import rows, wanted_key
-from penstock.state.savepoint import METADATA, Kind, SavedQuery, Savepoint
-from penstock.state.typed import shown
+from penstock.savepoints.rows import rows, wanted_key
+from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, Savepoint
+from penstock.savepoints.stores import choose, overview, places
+from penstock.spark_state.typed import shown
+from penstock.storage.folder import LocalFolder
 
 
 def field(name: str, kind: Any) -> dict[str, Any]:

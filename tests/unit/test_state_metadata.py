@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.checkpoint.spark_offsets import conf_of, set_conf
 from penstock.errors import ConfigurationError, LedgerCorrupt
-from penstock.state.folder import LocalFolder
-from penstock.state.inspect import operators
-from penstock.state.metadata import families, read_metadata, relocate
-from penstock.state.offsets import conf_of, set_conf
-from penstock.state.rewrite import Goal
+from penstock.spark_state.metadata import families, read_metadata, relocate
+from penstock.spark_state.operators import operators
+from penstock.spark_state.rewrite import Goal
+from penstock.storage.folder import LocalFolder
 
 KEY = {"type": "struct", "fields": [{"name": "k", "type": "string", "nullable": True, "metadata": {}}]}
 VALUE = {"type": "struct", "fields": [{"name": "n", "type": "long", "nullable": False, "metadata": {}}]}

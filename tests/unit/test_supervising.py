@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 from py4j.protocol import Py4JNetworkError
 
+from penstock.cli import program
 from penstock.cli import run as command_line
+from penstock.config.restart_strategy import RestartStrategy
 from penstock.errors import ConfigurationError, PreCommitFailed, SystemUnavailable, TopicMissing
-from penstock.runtime import lifeline, program
-from penstock.runtime.lifeline import CRASHED, DONE, FAILED, GAVE_UP, Told
-from penstock.runtime.restart import Restarts, RestartStrategy
-from penstock.runtime.supervisor import End, judge
+from penstock.process import lifeline
+from penstock.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, Told
+from penstock.process.restart import Restarts
+from penstock.process.supervisor import End, judge
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_settings_that_cannot_be_are_refused_before_anything_starts() -> None:
 
 def test_the_supervisor_is_small() -> None:
     script = (
-        "import sys, penstock.cli.main, penstock.runtime.supervisor, penstock.config.settings\n"
+        "import sys, penstock.cli.main, penstock.process.supervisor, penstock.config.settings\n"
         "sys.exit(str({'pyspark', 'py4j', 'pyarrow', 'numpy', 'pandas', 'confluent_kafka'} & set(sys.modules) or ''))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -13,13 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from memory_files import MemoryFiles
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, StorageFull, SystemUnavailable
-from penstock.sinks.base import Committable, Outcome, SinkScope
-from penstock.sinks.files.storage import Storage
 from penstock.sinks.tables.columns import types_of
 from penstock.sinks.tables.committer import TableCommitter
 from penstock.sinks.tables.target import Change, Journal, Known, Target, Written, marker_name, private_folder
+from penstock.storage.files import Storage
 from tests.support.sleeping import sleeping
 
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string())])

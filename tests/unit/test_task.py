@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import Deadline
 from penstock.epoch.channel import HASH_COLUMN, How, Writing
 from penstock.epoch.outputs import left_strays, ran_again
 from penstock.epoch.task import TaskFault, _write, attempt_of, committable, fault_in
 from penstock.errors import SystemUnavailable, ValueTooLarge
-from penstock.sinks.base import Committer, SinkScope, TwoPhaseSink, Writer, WriterScope
 
 SCOPE = WriterScope(SinkScope("job", "out", 3), epoch=5, attempt=1, partition=2, task_attempt=77)
 

@@ -17,23 +17,25 @@ import pyarrow as pa
 import pytest
 
 from penstock import FileSink
+from penstock.checkpoint.belonging import check_sources
+from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome
+from penstock.checkpoint.ledger import Ledger
 from penstock.cli import main as cli
+from penstock.cli import program
+from penstock.contracts.sink import Committer, Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.epoch.conductor import Conductor, Timing
-from penstock.epoch.identity import check_sources
-from penstock.epoch.ledger import Ledger
-from penstock.epoch.protocol import Committable, Decision, DecisionId, Found, Outcome, honoured, recover
-from penstock.epoch.storage import LocalStorage
+from penstock.epoch.driver import Conductor, Timing
+from penstock.epoch.protocol import Found, honoured, recover
 from penstock.errors import ConfigurationError, LedgerLost, OutcomeUnknown, TransactionRefused, WritersLost
-from penstock.runtime import program, settlement
-from penstock.runtime.events import Events
-from penstock.runtime.identity import mark
-from penstock.runtime.job_ledgers import Decided, JobLedgers, QueryLedger
-from penstock.runtime.orphans import Verdict, judged, look
-from penstock.runtime.orphans_kafka import _own_prefix, _uid, client_options
-from penstock.runtime.registry import Entry, Registry, State
-from penstock.sinks.base import Committer, Leftover, SinkScope, WriterScope
+from penstock.events import Events
+from penstock.process.registry import Entry, Registry, State
+from penstock.processes import mark
 from penstock.sinks.files.commit import FileCommitter
+from penstock.storage.storage import LocalStorage
+from penstock.transactions import settlement
+from penstock.transactions.kafka import _own_prefix, _uid, client_options
+from penstock.transactions.ledgers import Decided, JobLedgers, QueryLedger
+from penstock.transactions.orphans import Verdict, judged, look
 
 BARRIER = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{"n":1}'
 

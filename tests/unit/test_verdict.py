@@ -15,7 +15,7 @@ from pyspark.errors import (
 
 from penstock import errors
 from penstock.errors import PenstockError
-from penstock.runtime.verdict import Verdict, chain, classify, jvm_gone, out_of_memory
+from penstock.process.error_class import Verdict, chain, classify, jvm_gone, out_of_memory
 
 RETRY, FATAL, UNKNOWN = Verdict.RETRY, Verdict.FATAL, Verdict.UNKNOWN
 

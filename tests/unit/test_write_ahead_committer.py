@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.checkpoint.inflight_log import LogWriter
+from penstock.contracts.sink import Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.epoch.inflight.log import LogWriter
 from penstock.errors import ConfigurationError, PreCommitFailed, StorageFull, SystemUnavailable
-from penstock.sinks.base import Committable, Leftover, Outcome, SinkScope, WriterScope
 from penstock.sinks.write_ahead import WriteAheadSink
 from penstock.sinks.write_ahead.commit import HandingCommitter, LoggingWriter
 from penstock.sinks.write_ahead.journal import KEPT_EPOCHS, Journal

@@ -30,9 +30,9 @@ def config(
 
     A job's file is loaded but not run, so only a Job at module level is seen.
     """
+    from penstock.cli.program import load_job
     from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
     from penstock.config.settings import resolve
-    from penstock.runtime.program import load_job
 
     if file is not None:
         os.environ[FILE_VARIABLE] = str(file)

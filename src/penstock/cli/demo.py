@@ -16,8 +16,8 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the folder with all files for a look.")] = False,
 ) -> None:
     """Show it: a job is killed again and again, and every row still comes out exactly once."""
-    from penstock.dev.demo import DemoOptions, run_demo
-    from penstock.runtime.program import prepare_environment
+    from penstock.cli.program import prepare_environment
+    from penstock.dev.demo.run import DemoOptions, run_demo
 
     prepare_environment()
     status = run_demo(DemoOptions(rows=rows, kills=kills, kafka=kafka, json=json, seed=seed, keep=keep))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from penstock.cli.output import Output
 from penstock.errors import ControlError, PenstockError, from_json
-from penstock.runtime.detach import detach, wait_until_running
-from penstock.runtime.registry import Entry, Registry, State
+from penstock.process.detach import detach, wait_until_running
+from penstock.process.registry import Entry, Registry, State
 
 
 def start(script: Path, arguments: list[str], *, as_json: bool) -> int:

@@ -24,7 +24,7 @@ def kafka_up(
     json: Json = False,
 ) -> None:
     """Start the broker, or find it running."""
-    from penstock.dev import service
+    from penstock.dev.servers import service
 
     Output.choose(json).record("Development Kafka", service.as_dict(service.up(port)))
 
@@ -32,7 +32,7 @@ def kafka_up(
 @kafka.command("down")
 def kafka_down(json: Json = False) -> None:
     """Stop the broker; its topics stay for the next time."""
-    from penstock.dev import service
+    from penstock.dev.servers import service
 
     Output.choose(json).record("Development Kafka", service.as_dict(service.down()))
 
@@ -40,7 +40,7 @@ def kafka_down(json: Json = False) -> None:
 @kafka.command("status")
 def kafka_status(json: Json = False) -> None:
     """Say whether the broker runs, and where. Exit status 1 when it does not."""
-    from penstock.dev import service
+    from penstock.dev.servers import service
 
     now = service.status()
     Output.choose(json).record("Development Kafka", service.as_dict(now))
@@ -54,7 +54,7 @@ def jars(
     json: Json = False,
 ) -> None:
     """Fetch the locked jars into the cache; does nothing when they are there."""
-    from penstock.runtime.jars import DEFAULT_SETS, is_present, jar_folder, jar_set, locked
+    from penstock.spark.jars import DEFAULT_SETS, is_present, jar_folder, jar_set, locked
 
     output = Output.choose(json)
     rows = []
@@ -79,7 +79,7 @@ def jars(
 @app.command("java")
 def java(json: Json = False) -> None:
     """Show the Java that Spark and the broker will run on."""
-    from penstock.runtime.java import find_java
+    from penstock.spark.java import find_java
 
     found = find_java()
     Output.choose(json).record("Java", {"home": str(found.home), "version": found.version, "found_by": found.origin})

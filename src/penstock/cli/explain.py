@@ -15,7 +15,7 @@ _JSON = typer.Option("--json", help="JSON instead of a table.")
 
 def explain(script: Annotated[Path, _SCRIPT], as_json: Annotated[bool, _JSON] = False) -> None:
     """Show the chain of each query, what each link promises and why, and the weakest."""
-    from penstock.runtime.program import load_job
+    from penstock.cli.program import load_job
 
     rows = []
     for query, chain in load_job(script).chains().items():
@@ -40,7 +40,7 @@ def check(script: Annotated[Path, _SCRIPT], as_json: Annotated[bool, _JSON] = Fa
 
     Exit status 1, with the error, where something cannot work; what is only unwise is listed.
     """
-    from penstock.runtime.program import load_job
+    from penstock.cli.program import load_job
 
     output = Output.choose(as_json)
     job = load_job(script)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from penstock.cli.moments import span
+from penstock.cli.job_target import Target, client_at, names, running
 from penstock.cli.output import Output
-from penstock.cli.targets import Target, client_at, names, running
+from penstock.cli.time_text import span
 from penstock.errors import ControlError
-from penstock.runtime.registry import Entry, Registry, State, now_ms
+from penstock.process.registry import Entry, Registry, State, now_ms
 
 if TYPE_CHECKING:
     from typer._click import Context  # type: ignore[import-not-found, unused-ignore]
@@ -213,7 +213,7 @@ def _show_end(output: Output, target: Target, entry: Entry | None, path: str | N
 
 def _dispose(path: str, manager: str | None) -> None:
     if manager is None:
-        from penstock.state.savepoint import dispose
+        from penstock.savepoints.savepoint import dispose
 
         dispose(path)
         return

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.targets import known
+from penstock.cli.job_target import known
 from penstock.errors import ControlError
-from penstock.runtime.registry import Registry
+from penstock.process.registry import Registry
 
 _POLL_SECONDS = 0.1
 _CHUNK = 1 << 16

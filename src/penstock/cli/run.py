@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli import program
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
 from penstock.config.recovery_options import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
-from penstock.runtime import program
 
 if TYPE_CHECKING:
-    from penstock.runtime.restart import RestartStrategy
+    from penstock.config.restart_strategy import RestartStrategy
 
 #: Everything after the script's name is the script's own, options included.
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -105,10 +105,10 @@ def run(
 
 
 def _supervised(script: Path, arguments: list[str]) -> int:
-    from penstock.runtime.events import Events
-    from penstock.runtime.registration import ID_VARIABLE, Supervised
-    from penstock.runtime.registry import Registry
-    from penstock.runtime.supervisor import Supervisor, command
+    from penstock.events import Events
+    from penstock.process.registration import ID_VARIABLE, Supervised
+    from penstock.process.registry import Registry
+    from penstock.process.supervisor import Supervisor, command
 
     _speak()
     strategy = _strategy()

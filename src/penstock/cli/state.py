@@ -11,7 +11,7 @@ from penstock.cli.output import Output
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.state.look import Kept
+    from penstock.savepoints.stores import Kept
 
 
 def state(
@@ -33,10 +33,10 @@ def state(
 
     With --operator, --store or --key, show rows. The job is not started; Spark is, where rows are not in Parquet.
     """
-    from penstock.epoch.storage import local_path
-    from penstock.state.look import choose, overview, places
-    from penstock.state.lookup import count as count_rows
-    from penstock.state.lookup import rows
+    from penstock.savepoints.rows import count as count_rows
+    from penstock.savepoints.rows import rows
+    from penstock.savepoints.stores import choose, overview, places
+    from penstock.storage.storage import local_path
 
     output = Output.choose(as_json)
     found = [kept for place in places(path, None if local_path(path) else _session()) for kept in overview(place)]
@@ -87,7 +87,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _session() -> SparkSession:
-    from penstock.runtime.spark import running_session, session
+    from penstock.spark.session import running_session, session
 
     running = running_session()
     return running or session("penstock state", conf={}, jars=[], local_storage=True)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.moments import span
 from penstock.cli.output import Output
-from penstock.cli.scene import Scene, scene
+from penstock.cli.time_text import span
+from penstock.cli.transactions_target import Scene, scene
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.runtime.orphans import Orphan, Report
-    from penstock.runtime.settlement import Unprovable
+    from penstock.transactions.orphans import Orphan, Report
+    from penstock.transactions.settlement import Unprovable
 
 app = typer.Typer(help="What dead jobs left open in other systems, and its end.", no_args_is_help=True)
 
@@ -121,8 +121,8 @@ def commit(
 ) -> None:
     """Commit what is decided, as the job's next start would; each outcome is proven. Whole epochs: with ids, those
     they belong to."""
-    from penstock.runtime import settlement
-    from penstock.runtime.orphans import Verdict
+    from penstock.transactions import settlement
+    from penstock.transactions.orphans import Verdict
 
     output = Output.choose(as_json)
     rows: list[dict[str, Any]] = []
@@ -177,8 +177,8 @@ def abort(
     as_json: Json = False,
 ) -> None:
     """Abort what is not decided, and fence its writers; what is decided stays as it is."""
-    from penstock.runtime import settlement
-    from penstock.runtime.orphans import Verdict
+    from penstock.transactions import settlement
+    from penstock.transactions.orphans import Verdict
 
     output = Output.choose(as_json)
     with scene(places, script, servers, config, prefix) as given, output.working("Aborting …"):
@@ -236,8 +236,8 @@ def resolve(
 ) -> None:
     """Say what became of decided transactions that the other system has forgotten, after a look at what it holds. Only
     where nothing can be proven; a wrong word loses or doubles their rows."""
-    from penstock.epoch.protocol import Outcome
-    from penstock.runtime import settlement
+    from penstock.checkpoint.decision import Outcome
+    from penstock.transactions import settlement
 
     outcomes = {"committed": Outcome.ALREADY_COMMITTED, "lost": Outcome.LOST}
     if verdict is not None and verdict not in outcomes:
@@ -284,8 +284,8 @@ def register(root: typer.Typer) -> None:
 
 def _forced(output: Output, given: Scene, *, commit: bool, force: bool) -> None:
     """End transactions of which no ledger is known: only those that are named, and only by force."""
-    from penstock.runtime.orphans import Verdict
-    from penstock.runtime.settlement import wrong_way
+    from penstock.transactions.orphans import Verdict
+    from penstock.transactions.settlement import wrong_way
 
     assert given.cluster is not None
     chosen = given.named(given.look().orphans) if given.ids else []
@@ -297,7 +297,7 @@ def _forced(output: Output, given: Scene, *, commit: bool, force: bool) -> None:
 
 
 def _unproven(one: Unprovable, verdict: str | None) -> dict[str, Any]:
-    from penstock.runtime.orphans import name_of
+    from penstock.transactions.orphans import name_of
 
     return {
         "query": one.query,

@@ -14,10 +14,10 @@ from penstock.config.registry import BY_KEY, BY_NAME, nearest
 from penstock.config.state import StateBackend
 from penstock.durations import duration_text
 from penstock.errors import ConfigurationError
-from penstock.secrecy import masked, shown
+from penstock.secrets import masked, shown
 
 if TYPE_CHECKING:
-    from penstock.runtime.restart import RestartStrategy
+    from penstock.config.restart_strategy import RestartStrategy
 
 CODE, OPTIONS, DEFAULT = "code", "-D", "default"
 LOG_LEVEL = "penstock.log.level"  # of Spark, so it travels with Spark's settings

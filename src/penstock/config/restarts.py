@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.config.restart_options import EXPONENTIAL, FIXED, NONE, RATE
-from penstock.runtime.restart import RestartStrategy
+from penstock.config.restart_strategy import RestartStrategy
 
 
 def build(kind: str, values: Mapping[str, Any]) -> RestartStrategy:

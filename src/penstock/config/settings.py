@@ -17,12 +17,12 @@ from penstock.config.registry import BY_NAME
 from penstock.config.registry import OPTIONS as ALL
 from penstock.config.rest import Rest
 from penstock.config.restart_options import NONE
+from penstock.config.restart_strategy import RestartStrategy
 from penstock.config.restarts import build
 from penstock.config.spark_conf import PARTITIONS, Asked, asked
 from penstock.config.state import PROVIDER, Backend, StateBackend, backend_of
 from penstock.errors import ConfigurationError
-from penstock.runtime.restart import RestartStrategy
-from penstock.secrecy import shown
+from penstock.secrets import shown
 
 log = logging.getLogger("penstock")
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from penstock.epoch.inflight.log import LogWriter
+from penstock.checkpoint.inflight_log import LogWriter
 from penstock.epoch.inflight.tee import SideWriter
-from penstock.testing.failpoints import failpoint
+from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pyarrow as pa
 
-    from penstock.sinks.base import TwoPhaseSink, Writer, WriterScope
+    from penstock.contracts.sink import TwoPhaseSink, Writer, WriterScope
 
 HASH_COLUMN = "__penstock_hash"
 

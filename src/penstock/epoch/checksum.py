@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
-    from penstock.epoch.protocol import Committable
+    from penstock.checkpoint.decision import Committable
 
 MODULO = 1 << 64
 FLAT, NESTED = 0, 1

@@ -11,32 +11,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.backlog import is_logged, prepared_of
+from penstock.checkpoint.belonging import check_sources, history_of, strangers
+from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.config import Checkpoints
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.channel import How, Writing
 from penstock.epoch.checksum import rules_of
-from penstock.epoch.conductor import Conductor, Timing, log
-from penstock.epoch.identity import check_sources, history_of, strangers
-from penstock.epoch.inflight.backlog import is_logged, prepared_of
+from penstock.epoch.driver import Conductor, Timing, log
 from penstock.epoch.limits import Gate, Watchdog
 from penstock.epoch.log_repair import look, query_of, restore
 from penstock.epoch.notes import EpochNotes, EpochObserver
 from penstock.epoch.outputs import EpochOutputs
-from penstock.epoch.protocol import Committable, Decision, DecisionId, Outcome, Replay, Resume, WriterId
+from penstock.epoch.protocol import Replay, Resume
 from penstock.epoch.row_sizes import RowSizes
 from penstock.epoch.watermark import WatermarkTracker
 from penstock.errors import JobStopped, PenstockError, SavepointError
-from penstock.testing.failpoints import failpoint
+from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from penstock.checkpoint.ledger import Ledger
+    from penstock.checkpoint.spark_log import Barrier, SparkLog
+    from penstock.contracts.sink import TwoPhaseSink
     from penstock.epoch.inflight.manager import InFlight
-    from penstock.epoch.ledger import Ledger
-    from penstock.epoch.spark_log import Barrier, SparkLog
-    from penstock.runtime.events import Events
-    from penstock.sinks.base import TwoPhaseSink
+    from penstock.events import Events
 
 Body = Callable[["DataFrame", EpochOutputs], None]
 """What a query does with an epoch: call `outputs.write` for each of its sinks."""

@@ -11,8 +11,8 @@ from penstock.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from penstock.contracts.sink import TwoPhaseSink
     from penstock.epoch.outputs import EpochOutputs
-    from penstock.sinks.base import TwoPhaseSink
 
 EpochFunction = Callable[["DataFrame", "Epoch"], None]
 

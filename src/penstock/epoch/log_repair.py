@@ -15,16 +15,17 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.belonging import check_barrier, history_of
+from penstock.checkpoint.spark_log import commit_text, state_format_of
 from penstock.epoch import protocol
-from penstock.epoch.identity import check_barrier, history_of
-from penstock.epoch.spark_log import commit_text, state_format_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.epoch.ledger import Ledger, Manifest
-    from penstock.epoch.protocol import DecisionId, Found
-    from penstock.epoch.spark_log import Barrier, SparkLog
+    from penstock.checkpoint.decision import DecisionId
+    from penstock.checkpoint.ledger import Ledger, Manifest
+    from penstock.checkpoint.spark_log import Barrier, SparkLog
+    from penstock.epoch.protocol import Found
 
 _STATE = re.compile(r"^(\d+)(?:_[^.]+)?\.(?:delta|snapshot|zip|changelog)$")
 _PARTITION = re.compile(r"^\d+$")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from penstock.epoch.protocol import Committable
-    from penstock.epoch.spark_log import Barrier
+    from penstock.checkpoint.decision import Committable
+    from penstock.checkpoint.spark_log import Barrier
 
 
 @dataclass

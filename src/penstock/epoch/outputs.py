@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.epoch.channel import How, Writing
 from penstock.epoch.checksum import hashed, rule_for
@@ -21,7 +22,6 @@ from penstock.epoch.task import (
     writer_task,
 )
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
-from penstock.sinks.base import SinkScope, TwoPhaseSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
     from pyspark.sql import DataFrame
 
-    from penstock.epoch.protocol import Committable
+    from penstock.checkpoint.decision import Committable
 
 log = logging.getLogger("penstock")
 _PATIENCE = 1.0  # a needless sweep costs one request, so waiting longer for Spark's bookkeeping is not worth it

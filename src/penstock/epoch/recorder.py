@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.record import COMPLETE, Alignment, CheckpointRecord, OperatorState, tidy
 from penstock.deadline import Deadline
-from penstock.epoch.record import COMPLETE, Alignment, CheckpointRecord, OperatorState, tidy
-from penstock.epoch.storage import AlreadyExists
+from penstock.storage.storage import AlreadyExists
 
 if TYPE_CHECKING:
-    from penstock.epoch.storage import Storage
+    from penstock.storage.storage import Storage
 
 log = logging.getLogger("penstock")
 

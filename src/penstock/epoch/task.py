@@ -12,12 +12,12 @@ import re
 import struct
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.decision import Committable
+from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.epoch.channel import Channel, How, Writing, open_channel
 from penstock.epoch.checksum import FLAT, checksum_of, sum_of_hashes
-from penstock.epoch.protocol import Committable
 from penstock.errors import PenstockError, from_json
-from penstock.sinks.base import SinkScope, TwoPhaseSink, WriterScope
-from penstock.testing.failpoints import failpoint
+from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -23,8 +23,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from penstock.errors import ControlError, PenstockError
-from penstock.runtime.registration import Registration
-from penstock.runtime.registry import ID, now_ms
+from penstock.process.registration import Registration
+from penstock.process.registry import ID, now_ms
 from penstock.server import bodies
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.names import Asgi, KnownNames
@@ -194,7 +194,7 @@ class _Paths:
             raise HTTPException(400, "savepoint-path is missing")
 
         def work(_: str) -> dict[str, Any]:
-            from penstock.state.savepoint import dispose
+            from penstock.savepoints.savepoint import dispose
 
             dispose(path)
             return {}

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.errors import ControlError, PenstockError, from_json
-from penstock.secrecy import masked
+from penstock.secrets import masked
 
 ERROR_HEADER = "X-Penstock-Error"
 _TIMEOUT_SECONDS = 30.0  # of one request; long work is polled

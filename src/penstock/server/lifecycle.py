@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import JobStopped
-from penstock.runtime.registration import Registration, told
-from penstock.runtime.registry import State, now_ms
+from penstock.process.registration import Registration, told
+from penstock.process.registry import State, now_ms
 from penstock.server.steerable import Steerable
 
 _BY_EVENT = {"started": State.RUNNING, "opened": State.RUNNING, "restarting": State.RESTARTING}

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.runtime import registration as registrations
-from penstock.runtime.registration import Registration
+from penstock.process import registration as registrations
+from penstock.process.registration import Registration
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.operations import Operations
 from penstock.server.steerable import Steerable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.config.rest import Rest
     from penstock.config.settings import Settings
-    from penstock.runtime.events import Events
+    from penstock.events import Events
 
 log = logging.getLogger("penstock")
 

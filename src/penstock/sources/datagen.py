@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError
-from penstock.sources.base import Source
 from penstock.sources.naming import reader
 
 if TYPE_CHECKING:

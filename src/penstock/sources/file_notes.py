@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from penstock.sources.verify import execution
+from penstock.spark.verify import execution
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.epoch.storage import Storage
+    from penstock.storage.storage import Storage
 
 
 def noted(notes: Storage, start: int, end: int) -> set[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.guarantees import Guarantee, Link
+from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError, FilesMissing
-from penstock.guarantees import Guarantee, Link
-from penstock.secrecy import masked
-from penstock.sources.base import Source
+from penstock.secrets import masked
 from penstock.sources.file_notes import listed, noted
 from penstock.sources.naming import reader
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from penstock.sources.verify import EpochRead
+    from penstock.contracts.source import EpochRead
 
 FORMATS = ("json", "csv", "parquet", "text", "orc")
 _DESCRIBED = ("parquet", "orc")  # each file holds its schema

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.guarantees import Guarantee, Link
+from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError
-from penstock.guarantees import Guarantee, Link
-from penstock.sources.base import Source
 from penstock.sources.naming import refuse_named_sources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
-    from penstock.runtime.lineage import Lineage
+    from penstock.spark.lineage import Lineage
 
 
 class FrameSource(Source):

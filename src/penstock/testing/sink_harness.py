@@ -11,8 +11,9 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Leftover, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import Deadline
-from penstock.sinks.base import Committable, Leftover, Outcome, SinkScope, TwoPhaseSink, Writer, WriterScope
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

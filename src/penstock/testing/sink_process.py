@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.sinks.base import TwoPhaseSink, WriterScope
+    from penstock.contracts.sink import TwoPhaseSink, WriterScope
 
 
 def prepare_and_die(sink: TwoPhaseSink, scope: WriterScope, batch: pa.RecordBatch, patience: float) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import KafkaSink
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.epoch.channel import Writing
 from penstock.epoch.outputs import EpochOutputs
 from penstock.epoch.row_sizes import RowSizes
-from penstock.sinks.base import SinkScope, WriterScope
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,24 +15,25 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.backlog import Entry, log_of, prepared_of
+from penstock.checkpoint.decision import Committable, Decision, Outcome, WriterId
+from penstock.checkpoint.inflight_log import read_log
+from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.channel import HASH_COLUMN
 from penstock.epoch.checksum import MODULO, sum_of_hashes
-from penstock.epoch.conductor import Conductor, Timing
-from penstock.epoch.inflight.backlog import Entry, log_of, prepared_of
-from penstock.epoch.inflight.log import read_log
-from penstock.epoch.protocol import Committable, Decision, Outcome, Replay, WriterId
+from penstock.epoch.driver import Conductor, Timing
+from penstock.epoch.protocol import Replay
 from penstock.errors import LedgerCorrupt, OutcomeUnknown, PenstockError
-from penstock.sinks.base import SinkScope, TwoPhaseSink, WriterScope
-from penstock.testing.failpoints import failpoint
+from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
-    from penstock.epoch.inflight.backlog import Backlog
+    from penstock.checkpoint.backlog import Backlog
+    from penstock.checkpoint.ledger import Ledger
+    from penstock.contracts.sink import Committer
     from penstock.epoch.inflight.pen import Pen
-    from penstock.epoch.ledger import Ledger
-    from penstock.runtime.events import Events
-    from penstock.sinks.base import Committer
+    from penstock.events import Events
 
 log = logging.getLogger("penstock")
 

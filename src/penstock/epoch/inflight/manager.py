@@ -6,24 +6,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.backlog import Backlog, log_of, prepared_of, with_prepared
+from penstock.checkpoint.decision import Committable, Outcome, WriterId
+from penstock.checkpoint.inflight_log import confirm, make_folder
+from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.epoch.channel import How, Writing
-from penstock.epoch.conductor import Timing
-from penstock.epoch.inflight.backlog import Backlog, log_of, prepared_of, with_prepared
+from penstock.epoch.driver import Timing
 from penstock.epoch.inflight.drainer import Drainer
-from penstock.epoch.inflight.log import confirm, make_folder
 from penstock.epoch.inflight.pen import Pen
-from penstock.epoch.protocol import Committable, Outcome, WriterId
 from penstock.errors import PenstockError, UidChanged
-from penstock.sinks.base import SinkScope, TwoPhaseSink
-from penstock.testing.failpoints import failpoint
+from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.ledger import Ledger
     from penstock.config import Checkpoints
-    from penstock.epoch.ledger import Ledger
     from penstock.epoch.limits import Gate
-    from penstock.epoch.storage import Storage
-    from penstock.runtime.events import Events
+    from penstock.events import Events
+    from penstock.storage.storage import Storage
 
 Seal = Callable[[Sequence[Committable], Deadline], Sequence[Committable]]
 CommitAtSinks = Callable[[int, Sequence[Committable], Deadline], Mapping[WriterId, Outcome]]

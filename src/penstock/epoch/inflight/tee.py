@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
-from penstock.testing.failpoints import failpoint
+from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.sinks.base import TwoPhaseSink, Writer, WriterScope
+    from penstock.contracts.sink import TwoPhaseSink, Writer, WriterScope
 
 _QUEUED = 4  # batches between the two; enough to keep both busy, little to hold in memory
 

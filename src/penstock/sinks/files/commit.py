@@ -37,11 +37,12 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, WriterScope
 from penstock.errors import PreCommitFailed
+from penstock.failpoints import failpoint
 from penstock.safe_names import safe_name, safe_part
-from penstock.sinks.base import Committable, Committer, Leftover, Outcome, SinkScope, Writer, WriterScope
-from penstock.sinks.files.storage import StagedFile, Storage, full_disk_named, is_full
-from penstock.testing.failpoints import failpoint
+from penstock.storage.files import StagedFile, Storage, full_disk_named, is_full
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.contracts.sink import Finding
 from penstock.errors import AccessDenied, ConfigurationError, StorageFull
-from penstock.sinks.base import Finding
 
 #: Below this a check warns: an epoch of a busy job writes more.
 _LITTLE_SPACE = 1 << 30

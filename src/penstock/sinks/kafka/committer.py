@@ -41,11 +41,12 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Committer, Leftover
 from penstock.errors import PreCommitFailed, SystemUnavailable
-from penstock.sinks.base import Committable, Committer, Leftover, Outcome
+from penstock.failpoints import active, failpoint
 from penstock.sinks.kafka.transactions import Described, Ended, Ending
 from penstock.sinks.kafka.unsure import UNSURE
-from penstock.testing.failpoints import active, failpoint
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline

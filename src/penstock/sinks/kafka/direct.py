@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.sinks.base import Writer
+from penstock.contracts.sink import Writer
 from penstock.sinks.kafka.columns import ACCEPTED
 from penstock.sinks.kafka.producer import Producer
 

@@ -14,12 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
-from penstock.sinks.kafka.wire import wire
+from penstock.kafka.wire import wire
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.decision import Committable
     from penstock.deadline import Deadline
-    from penstock.sinks.base import Committable
-    from penstock.sinks.kafka.lanes import Lanes
+    from penstock.kafka.lanes import Lanes
 
 _EARLIEST = -2
 _FETCH_BYTES = 32 * 1024 * 1024

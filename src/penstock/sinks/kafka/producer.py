@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.errors import DataError, PenstockError, SchemaMismatch
-from penstock.sinks.kafka import faults
-from penstock.sinks.kafka.librdkafka import Fault, Handle, Undelivered
+from penstock.kafka import faults
+from penstock.kafka.librdkafka import Fault, Handle, Undelivered
 from penstock.sinks.kafka.messages import MESSAGE, arguments, messages, plain
 
 if TYPE_CHECKING:

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError
-from penstock.sinks.base import CheckContext, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
-from penstock.sinks.kafka import faults, settings
+from penstock.kafka import faults, settings
 from penstock.sinks.kafka.columns import shaped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from penstock.kafka.lanes import Lanes
     from penstock.sinks.kafka.committer import KafkaCommitter
-    from penstock.sinks.kafka.lanes import Lanes
     from penstock.sinks.kafka.writer import KafkaWriter
 
 
@@ -76,11 +76,12 @@ class KafkaSink(TwoPhaseSink):
         return replace(self, topic=f"{self.topic}{suffix}", create_topic=True)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
+        from penstock.kafka.reach import reach
         from penstock.sinks.kafka import check
 
         timeout = settings.seconds(self.transaction_timeout)
         check.timeouts(context, timeout)
-        exists = check.reach(self.servers, self._producer_settings(), self.topic)
+        exists = reach(self.servers, self._producer_settings(), self.topic)
         if not exists and not self.create_topic:
             raise faults.missing(str(self.topic))
         lanes = self._lanes()
@@ -137,7 +138,7 @@ class KafkaSink(TwoPhaseSink):
         return settings.for_producer(self.servers, self.options, settings.seconds(self.transaction_timeout))
 
     def _lanes(self) -> Lanes:
-        from penstock.sinks.kafka.lanes import Lanes
+        from penstock.kafka.lanes import Lanes
 
         return Lanes(self.servers, self.options)
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.sinks.kafka import faults
-from penstock.sinks.kafka.wire import wire
+from penstock.kafka import faults
+from penstock.kafka.wire import wire
 
 if TYPE_CHECKING:
-    from penstock.sinks.kafka.lanes import Lanes
+    from penstock.kafka.lanes import Lanes
 
 SECONDS = 30.0
 

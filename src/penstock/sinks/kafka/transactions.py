@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SystemUnavailable
-from penstock.sinks.kafka import faults
-from penstock.sinks.kafka.lanes import REQUEST_SECONDS, Lanes, NotSent
-from penstock.sinks.kafka.wire import wire
+from penstock.kafka import faults
+from penstock.kafka.lanes import REQUEST_SECONDS, Lanes, NotSent
+from penstock.kafka.wire import wire
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.decision import Committable
     from penstock.deadline import Deadline
-    from penstock.sinks.base import Committable
 
 _MOST_CACHED = 20_000
 _MOVED = (faults.COORDINATOR_LOADING, faults.COORDINATOR_NOT_AVAILABLE, faults.NOT_COORDINATOR)

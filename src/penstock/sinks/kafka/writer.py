@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import EpochError
-from penstock.sinks.base import Writer, WriterScope
 from penstock.sinks.kafka.columns import ACCEPTED
 from penstock.sinks.kafka.pool import POOL, Key, Pool
 

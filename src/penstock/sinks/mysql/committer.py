@@ -10,16 +10,17 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Committer, Leftover
 from penstock.deadline import Deadline
 from penstock.errors import PenstockError, PreCommitFailed, SystemUnavailable
-from penstock.sinks.base import Committable, Committer, Leftover, Outcome
+from penstock.failpoints import active, failpoint
 from penstock.sinks.mysql import faults, lanes, staged, xa
 from penstock.sinks.mysql.faults import ServerError
 from penstock.sinks.mysql.markers import Markers, cut
 from penstock.sinks.mysql.names import Names
 from penstock.sinks.mysql.session import Login, Session
 from penstock.sinks.sql.markers import PRUNE_EVERY
-from penstock.testing.failpoints import active, failpoint
 
 log = logging.getLogger(__name__)
 

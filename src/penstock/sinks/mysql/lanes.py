@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from penstock.checkpoint.decision import Committable, Outcome
 from penstock.errors import PenstockError
-from penstock.sinks.base import Committable, Outcome
 from penstock.sinks.mysql import xa
 from penstock.sinks.mysql.faults import ServerError
 from penstock.sinks.mysql.markers import Markers

@@ -16,7 +16,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from penstock.sinks.base import SinkScope, WriterScope
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.sinks.sql import names
 
 #: What tells our XA ids from those of other programs at a glance; any number will do.

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.guarantees import Guarantee, Link
+from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
 from penstock.durations import seconds
 from penstock.errors import ConfigurationError, SchemaMismatch
-from penstock.guarantees import Guarantee, Link
-from penstock.sinks.base import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
 from penstock.sinks.mysql.names import Names
 from penstock.sinks.mysql.session import Login, Session, opened
 from penstock.sinks.sql.modes import MODES, SqlMode, check_mode

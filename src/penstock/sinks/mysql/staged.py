@@ -25,7 +25,7 @@ from penstock.sinks.sql.faults import failed
 from penstock.sinks.sql.names import quoted
 
 if TYPE_CHECKING:
-    from penstock.sinks.base import Committable
+    from penstock.checkpoint.decision import Committable
 
 #: Seconds for a DROP that waits for a writer to notice that it is fenced; then its connection is ended.
 _DROP_SECONDS = 2

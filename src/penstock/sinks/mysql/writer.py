@@ -7,8 +7,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import PenstockError
-from penstock.sinks.base import Writer, WriterScope
 from penstock.sinks.mysql import faults, tables
 from penstock.sinks.mysql.encode import Statement
 from penstock.sinks.mysql.faults import SYSTEM, ServerError

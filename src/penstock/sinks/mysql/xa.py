@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from penstock.sinks.base import Outcome
+from penstock.checkpoint.decision import Outcome
 from penstock.sinks.mysql import faults
 from penstock.sinks.mysql.faults import ServerError
 from penstock.sinks.mysql.markers import Markers, Open, cut

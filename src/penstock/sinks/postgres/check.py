@@ -14,7 +14,7 @@ from penstock.sinks.sql import faults
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from penstock.sinks.base import CheckContext
+    from penstock.contracts.sink import CheckContext
     from penstock.sinks.postgres.sink import PostgresSink
 
 SECONDS = 20.0

@@ -14,9 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Committer, Leftover, SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import PenstockError, PreCommitFailed, SystemUnavailable
-from penstock.sinks.base import Committable, Committer, Leftover, Outcome, SinkScope
+from penstock.failpoints import active, failpoint
 from penstock.sinks.postgres import faults
 from penstock.sinks.postgres.line import Line
 from penstock.sinks.postgres.moves import Moves, name_of
@@ -25,7 +27,6 @@ from penstock.sinks.postgres.sweep import Sweep
 from penstock.sinks.postgres.writer import application
 from penstock.sinks.sql.markers import KEPT_EPOCHS, PRUNE_EVERY
 from penstock.sinks.sql.names import literal
-from penstock.testing.failpoints import active, failpoint
 
 if TYPE_CHECKING:
     from penstock.sinks.postgres.sink import PostgresSink

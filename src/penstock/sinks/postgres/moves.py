@@ -12,8 +12,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.decision import Committable, Outcome
 from penstock.errors import OutcomeUnknown, PreCommitFailed
-from penstock.sinks.base import Committable, Outcome
 from penstock.sinks.postgres.faults import SYSTEM
 from penstock.sinks.postgres.server import client
 from penstock.sinks.sql.faults import not_all

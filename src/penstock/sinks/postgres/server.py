@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
 from penstock.errors import ConfigurationError
-from penstock.secrecy import is_secret
+from penstock.secrets import is_secret
 from penstock.sinks.sql import faults
 
 #: A server that is gone without a word is noticed after about a minute, in a task as in the driver.

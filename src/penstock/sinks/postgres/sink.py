@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.guarantees import Guarantee, Link
+from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
 from penstock.durations import seconds
 from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, SystemUnavailable
-from penstock.guarantees import Guarantee, Link
-from penstock.sinks.base import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
 from penstock.sinks.postgres.catalog import Place
 from penstock.sinks.postgres.server import Server
 from penstock.sinks.sql import faults

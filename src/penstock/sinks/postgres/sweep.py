@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from penstock.contracts.sink import Leftover
 from penstock.errors import SystemUnavailable
-from penstock.sinks.base import Leftover
 from penstock.sinks.postgres.faults import OBJECT_IN_USE, UNDEFINED_OBJECT, state_of
 from penstock.sinks.postgres.server import client
 from penstock.sinks.sql.names import (
@@ -21,8 +21,8 @@ from penstock.sinks.sql.names import (
 )
 
 if TYPE_CHECKING:
+    from penstock.contracts.sink import SinkScope
     from penstock.deadline import Deadline
-    from penstock.sinks.base import SinkScope
     from penstock.sinks.postgres.catalog import Place
     from penstock.sinks.postgres.line import Line
 

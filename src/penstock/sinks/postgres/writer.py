@@ -13,9 +13,9 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.sink import Writer, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import EpochError, PenstockError
-from penstock.sinks.base import Writer, WriterScope
 from penstock.sinks.postgres import catalog, faults
 from penstock.sinks.postgres.line import SETTINGS, Line
 from penstock.sinks.postgres.loader import ArrowSession, Session, TextSession

@@ -20,13 +20,14 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Committer, Leftover, SinkScope
 from penstock.errors import PreCommitFailed
-from penstock.sinks.base import Committable, Committer, Leftover, Outcome, SinkScope
+from penstock.failpoints import failpoint
 from penstock.sinks.redis import scripts
 from penstock.sinks.redis.address import place, scrubbed
 from penstock.sinks.redis.client import Script, answered, fault, is_away, library
 from penstock.sinks.redis.layout import Layout, generation_of, numbers_of
-from penstock.testing.failpoints import failpoint
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline

@@ -15,7 +15,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from penstock.sinks.base import SinkScope, WriterScope
+from penstock.contracts.sink import SinkScope, WriterScope
 
 _NAME = re.compile(r"g(?P<generation>\d+)-e(?P<epoch>\d+)-a\d+-p(?P<partition>\d+)-t\d+-[0-9a-f]+")
 _TAG = re.compile(r"\{[^{}]+\}")

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.contracts.guarantees import Guarantee, Link
+from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.durations import seconds
 from penstock.errors import ConfigurationError
-from penstock.guarantees import Guarantee, Link
-from penstock.sinks.base import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.sinks.redis.address import place, require_readable
 from penstock.sinks.redis.layout import hash_tag
 

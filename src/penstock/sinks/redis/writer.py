@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed, ValueTooLarge
-from penstock.sinks.base import Writer, WriterScope
 from penstock.sinks.redis import scripts
 from penstock.sinks.redis.address import place
 from penstock.sinks.redis.client import Script, answered, connect

@@ -11,8 +11,8 @@ import re
 import secrets
 from hashlib import sha256
 
+from penstock.contracts.sink import WriterScope
 from penstock.errors import ConfigurationError
-from penstock.sinks.base import WriterScope
 
 #: Longest label of a sink; the rest of a writer's name takes at most 90 characters.
 _LABEL = 100

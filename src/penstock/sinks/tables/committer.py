@@ -31,10 +31,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyarrow.parquet as pq
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Committer, SinkScope
 from penstock.errors import PenstockError, PreCommitFailed, StorageFull
+from penstock.failpoints import failpoint
 from penstock.safe_names import safe_part
-from penstock.sinks.base import Committable, Committer, Outcome, SinkScope
-from penstock.sinks.files.storage import Storage
 from penstock.sinks.tables.columns import changed
 from penstock.sinks.tables.target import (
     Change,
@@ -48,7 +49,7 @@ from penstock.sinks.tables.target import (
     parse_marker,
     private_folder,
 )
-from penstock.testing.failpoints import failpoint
+from penstock.storage.files import Storage
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline

@@ -17,7 +17,7 @@ from penstock.sinks.files.statistics import leaves
 from penstock.sinks.tables.target import Written
 
 if TYPE_CHECKING:
-    from penstock.sinks.files.storage import StagedFile
+    from penstock.storage.files import StagedFile
 
 
 class DataFile:

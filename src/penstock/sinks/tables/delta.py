@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError, TableMissing
-from penstock.sinks.base import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
-from penstock.sinks.files.storage import normalise
 from penstock.sinks.tables.faults import shown
+from penstock.storage.files import normalise
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.durable import ensure_folder, sync
 from penstock.errors import ConfigurationError, MissingExtra
-from penstock.sinks.files.storage import Storage, is_local
 from penstock.sinks.tables.columns import strict_inside
 from penstock.sinks.tables.delta_stats import INDEXED, partition_values, statistics, supported
 from penstock.sinks.tables.faults import shown, told
 from penstock.sinks.tables.places import open_folder
 from penstock.sinks.tables.target import Change, Journal, Known, Target, Written, token_of
+from penstock.storage.durable import ensure_folder, sync
+from penstock.storage.files import Storage, is_local
 
 if TYPE_CHECKING:
-    from penstock.sinks.base import SinkScope
+    from penstock.contracts.sink import SinkScope
 
 _LOG = "_delta_log"
 _SWEPT = "penstock.swept"

@@ -10,7 +10,7 @@ from typing import Any
 
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
-from penstock.durable import ensure_folder, sync
+from penstock.storage.durable import ensure_folder, sync
 
 NAME = f"{__name__}.SyncedFileIO"
 

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import ConfigurationError, MissingExtra
-from penstock.sinks.files.storage import Storage
 from penstock.sinks.tables.columns import check_partitions, strict_inside
 from penstock.sinks.tables.delta_stats import told as told_bounds
 from penstock.sinks.tables.faults import told
 from penstock.sinks.tables.target import Change, Journal, Known, Target, Written
+from penstock.storage.files import Storage
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
-    from penstock.sinks.base import SinkScope
+    from penstock.contracts.sink import SinkScope
 
 #: Tokens the mark keeps. Only of the last epoch will anyone ask again; the rest is for epochs that were cut short.
 KEPT_TOKENS = 256
@@ -142,11 +142,11 @@ class IcebergTarget(Target):
 
         scheme, host, path = PyArrowFileIO.parse_location(root)
         if scheme == "file":
-            from penstock.sinks.files.local import LocalStorage
+            from penstock.storage.files_local import LocalStorage
 
             return LocalStorage(path)
-        from penstock.sinks.files.hdfs import ArrowStorage
         from penstock.sinks.tables.places import ObjectStorage
+        from penstock.storage.files_hadoop import ArrowStorage
 
         kind = ArrowStorage if scheme in ("hdfs", "viewfs") else ObjectStorage
         with self.told():

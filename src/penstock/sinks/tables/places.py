@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-from penstock.sinks.base import Finding
+from penstock.contracts.sink import Finding
 from penstock.sinks.files import room
-from penstock.sinks.files.hdfs import ArrowStorage
-from penstock.sinks.files.storage import Storage, is_local
+from penstock.storage.files import Storage, is_local
+from penstock.storage.files_hadoop import ArrowStorage
 
 #: What pyarrow calls what the environment, and `deltalake`, call so.
 _S3 = {
@@ -32,7 +32,7 @@ class ObjectStorage(ArrowStorage):
 def open_folder(path: str, options: Mapping[str, str]) -> Storage:
     """Storage for a table at a local path or an `s3://` address, with the options that `deltalake` takes."""
     if is_local(path):
-        from penstock.sinks.files.local import LocalStorage
+        from penstock.storage.files_local import LocalStorage
 
         return LocalStorage(path)
     from pyarrow.fs import S3FileSystem

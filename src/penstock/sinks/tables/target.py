@@ -23,8 +23,8 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
-    from penstock.sinks.base import SinkScope, WriterScope
-    from penstock.sinks.files.storage import Storage
+    from penstock.contracts.sink import SinkScope, WriterScope
+    from penstock.storage.files import Storage
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _DATA = re.compile(r"-(?P<token>[0-9a-f]{20})-\d+\.parquet$")

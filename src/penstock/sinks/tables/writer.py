@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed
-from penstock.sinks.base import Writer, WriterScope
 from penstock.sinks.tables.columns import adapted, check_partitions, fit, plain, types_of
 from penstock.sinks.tables.datafile import DataFile, by_partition
 from penstock.sinks.tables.target import Known, Target, Written, data_name, marker_body, marker_name

@@ -19,17 +19,18 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, WriterScope
 from penstock.errors import LedgerError, PenstockError, PreCommitFailed
-from penstock.sinks.base import Committable, Committer, Leftover, Outcome, SinkScope, Writer, WriterScope
-from penstock.sinks.files.storage import full_disk_named
+from penstock.failpoints import failpoint
 from penstock.sinks.write_ahead.journal import KEPT_EPOCHS, Journal, rows_name
-from penstock.testing.failpoints import failpoint
+from penstock.storage.files import full_disk_named
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.checkpoint.inflight_log import LogWriter
     from penstock.deadline import Deadline
-    from penstock.epoch.inflight.log import LogWriter
     from penstock.sinks.write_ahead.sink import WriteAheadSink
 
 log = logging.getLogger(__name__)

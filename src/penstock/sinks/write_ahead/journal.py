@@ -15,11 +15,11 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.epoch.inflight.log import LogFile, LogWriter, log_storage, read_log
+from penstock.checkpoint.inflight_log import LogFile, LogWriter, log_storage, read_log
+from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.safe_names import safe_part
-from penstock.sinks.base import SinkScope, WriterScope
 from penstock.sinks.files.commit import label
-from penstock.sinks.files.storage import full_disk_named
+from penstock.storage.files import full_disk_named
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.guarantees import Guarantee, Link
+from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError, PenstockError, SystemUnavailable
-from penstock.guarantees import Guarantee, Link
-from penstock.sinks.base import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.sinks.write_ahead.carried import carried
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ class WriteAheadSink(TwoPhaseSink):
         )
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        from penstock.epoch.inflight.log import log_storage
-        from penstock.epoch.storage import local_path
+        from penstock.checkpoint.inflight_log import log_storage
         from penstock.sinks.files import FileSink
+        from penstock.storage.storage import local_path
 
         path = local_path(self.log)
         found: list[Finding] = []

@@ -1,0 +1,260 @@
+"""What is known of one checkpoint once it is over: when, how long, how much, from which positions, with which state.
+
+    checkpoints/chk-12.json                        epoch 12, complete
+    checkpoints/chk-12.failed-1767225600250.json   an attempt at it that failed, by the time it was opened
+
+Records are for people and pages. Recovery never reads one: a record that is missing or damaged changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.checkpoint.ledger import seal, unseal
+from penstock.errors import LedgerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from penstock.checkpoint.decision import Committable
+    from penstock.storage.storage import Storage
+
+log = logging.getLogger("penstock")
+
+FOLDER = "checkpoints"
+COMPLETE, FAILED = "complete", "failed"
+MOST_PARTITIONS = 100
+"""How many partitions of an alignment are kept by name; of more, those that were waited for longest."""
+
+_KIND = "checkpoint"
+_NAME = re.compile(r"^chk-(?P<epoch>\d+)(?:\.failed-(?P<opened>\d+))?\.json$")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkShare:
+    """What one sink was given in an epoch. `writers` counts those with rows; `bytes` is None where nobody knows."""
+
+    sink: str
+    rows: int
+    writers: int
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorState:
+    """The state of one operator after the epoch, over all its partitions.
+
+    `memory_bytes` is what it uses in memory: on the heap with the hashmap backend, where it includes the versions kept
+    for going back; RocksDB's own memory with the other. `state_bytes` is the state itself: this version of it on the
+    heap, or RocksDB's files. None where Spark does not say."""
+
+    operator: str
+    rows: int
+    updated: int
+    removed: int
+    memory_bytes: int
+    state_bytes: int | None
+    backend: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCut:
+    """When one source partition was read up to the barrier. Times count from the barrier.
+
+    `started_ms` is when a task began to read it, `waited_ms` how long it then waited for the slowest. `source` is the
+    source's uid, None where it cannot be told; `rows` None where the source does not count."""
+
+    partition: str
+    source: str | None
+    rows: int | None
+    started_ms: float
+    reached_ms: float
+    waited_ms: float = 0.0
+
+    @property
+    def took_ms(self) -> float:
+        return self.reached_ms - self.started_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """When each source partition reached the cut of an epoch, slowest first.
+
+    `slowest` is the partition that all others waited for; `skew` how many times the median it took to read. `more`
+    partitions are not listed. `unknown` says why nothing, or not everything, is known; None if everything is."""
+
+    partitions: tuple[PartitionCut, ...]
+    slowest: str | None = None
+    skew: float | None = None
+    more: int = 0
+    unknown: str | None = None
+
+    @classmethod
+    def of(cls, cuts: Iterable[PartitionCut], unknown: str | None = None) -> Alignment:
+        ordered = sorted(cuts, key=lambda one: (-one.reached_ms, one.partition))
+        if not ordered:
+            return cls((), unknown=unknown)
+        last = ordered[0]
+        # Of an even number the lower one: with two partitions, the mean would hide what one of them waits for.
+        median = statistics.median_low(one.took_ms for one in ordered)
+        return cls(
+            tuple(
+                dataclasses.replace(one, waited_ms=round(last.reached_ms - one.reached_ms, 3))
+                for one in ordered[:MOST_PARTITIONS]
+            ),
+            slowest=last.partition,
+            skew=round(last.took_ms / max(median, 1.0), 2),
+            more=max(0, len(ordered) - MOST_PARTITIONS),
+            unknown=unknown,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """One checkpoint, or one attempt at it that failed (`outcome`, and `why`).
+
+    Times are seconds since 1970: the barrier taken over, the decision durable, the end. `positions` are the input
+    positions at the cut, as Spark logged them: uid and offset of each source, the uid None for a source that the job
+    does not know, the offset None for one without data yet. `state` is empty for a query without state, None where
+    Spark has not said; `alignment` None where it could not be measured."""
+
+    query: str
+    epoch: int
+    generation: int
+    mode: str
+    outcome: str
+    opened: float
+    ended: float
+    decided: float | None = None
+    precommit_ms: float | None = None
+    commit_ms: float | None = None
+    sinks: tuple[SinkShare, ...] = ()
+    inflight_bytes: int = 0
+    positions: tuple[tuple[str | None, Any], ...] = ()
+    state: tuple[OperatorState, ...] | None = None
+    alignment: Alignment | None = None
+    why: str | None = None
+
+    @property
+    def total_ms(self) -> float:
+        """From the barrier to the end, whatever the end was."""
+        return round((self.ended - self.opened) * 1000, 3)
+
+    @property
+    def rows(self) -> int:
+        return sum(one.rows for one in self.sinks)
+
+    @property
+    def state_bytes(self) -> int | None:
+        """Over all operators; None where it is not known of one of them, or of none."""
+        if not self.state or any(one.state_bytes is None for one in self.state):
+            return None
+        return sum(one.state_bytes or 0 for one in self.state)
+
+    def summary(self) -> dict[str, Any]:
+        """The main numbers, for an event."""
+        aligned, state = self.alignment, self.state
+        return {
+            "query": self.query,
+            "epoch": self.epoch,
+            "generation": self.generation,
+            "mode": self.mode,
+            "outcome": self.outcome,
+            "why": self.why,
+            "rows": self.rows,
+            "total_ms": self.total_ms,
+            "precommit_ms": self.precommit_ms,
+            "commit_ms": self.commit_ms,
+            "inflight_bytes": self.inflight_bytes,
+            "state_rows": None if state is None else sum(one.rows for one in state),
+            "state_bytes": self.state_bytes,
+            "slowest": aligned.slowest if aligned else None,
+            "skew": aligned.skew if aligned else None,
+            "waited_ms": max((one.waited_ms for one in aligned.partitions), default=None) if aligned else None,
+        }
+
+    @property
+    def file(self) -> str:
+        """Where it is kept, below the query's folder."""
+        failed = "" if self.outcome == COMPLETE else f".failed-{round(self.opened * 1000)}"
+        return f"{FOLDER}/chk-{self.epoch}{failed}.json"
+
+    def to_bytes(self) -> bytes:
+        return seal(_KIND, dataclasses.asdict(self))
+
+    @classmethod
+    def of(cls, data: bytes, where: str) -> CheckpointRecord:
+        """The record in `data`, whichever version wrote it; a field that this version does not know is passed over."""
+        body = unseal(_KIND, data, where)
+        alignment = body.get("alignment")
+        if alignment is not None:
+            alignment = _make(Alignment, alignment, partitions=_makes(PartitionCut, alignment["partitions"]))
+        return _make(
+            cls,
+            body,
+            sinks=_makes(SinkShare, body["sinks"]),
+            positions=tuple((uid, offset) for uid, offset in body["positions"]),
+            state=None if body["state"] is None else _makes(OperatorState, body["state"]),
+            alignment=alignment,
+        )
+
+
+def shares_of(committables: Iterable[Committable]) -> tuple[SinkShare, ...]:
+    """What each sink was given. `bytes` where every writer's payload says so, under that name."""
+    by_sink: dict[str, list[Committable]] = {}
+    for one in committables:
+        by_sink.setdefault(one.sink, []).append(one)
+    return tuple(_share(sink, [one for one in own if one.rows]) for sink, own in sorted(by_sink.items()))
+
+
+def _share(sink: str, writers: Sequence[Committable]) -> SinkShare:
+    sizes = [one.payload.get("bytes") for one in writers]
+    known = bool(sizes) and all(isinstance(one, int) for one in sizes)
+    return SinkShare(sink, sum(one.rows for one in writers), len(writers), sum(sizes) if known else None)  # type: ignore[arg-type]
+
+
+def records(storage: Storage) -> list[CheckpointRecord]:
+    """The records in a query's folder, oldest first. One that is damaged, or of a newer version, is left out and
+    warned of."""
+    found = []
+    for name in _ordered(storage.list(FOLDER)):
+        where = f"{FOLDER}/{name}"
+        try:
+            data = storage.read(where)
+            if data is not None:  # tidied away meanwhile
+                found.append(CheckpointRecord.of(data, f"{storage.location}/{where}"))
+        except LedgerError as error:
+            log.warning("a checkpoint's record is left out: %s", error)
+    return found
+
+
+def tidy(storage: Storage, keep: int) -> None:
+    """Keep the newest `keep` complete records, and as many of failed attempts."""
+    names = _ordered(storage.list(FOLDER))
+    failed = [name for name in names if ".failed-" in name]
+    complete = [name for name in names if ".failed-" not in name]
+    for name in [*complete[:-keep], *failed[:-keep]]:
+        storage.delete(f"{FOLDER}/{name}")
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    """Of one epoch, the failed attempts come before the complete one. Files of other names are not ours."""
+    matches = [match for match in map(_NAME.match, names) if match]
+    matches.sort(key=lambda match: (int(match["epoch"]), match["opened"] is None, int(match["opened"] or 0)))
+    return [match.string for match in matches]
+
+
+def _make(kind: type[_T], body: Mapping[str, Any], **made: Any) -> _T:
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{key: value for key, value in {**body, **made}.items() if key in known})
+
+
+def _makes(kind: type[_T], bodies: Iterable[Mapping[str, Any]]) -> tuple[_T, ...]:
+    return tuple(_make(kind, body) for body in bodies)

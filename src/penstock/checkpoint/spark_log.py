@@ -1,0 +1,237 @@
+"""Spark's own log of a query: `offsets/N` (the barrier) and `commits/N`, read, and completed where recovery must.
+
+Batch N is pending when `offsets/N` exists and `commits/N` does not. After every task of N has finished, state version
+N+1 is on disk; writing `commits/N` then makes Spark go on with N+1 as if it had not died in between.
+
+Spark syncs none of its files. After a power cut the newest ones may be gone, or there and empty (*torn*); a torn file
+counts as not there. What the ledger has of them is written again by `log_repair`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import LedgerCorrupt
+from penstock.storage.storage import AlreadyExists, Storage
+
+STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+"""Spark's setting that makes commits list state ids; only 1 does not."""
+
+END_OF_TIME = 253_402_300_799_999
+"""In milliseconds: the last one of the year 9999, where Spark's own dates end."""
+
+_V1 = "v1"
+_VERSION = re.compile(rb"^v\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """What `offsets/N` says: a digest of it all, Spark's metadata, an offset a source (None: no data yet), and all of
+    it as it stands there."""
+
+    digest: str
+    metadata: dict[str, Any]
+    offsets: tuple[Any, ...]
+    text: str = ""
+
+
+class SparkLog:
+    """One query's checkpoint folder, as far as recovery needs it."""
+
+    def __init__(self, storage: Storage, *, state_format: str = "1") -> None:
+        self._storage = storage
+        self.state_format = state_format
+        self._query_id: str | None = None
+        self._synced: bool | None = None  # False: the storage has no way to
+        self._stateful: bool | None = None
+
+    @property
+    def location(self) -> str:
+        return self._storage.location
+
+    def query_id(self) -> str | None:
+        """The id Spark gave this checkpoint, None before its first start. It never changes once given."""
+        if self._query_id is not None:
+            return self._query_id
+        data = self._storage.read("metadata")
+        if not data:  # empty: torn
+            return None
+        try:
+            self._query_id = str(json.loads(data)["id"])
+            return self._query_id
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._unreadable("metadata") from error
+
+    def next_epoch(self) -> tuple[int, bool]:
+        """The epoch that comes next, and whether its barrier is written already."""
+        barrier, committed = self._newest("offsets"), self._newest("commits")
+        return (barrier, True) if barrier > committed else (committed + 1, False)
+
+    def torn(self) -> list[str]:
+        """The newest files of the log that were begun and never finished: nobody can read them, Spark neither."""
+        found = [f"{folder}/{number}" for folder in ("offsets", "commits") for number in self._torn_in(folder)]
+        return found + ["metadata"] * (self._storage.read("metadata") == b"")
+
+    def damaged(self) -> bool:
+        """Whether Spark cannot go on from its log as it stands: files are torn, or missing in its middle."""
+        before = self.next_epoch()[0] - 1
+        return (before >= 0 and not self.has_barrier(before)) or bool(self.torn())
+
+    def has_barrier(self, epoch: int) -> bool:
+        return self._whole("offsets", epoch) is not None
+
+    def has_commit(self, epoch: int) -> bool:
+        return self._whole("commits", epoch) is not None
+
+    def names(self, folder: str) -> list[str]:
+        """What lies beside the log in Spark's checkpoint: state, and the sources' own files."""
+        return self._storage.list(folder)
+
+    def barrier(self, epoch: int) -> Barrier | None:
+        """The positions at which epoch `epoch` ends."""
+        data = self._storage.read(f"offsets/{epoch}")
+        return None if data is None else self.parse_barrier(epoch, data)
+
+    def parse_barrier(self, epoch: int, data: bytes) -> Barrier:
+        try:
+            text = data.decode()
+            _, metadata, *offsets = text.rstrip("\n").split("\n")
+            parsed = tuple(None if line == "-" else json.loads(line) for line in offsets)
+            return Barrier(hashlib.sha256(data).hexdigest(), json.loads(metadata), parsed, text)
+        except ValueError as error:
+            raise self._unreadable(f"offsets/{epoch}") from error
+
+    def committed_watermark(self, epoch: int) -> int | None:
+        """The watermark in `commits/N`, None where there is no such file or it is of a format we do not know."""
+        data = self._storage.read(f"commits/{epoch}")
+        return None if data is None else _watermark(data)
+
+    def finish(self, epoch: int, watermark: int | None) -> bool:
+        """Write `commits/N`, durably. False, and nothing written, where that would be a guess: the format is not v1,
+        the state store's format lists ids of its own, or the watermark is not known."""
+        barrier = self.barrier(epoch)
+        if watermark is None or barrier is None or not self._format_known(epoch, barrier):
+            return False
+        if self._whole("commits", epoch) is None:
+            self.write_again(f"commits/{epoch}", commit_text(watermark))
+        return True
+
+    def end_of_time(self, epoch: int) -> None:
+        """Write `offsets/N` with the positions of the epoch before and a watermark beyond every event, replacing one
+        that is there: an epoch that reads nothing and closes every window. Only for an epoch that was not begun."""
+        before = self._storage.read(f"offsets/{epoch - 1}")
+        if before is None:
+            raise self._unreadable(f"offsets/{epoch - 1}")
+        version, metadata, *offsets = before.decode().rstrip("\n").split("\n")
+        changed = {**json.loads(metadata), "batchWatermarkMs": END_OF_TIME}
+        self._storage.delete(f"offsets/.{epoch}.crc")
+        self._storage.delete(f"offsets/{epoch}")
+        lines = [version, json.dumps(changed, separators=(",", ":")), *offsets]
+        self._storage.create(f"offsets/{epoch}", "\n".join(lines).encode())
+
+    def write_again(self, name: str, text: str) -> None:
+        """Put back a file of the log that was lost, durably, in place of a torn one. Nothing where it is whole."""
+        data = text.encode()
+        if self._storage.read(name) == data:
+            return
+        self.remove_torn(name)
+        with contextlib.suppress(AlreadyExists):
+            self._storage.create(name, data)
+
+    def remove_torn(self, name: str) -> None:
+        """Remove a torn file, and what Spark keeps beside it: a checksum of another content would condemn ours."""
+        folder, _, number = name.rpartition("/")
+        self._storage.delete(f"{folder}/.{number}.crc" if folder else f".{number}.crc")
+        if name == "metadata" or _is_torn(self._storage.read(name) or b""):
+            self._storage.delete(name)
+
+    def sync(self) -> None:
+        """Make durable what Spark has written of this checkpoint, as far as its file system can be told to: state and
+        the sources' own logs belong to a decision as the barrier does."""
+        if self._synced is None or (self._synced and self._grows()):
+            self._synced = self._storage.sync()
+
+    def stateful(self) -> bool:
+        """Whether the query keeps state. To be asked after an epoch's tasks have ended."""
+        if self._stateful is None:
+            self._stateful = bool(self._storage.list("state"))
+        return self._stateful
+
+    def _grows(self) -> bool:
+        """Whether every epoch leaves more than barrier and commit: state, or the log of a source that reads files."""
+        return self.stateful() or any(
+            name != "0" for source in self.names("sources") for name in self.names(f"sources/{source}")
+        )
+
+    def _newest(self, folder: str) -> int:
+        """The number of the newest whole file, -1 where there is none."""
+        numbers = sorted(self._numbers(folder), reverse=True)
+        return next((number for number in numbers if self._whole(folder, number) is not None), -1)
+
+    def _torn_in(self, folder: str) -> list[int]:
+        newest = self._newest(folder)
+        return [number for number in self._numbers(folder) if number > newest]
+
+    def _whole(self, folder: str, number: int) -> bytes | None:
+        data = self._storage.read(f"{folder}/{number}")
+        return None if data is None or _is_torn(data) else data
+
+    def _format_known(self, epoch: int, barrier: Barrier) -> bool:
+        if state_format_of(barrier, self.state_format) != "1":
+            return False
+        before = self._whole("commits", epoch - 1) if epoch else None
+        return before is None or _watermark(before) is not None
+
+    def _numbers(self, folder: str) -> list[int]:
+        return [int(name) for name in self._storage.list(folder) if name.isdigit()]
+
+    def _unreadable(self, name: str) -> LedgerCorrupt:
+        return LedgerCorrupt(
+            f"Spark's checkpoint file {self.location}/{name} cannot be read.",
+            safe="nothing was started or changed.",
+            to_do="restore the file from a copy of the checkpoint.",
+        )
+
+
+def state_format_of(barrier: Barrier, otherwise: str) -> str:
+    """The format of the state store that the epoch was run with."""
+    return str(barrier.metadata.get("conf", {}).get(STATE_FORMAT, otherwise))
+
+
+def commit_text(watermark: int) -> str:
+    """What Spark writes into `commits/N`."""
+    body = json.dumps({"nextBatchWatermarkMs": watermark}, separators=(",", ":"))
+    return f"{_V1}\n{body}"
+
+
+def _is_torn(data: bytes) -> bool:
+    """Whether the end of a file of the log is missing. Of a version that is not v1 only the empty file can be told."""
+    version, _, body = data.partition(b"\n")
+    if not _VERSION.match(version):
+        return True
+    if version != _V1.encode():
+        return False
+    try:
+        for line in body.decode().rstrip("\n").split("\n"):
+            if line != "-":
+                json.loads(line)
+    except ValueError:
+        return True
+    return False
+
+
+def _watermark(data: bytes) -> int | None:
+    """The watermark of a v1 commit with nothing in it that we do not know how to write."""
+    version, _, body = data.decode(errors="replace").partition("\n")
+    if version != _V1:
+        return None
+    with contextlib.suppress(ValueError):
+        parsed = json.loads(body)
+        if isinstance(parsed, dict) and parsed.keys() == {"nextBatchWatermarkMs"}:
+            return int(parsed["nextBatchWatermarkMs"])
+    return None

@@ -1,0 +1,107 @@
+"""A job's file, run as the main program, and its end as an exit status."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.process import lifeline
+from penstock.process.error_class import Verdict, classify, jvm_gone, out_of_memory
+from penstock.process.restart import gave_up
+
+if TYPE_CHECKING:
+    from penstock.job.job import Job
+
+
+def prepare_environment() -> None:
+    """Let Spark's workers use this very Python, and Spark find a Java; what the user has set stays."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    from penstock.spark.java import find_java
+
+    os.environ["JAVA_HOME"] = str(find_java().home)
+
+
+def execute(script: Path, arguments: list[str]) -> None:
+    """Run `script` as `__main__`, then the one Job it defined, unless it has run it itself."""
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.absolute().parent))  # as Python does for a script, so its neighbours import
+    names = runpy.run_path(str(script), run_name="__main__")
+    waiting = _not_run(names)
+    if len(waiting) > 1:
+        raise ConfigurationError(
+            f"{script} defines {len(waiting)} jobs and runs none of them: {', '.join(sorted(waiting))}.",
+            safe="Nothing was started.",
+            to_do='Call run() on the one you mean, under `if __name__ == "__main__":`.',
+        )
+    for job in waiting.values():
+        job.run()
+
+
+def load_job(script: Path) -> Job:
+    """The one Job that `script` makes at module level when it is loaded and not run."""
+    from penstock.job.job import Job
+
+    prepare_environment()
+    sys.argv = [str(script)]
+    sys.path.insert(0, str(script.absolute().parent))
+    names = runpy.run_path(str(script), run_name="penstock_loaded")
+    jobs = {id(value): value for value in names.values() if isinstance(value, Job)}
+    if len(jobs) != 1:
+        raise ConfigurationError(
+            f"{script} has {len(jobs)} jobs at module level when it is loaded and not run; one is needed.",
+            safe="nothing was started.",
+            to_do='make the Job at module level and call run() under `if __name__ == "__main__":`.',
+        )
+    return next(iter(jobs.values()))
+
+
+def run(script: Path, arguments: list[str]) -> int:
+    """Prepare, execute, and say how it ended: see `status_of`. Errors are shown; a status that the program itself
+    leaves with is raised as it is."""
+    try:
+        prepare_environment()
+        execute(script, arguments)
+    except Exception as error:
+        lifeline.tell_error(error, classify(error))
+        _show(error)
+        return status_of(error)
+    return lifeline.DONE
+
+
+def status_of(error: BaseException) -> int:
+    """What a program that ends of `error` tells whoever started it. Only `CRASHED` asks for another start.
+
+    An error of which nothing is known has already had the restarts of its job, or it comes from the program around
+    the job, where the same mistake would come again at once.
+    """
+    if gave_up(error):
+        return lifeline.GAVE_UP
+    verdict = classify(error)
+    if verdict is Verdict.FATAL:
+        return lifeline.FAILED
+    again = verdict is Verdict.RETRY or jvm_gone(error) or out_of_memory(error)
+    return lifeline.CRASHED if again else lifeline.FAILED
+
+
+def _show(error: Exception) -> None:
+    if isinstance(error, PenstockError):
+        from penstock.cli.output import Output
+
+        Output.for_people().error(error)
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)  # a stranger's traceback must stay whole
+
+
+def _not_run(names: dict[str, Any]) -> dict[str, Any]:
+    module = sys.modules.get("penstock.job.job")  # a script that never imported Job cannot have defined one
+    if module is None:
+        return {}
+    jobs = {id(value): (name, value) for name, value in names.items() if isinstance(value, module.Job)}
+    if any(job.started for _, job in jobs.values()):
+        return {}
+    return dict(jobs.values())

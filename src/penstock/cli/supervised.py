@@ -1,0 +1,13 @@
+"""`python -m penstock.cli.supervised JOB.py [ARGS]`: the driver as a supervisor starts it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from penstock.cli import program
+from penstock.process import lifeline
+
+if __name__ == "__main__":
+    lifeline.connect()
+    sys.exit(program.run(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,129 @@
+"""Whether, and after how long, a failed job is started again: what a user sets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.durations import seconds
+from penstock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NEVER = math.inf
+
+
+@dataclass(frozen=True)
+class RestartStrategy:
+    """Use the class methods: `none()`, `fixed_delay(...)`, `failure_rate(...)`, `exponential_delay(...)`.
+
+    Names, defaults and ranges are Flink's. A value out of range is a `ConfigurationError`.
+    """
+
+    attempts: int | None  # restarts, with an interval: failures within it; None: without end
+    initial: float
+    maximum: float
+    multiplier: float
+    reset_after: float  # a run that lasted this long counts as recovered
+    jitter: float = 0.0  # a pause is longer or shorter by at most this share of it
+    interval: float | None = None  # in which failures are counted; None: over the whole life
+
+    @classmethod
+    def none(cls) -> RestartStrategy:
+        """The first failure is the last."""
+        return cls(0, 0.0, 0.0, 1.0, _NEVER)
+
+    @classmethod
+    def fixed_delay(cls, attempts: int = 1, delay: float | str = "1s") -> RestartStrategy:
+        """At most `attempts` restarts over the job's whole life, `delay` apart."""
+        wait = seconds(delay, "delay")
+        _require(_whole(attempts) and attempts >= 0, f"attempts={attempts!r}", "a whole number, 0 or more")
+        _require(wait < _NEVER, f"delay={delay!r}", "a pause that ends")
+        return cls(attempts, wait, wait, 1.0, _NEVER)
+
+    @classmethod
+    def failure_rate(
+        cls, max_failures: int = 1, interval: float | str = "1min", delay: float | str = "1s"
+    ) -> RestartStrategy:
+        """Without end, `delay` apart, unless more than `max_failures` failures fall within `interval`."""
+        window, wait = seconds(interval, "interval"), seconds(delay, "delay")
+        _require(_whole(max_failures) and max_failures > 0, f"max_failures={max_failures!r}", "a whole number above 0")
+        _require(0 < window < _NEVER, f"interval={interval!r}", "longer than 0")
+        _require(wait < _NEVER, f"delay={delay!r}", "a pause that ends")
+        return cls(max_failures, wait, wait, 1.0, _NEVER, interval=window)
+
+    @classmethod
+    def exponential_delay(
+        cls,
+        initial: float | str = "1s",
+        maximum: float | str = "1min",
+        multiplier: float = 1.5,
+        reset_after: float | str = "1h",
+        jitter: float = 0.1,
+        attempts: int | None = None,
+    ) -> RestartStrategy:
+        """Each pause `multiplier` times the one before, up to `maximum`, give or take `jitter` of it.
+
+        A run that lasted `reset_after` starts pauses and count over. `attempts` is how many restarts there may be
+        before that; None is without end.
+        """
+        first, longest = seconds(initial, "initial"), seconds(maximum, "maximum")
+        reset = seconds(reset_after, "reset_after")
+        _require(first > 0, f"initial={initial!r}", "longer than 0")
+        _require(first <= longest < _NEVER, f"maximum={maximum!r}", f"at least initial={initial!r}, and not endless")
+        _require(1 < multiplier < _NEVER, f"multiplier={multiplier!r}", "above 1")
+        _require(reset > 0, f"reset_after={reset_after!r}", "longer than 0")
+        _require(0 <= jitter <= 1, f"jitter={jitter!r}", "between 0 and 1")
+        _require(
+            attempts is None or (_whole(attempts) and attempts > 0),
+            f"attempts={attempts!r}",
+            "a whole number above 0, or None for no end; RestartStrategy.none() is for 0",
+        )
+        return cls(attempts, first, longest, multiplier, reset, jitter)
+
+    def describe(self) -> str:
+        """One line for people."""
+        if self.attempts == 0:
+            return "none: the first failure is the last"
+        if self.interval is not None:
+            return (
+                f"failure-rate: {_time(self.initial)} apart, until more than {self.attempts} failures fall within"
+                f" {_time(self.interval)}"
+            )
+        if self.reset_after == _NEVER:
+            return f"fixed-delay: at most {self.attempts} restarts, {_time(self.initial)} apart"
+        end = "without end" if self.attempts is None else f"at most {self.attempts} in a row"
+        return (
+            f"exponential-delay: {_time(self.initial)} growing by {self.multiplier:g} to {_time(self.maximum)}, {end},"
+            f" starting over after a run of {_time(self.reset_after)}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For another process; `from_dict` makes it again. Fit for JSON."""
+        return {name: None if value == _NEVER else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> RestartStrategy:
+        """What `to_dict` gave; a `TypeError` where it is not that."""
+        reset = body.get("reset_after")
+        return cls(**{**body, "reset_after": _NEVER if reset is None else reset})
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _time(value: float) -> str:
+    for unit, length in (("h", 3600.0), ("min", 60.0)):
+        if value >= length and value % length == 0:
+            return f"{value / length:g} {unit}"
+    return f"{value:g} s" if value >= 1 or value == 0 else f"{value * 1000:g} ms"
+
+
+def _require(true: bool, said: str, needed: str) -> None:
+    if not true:
+        raise ConfigurationError(
+            f"{said} is out of range for a restart strategy.", safe="nothing was started.", to_do=f"give {needed}."
+        )

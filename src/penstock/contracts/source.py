@@ -1,0 +1,96 @@
+"""What a source is: a description that becomes an ordinary streaming DataFrame."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.contracts.guarantees import Guarantee, Link
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.contracts.sink import CheckContext, Finding
+    from penstock.storage.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRead:
+    """What one position of an epoch reads: from `start` (None: the beginning) to `end`. `notes` is the folder in which
+    Spark's source keeps its own."""
+
+    spark: SparkSession
+    epoch: int
+    start: Any
+    end: Any
+    notes: Storage
+
+
+class Source(ABC):
+    """Small and without connections; positions live in Spark's checkpoint."""
+
+    @abstractmethod
+    def load(self, spark: SparkSession, uid: str) -> DataFrame:
+        """The streaming DataFrame."""
+
+    def link(self, uid: str) -> Link:
+        """Replayable sources promise exactly-once: the same positions give the same rows."""
+        return Link("source", uid, Guarantee.EXACTLY_ONCE, f"replayable, {self.describe()}")
+
+    def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
+        """Connect and see that reading can work; write nothing."""
+        return ()
+
+    def finished(self, offset: Any) -> bool:
+        """Whether `offset` (Spark's JSON for this source after an epoch) is the end of a bounded input."""
+        return False
+
+    @property
+    def bounded(self) -> bool:
+        return False
+
+    @property
+    def ends_with_what_is_there(self) -> bool:
+        """Bounded by what is there when the query starts, so that only Spark can tell where it ends."""
+        return False
+
+    @property
+    def verifies(self) -> bool:
+        """Whether `verify` is to be asked before each epoch that reads something."""
+        return False
+
+    def verify(self, uid: str, read: EpochRead) -> None:  # noqa: B027 - most leave it to Spark
+        """Raise where Spark does not read all that the positions of an epoch name; nothing has been written yet."""
+
+    def start(self, job: str, uid: str, readers: Sequence[str]) -> None:  # noqa: B027 - most need nothing beside Spark
+        """The job begins to run: start what must run beside its queries. `readers` names every place where a query
+        reads this source."""
+
+    def completed(self, uid: str, reader: str, offset: Any) -> None:  # noqa: B027 - most are never told
+        """What `reader` has read up to `offset` is committed, and no restart asks for it again."""
+
+    def stop(self) -> None:  # noqa: B027 - most have started nothing
+        """The job has ended, well or not. Called once for each source, also where `start` failed."""
+
+    def publish(self, job: str, uid: str, offset: Any) -> None:  # noqa: B027 - most sources have nobody to tell
+        """Tell the world how far a committed epoch has come (lag tools). Best effort: never the truth, never fatal."""
+
+    def jars(self) -> Sequence[str]:
+        """Names of the locked jar sets this source needs, see `penstock.spark.jars`."""
+        return ()
+
+    def spark_conf(self) -> Mapping[str, str]:
+        """Session settings this source wants; never override the user's."""
+        return {}
+
+    def describe(self) -> str:
+        """One line for people; never a secret."""
+        return type(self).__name__
+
+
+def reader_name(query: str, position: int) -> str:
+    """A query may read one source at several positions, each as far as it has come."""
+    return f"{query}[{position}]"

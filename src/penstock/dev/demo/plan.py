@@ -1,0 +1,146 @@
+"""When to kill, and what the job's events have told so far. Both are pure: events in, answers out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+
+    from penstock.dev.demo.driver import Event
+
+#: The steps of an epoch after which a kill may come. "any" is any line, and then some part of a second.
+PHASES = ("opened", "precommitted", "decided", "committed", "any")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Once `rows` are committed, the next event `phase`, and then `delay` seconds."""
+
+    rows: int
+    phase: str
+    delay: float
+
+
+def moments(kills: int, rows: int, chance: random.Random) -> list[Moment]:
+    """One moment for each kill, spread evenly over the run with some play, the phases mixed and all taken in turn."""
+    phases: list[str] = []
+    while len(phases) < kills:
+        phases += chance.sample(PHASES, len(PHASES))
+    plan = []
+    for number, phase in enumerate(phases[:kills]):
+        share = (number + chance.uniform(0.3, 0.9)) / (kills + 0.5)
+        # Right after the line, or while its work goes on: both are moments at which machines die.
+        delay = chance.uniform(0, 0.3) if phase == "any" else chance.choice((0.0, chance.uniform(0, 0.02)))
+        plan.append(Moment(int(rows * share), phase, delay))
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One restart after a kill: how long until the first commit of new rows, and what was found to do before."""
+
+    seconds: float
+    actions: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known of the run. `take` every event, `restarted` and `killed` at their time."""
+
+    rows: int
+    plan: list[Moment]
+    committed: Counter[str] = field(default_factory=Counter)  # rows, by query
+    epochs: set[tuple[str, int]] = field(default_factory=set)
+    spans: dict[str, dict[int, tuple[float, float]]] = field(default_factory=dict)  # decided, complete
+    prepared: dict[str, dict[int, int]] = field(default_factory=dict)  # rows of each epoch, by query
+    last: dict[str, Event] = field(default_factory=dict)  # the newest event of each query
+    kills: list[str] = field(default_factory=list)  # what the job was doing
+    recoveries: list[Recovery] = field(default_factory=list)
+    commits: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=40))  # time, payments
+    runs: int = 0
+    _began: float = 0.0
+    _actions: list[str] = field(default_factory=list)
+    _works: bool = False  # this run has committed something of its own
+
+    def restarted(self, now: float) -> None:
+        self.runs += 1
+        self._began, self._actions, self._works = now, [], False
+        self.last.clear()
+        self.commits.clear()
+
+    def killed(self) -> str:
+        """Note a kill; returns what the job was last seen doing."""
+        newest = max(self.last.values(), key=lambda event: float(event["time"]), default=None)
+        doing = (
+            "starting" if newest is None else f"{newest['query']} epoch {newest.get('epoch', '?')} {newest['event']}"
+        )
+        self.kills.append(doing)
+        return doing
+
+    def take(self, event: Event) -> Iterator[str]:
+        """Learn from one event; yields what a person may want to read about it."""
+        name, query = str(event["event"]), str(event.get("query") or "")
+        if query:
+            self.last[query] = event
+        if name == "recovered":
+            self._actions.append(str(event.get("action", "none")))
+        elif name == "precommitted":
+            self.prepared.setdefault(query, {})[int(event["epoch"])] = int(event["rows"])
+        elif name == "decided":
+            self.spans.setdefault(query, {}).setdefault(int(event["epoch"]), (float(event["time"]), math.inf))
+        elif name == "committed":
+            self._commit(query, event)
+            if not event.get("recovery"):
+                yield from self._back(float(event["time"]))
+        elif name == "stopped" and not event.get("error"):
+            yield from self._back(float(event["time"]))  # nothing was left to do
+        elif name == "failed":
+            yield f"{query or 'job'} failed: {event.get('error', 'no reason given')}"
+
+    def _commit(self, query: str, event: Event) -> None:
+        """A commit is under way from its decision until it is done, by the run that began it or by a later one, which
+        then says so again. Where a run died before it could tell of its decision, the beginning is not known."""
+        epoch, time = int(event["epoch"]), float(event["time"])
+        began, ended = self.spans.setdefault(query, {}).get(epoch, (-math.inf, math.inf))
+        self.spans[query][epoch] = (began, min(ended, time))
+        if (query, epoch) not in self.epochs:
+            self.epochs.add((query, epoch))
+            self.committed[query] += int(event.get("rows", 0))
+            self.commits.append((time, self.committed["payments"]))
+
+    def _back(self, time: float) -> Iterator[str]:
+        if not self._works and self.kills:
+            self.recoveries.append(Recovery(time - self._began, tuple(self._actions)))
+            found = ", ".join(self._actions) or "nothing"
+            yield f"recovered in {self.recoveries[-1].seconds:.1f} s, to do was: {found}"
+        self._works = True
+
+    def sizes(self, query: str) -> dict[int, int]:
+        """Rows of each epoch that was decided, as its last attempt prepared them."""
+        spans = self.spans.get(query, {})
+        return {epoch: rows for epoch, rows in self.prepared.get(query, {}).items() if epoch in spans}
+
+    def kill_after(self, event: Event) -> float | None:
+        """Seconds to wait before a kill, if this event is the moment for the next one.
+
+        Only while the job has unfinished work, and has decided and committed something since it was started: a job
+        that is killed faster than it can start proves nothing.
+        """
+        if len(self.kills) >= len(self.plan) or not self._works:
+            return None
+        moment, done = self.plan[len(self.kills)], self.committed["payments"]
+        ripe = moment.rows <= done < self.rows
+        return moment.delay if ripe and moment.phase in ("any", event["event"]) else None
+
+    @property
+    def speed(self) -> float:
+        """Payments a second, over the latest commits of this run."""
+        if len(self.commits) < 2:
+            return 0.0
+        (began, before), (ended, after) = self.commits[0], self.commits[-1]
+        return (after - before) / (ended - began) if ended > began else 0.0

@@ -1,0 +1,67 @@
+"""What happens in a job, told to whoever listens: a file of JSON lines, callbacks, the log.
+
+Listeners never disturb the protocol: an error in one is logged, once, and the epoch goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from penstock.secrets import masked
+
+log = logging.getLogger("penstock")
+
+FILE_VARIABLE = "PENSTOCK_EVENTS"
+"""Path of a file to which every event is appended as one JSON line."""
+
+Listener = Callable[[Mapping[str, Any]], None]
+
+
+class Events:
+    """Emits one job's events, from any thread."""
+
+    def __init__(self, *, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._listeners: list[Listener] = []
+        self._complained: set[int] = set()
+        self._file: TextIO | None = None
+        path = os.environ.get(FILE_VARIABLE)
+        if path:
+            # Lives as long as the job. Errors may quote rows, so it is made for its owner's eyes only.
+            self._file = open(path, "a", buffering=1, encoding="utf-8", opener=_made_private)  # noqa: SIM115
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def emit(self, event: str, **fields: Any) -> None:
+        # Errors are told in the words of other systems, which may quote an address with its password.
+        fields = {name: masked(value) if isinstance(value, str) else value for name, value in fields.items()}
+        body = {"time": self._now(), "event": event, **fields}
+        log.debug("%s %s", event, fields)
+        with self._lock:
+            if self._file is not None:
+                try:
+                    self._file.write(json.dumps(body, default=str) + "\n")
+                except (OSError, ValueError) as error:
+                    self._complain(self._file, error)
+            for listener in self._listeners:
+                try:
+                    listener(body)
+                except Exception as error:
+                    self._complain(listener, error)
+
+    def _complain(self, listener: object, error: Exception) -> None:
+        if id(listener) not in self._complained:
+            self._complained.add(id(listener))
+            log.warning("an event listener failed and is reported once: %r", error)
+
+
+def _made_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

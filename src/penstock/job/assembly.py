@@ -1,0 +1,75 @@
+"""The coordinator that a query's settings ask for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.open import ledger_at, spark_log_at
+from penstock.config import Mode
+from penstock.epoch.coordinator import Coordinator
+from penstock.epoch.inflight.manager import InFlight
+from penstock.epoch.modes import AtLeastOnce, AtMostOnce
+from penstock.storage.open import storage_at
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.config import Checkpoints
+    from penstock.epoch.plan import QueryPlan
+    from penstock.events import Events
+
+_BY_MODE = {Mode.EXACTLY_ONCE: Coordinator, Mode.AT_LEAST_ONCE: AtLeastOnce, Mode.AT_MOST_ONCE: AtMostOnce}
+
+
+def coordinator_for(
+    job: str,
+    plan: QueryPlan,
+    folder: str,
+    history: str,
+    spark: SparkSession,
+    checkpoints: Checkpoints,
+    events: Events,
+    **more: Any,
+) -> Coordinator:
+    """One start's coordinator, not yet recovered. Spark's checkpoint is `history`, in the query's folder."""
+    retained = max(checkpoints.retained, checkpoints.num_retained)
+    return _BY_MODE[Mode(checkpoints.mode)](
+        job=job,
+        query=plan.uid,
+        sinks=plan.sinks,
+        sources=list(plan.sources),
+        ledger=ledger_at(f"{folder}/ledger", spark, retained=retained, trusted=checkpoints.trusted_schemes),
+        log=spark_log_at(f"{folder}/{history}", spark),
+        events=events,
+        body=plan.body,
+        watermark_policy=str(spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")),
+        checkpoints=checkpoints,
+        inflight=_inflight(job, plan, folder, spark, checkpoints, events, retained),
+        **more,
+    )
+
+
+def _inflight(
+    job: str,
+    plan: QueryPlan,
+    folder: str,
+    spark: SparkSession,
+    checkpoints: Checkpoints,
+    events: Events,
+    retained: int,
+) -> InFlight | None:
+    """None where no epoch needs the log and no earlier run has left one."""
+    location = f"{folder}/inflight"
+    storage = storage_at(location, spark)
+    if not checkpoints.logged and not storage.list(""):
+        return None
+    return InFlight(
+        job=job,
+        query=plan.uid,
+        sinks=plan.sinks,
+        location=location,
+        storage=storage,
+        ledger_of=lambda where: ledger_at(where, spark, retained=retained, trusted=checkpoints.trusted_schemes),
+        events=events,
+        checkpoints=checkpoints,
+    )

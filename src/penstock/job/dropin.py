@@ -1,0 +1,184 @@
+"""`exactly_once`: one line for a query that exists already."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.open import ledger_at, spark_log_at
+from penstock.config import Checkpoints, Mode
+from penstock.contracts.sink import CheckContext, TwoPhaseSink
+from penstock.epoch.coordinator import Coordinator
+from penstock.errors import ConfigurationError
+from penstock.events import Events
+from penstock.naming import check_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.epoch.outputs import EpochOutputs
+
+
+log = logging.getLogger("penstock")
+
+_TEND_SECONDS = 5.0  # a look at what tasks that were given up have left; it costs nothing where nothing is to be done
+
+
+class ExactlyOnce:
+    """A `foreachBatch` function. With the checkpoint's location it recovers when made, before the query starts;
+    without, at the first batch, where a decided epoch is proven by running it again."""
+
+    def __init__(
+        self,
+        sink: TwoPhaseSink,
+        uid: str,
+        job: str | None,
+        checkpoint: str | None,
+        spark: SparkSession | None,
+        limits: Checkpoints,
+    ) -> None:
+        from pyspark.sql import SparkSession as Session
+
+        session = spark or Session.getActiveSession()
+        if session is None:
+            raise ConfigurationError(
+                "There is no Spark session yet.",
+                safe="nothing was started.",
+                to_do="make the session before penstock.exactly_once, or pass spark=….",
+            )
+        self._spark, self._sink, self._uid = session, sink, check_name(uid, "uid")
+        self._job = None if job is None else check_name(job, "job")
+        if limits.logged or limits.mode is not Mode.EXACTLY_ONCE:
+            raise ConfigurationError(
+                f"penstock.exactly_once was given mode={limits.mode}, unaligned={limits.unaligned} and"
+                f" max_concurrent={limits.max_concurrent}.",
+                safe="nothing was started.",
+                to_do="the drop-in is exactly-once and aligned; for other modes write the query as a Job.",
+            )
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._checkpoint = checkpoint
+        self._run_id: str | None = None
+        context = CheckContext(job or "penstock", limits.interval_seconds, limits.timeout_seconds)
+        for finding in sink.check(context, uid):
+            log.warning("%s: %s", finding.sink, finding.message)
+        self._coordinator: Coordinator | None = None
+        self._tending: threading.Thread | None = None
+        if checkpoint is not None:
+            self._coordinator = self._open(checkpoint)
+            try:
+                self._coordinator.recover()
+            except BaseException:
+                self._coordinator.close()
+                raise
+
+    def __call__(self, batch: DataFrame, epoch: int) -> None:
+        with self._lock:
+            execution = self._execution()
+            location = str(execution.resolvedCheckpointRoot())
+            self._check_location(location)
+            run_id = str(execution.runId())
+            if self._coordinator is None or self._run_id not in (None, run_id):
+                # The query was started again: what it left is recovered by replay, its own log being in use.
+                previous = 0
+                if self._coordinator is not None:
+                    previous = self._coordinator.generation
+                    self._coordinator.close()
+                self._coordinator = self._open(location, previous)
+                self._tending = None
+            self._run_id, coordinator = run_id, self._coordinator
+            if self._tending is None:
+                self._tending = self._tend(coordinator, execution)
+        coordinator(batch, epoch)
+
+    def _tend(self, coordinator: Coordinator, execution: Any) -> threading.Thread:
+        """While this run of the query lasts: what has to be done though no epoch comes. After it, free what it held."""
+
+        def runs() -> bool:
+            try:
+                return self._coordinator is coordinator and bool(execution.isActive())
+            except Exception:  # the session is gone, and the query with it
+                return False
+
+        def tend() -> None:
+            time.sleep(_TEND_SECONDS)
+            while runs():
+                coordinator.tend()
+                time.sleep(_TEND_SECONDS)
+            coordinator.close()
+
+        thread = threading.Thread(target=tend, name=f"penstock-tend-{self._uid}", daemon=True)
+        thread.start()
+        return thread
+
+    def _open(self, checkpoint: str, previous: int = 0) -> Coordinator:
+        def body(batch: DataFrame, outputs: EpochOutputs) -> None:
+            outputs.write(batch, self._uid)
+
+        limits = self._limits
+        where = f"{checkpoint.rstrip('/')}/_penstock"
+        ledger = ledger_at(where, self._spark, retained=limits.retained, trusted=limits.trusted_schemes)
+        return Coordinator(
+            job=self._job or f"penstock-{ledger.identity()}",
+            query=self._uid,
+            sinks={self._uid: self._sink},
+            sources=(),
+            ledger=ledger,
+            log=spark_log_at(checkpoint, self._spark),
+            events=Events(),
+            body=body,
+            executed_plan=lambda: self._execution().lastExecution().executedPlan(),
+            watermark_policy=str(self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")),
+            checkpoints=self._limits,
+            previous=previous,
+        )
+
+    def _execution(self) -> Any:
+        query_id = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        jvm: Any = self._spark._jvm
+        found = self._spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(query_id)) if query_id else None
+        if found is None:
+            raise ConfigurationError(
+                "The query was not started from the Spark session that penstock.exactly_once was made with.",
+                safe="nothing was written.",
+                to_do="pass that session: penstock.exactly_once(…, spark=session).",
+            )
+        return found.streamingQuery()
+
+    def _check_location(self, actual: str) -> None:
+        given = self._checkpoint
+        if given is not None and _plain(given) != _plain(actual):
+            raise ConfigurationError(
+                f"penstock.exactly_once was told checkpoint={given!r}, but the query runs on {actual!r}.",
+                safe="nothing was written.",
+                to_do="give both the same location.",
+            )
+
+
+def _plain(location: str) -> str:
+    from penstock.storage.storage import local_path
+
+    path = local_path(location)
+    return str(path.resolve()) if path is not None else location.rstrip("/")
+
+
+def exactly_once(
+    sink: TwoPhaseSink,
+    *,
+    uid: str,
+    job: str | None = None,
+    checkpoint: str | None = None,
+    spark: SparkSession | None = None,
+    limits: Checkpoints | None = None,
+) -> ExactlyOnce:
+    """A drop-in for `writeStream.foreachBatch` that makes the query end-to-end exactly-once.
+
+        df.writeStream.foreachBatch(penstock.exactly_once(sink, uid="alerts", checkpoint=path)) \\
+          .option("checkpointLocation", path).start()
+
+    `job` and `uid` name what the sink leaves in the other system; keep them over restarts. Without a `job` the ledger,
+    which lives in the folder `_penstock` of the query's checkpoint, makes up a name once and keeps it.
+    """
+    return ExactlyOnce(sink, uid, job, checkpoint, spark, limits or Checkpoints())

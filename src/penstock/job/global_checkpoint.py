@@ -1,0 +1,186 @@
+"""The global checkpoint: one complete epoch of every query, such that together they are a consistent cut.
+
+    <storage>/<job>/global/0000000012.json      with the history it belongs to, see `state.history`
+
+Consistent means: whatever the recorded epoch of a query has consumed from a topic that another query of the job writes
+was written by that one's recorded epoch, or an earlier one. Downstream is never ahead of upstream.
+
+How the cut is taken, without stopping anybody:
+
+1. Downstream first, its newest complete epoch. It has consumed only rows that were committed by then.
+2. Then upstream, its newest *decided* epoch. A row is committed only after its epoch is decided, so all that was
+   consumed in 1 belongs to this epoch or an earlier one. The newest complete one would not do: its successor's rows
+   become visible before it is complete. A query in the middle is taken by its decided epoch as well: the positions
+   of that one were cut before.
+3. When every epoch of the cut is complete, it is written. A decided epoch always becomes complete, under its number; if
+   the queries restart before, the cut is dropped and a new one taken.
+
+So it needs only numbers that the coordinators have anyway, and costs the epochs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.global_record import record_name, recorded
+from penstock.checkpoint.history import FIRST
+from penstock.checkpoint.ledger import seal
+from penstock.config import Mode
+from penstock.job.links import circle, downstream_first, links
+from penstock.storage.storage import AlreadyExists
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from penstock.config import Checkpoints
+    from penstock.epoch.plan import Progress
+    from penstock.events import Events
+    from penstock.job.links import Link
+    from penstock.job.query import QueryRunner
+    from penstock.storage.storage import Storage
+
+log = logging.getLogger("penstock")
+
+_LEAST_SECONDS = 1.0  # between two records, however short the interval: each is a file, synced
+_LEAST_KEPT = 2
+
+Cut = dict[str, "tuple[int, int]"]
+"""Epoch and generation of each query."""
+
+
+def cut(order: Sequence[str], fed: frozenset[str], progress: Callable[[str], Progress | None]) -> Cut | None:
+    """Steps 1 and 2. `order` is downstream first, `fed` the queries that feed another, `progress` is asked once for
+    each, in that order. None where a query has no complete epoch yet."""
+    found: Cut = {}
+    for uid in order:
+        now = progress(uid)
+        if now is None or now.completed < 0:
+            return None
+        found[uid] = (now.decided if uid in fed else now.completed, now.generation)
+    return found
+
+
+class GlobalCheckpoints:
+    """Takes and writes them, in the job's own thread: call `began`, then `look` now and then, then `ended`."""
+
+    def __init__(
+        self,
+        runners: Sequence[QueryRunner],
+        storage: Storage,
+        checkpoints: Checkpoints,
+        events: Events,
+        *,
+        history: str = FIRST,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runners = {runner.plan.uid: runner for runner in runners}
+        self._storage, self._events, self._now, self._clock = storage, events, now, clock
+        self._history = history
+        self._pause = max(_LEAST_SECONDS, checkpoints.interval_seconds)
+        self._kept = max(_LEAST_KEPT, checkpoints.num_retained)
+        linked = links(runner.plan for runner in runners)
+        self._fed = frozenset(link.upstream for link in linked)
+        self._order = downstream_first(list(self._runners), linked)
+        self._refused = self._refusal(linked, checkpoints)
+        self._next: int | None = None
+        self._last: Cut = {}
+        self._pending: Cut | None = None
+        self._written = clock()
+        self._complained = False
+        if self._refused:
+            log.warning("no global checkpoints: %s. Each query stays as exact as its own guarantee says", self._refused)
+
+    @property
+    def wanted(self) -> bool:
+        """A job of one query has none: its own commit log says the same."""
+        return len(self._runners) > 1 and not self._refused
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest one that was written, 0 before the first."""
+        if self._next is not None:
+            return self._next - 1
+        return max(recorded(self._storage), default=0)
+
+    def began(self) -> None:
+        """The queries start, for the first time or again: what an older start was about to do counts no more."""
+        self._pending = None
+
+    def look(self) -> None:
+        """Take a cut if it is time for one, write it if it is complete. Raises nothing."""
+        if not self.wanted:
+            return
+        if self._pending is None and self._clock() - self._written >= self._pause:
+            self._pending = self._take()
+        self._write_when_complete()
+
+    def ended(self) -> None:
+        """All queries have come to rest; after a clean end nothing is decided that is not complete."""
+        if not self.wanted:
+            return
+        self._pending = self._take()
+        self._write_when_complete()
+        self._pending = None
+
+    def _take(self) -> Cut | None:
+        assert self._order is not None
+        return cut(self._order, self._fed, lambda uid: self._runners[uid].progress)
+
+    def _write_when_complete(self) -> None:
+        pending = self._pending
+        if pending is None:
+            return
+        for uid, (epoch, generation) in pending.items():
+            now = self._runners[uid].progress
+            if now is None or now.generation != generation:
+                self._pending = None
+                return
+            if now.completed < epoch:
+                return
+        self._pending = None
+        if _epochs(pending) != _epochs(self._last):
+            self._write(pending)
+
+    def _write(self, found: Cut) -> None:
+        try:
+            if self._next is None:
+                self._next = self._first_free()
+            number = self._next
+            queries = {uid: {"epoch": epoch, "generation": run} for uid, (epoch, run) in found.items()}
+            body = {"number": number, "queries": queries, "time": self._now(), "history": self._history}
+            self._storage.create(record_name(number), seal("global", body))
+            self._next, self._last, self._written = number + 1, found, self._clock()
+            self._storage.delete(record_name(number - self._kept))
+        except AlreadyExists:
+            self._refused = "another run of the job writes them"  # it is the newer one, or this one would be told
+        except Exception as error:  # whatever it is, the queries do not need this record
+            self._written = self._clock()
+            if not self._complained:
+                self._complained = True
+                log.warning("a global checkpoint could not be written, which is said once: %s", error)
+        else:
+            self._events.emit("global_checkpoint", query=None, number=number, epochs=_epochs(found))
+
+    def _first_free(self) -> int:
+        there = recorded(self._storage)
+        for number in there[: -self._kept]:
+            self._storage.delete(record_name(number))
+        return there[-1] + 1 if there else 1
+
+    def _refusal(self, linked: Sequence[Link], checkpoints: Checkpoints) -> str:
+        if self._order is None:
+            feeding = ", ".join(circle(list(self._runners), linked))
+            return f"the queries {feeding} feed each other in a circle, so none of them is downstream"
+        uncommitted = sorted({link.downstream for link in linked if not link.committed_only})
+        if uncommitted:
+            return f"{', '.join(uncommitted)} also reads rows that are not committed"
+        if linked and checkpoints.mode is not Mode.EXACTLY_ONCE:
+            return f"with mode={checkpoints.mode} rows are visible before their epoch is decided"
+        return ""
+
+
+def _epochs(found: Cut) -> Mapping[str, int]:
+    return {uid: epoch for uid, (epoch, _) in sorted(found.items())}

@@ -1,0 +1,391 @@
+"""`Job`: read sources, write sinks, run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import Checkpoints, Retention, StateBackend
+from penstock.config.memory import placed
+from penstock.config.restart_strategy import RestartStrategy
+from penstock.config.settings import resolve
+from penstock.contracts.guarantees import Chain, engine_link, wanted
+from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
+from penstock.epoch.callbacks import Callback, Callbacks
+from penstock.epoch.function import Epoch, EpochFunction, kept
+from penstock.epoch.plan import QueryPlan, reading
+from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, SavepointError
+from penstock.events import Events, Listener
+from penstock.job.global_checkpoint import GlobalCheckpoints
+from penstock.job.group import End, QueryGroup
+from penstock.job.query import QueryRunner
+from penstock.job.restore_point import Beginning
+from penstock.job.retention import JobFolder, kept_batches
+from penstock.job.steering import Steering
+from penstock.naming import check_name
+from penstock.process import lifeline
+from penstock.process.error_class import classify
+from penstock.process.restart import Restarts
+from penstock.process.signals import stopping_cleanly
+from penstock.server.serving import serving
+from penstock.sources.frame import as_source
+from penstock.spark import session as spark_session
+from penstock.spark.lineage import Lineage
+from penstock.spark.settings import lay_over, settle
+from penstock.storage.open import storage_at
+from penstock.storage.storage import local_path
+from penstock.storage.trees import trees_at
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamReader
+
+    from penstock.contracts.source import Source
+    from penstock.epoch.outputs import EpochOutputs
+
+log = logging.getLogger("penstock")
+
+
+class Job:
+    """One streaming job: a name, its checkpoints, its sources and sinks.
+
+    `name` and the uids name everything the job leaves in other systems; changing one is starting another job.
+    """
+
+    _cancel_asked = False
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        checkpoints: Checkpoints | None = None,
+        state_backend: StateBackend | None = None,
+        restart: RestartStrategy | None = None,
+        conf: Mapping[str, str] | None = None,
+        spark: SparkSession | None = None,
+        allow_non_restored_state: bool = False,
+    ) -> None:
+        self.settings = resolve(checkpoints, state_backend, restart, conf)
+        self.name = check_name(self.settings.recovery.fork_name or name, "job")
+        self.checkpoints = placed(self.settings.checkpoints)
+        self._restart = self.settings.restart
+        self._spark = spark
+        if spark is not None:
+            lay_over(spark, self.settings)
+        self._allow_non_restored = allow_non_restored_state or self.settings.recovery.allow_non_restored
+        self._sources: dict[str, Source] = {}
+        self._plans: dict[str, QueryPlan] = {}
+        self._sinks: dict[str, TwoPhaseSink] = {}
+        self._lineage = Lineage()
+        self._runners: list[QueryRunner] = []
+        self._wake = threading.Event()
+        self._stop_asked = False
+        self._steering: Steering | None = None
+        self._callbacks = Callbacks()
+        self.started = False
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session, made when first needed, with what the job's settings ask of it."""
+        return self._session({}, ())
+
+    def read(
+        self, source: Source | DataFrame | DataStreamReader, *, uid: str, replayable: bool | None = None
+    ) -> DataFrame:
+        """An ordinary streaming DataFrame. `uid` names the source in the ledger; a changed one is refused.
+
+        Any stream of Spark's can be read, too: a DataFrame, or a reader that is not loaded yet. Only you know whether
+        it gives the same rows again for the same positions: `replayable` must then say so."""
+        check_name(uid, "source uid")
+        if uid in self._sources:
+            raise _twice("sources", uid)
+        source = as_source(source, uid, replayable, self._lineage)
+        spark = self._session(source.spark_conf(), source.jars())
+        spark_session.ensure_jars(spark, source.jars())
+        frame = source.load(spark, uid)
+        self._sources[uid] = source
+        self._lineage.remember(uid, frame)
+        return frame
+
+    def write(
+        self,
+        frame: DataFrame,
+        sink: TwoPhaseSink,
+        *,
+        uid: str,
+        output_mode: str = "append",
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write `frame` into `sink`, exactly once. Each write is a query of its own, with a checkpoint of its own."""
+
+        def body(batch: DataFrame, outputs: EpochOutputs) -> None:
+            outputs.write(batch, uid)
+
+        sink.shape(frame)  # a frame that the sink cannot take is refused here, not in the first epoch
+        self._add(frame, {uid: sink}, uid, body, output_mode, options)
+
+    def epoch(
+        self,
+        frame: DataFrame,
+        *,
+        uid: str | None = None,
+        sinks: Mapping[str, TwoPhaseSink],
+        output_mode: str = "append",
+        options: Mapping[str, str] | None = None,
+        persist: bool = True,
+    ) -> Callable[[EpochFunction], EpochFunction]:
+        """Decorate `f(batch, epoch)`: everything it writes with `epoch.write(frame, sink)` is under one decision.
+
+        `sinks` names each output. The batch is computed once and kept while the function runs (`persist`), so that
+        all outputs are of the same rows even where the plan is not deterministic.
+        """
+
+        def decorate(function: EpochFunction) -> EpochFunction:
+            name = uid or str(getattr(function, "__name__", "epoch"))
+            uids = {id(sink): key for key, sink in sinks.items()}
+
+            def body(batch: DataFrame, outputs: EpochOutputs) -> None:
+                with kept(batch, persist):
+                    function(batch, Epoch(outputs, uids))
+
+            self._add(frame, sinks, name, body, output_mode, options)
+            return function
+
+        return decorate
+
+    def on_checkpoint_complete(self, function: Callback) -> Callback:
+        """Decorate `f(info)`: called after every complete checkpoint, see `CheckpointInfo`. What it raises is reported
+        and breaks nothing."""
+        self._callbacks.complete.append(function)
+        return function
+
+    def on_checkpoint_aborted(self, function: Callback) -> Callback:
+        """Decorate `f(info)`: called after every checkpoint that was given up; `info.error` says why."""
+        self._callbacks.aborted.append(function)
+        return function
+
+    def explain(self) -> str:
+        """The chain of each query, the guarantee of each link, and the weakest."""
+        return "\n\n".join(f"query {uid}\n{chain.explain()}" for uid, chain in self.chains().items())
+
+    def chains(self) -> dict[str, Chain]:
+        """For each query, its links from sources to sinks."""
+        return {uid: self._chain(plan) for uid, plan in self._plans.items()}
+
+    def require(self, chain: Chain) -> None:
+        """Raise `GuaranteeError` where a chain gives less than the job's mode asks."""
+        chain.require(wanted(str(self.checkpoints.mode)))
+
+    def check(self) -> list[Finding]:
+        """Ask every source and sink whether it works, writing nothing. Raises what cannot, returns what is unwise."""
+        context = CheckContext(self.name, self.checkpoints.interval_seconds, self.checkpoints.timeout_seconds)
+        findings: list[Finding] = []
+        for uid, source in self._sources.items():
+            findings.extend(source.check(context, uid))
+        for uid, sink in self._sinks.items():
+            findings.extend(sink.check(context, uid))
+        return findings
+
+    def run(self, on_event: Listener | None = None) -> None:
+        """Run until every bounded query is done, `stop` or `cancel` is called, SIGTERM or SIGINT comes, or the job
+        fails for good.
+
+        Raises what made it fail. When this returns, no epoch is half done."""
+        self.started = True
+        if not self._plans:
+            raise ConfigurationError(
+                f"Job {self.name!r} writes nothing.",
+                safe="nothing was started.",
+                to_do="call job.write before job.run.",
+            )
+        for chain in self.chains().values():
+            self.require(chain)
+        events = Events()
+        if on_event is not None:
+            events.listen(on_event)
+        restarts = Restarts(self._restart)
+        lifeline.tell_strategy(self._restart)
+        with (
+            self._callbacks.following(events),
+            stopping_cleanly(self.stop),
+            serving(self, self.settings, events),
+            kept_batches(self.spark, self.checkpoints.num_retained),
+        ):
+            if not self._ready(events, restarts):
+                return
+            storage = storage_at(f"{self.checkpoints.storage.rstrip('/')}/{self.name}", self.spark)
+            folder = JobFolder(storage, trees_at(storage))
+            folder.finish_deletion(self._plans)
+            start = Beginning(self.name, self._plans, self.settings, storage, self.spark, self._allow_non_restored)
+            history = start.history(events)
+            start.check_uids()
+            self._runners = [
+                QueryRunner(
+                    self.name,
+                    plan,
+                    self.spark,
+                    self.checkpoints,
+                    events,
+                    self._wake.set,
+                    folder.refuse_marked,
+                    history,
+                )
+                for plan in self._plans.values()
+            ]
+            watcher = GlobalCheckpoints(self._runners, storage, self.checkpoints, events, history=history)
+            steering = self._steering = Steering(
+                self.name, self._runners, self.spark, self.checkpoints, events, self.stop, watcher
+            )
+            group = QueryGroup(
+                self._runners,
+                restarts=restarts,
+                events=events,
+                wake=self._wake,
+                asked=self._asked,
+                before_round=lambda: self._before_round(folder, start),
+                watcher=watcher,
+            )
+            with reading(self.name, self._sources, self._plans.values()):
+                try:
+                    group.run()
+                except BaseException as error:
+                    steering.end(error)
+                    raise
+                steering.end(None)
+            if self._cancel_asked and self.checkpoints.retention is Retention.DELETE:
+                self._delete(folder, group)
+
+    def stop(self) -> None:
+        """Ask for a clean end: each query finishes the epoch under way. Safe from any thread and from a signal. The
+        checkpoints stay."""
+        self._stop_asked = True
+        lifeline.tell_stopping()
+        self._wake.set()
+
+    def savepoint(self, directory: str | None = None, *, kind: str = "native") -> str:
+        """Take a savepoint of the running job at an epoch boundary, without stopping it; the path of its folder below
+        `directory`, or below `Checkpoints(savepoint_dir=…)`. `kind`: `native` or `canonical`, see `state.savepoint`.
+        Blocks until it is complete; safe from any thread but the one that runs the job."""
+        return self._steered().savepoint(directory, kind)
+
+    def stop_with_savepoint(
+        self, directory: str | None = None, *, drain: bool = False, kind: str = "native", cancel: bool = False
+    ) -> str:
+        """End cleanly with a savepoint as the last thing; its path. `drain`: first emit the final results of all
+        windows, for a job that is not to go on: rows that come after a restore from this savepoint are late.
+        `cancel`: the job counts as cancelled then, for what becomes of its checkpoints."""
+        return self._steered().stop_with_savepoint(directory, kind, drain=drain, end=self.cancel if cancel else None)
+
+    def checkpoint(self) -> int:
+        """Wait for the next complete checkpoint, and give its number; the newest one where there is nothing to read."""
+        return self._steered().checkpoint()
+
+    def status(self) -> dict[str, Any]:
+        """Where each query stands; empty before `run` has started them."""
+        return self._steering.status() if self._steering is not None else {"queries": {}}
+
+    def _steered(self) -> Steering:
+        if self._steering is None:
+            raise SavepointError(
+                f"Job {self.name!r} does not run yet.", safe="nothing was changed.", to_do="ask again when it runs."
+            )
+        return self._steering
+
+    def cancel(self) -> None:
+        """Ask for an end at once: an epoch that is not decided yet is aborted at the sinks, one that is decided is
+        carried out. Then `Checkpoints(retention=…)` says what becomes of the checkpoints. Safe from any thread."""
+        self._cancel_asked = True
+        self.stop()
+
+    def _asked(self) -> End:
+        return End.CANCEL if self._cancel_asked else End.STOP if self._stop_asked else End.NONE
+
+    def _before_round(self, folder: JobFolder, start: Beginning) -> None:
+        if folder.finish_deletion(self._plans):
+            start.check_uids()
+
+    def _delete(self, folder: JobFolder, group: QueryGroup) -> None:
+        """After a cancel that ended cleanly. The job has ended whether this works or not."""
+        try:
+            if group.abandoned:
+                kept = f"an epoch of {', '.join(group.abandoned)} has not ended"
+            else:
+                kept = folder.delete({runner.plan.uid: runner.generation for runner in self._runners})
+        except PenstockError as error:
+            kept = f"it could not be deleted, which the next start tries again: {error}"
+        if kept:
+            log.warning("the checkpoint of job %s is kept: %s", self.name, kept)
+
+    def _ready(self, events: Events, restarts: Restarts) -> bool:
+        """Check every source and sink before anything starts. What only waits for another system to come up is tried
+        again as the restart strategy says; False if `stop` was asked for meanwhile."""
+        while not self._stop_asked:
+            try:
+                for finding in self.check():
+                    log.warning("%s: %s", finding.sink, finding.message)
+                return True
+            except PenstockError as error:
+                wait = restarts.delay(error)
+                if wait is None:
+                    raise
+                log.warning("job %s cannot start yet and tries again in %.1f s: %s", self.name, wait, error)
+                verdict = str(classify(error).value)
+                events.emit("restarting", query=None, seconds=wait, verdict=verdict, error=str(error))
+                self._wake.wait(wait)
+        return False
+
+    def _session(self, conf: Mapping[str, str], jars: Iterable[str]) -> SparkSession:
+        if self._spark is None:
+            before = spark_session.running_session()
+            self._spark = spark_session.session(
+                self.name,
+                conf={**conf, **self.settings.spark},
+                jars=jars,
+                local_storage=local_path(self.checkpoints.storage) is not None,
+                file=self.settings.spark_file,
+            )
+            if before is not None:
+                lay_over(before, self.settings)
+        settle(self._spark, self.settings.asked)  # each time: another job may have asked otherwise meanwhile
+        return self._spark
+
+    def _add(
+        self,
+        frame: DataFrame,
+        sinks: Mapping[str, TwoPhaseSink],
+        uid: str,
+        body: Callable[[DataFrame, EpochOutputs], None],
+        output_mode: str,
+        options: Mapping[str, str] | None,
+    ) -> None:
+        for name in {uid, *sinks}:
+            check_name(name, "uid")
+        for name in sinks:
+            if name in self._sinks:
+                raise _twice("sinks", name)
+        if uid in self._plans:
+            raise _twice("queries", uid)
+        suffix = self.settings.recovery.fork_suffix
+        if suffix:
+            sinks = {name: sink.redirected(suffix) for name, sink in sinks.items()}
+        self._sinks.update(sinks)
+        positions = self._lineage.positions(frame)
+        sources = {name: self._sources[name] for name in positions if name is not None}
+        self._plans[uid] = QueryPlan(
+            uid, frame, dict(sinks), sources, positions, body, output_mode, dict(options or {})
+        )
+
+    def _chain(self, plan: QueryPlan) -> Chain:
+        sources = [source.link(uid) for uid, source in plan.sources.items()]
+        engine = engine_link(self.checkpoints)
+        return Chain((*sources, engine, *(sink.link(uid) for uid, sink in plan.sinks.items())))
+
+
+def _twice(what: str, uid: str) -> DuplicateUid:
+    return DuplicateUid(
+        f"Two {what} of the job have the uid {uid!r}.",
+        safe="nothing was started.",
+        to_do="give each a uid of its own; it names what belongs to it in the checkpoint and in other systems.",
+    )

@@ -1,0 +1,341 @@
+"""One query of a job: recovered, started, watched, stopped cleanly or cancelled. When it starts again: see `group`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.history import FIRST
+from penstock.checkpoint.open import spark_log_at
+from penstock.contracts.source import reader_name
+from penstock.deadline import Deadline
+from penstock.epoch.coordinator import Coordinator
+from penstock.epoch.plan import Progress, QueryPlan
+from penstock.epoch.task import fault_in
+from penstock.errors import JobStopped, PreCommitFailed, SavepointError
+from penstock.job.assembly import coordinator_for
+from penstock.savepoints.take import Standing
+from penstock.spark import query as spark_query
+from penstock.spark.observer import Observer
+from penstock.spark.settings import require_same_backend
+from penstock.spark.verify import verified
+from penstock.storage.open import storage_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from penstock.checkpoint.spark_log import Barrier, SparkLog
+    from penstock.config import Checkpoints
+    from penstock.epoch.protocol import Resume
+    from penstock.events import Events
+
+log = logging.getLogger("penstock")
+
+_POLL_SECONDS = 0.1  # how soon a failed or finished query is noticed
+#: How long Spark may take to log an epoch that is committed; without the log, recovery finishes it.
+_DRAIN_SECONDS = 10.0
+
+
+class QueryRunner:
+    """Runs one plan: each start in a thread of its own, as often as the group says."""
+
+    def __init__(
+        self,
+        job: str,
+        plan: QueryPlan,
+        spark: SparkSession,
+        checkpoints: Checkpoints,
+        events: Events,
+        ended: Callable[[], None],
+        before_start: Callable[[], None] = lambda: None,
+        history: str = FIRST,
+    ) -> None:
+        self._job, self.plan, self._spark = job, plan, spark
+        self._checkpoints, self._events, self._ended = checkpoints, events, ended
+        self._before_start = before_start
+        self._history = history
+        self._until: int | None = None  # the last epoch of this start, where one was set
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._cancelled = False
+        self._query: StreamingQuery | None = None
+        self._run_id: str | None = None  # Spark's name for the jobs of the last start
+        self._coordinator: Coordinator | None = None  # of the last start
+        self._generation = 0  # of the last start in this process
+        self._resume: Resume | None = None  # what this start's recovery came to
+        self._alive = False
+        self.error: BaseException | None = None
+        self.failed_at = 0.0
+        self.done = False  # ended by itself: nothing is left to do
+
+    @property
+    def folder(self) -> str:
+        return f"{self._checkpoints.storage.rstrip('/')}/{self._job}/{self.plan.uid}"
+
+    @property
+    def checkpoint(self) -> str:
+        """Spark's own checkpoint of the query, see `state.history`."""
+        return f"{self.folder}/{self._history}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether a start is under way."""
+        return self._alive
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the last start, if there was one, has ended between two epochs. Otherwise something may be open."""
+        failed = self._coordinator is not None and self._coordinator.failure is not None
+        return not self._alive and self.error is None and not failed
+
+    @property
+    def generation(self) -> int:
+        """Of the last start that registered, 0 before any has."""
+        return self._coordinator.generation if self._coordinator is not None else self._generation
+
+    @property
+    def progress(self) -> Progress | None:
+        """None before this start has recovered. Within a start, what is read later is never behind."""
+        coordinator, resume = self._coordinator, self._resume
+        if coordinator is None or resume is None:
+            return None
+        # An epoch that recovery found decided and has to replay may be visible, all of it or in part.
+        found = resume.epoch - 1 if resume.replay is None else resume.epoch
+        completed = max(resume.epoch - 1, coordinator.completed)
+        return Progress(resume.generation, completed, max(found, completed, coordinator.decided))
+
+    def start(self) -> None:
+        """Begin one start; `ended` is called when it is over, `done` or `error` then say how."""
+        self.error, self.failed_at = None, 0.0
+        self._resume = None
+        self._stopping.clear()
+        self._wake.clear()
+        self._alive = True
+        threading.Thread(target=self._run, name=f"penstock-query-{self.plan.uid}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Let the epoch under way finish, begin no other, end. Returns at once."""
+        self._stopping.set()
+        self._wake.set()
+
+    def cancel(self) -> None:
+        """End without waiting for the epoch under way: Spark gives up its tasks, so that it fails, and what it has
+        prepared is aborted. An epoch that is decided is carried out. Returns at once; call `settle` afterwards."""
+        self._cancelled = True
+        self.stop()
+        if self._query is not None:
+            spark_query.give_up(self._query, self.plan.uid)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an epoch is under way."""
+        return self._coordinator is not None and self._coordinator.busy
+
+    @contextmanager
+    def standing(self, patience: Deadline) -> Iterator[Standing]:
+        """While this lasts the query stands after a complete epoch that Spark has logged, all its rows delivered, and
+        begins no other. Raises `SavepointError` where it cannot be brought to stand."""
+        if self.done:
+            yield self.at_its_end()
+            return
+        coordinator = self._running(patience)
+        with coordinator.held(patience):
+            coordinator.drain(lambda: patience.passed() or self._stopping.is_set())
+            log = self._spark_log()
+            while not (logged := log.next_epoch()[0] > self._completed_epoch()) and not patience.passed():
+                if self._query is None or not self._query.isActive:
+                    break  # it failed, and its end waits for us to let go
+                time.sleep(_POLL_SECONDS / 20)
+            if not logged or coordinator.failure is not None or not coordinator.delivered:
+                raise self._not_standing("it failed meanwhile, or its in-flight log is not delivered")
+            yield Standing(self.plan, self.checkpoint, self._completed_epoch(), coordinator.generation)
+
+    def at_its_end(self) -> Standing:
+        """A query that has ended between two epochs."""
+        log = self._spark_log()
+        epoch, _ = log.next_epoch()
+        if epoch == 0:
+            raise self._not_standing("it has no complete epoch yet")
+        return Standing(self.plan, self.checkpoint, epoch - 1, self.generation)
+
+    def shut(self) -> None:
+        """No epoch begins any more; the one under way, if any, ends. Returns at once."""
+        if self._coordinator is not None:
+            self._coordinator.shut_gate()
+
+    def emit_final(self) -> None:
+        """After a stop: one more epoch, without any input, whose watermark lies beyond all time, so that windows emit
+        what they hold. Not for a query without watermark: it holds nothing back."""
+        self._recover_alone()
+        log, resume = self._spark_log(), self._resume
+        assert resume is not None
+        epoch = resume.epoch
+        if epoch == 0 or not log.committed_watermark(epoch - 1):
+            return
+        if resume.replay is not None or resume.action == "void":
+            raise self._not_standing(f"epoch {epoch} is decided and has to be written again first")
+        # A barrier that is written and not decided is one that Spark would have cut anew: nothing of it is visible.
+        log.end_of_time(epoch)
+        self._until = epoch
+        self._stopping.clear()
+        self._wake.clear()
+        self._cancelled = False
+        try:
+            self._once()
+        finally:
+            self._until = None
+        if log.next_epoch()[0] <= epoch:
+            raise self._not_standing(f"epoch {epoch}, which emits what windows hold, was not completed")
+
+    def _running(self, patience: Deadline) -> Coordinator:
+        """The coordinator, once its query runs and has a complete epoch; a start takes a moment."""
+        while not patience.passed() and self._alive and not self._stopping.is_set():
+            coordinator = self._coordinator
+            if coordinator is not None and self._query is not None and self._completed_epoch() >= 0:
+                return coordinator
+            time.sleep(_POLL_SECONDS)
+        raise self._not_standing("it does not run" if not self._alive else "it has no complete epoch yet")
+
+    def _completed_epoch(self) -> int:
+        now = self.progress
+        return -1 if now is None else now.completed
+
+    def _not_standing(self, why: str) -> SavepointError:
+        return SavepointError(
+            f"Query {self.plan.uid!r} cannot be brought to stand: {why}.",
+            safe="nothing was changed.",
+            to_do="see the job's log; ask again when it runs.",
+        )
+
+    def settle(self, patience: float) -> None:
+        """After a cancel: see that nothing stays open. Another run, of a generation of its own, that starts no query:
+        it carries out what is decided and aborts the rest, also what an epoch that hangs, or a task that Spark has
+        given up, might still open or decide. Raises where it cannot."""
+        spark_query.wait_for_tasks(self._spark, self._run_id, Deadline(patience))
+        self._recover_alone()
+
+    def _recover_alone(self) -> None:
+        """Another start that begins no query: what Spark has not logged of a decided epoch is logged then, and nobody
+        else is at work on the checkpoint."""
+        self._generation = self.generation
+        self._stopping.set()
+        self._once()
+
+    def _run(self) -> None:
+        try:
+            self._once()
+            self.done = not self._stopping.is_set()
+        except BaseException as error:
+            self.error, self.failed_at = error, time.monotonic()
+        finally:
+            self._alive = False
+            self._ended()
+
+    def _once(self) -> None:
+        """One start of the query: recover, run until it ends. Raises what made it fail."""
+        plan = verified(self.plan, self.checkpoint, self._spark, self._spark_log)
+        observer = Observer(
+            plan.uid,
+            plan.positions,
+            self._spark,
+            storage_at(self.folder, self._spark),
+            self._checkpoints,
+            self._events,
+            lambda: self._query,
+        )
+        self._coordinator = coordinator = coordinator_for(
+            self._job,
+            plan,
+            self.folder,
+            self._history,
+            self._spark,
+            self._checkpoints,
+            self._events,
+            executed_plan=lambda: spark_query.executed_plan(self._spark),
+            on_complete=self._completed,
+            ends_at=self.plan.finished_at if self.plan.bounded else None,
+            observer=observer,
+            previous=self._generation,
+        )
+        try:
+            require_same_backend(self._spark, self.checkpoint, plan.uid)
+            resume = coordinator.recover()
+            self._recovered(resume)
+            if not self._checkpoints.logged:
+                coordinator.drain(self._stopping.is_set)  # what an earlier run left in the in-flight log goes first
+            if not self._already_finished(resume.epoch):
+                self._watch(coordinator)
+            coordinator.drain(self._stopping.is_set)
+            if (failure := coordinator.failure) is not None and not isinstance(failure, JobStopped):
+                raise failure
+        finally:
+            self._generation = coordinator.generation
+            coordinator.close()
+            observer.close()
+            self._query = None
+
+    def _watch(self, coordinator: Coordinator) -> None:
+        if self._stopping.is_set():
+            return
+        interval = self._checkpoints.interval_seconds
+        query = spark_query.start(self._job, self.plan, self.checkpoint, interval, coordinator)
+        self._query = query
+        self._run_id = str(query.runId)
+        while query.isActive and not self._wake.is_set() and coordinator.failure is None:
+            self._wake.wait(_POLL_SECONDS)
+            coordinator.tend()
+        self._drain(coordinator, query)
+        failure = coordinator.failure
+        if failure is None and not self._wake.is_set() and (exception := query.exception()) is not None:
+            fault = fault_in(str(exception))  # a source's own error, from Spark's planner
+            raise PreCommitFailed(
+                f"Spark ended query {self.plan.uid!r}: {spark_query.short(fault or exception)}",
+                safe="no epoch was decided in the meantime; it goes on from its last complete epoch.",
+                to_do="see the cause above.",
+            ) from (fault or exception)
+        if failure is not None and not isinstance(failure, JobStopped):
+            raise failure
+
+    def _drain(self, coordinator: Coordinator, query: StreamingQuery) -> None:
+        """Stop between two epochs: after Spark has logged the last one, before the next has begun."""
+        if self._cancelled:
+            spark_query.give_up(query, self.plan.uid)
+        coordinator.close_gate()
+        patience = Deadline(_DRAIN_SECONDS)
+        log = self._spark_log()
+        while query.isActive and log.next_epoch()[0] <= coordinator.completed and not patience.passed():
+            time.sleep(_POLL_SECONDS / 5)
+        if query.isActive:
+            query.stop()
+
+    def _recovered(self, resume: Resume) -> None:
+        self._before_start()
+        self._resume = resume
+
+    def _spark_log(self) -> SparkLog:
+        return spark_log_at(self.checkpoint, self._spark)
+
+    def _completed(self, epoch: int, barrier: Barrier | None) -> None:
+        if barrier is None:
+            return
+        for index, (uid, offset) in enumerate(zip(self.plan.positions, barrier.offsets, strict=False)):
+            if uid is not None and offset is not None:
+                self.plan.sources[uid].publish(self._job, uid, offset)
+                self.plan.sources[uid].completed(uid, reader_name(self.plan.uid, index), offset)
+        if (self._until is not None and epoch >= self._until) or (self.plan.bounded and self.plan.finished_at(barrier)):
+            self._wake.set()
+
+    def _already_finished(self, next_epoch: int) -> bool:
+        """A bounded job that was killed after its last commit has nothing left to do."""
+        if not self.plan.bounded or next_epoch == 0:
+            return False
+        log = self._spark_log()
+        epoch, pending = log.next_epoch()
+        barrier = None if pending else log.barrier(epoch - 1)
+        return barrier is not None and self.plan.finished_at(barrier)

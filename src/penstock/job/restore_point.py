@@ -1,0 +1,80 @@
+"""What a job goes on from: its own checkpoint, or what it is told to restore; and whether the program fits to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.history import Histories
+from penstock.errors import UidChanged
+from penstock.savepoints.claim import Claim
+from penstock.savepoints.restore import Restorer, tell
+from penstock.spark.settings import require_same_parallelism
+from penstock.storage.storage import AlreadyExists, Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.config.settings import Settings
+    from penstock.epoch.plan import QueryPlan
+    from penstock.events import Events
+
+
+class Beginning:
+    """One start of a job. `storage` is the job's folder; `allow`: what only the checkpoint knows is left behind."""
+
+    def __init__(
+        self,
+        job: str,
+        plans: Mapping[str, QueryPlan],
+        settings: Settings,
+        storage: Storage,
+        spark: SparkSession,
+        allow: bool,
+    ) -> None:
+        self._job, self._plans, self._settings = job, plans, settings
+        self._storage, self._spark, self._allow = storage, spark, allow
+
+    def history(self, events: Events) -> str:
+        """Restore if it was asked for and is not done yet; the name of the history that the job goes on from."""
+        recovery, outcome = self._settings.recovery, None
+        if recovery.path is not None:
+            restorer = Restorer(self._job, self._storage.location, self._spark)
+            wanted = replace(recovery, allow_non_restored=self._allow)
+            outcome = restorer.restore(wanted, self._plans, self._settings.state_asked)
+        histories = Histories(self._storage)
+        current = histories.current()
+        if outcome is not None and outcome.mapped is not None:
+            for name in self._storage.list("queries"):
+                self._storage.delete(f"queries/{name}")  # what the program takes over was settled with the restore
+            tell(outcome, events)
+        else:
+            require_same_parallelism(self._spark, self._storage.location, current, self._plans, self._settings)
+        claim = Claim.of(next(reversed(histories.all()), None), self._plans, self._spark)
+        if claim is not None:
+            events.listen(claim)
+        return current
+
+    def check_uids(self) -> None:
+        """A query that only the checkpoint knows would be lost silently, a renamed one would start over."""
+        storage = self._storage
+        known = {name.removesuffix(".json") for name in storage.list("queries") if name.endswith(".json")}
+        gone = sorted(known - self._plans.keys())
+        if gone and not self._allow:
+            new = sorted(self._plans.keys() - known)
+            raise UidChanged(
+                f"The checkpoint of job {self._job!r} has the queries {sorted(known)}, the program has"
+                f" {sorted(self._plans)}: {gone} would be left behind"
+                + (f" and {new} start from the beginning." if new else "."),
+                safe="nothing was started; the checkpoint is as it was.",
+                to_do="give the query its former uid, or leave it behind on purpose by allow_non_restored_state=True.",
+            )
+        for uid in gone:
+            storage.delete(f"queries/{uid}.json")  # allowed once, not asked again; its folder stays as it is
+        for uid, plan in self._plans.items():
+            with suppress(AlreadyExists):
+                facts = {"version": 1, "sources": list(plan.sources), "sinks": sorted(plan.sinks)}
+                storage.create(f"queries/{uid}.json", json.dumps(facts).encode())

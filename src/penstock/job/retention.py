@@ -1,0 +1,168 @@
+"""What becomes of a job's checkpoints: how many epochs Spark keeps, and how those of a cancelled job are deleted.
+
+They are deleted only after a cancel that ended cleanly, with `Retention.DELETE`. Never after a failure or a stop, never
+while a newer run of the job is registered, never while the in-flight log holds rows that are not delivered.
+
+Deleting many files is not one step, and half a checkpoint is worse than none: some queries would start over and others
+go on, or go on without their state. So the first thing written is a *mark*, `deleting/….json` in the job's folder, and
+the mark is the last thing deleted. Before it the checkpoint is whole; after it the checkpoint is gone, however much of
+it is still there: every start looks for marks first and finishes what it finds begun.
+
+A start may come just then. As in the epoch protocol, each side first writes and then looks: the deletion writes its
+mark, then looks for newer runs, and takes its mark back if there is one; a start registers, then looks for marks, and
+begins again if there is one. So at least one of them sees the other.
+
+What is deleted is named one by one: Spark's folder, the in-flight log, manifests and claims of each query, and the
+job's own records. Links are not followed, and whatever else stands in the job's folder, such as savepoints, is left
+alone. The numbers of the runs (`ledger/generations`, some hundred bytes) stay on purpose: without them a driver that
+everybody believes dead could wake up, find no newer run than itself, and write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.global_record import FOLDER as GLOBAL
+from penstock.checkpoint.history import FIRST, is_history
+from penstock.checkpoint.history import FOLDER as RESTORES
+from penstock.checkpoint.ledger import seal
+from penstock.errors import LedgerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+    from penstock.storage.storage import Storage
+    from penstock.storage.trees import Trees
+
+log = logging.getLogger("penstock")
+
+KEPT_BATCHES = "spark.sql.streaming.minBatchesToRetain"
+_LEAST_BATCHES = 2  # recovery looks at the epoch before the last
+_MARKS = "deleting"
+_MARK = re.compile(r"^[0-9a-f]{12}\.json$")
+_NUMBERED = re.compile(r"^(\d+)\.json$")
+_OF_A_QUERY = ("inflight", "checkpoints", "ledger/epochs", "ledger/claims", "ledger/probe")
+
+
+@contextlib.contextmanager
+def kept_batches(spark: SparkSession, num_retained: int) -> Iterator[None]:
+    """While this lasts, queries that start keep so many epochs of offsets, commits and state, and at least two. What
+    the user has set for the session stays."""
+    if spark.conf.get(KEPT_BATCHES, None) is not None:
+        yield
+        return
+    spark.conf.set(KEPT_BATCHES, str(max(_LEAST_BATCHES, num_retained)))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # where Spark is gone, there is nothing to put back
+            spark.conf.unset(KEPT_BATCHES)
+
+
+class JobFolder:
+    """The folder of one job's checkpoints: deleted as a whole, or not at all."""
+
+    def __init__(self, storage: Storage, trees: Trees) -> None:
+        self._storage, self._trees = storage, trees
+
+    def refuse_marked(self) -> None:
+        """Call after a run has registered: where a deletion has begun meanwhile, it must begin again."""
+        if self._marks():
+            raise LedgerError(
+                f"The checkpoint in {self._storage.location} is being deleted.",
+                safe="nothing was started.",
+                to_do="nothing: the job starts over once it is gone.",
+            )
+
+    def finish_deletion(self, queries: Iterable[str]) -> bool:
+        """Call before a run starts: where the checkpoint is marked, delete what is left of it. True if it was."""
+        marks = self._marks()
+        if not marks:
+            return False
+        own = self._mark({})  # theirs may be taken back while this is under way
+        self._delete(queries, {})
+        self._unmark(*marks, own)
+        log.warning("%s was being deleted; that is finished now, and the job starts over", self._storage.location)
+        return True
+
+    def delete(self, generations: Mapping[str, int]) -> str:
+        """Delete the checkpoint of a job that was cancelled, whose queries ran as these generations. Empty, or why it
+        is kept. Should this raise, the next start finishes it."""
+        reason = self._needed(generations)
+        if reason:
+            return reason
+        mark = self._mark(generations)
+        reason = self._needed(generations)
+        if not reason:
+            reason = self._delete(generations, generations)
+        self._unmark(mark)
+        return reason
+
+    def _needed(self, generations: Mapping[str, int]) -> str:
+        for uid, own in generations.items():
+            if not own:
+                return f"query {uid} has not run"
+            if self._newest(uid) > own:
+                return f"generation {self._newest(uid)} of query {uid} has taken over"
+            waiting = self._waiting(f"{uid}/inflight")
+            if waiting:
+                return f"{waiting} holds rows that are not delivered yet"
+            for part in self._parts(uid):
+                if self._trees.is_link(f"{uid}/{part}"):
+                    return f"{uid}/{part} is, or stands in, a link, and links are not followed"
+        return ""
+
+    def _parts(self, uid: str) -> list[str]:
+        """Every history of Spark's, and what belongs to all of them."""
+        return [FIRST, *(name for name in self._storage.list(uid) if is_history(name) and name != FIRST), *_OF_A_QUERY]
+
+    def _newest(self, uid: str) -> int:
+        names = self._storage.list(f"{uid}/ledger/generations")
+        return max((int(match[1]) for name in names if (match := _NUMBERED.match(name))), default=0)
+
+    def _waiting(self, folder: str, depth: int = 2) -> str:
+        """The first backlog with something in it: `<query>/inflight/<id>/<sink>/backlog`."""
+        if self._storage.list(f"{folder}/backlog"):
+            return f"{folder}/backlog"
+        below = self._storage.list(folder) if depth else []
+        return next(filter(None, (self._waiting(f"{folder}/{name}", depth - 1) for name in below)), "")
+
+    def _delete(self, queries: Iterable[str], generations: Mapping[str, int]) -> str:
+        """Delete all that is ours; stops, and says why, where a run newer than `generations` is met: this one then has
+        stood still for so long that somebody else finished the deletion and began anew."""
+        known = {name.removesuffix(".json") for name in self._storage.list("queries") if name.endswith(".json")}
+        for uid in sorted(known | set(queries)):
+            for part in self._parts(uid):
+                if uid in generations and self._newest(uid) > generations[uid]:
+                    return f"generation {self._newest(uid)} of query {uid} has taken over"
+                self._trees.delete(f"{uid}/{part}")
+            self._storage.delete(f"{uid}/ledger/identity.json")
+        for folder in (GLOBAL, RESTORES):
+            for name in self._storage.list(folder):
+                if _NUMBERED.match(name):
+                    self._storage.delete(f"{folder}/{name}")
+        for uid in known:
+            self._storage.delete(f"queries/{uid}.json")
+        for folder in (GLOBAL, RESTORES, "queries"):
+            self._trees.delete_if_empty(folder)
+        return ""
+
+    def _marks(self) -> list[str]:
+        return [f"{_MARKS}/{name}" for name in self._storage.list(_MARKS) if _MARK.match(name)]
+
+    def _mark(self, generations: Mapping[str, int]) -> str:
+        name = f"{_MARKS}/{secrets.token_hex(6)}.json"
+        self._storage.create(name, seal("deleting", {"generations": dict(generations), "time": time.time()}))
+        return name
+
+    def _unmark(self, *marks: str) -> None:
+        for mark in marks:
+            self._storage.delete(mark)
+        self._trees.delete_if_empty(_MARKS)

@@ -1,0 +1,125 @@
+"""Errors of the Kafka clients as ours, with the numbers that help.
+
+Codes are Kafka's own where positive and librdkafka's where negative; both clients share the positive ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.errors import (
+    AccessDenied,
+    DataError,
+    PenstockError,
+    PreCommitFailed,
+    SystemUnavailable,
+    TimeoutsContradict,
+    TopicMissing,
+    ValueTooLarge,
+)
+
+if TYPE_CHECKING:
+    from penstock.kafka.librdkafka import Undelivered
+
+# librdkafka
+ALL_BROKERS_DOWN, AUTHENTICATION, SSL, RESOLVE, TRANSPORT = -187, -169, -181, -193, -195
+TIMED_OUT, MSG_TIMED_OUT, QUEUE_FULL = -185, -192, -184
+UNKNOWN_TOPIC, UNKNOWN_PARTITION, FATAL = -188, -190, -150
+PURGED = (-152, -151)
+# Kafka
+UNKNOWN_TOPIC_OR_PARTITION, MSG_SIZE_TOO_LARGE, RECORD_LIST_TOO_LARGE = 3, 10, 18
+COORDINATOR_LOADING, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR = 14, 15, 16
+INVALID_TRANSACTION_TIMEOUT, CONCURRENT_TRANSACTIONS, TRANSACTIONAL_ID_NOT_FOUND = 50, 51, 105
+TRANSACTIONAL_ID_DENIED = 53
+DENIED = {29: "the topic", 30: "the group", 31: "the cluster", 53: "the transactional id", 58: "the connection"}
+
+_TOO_LARGE = (MSG_SIZE_TOO_LARGE, RECORD_LIST_TOO_LARGE)
+_MISSING = (UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC)
+_AWAY = (ALL_BROKERS_DOWN, RESOLVE, TRANSPORT, TIMED_OUT, MSG_TIMED_OUT)
+_SAFE = "nothing of this epoch is visible."
+
+
+def unreachable(servers: str, reason: str, seconds: float) -> SystemUnavailable:
+    return SystemUnavailable(
+        f"The Kafka brokers at {servers} did not answer within {seconds:.1f} s: {reason}.",
+        safe="what was committed stays committed; nothing else is visible.",
+        to_do="check that the address is right and the brokers run; the job tries again by its restart strategy.",
+    )
+
+
+def denied(what: str, reason: str) -> AccessDenied:
+    return AccessDenied(
+        f"Kafka refused {what}: {reason}.",
+        safe=_SAFE,
+        to_do="check user, password and certificates in the sink's options, and the ACLs: WRITE and DESCRIBE on the "
+        "topic, WRITE and DESCRIBE on transactional ids with the sink's prefix.",
+    )
+
+
+def missing(topic: str) -> TopicMissing:
+    return TopicMissing(
+        f"The topic {topic!r} does not exist.",
+        safe=_SAFE,
+        to_do=f"create it, or say KafkaSink({topic!r}, create_topic=True, partitions=…).",
+    )
+
+
+def from_code(
+    code: int, text: str, *, servers: str, doing: str, topic: str = "", seconds: float = 0.0
+) -> PenstockError:
+    """The error for one code met while `doing` something."""
+    if code in DENIED:
+        return denied(DENIED[code], text)
+    if code == AUTHENTICATION:
+        return denied("the connection", text)
+    if code == SSL:
+        return denied("the TLS connection", text)
+    if code in _MISSING:
+        return missing(topic or "?")
+    if code == UNKNOWN_PARTITION:
+        return DataError(
+            f"A row names a partition that topic {topic!r} does not have.",
+            safe=_SAFE,
+            to_do="correct the column 'partition', or add partitions to the topic.",
+        )
+    if code == INVALID_TRANSACTION_TIMEOUT:
+        return TimeoutsContradict(
+            f"The broker refuses the sink's transaction timeout ({text}).",
+            safe=_SAFE,
+            to_do="lower transaction_timeout, or raise the brokers' transaction.max.timeout.ms.",
+        )
+    if code in _AWAY:
+        return unreachable(servers, text, seconds)
+    return PreCommitFailed(
+        f"Kafka failed while {doing}: {text} (code {code}).", safe=_SAFE, to_do="nothing: the epoch replays."
+    )
+
+
+def too_large(size: int, topic: str, limit: str, text: str) -> ValueTooLarge:
+    return ValueTooLarge(
+        f"A row of {size:,} bytes for topic {topic!r} was refused: {text} ({limit}).",
+        safe=_SAFE,
+        to_do="raise the topic's max.message.bytes (and the sink's option message.max.bytes if that is lower), "
+        "lower the option batch.size to what the topic takes, or filter such rows.",
+    )
+
+
+def from_undelivered(
+    failed: Sequence[Undelivered], *, total: int, servers: str, limit: str, seconds: float
+) -> PenstockError:
+    """One error for all rows that were not delivered: the first real cause, how many, and the largest row."""
+    # Rows purged because another one failed only say so; the cause is with that other one.
+    causes = [row for row in failed if row.code not in PURGED] or list(failed)
+    first = causes[0]
+    if first.code in _TOO_LARGE:
+        largest = max((row for row in causes if row.code in _TOO_LARGE), key=lambda row: row.size)
+        return too_large(largest.size, largest.topic, limit, largest.text)
+    return from_code(
+        first.code,
+        f"{first.text}; {total:,} rows were not delivered to {first.topic!r}",
+        servers=servers,
+        doing=f"delivering rows to {first.topic!r}",
+        topic=first.topic,
+        seconds=seconds,
+    )

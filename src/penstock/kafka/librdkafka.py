@@ -1,0 +1,330 @@
+"""A thin ctypes binding to the librdkafka that confluent-kafka brings.
+
+Only what a transactional producer needs, and only because rows arrive as Arrow buffers: `rd_kafka_produce_batch` takes
+their addresses, where a Python call per row would cost three times as much. `Handle` owns one `rd_kafka_t`; it is not
+thread-safe beyond what librdkafka is, and knows nothing of epochs.
+
+Callbacks run only inside `poll`, `flush`, `commit` and `abort`, in the calling thread, never from librdkafka's own
+threads: an interpreter that is shutting down, or a forked child, is then never called into. The one exception counts
+requests that left for the broker, see `answers`.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import functools
+import glob
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import ConfigurationError, MissingExtra
+from penstock.kafka.answers import ENDINGS, ON_ANSWER, ON_NEW, ON_REQUEST, watcher
+
+PARTITION_UA = -1
+MSG_F_COPY, MSG_F_PARTITION = 0x2, 0x8
+_PRODUCER = 0
+_CONF_OK = 0
+_PURGE_QUEUE, _PURGE_INFLIGHT = 0x1, 0x2
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An error of librdkafka: its code and what may be done about it."""
+
+    code: int
+    text: str
+    fatal: bool = False
+    retriable: bool = False
+    abortable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """One row that the broker, or librdkafka itself, refused."""
+
+    code: int
+    text: str
+    topic: str
+    size: int
+
+
+class Message(c.Structure):
+    """`rd_kafka_message_t`; `messages.MESSAGE` is the same layout for numpy."""
+
+    _fields_ = (
+        ("err", c.c_int),
+        ("rkt", c.c_void_p),
+        ("partition", c.c_int32),
+        ("payload", c.c_void_p),
+        ("len", c.c_size_t),
+        ("key", c.c_void_p),
+        ("key_len", c.c_size_t),
+        ("offset", c.c_int64),
+        ("private", c.c_void_p),
+    )
+
+
+class _MetadataTopic(c.Structure):
+    _fields_ = (
+        ("topic", c.c_char_p),
+        ("partition_cnt", c.c_int),
+        ("partitions", c.c_void_p),
+        ("err", c.c_int),
+    )
+
+
+class _Metadata(c.Structure):
+    _fields_ = (
+        ("broker_cnt", c.c_int),
+        ("brokers", c.c_void_p),
+        ("topic_cnt", c.c_int),
+        ("topics", c.POINTER(_MetadataTopic)),
+        ("orig_broker_id", c.c_int32),
+        ("orig_broker_name", c.c_char_p),
+    )
+
+
+_DR_MSG_CB = c.CFUNCTYPE(None, c.c_void_p, c.POINTER(Message), c.c_void_p)
+_ERROR_CB = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_char_p, c.c_void_p)
+
+_P, _I, _S = c.c_void_p, c.c_int, c.c_char_p
+_SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
+    "version_str": (_S, ()),
+    "err2str": (_S, (_I,)),
+    "conf_new": (_P, ()),
+    "conf_destroy": (None, (_P,)),
+    "conf_set": (_I, (_P, _S, _S, _P, c.c_size_t)),
+    "conf_set_dr_msg_cb": (None, (_P, _DR_MSG_CB)),
+    "conf_set_error_cb": (None, (_P, _ERROR_CB)),
+    "conf_set_log_cb": (None, (_P, _P)),
+    "conf_interceptor_add_on_new": (_I, (_P, _S, ON_NEW, _P)),
+    "interceptor_add_on_request_sent": (_I, (_P, _S, ON_REQUEST, _P)),
+    "interceptor_add_on_response_received": (_I, (_P, _S, ON_ANSWER, _P)),
+    "new": (_P, (_I, _P, _P, c.c_size_t)),
+    "destroy": (None, (_P,)),
+    "poll": (_I, (_P, _I)),
+    "flush": (_I, (_P, _I)),
+    "purge": (_I, (_P, _I)),
+    "outq_len": (_I, (_P,)),
+    "fatal_error": (_I, (_P, _P, c.c_size_t)),
+    "topic_new": (_P, (_P, _S, _P)),
+    "topic_destroy": (None, (_P,)),
+    "topic_name": (_S, (_P,)),
+    "metadata": (_I, (_P, _I, _P, c.POINTER(c.POINTER(_Metadata)), _I)),
+    "metadata_destroy": (None, (c.POINTER(_Metadata),)),
+    "produce_batch": (_I, (_P, c.c_int32, _I, _P, _I)),
+    "produceva": (_P, (_P, _P, c.c_size_t)),
+    "init_transactions": (_P, (_P, _I)),
+    "begin_transaction": (_P, (_P,)),
+    "commit_transaction": (_P, (_P, _I)),
+    "abort_transaction": (_P, (_P, _I)),
+    "error_code": (_I, (_P,)),
+    "error_string": (_S, (_P,)),
+    "error_is_fatal": (_I, (_P,)),
+    "error_is_retriable": (_I, (_P,)),
+    "error_txn_requires_abort": (_I, (_P,)),
+    "error_destroy": (None, (_P,)),
+}
+
+
+@functools.cache
+def library() -> Any:
+    """librdkafka with its functions typed, once per process; `MissingExtra` where confluent-kafka is not installed."""
+    try:
+        import confluent_kafka
+        from confluent_kafka import cimpl
+    except ImportError as error:
+        raise MissingExtra(
+            f"The Kafka sink needs confluent-kafka, which cannot be imported ({error}).",
+            safe="nothing was started.",
+            to_do="pip install 'penstock[kafka]' where the driver and the workers run.",
+        ) from error
+    wheel = os.path.dirname(os.path.dirname(confluent_kafka.__file__))
+    # The extension's own handle resolves the very library it loaded; a copy by path would be a second one.
+    for path in (cimpl.__file__, *sorted(glob.glob(f"{wheel}/confluent_kafka.libs/librdkafka*"))):
+        loaded = c.CDLL(path)
+        try:
+            for name, (result, arguments) in _SIGNATURES.items():
+                function = getattr(loaded, f"rd_kafka_{name}")
+                function.restype, function.argtypes = result, list(arguments)
+        except AttributeError:
+            continue
+        return loaded
+    raise MissingExtra(
+        f"No usable librdkafka was found beside confluent-kafka {confluent_kafka.__version__}.",
+        safe="nothing was started.",
+        to_do="pip install --force-reinstall 'penstock[kafka]'; a static build of confluent-kafka hides the functions.",
+    )
+
+
+class Handle:
+    """One `rd_kafka_t` producer.
+
+    `undelivered` is called for every row that could not be delivered and `trouble` for every connection error, both
+    from inside the calls below. The two must not raise.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, str],
+        undelivered: Callable[[Undelivered], None],
+        trouble: Callable[[int, str], None],
+    ) -> None:
+        self._lib = lib = library()
+        self._topics: dict[str, int] = {}
+        self._rk: int | None = None
+
+        def delivered(_rk: Any, message: Any, _opaque: Any) -> None:
+            m = message[0]
+            if m.err:
+                name = lib.rd_kafka_topic_name(m.rkt).decode() if m.rkt else "?"
+                undelivered(Undelivered(m.err, self.text(m.err), name, m.len + m.key_len))
+
+        def troubled(_rk: Any, code: int, reason: bytes | None, _opaque: Any) -> None:
+            trouble(code, (reason or b"").decode(errors="replace"))
+
+        # librdkafka keeps bare pointers to these: they live as long as this object, which outlives destroy().
+        self._delivered, self._troubled = _DR_MSG_CB(delivered), _ERROR_CB(troubled)
+        conf = lib.rd_kafka_conf_new()
+        buffer = c.create_string_buffer(512)
+        for name, value in settings.items():
+            if lib.rd_kafka_conf_set(conf, name.encode(), value.encode(), buffer, len(buffer)) != _CONF_OK:
+                lib.rd_kafka_conf_destroy(conf)
+                raise ConfigurationError(
+                    f"The Kafka client refuses the setting {name}: {_without(buffer.value.decode(), value)}.",
+                    safe="nothing was written.",
+                    to_do="correct it in the sink's options; librdkafka's CONFIGURATION.md lists names and ranges.",
+                )
+        lib.rd_kafka_conf_set_dr_msg_cb(conf, self._delivered)
+        lib.rd_kafka_conf_set_error_cb(conf, self._troubled)
+        lib.rd_kafka_conf_interceptor_add_on_new(conf, b"penstock", watcher(lib), None)
+        if "debug" not in settings:
+            # What matters arrives as errors; librdkafka's own log would repeat it on stderr of every worker.
+            lib.rd_kafka_conf_set_log_cb(conf, None)
+        self._rk = lib.rd_kafka_new(_PRODUCER, conf, buffer, len(buffer))
+        if not self._rk:
+            lib.rd_kafka_conf_destroy(conf)
+            raise ConfigurationError(
+                f"The Kafka client cannot be created: {buffer.value.decode()}.",
+                safe="nothing was written.",
+                to_do="correct the sink's options.",
+            )
+
+    def text(self, code: int) -> str:
+        return str(self._lib.rd_kafka_err2str(code).decode())
+
+    def topic(self, name: str) -> int:
+        """The handle of topic `name`, kept until destroy()."""
+        if name not in self._topics:
+            self._topics[name] = self._lib.rd_kafka_topic_new(self._rk, name.encode(), None)
+        return self._topics[name]
+
+    def partitions(self, name: str, seconds: float) -> tuple[int, int]:
+        """(error code, number of partitions) of topic `name`, asked from the broker."""
+        metadata = c.POINTER(_Metadata)()
+        code = self._lib.rd_kafka_metadata(self._rk, 0, self.topic(name), c.byref(metadata), _ms(seconds))
+        if code:
+            return code, 0
+        try:
+            found = metadata.contents.topics[0]
+            return found.err, found.partition_cnt
+        finally:
+            self._lib.rd_kafka_metadata_destroy(metadata)
+
+    def reach(self, seconds: float) -> int:
+        """0 once a broker has answered, else an error code."""
+        metadata = c.POINTER(_Metadata)()
+        code = int(self._lib.rd_kafka_metadata(self._rk, 0, None, c.byref(metadata), _ms(seconds)))
+        if code == 0:
+            self._lib.rd_kafka_metadata_destroy(metadata)
+        return code
+
+    def produce_batch(self, topic: int, address: int, count: int) -> int:
+        """Offer `count` message structs at `address`, each with its partition or -1; how many were accepted. The
+        others carry their error. Payload and key are copied, so the memory is free again on return."""
+        flags = MSG_F_COPY | MSG_F_PARTITION
+        return int(self._lib.rd_kafka_produce_batch(topic, PARTITION_UA, flags, address, count))
+
+    def produce_each(self, starts: list[int], counts: list[int]) -> tuple[int, int]:
+        """Offer rows described by `rd_kafka_vu_t` arrays; (accepted, code of the first that was not, or 0)."""
+        call, rk = self._lib.rd_kafka_produceva, self._rk
+        for done, (start, count) in enumerate(zip(starts, counts, strict=True)):
+            error = call(rk, start, count)
+            if error:
+                return done, self._fault(error).code
+        return len(starts), 0
+
+    def poll(self, seconds: float) -> None:
+        """Serve callbacks, waiting up to `seconds` for one."""
+        self._lib.rd_kafka_poll(self._rk, _ms(seconds))
+
+    def flush(self, seconds: float) -> bool:
+        """Whether everything was delivered or reported undelivered within `seconds`."""
+        return bool(self._lib.rd_kafka_flush(self._rk, _ms(seconds)) == 0)
+
+    def fatal(self) -> Fault | None:
+        """The error that made this producer unusable, if there is one."""
+        buffer = c.create_string_buffer(512)
+        code = self._lib.rd_kafka_fatal_error(self._rk, buffer, len(buffer))
+        return Fault(code, buffer.value.decode(errors="replace"), fatal=True) if code else None
+
+    def init_transactions(self, seconds: float) -> Fault | None:
+        return self._maybe(self._lib.rd_kafka_init_transactions(self._rk, _ms(seconds)))
+
+    def begin(self) -> Fault | None:
+        return self._maybe(self._lib.rd_kafka_begin_transaction(self._rk))
+
+    @property
+    def sure(self) -> bool:
+        """Whether every request to end a transaction that ever left for the broker was answered."""
+        return ENDINGS.sure(self._rk)
+
+    def commit(self, seconds: float) -> Fault | None:
+        return self._maybe(self._lib.rd_kafka_commit_transaction(self._rk, _ms(seconds)))
+
+    def abort(self, seconds: float) -> Fault | None:
+        return self._maybe(self._lib.rd_kafka_abort_transaction(self._rk, _ms(seconds)))
+
+    def destroy(self) -> None:
+        """Free everything here. A transaction that is open at the broker stays open: it is never ended from here."""
+        if self._rk is None:
+            return
+        self._lib.rd_kafka_purge(self._rk, _PURGE_QUEUE | _PURGE_INFLIGHT)
+        for handle in self._topics.values():
+            self._lib.rd_kafka_topic_destroy(handle)
+        self._topics.clear()
+        self._lib.rd_kafka_destroy(self._rk)
+        ENDINGS.forget(self._rk)
+        self._rk = None
+
+    def abandon(self) -> None:
+        """Forget the handle without touching it: in a forked child its threads do not exist."""
+        self._rk = None
+        self._topics.clear()
+
+    def _maybe(self, error: int | None) -> Fault | None:
+        return self._fault(error) if error else None
+
+    def _fault(self, error: int) -> Fault:
+        lib = self._lib
+        try:
+            return Fault(
+                lib.rd_kafka_error_code(error),
+                lib.rd_kafka_error_string(error).decode(errors="replace"),
+                bool(lib.rd_kafka_error_is_fatal(error)),
+                bool(lib.rd_kafka_error_is_retriable(error)),
+                bool(lib.rd_kafka_error_txn_requires_abort(error)),
+            )
+        finally:
+            lib.rd_kafka_error_destroy(error)
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))
+
+
+def _without(text: str, value: str) -> str:
+    # librdkafka quotes the refused value, which may be a secret.
+    return text.replace(value, "***") if value else text

@@ -1,0 +1,117 @@
+"""The line between a supervisor and the driver it has started: a pair of sockets.
+
+The driver tells what it runs with and what it ended of, one JSON object per line. The other way nothing is ever said:
+when that side falls silent for good, the supervisor is gone, and the driver ends cleanly by a SIGTERM to itself. So
+nobody is left to run a job that nobody looks after, on any system and whatever the supervisor died of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.secrets import masked
+
+if TYPE_CHECKING:
+    from penstock.config.restart_strategy import RestartStrategy
+
+VARIABLE = "PENSTOCK_SUPERVISOR"
+"""The number of the driver's end of the line. Set by the supervisor, for its own child only."""
+
+DONE = 0
+FAILED = 1  # for good: no restart can cure it
+GAVE_UP = 70  # the restart strategy gave up
+CRASHED = 75  # a new process may cure it
+
+_MOST = 4000  # characters of an error; all that is told must fit into the line before anybody reads it
+
+_line: socket.socket | None = None
+
+
+# The driver's side
+
+
+def connect() -> None:
+    """Take up the line, if a supervisor has started this process. Its children must not take themselves for
+    supervised, so the variable goes."""
+    global _line
+    number = os.environ.pop(VARIABLE, None)
+    if number is None:
+        return
+    _line = socket.socket(fileno=int(number))
+    _line.set_inheritable(False)
+    threading.Thread(target=_watch, args=(_line,), name="penstock-lifeline", daemon=True).start()
+
+
+def connected() -> bool:
+    """Whether a supervisor has started this process."""
+    return _line is not None
+
+
+def tell_strategy(strategy: RestartStrategy) -> None:
+    """The strategy that the job has come to; the supervisor goes by it from then on. Safe where there is none."""
+    _tell({"strategy": strategy.to_dict()})
+
+
+def tell_stopping() -> None:
+    """The job was asked to end, so whatever it ends with, it is not to be started again. Safe in a signal handler."""
+    _tell({"stopping": True})
+
+
+def tell_error(error: BaseException, verdict: str) -> None:
+    """What the driver is about to end of."""
+    _tell({"error": masked(f"{type(error).__name__}: {error}")[:_MOST], "verdict": verdict})
+
+
+def _tell(body: dict[str, Any]) -> None:
+    if _line is not None:
+        # A supervisor that is gone, or told too much, is no reason to fail.
+        with contextlib.suppress(OSError):
+            _line.send(json.dumps(body).encode() + b"\n", socket.MSG_DONTWAIT)
+
+
+def _watch(line: socket.socket) -> None:
+    try:
+        while line.recv(1024):
+            pass
+    except OSError:
+        return  # closed in this process: by a program that closes all it does not know
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+# The supervisor's side
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a driver said before it ended."""
+
+    strategy: RestartStrategy | None = None
+    stopping: bool = False
+    error: str | None = None
+    verdict: str | None = None
+
+
+def listen(line: socket.socket) -> Told:
+    """All that was said so far. A line that is cut off, or not understood, counts as not said."""
+    from penstock.config.restart_strategy import RestartStrategy
+
+    text = b""
+    with contextlib.suppress(BlockingIOError, ConnectionResetError):
+        while part := line.recv(65536, socket.MSG_DONTWAIT):
+            text += part
+    body: dict[str, Any] = {}
+    for one in text.splitlines():
+        with contextlib.suppress(ValueError):
+            body.update(json.loads(one))
+    strategy = None
+    if "strategy" in body:
+        with contextlib.suppress(TypeError):
+            strategy = RestartStrategy.from_dict(body["strategy"])
+    return Told(strategy, bool(body.get("stopping")), body.get("error"), body.get("verdict"))

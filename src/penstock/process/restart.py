@@ -1,0 +1,92 @@
+"""Whether, and after how long, a failed job is started again. Pure: clock and random source are passed in."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from penstock.process import lifeline
+from penstock.process.error_class import Verdict, chain, classify, jvm_gone, out_of_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.config.restart_strategy import RestartStrategy
+
+_GAVE_UP = "_penstock_gave_up"
+
+
+class Restarts:
+    """The restarts of one job. Call `started` when a run begins and `delay` when it has failed. `supervised` says
+    whether somebody starts this process again; if not given, whether `penstock run` has started it."""
+
+    def __init__(
+        self,
+        strategy: RestartStrategy,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        random: Callable[[], float] = random.random,
+        supervised: bool | None = None,
+    ) -> None:
+        self._strategy, self._clock, self._random = strategy, clock, random
+        self._supervised = lifeline.connected() if supervised is None else supervised
+        self._failures = 0
+        self._recent: deque[float] = deque()
+        self._wait = strategy.initial
+        self._started: float | None = clock()
+
+    def started(self) -> None:
+        self._started = self._clock()
+
+    def delay(self, error: BaseException) -> float | None:
+        """Seconds to wait before the next start in this process, None to give up.
+
+        What no retry can cure is never retried. What only a new process can cure is not retried in this one: a JVM
+        that is gone, and, where a supervisor starts the new process, memory that is used up. If it is the strategy
+        that gives up, `gave_up` says so of the error from then on.
+        """
+        if classify(error) is Verdict.FATAL or jvm_gone(error) or (self._supervised and out_of_memory(error)):
+            return None
+        wait = self.after_failure()
+        if wait is None:
+            with suppress(AttributeError):  # an exception of a C library may take no attributes
+                setattr(error, _GAVE_UP, True)
+        return wait
+
+    def after_failure(self) -> float | None:
+        """Count a failure of which nothing else is known: seconds to wait, None to give up."""
+        strategy, now = self._strategy, self._clock()
+        if self._started is not None and now - self._started >= strategy.reset_after:
+            self._failures, self._wait = 0, strategy.initial
+        self._started = None  # one run fails once: what fails before the next has begun has lasted for no time
+        if not self._another(now):
+            return None
+        # Step by step, never as a power: after days of failures that would be too large for a float.
+        wait = min(self._wait, strategy.maximum)
+        self._wait = wait * strategy.multiplier
+        return min(strategy.maximum, wait * (1 + strategy.jitter * (2 * self._random() - 1)))
+
+    def follow(self, strategy: RestartStrategy) -> None:
+        """Go by another strategy from now on; what was counted stays counted."""
+        if strategy != self._strategy:
+            self._strategy, self._wait = strategy, strategy.initial
+
+    def _another(self, now: float) -> bool:
+        strategy = self._strategy
+        self._failures += 1
+        if strategy.attempts is None:
+            return True
+        if strategy.interval is None:
+            return self._failures <= strategy.attempts
+        self._recent.append(now)
+        while now - self._recent[0] > strategy.interval:
+            self._recent.popleft()
+        return len(self._recent) <= strategy.attempts
+
+
+def gave_up(error: BaseException) -> bool:
+    """Whether a restart strategy has given up over this error, or one that it was raised from."""
+    return any(getattr(one, _GAVE_UP, False) for one in chain(error))

@@ -1,0 +1,208 @@
+"""State written out as Parquet, independent of backend, parallelism and Spark version, and made into state again.
+
+    <folder>/layout.json                    what is where, with Spark's schemas and settings; written last
+    <folder>/<operator>/<nn>-<store>/*.parquet
+
+| column | for |
+|---|---|
+| `key`, `value` | people and other tools: structs with Spark's columns |
+| `partition_key` | spreading the rows: `c0`, `c1`, … |
+| `key_bytes`, `value_bytes` | writing the very same rows again, bit by bit |
+| `position` | the order of rows, where it counts |
+
+One folder for every kind of rows; a store with several column families has several.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.spark_offsets import conf_of
+from penstock.config.state import Backend, backend_of
+from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
+from penstock.safe_names import safe_name, safe_part
+from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
+from penstock.spark_state.raw import FAMILY, KEY, PARTITION, VALUE, numbered, raw_rows, spread, struct_of
+from penstock.spark_state.rewrite import Goal, join_format, readable, require_format
+from penstock.spark_state.typed import typed_rows
+from penstock.spark_state.working import working
+from penstock.storage.folder import folder_at
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.storage.folder import Folder
+
+LAYOUT = "layout.json"
+VERSION = 1
+_POSITION = "position"
+_NO_MARK = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
+
+
+def export(spark: SparkSession, source: str, batch: int, folder: str) -> None:
+    """Write the state of the checkpoint `source` after `batch` into `folder`, which is empty or not there yet. It is
+    complete when its `layout.json` is there, which comes last."""
+    origin, goal = folder_at(source, spark), folder_at(folder, spark)
+    conf = conf_of(origin, batch)
+    operators = read_metadata(origin, batch)
+    require_format(origin, batch)
+    Goal.of(conf, operators, None, None)  # the same state can be read and rewritten
+    described = []
+    with working(spark) as work, readable(origin, goal, operators) as location:
+        for operator in operators:
+            stores = []
+            for store in operator.stores:
+                raw = raw_rows(
+                    work,
+                    location,
+                    batch,
+                    operator,
+                    store,
+                    hashmap=backend_of(conf) == Backend.HASHMAP,
+                    join_format=join_format(conf, operator),
+                )
+                stores.append({**_described(store, raw), "families": _export(work, goal, operator, store, raw)})
+            described.append(
+                {
+                    "id": operator.id,
+                    "name": operator.name,
+                    "version": operator.version,
+                    "number": operator.number,
+                    "properties": operator.properties,
+                    "stores": stores,
+                    "files": {name: base64.b64encode(data).decode() for name, data in operator.files.items()},
+                }
+            )
+    body = {"version": VERSION, "batch": batch, "spark": str(spark.version), "conf": conf, "operators": described}
+    goal.put(LAYOUT, json.dumps(body, indent=1).encode())
+
+
+def load(
+    spark: SparkSession,
+    folder: str,
+    target: str,
+    batch: int,
+    *,
+    partitions: int | None = None,
+    backend: str | None = None,
+) -> int:
+    """Make the state in `folder` the state of the checkpoint `target` after `batch`, which it returns. The target
+    holds everything of the checkpoint but its state. It is complete when this returns, and of no use before."""
+    origin, goal = folder_at(folder, spark), folder_at(target, spark)
+    body = layout(origin)
+    operators = tuple(operator_of(one) for one in body["operators"])
+    plan = Goal.of(body["conf"], operators, partitions, backend)
+    plan.describe(goal, batch, operators)
+    with working(spark) as work:
+        found = {(one["id"], store["name"]): store for one in body["operators"] for store in one["stores"]}
+
+        def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
+            return spread_rows(work, origin, found[operator.id, store.name], plan.partitions)
+
+        plan.write(work, goal, batch, operators, rows)
+    return batch
+
+
+def layout(folder: Folder) -> dict[str, Any]:
+    """What `layout.json` says."""
+    data = folder.storage.read(LAYOUT)
+    try:
+        body: dict[str, Any] = json.loads(data or b"")
+        version = int(body["version"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerCorrupt(
+            f"{folder.location} holds no state that was written out completely ({LAYOUT} is missing or damaged).",
+            safe="nothing was changed.",
+            to_do="use another savepoint.",
+        ) from error
+    if version > VERSION:
+        raise LedgerFromTheFuture(
+            f"{folder.location}/{LAYOUT} is of version {version}; this version of Penstock knows {VERSION}.",
+            safe="nothing was changed.",
+            to_do="use the version of Penstock that wrote it, or a newer one.",
+        )
+    return body
+
+
+def spread_rows(work: SparkSession, origin: Folder, store: dict[str, Any], partitions: int) -> DataFrame:
+    """The rows of all families of a store, as `spark_state.raw` gives them, where the query will look for them."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructType
+
+    partition = numbered(store["partition_schema"])
+    ordered = _ordered([one["name"] for one in store["families"]])
+    columns: list[tuple[str, Any]] = [(PARTITION, partition)] if partition["fields"] else []
+    columns += [(KEY, "binary"), (VALUE, "binary")]
+    columns += [(_POSITION, "long")] if ordered else []
+    schema = StructType.fromJson(struct_of(columns))
+    spread_by = f.col(PARTITION) if partition["fields"] else f.struct().alias(PARTITION)
+    frames = [
+        work.read.schema(schema)
+        .parquet(f"{origin.location}/{safe_name(one['folder'], LAYOUT)}")
+        .select(spread_by, KEY, VALUE, f.lit(one["name"]).alias(FAMILY), *([_POSITION] if ordered else []))
+        for one in store["families"]
+    ]
+    frame = spread(functools.reduce(lambda left, right: left.union(right), frames), partitions)
+    return frame.sortWithinPartitions(_POSITION).drop(_POSITION) if ordered else frame
+
+
+def _export(
+    work: SparkSession, goal: Folder, operator: OperatorMetadata, store: Store, raw: DataFrame
+) -> list[dict[str, Any]]:
+    from pyspark.sql import functions as f
+
+    extra = (_POSITION,) if _ordered([family.name for family in store.families]) else ()
+    if extra:
+        raw = raw.withColumn(_POSITION, f.monotonically_increasing_id())
+    done = []
+    for number, family in enumerate(store.families):
+        name = store.name if family.name == DEFAULT else family.name
+        place = f"{operator.id}/{_index(operator, store) + number:02d}-{re.sub(r'[^A-Za-z0-9._-]', '_', name)}"
+        typed = typed_rows(work, raw, family, extra)
+        typed.write.option(_NO_MARK, "false").option("compression", "zstd").parquet(f"{goal.location}/{place}")
+        done.append({**asdict(family), "folder": place})
+    return done
+
+
+def _ordered(families: Sequence[str]) -> bool:
+    """Whether the order of rows counts: the values of a list are rows of their own, one after the other."""
+    return any(name != DEFAULT for name in families)
+
+
+def _index(operator: OperatorMetadata, store: Store) -> int:
+    before = operator.stores[: operator.stores.index(store)]
+    return sum(len(one.families) for one in before)
+
+
+def _described(store: Store, raw: DataFrame) -> dict[str, Any]:
+    return {
+        "name": store.name,
+        "prefix_columns": store.prefix_columns,
+        "partitions": store.partitions,
+        "schema_files": list(store.schema_files),
+        "partition_schema": raw.schema[PARTITION].dataType.jsonValue(),
+    }
+
+
+def operator_of(body: dict[str, Any]) -> OperatorMetadata:
+    stores = tuple(
+        Store(
+            safe_part(one["name"], LAYOUT),
+            one["prefix_columns"],
+            one["partitions"],
+            tuple(Family(family["name"], family["key"], family["value"]) for family in one["families"]),
+            tuple(safe_name(name, LAYOUT) for name in one["schema_files"]),
+        )
+        for one in body["stores"]
+    )
+    files = {safe_name(name, LAYOUT): base64.b64decode(data) for name, data in body["files"].items()}
+    return OperatorMetadata(
+        int(body["id"]), body["name"], int(body["version"]), stores, files, body["properties"], int(body["number"])
+    )

@@ -1,0 +1,234 @@
+"""What of a savepoint goes where in a program: worked out before anything is copied, and shown.
+
+Pure: it compares descriptions. Queries, sources and sinks are matched by their uids. Stateful operators have no names
+in Spark, only positions; they are matched in their order by what they are and by the columns they keep state under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import NotRestorable
+
+if TYPE_CHECKING:
+    from penstock.savepoints.savepoint import SavedQuery, Savepoint
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramQuery:
+    """What the program has under a uid. `operators` as `state.inspect` describes them, None where the plan could not
+    be looked at: then Spark compares, when it starts."""
+
+    sources: Sequence[str | None]
+    sinks: Sequence[str]
+    operators: Sequence[Mapping[str, Any]] | None
+    partitions: int | None = None  # asked for; None: as it was
+    backend: str | None = None
+
+
+class Fate(StrEnum):
+    KEPT = "kept"
+    NEW = "new"
+    LEFT = "left behind"
+    IMPOSSIBLE = "cannot be kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row of the report."""
+
+    query: str
+    what: str
+    fate: Fate
+    detail: str = ""
+
+
+@dataclass
+class QueryMapping:
+    """How one query is carried over. `sources`: for each position of the program, the saved position or None.
+    `operators`: for each operator of the program its number in the savepoint; None: as they are."""
+
+    sources: list[int | None] = field(default_factory=list)
+    operators: list[int] | None = None
+    partitions: int | None = None  # a change
+    backend: str | None = None  # a change
+
+
+@dataclass
+class Mapped:
+    """All of it. `queries` are those that are restored."""
+
+    queries: dict[str, QueryMapping] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def report(self) -> str:
+        """For people, one line each."""
+        return "\n".join(
+            f"  {line.query}: {line.what} {line.fate.value}" + (f" ({line.detail})" if line.detail else "")
+            for line in self.lines
+        )
+
+    def require(self, where: str) -> None:
+        """Raise `NotRestorable`, with all that stands in the way, if anything does."""
+        if self.problems:
+            raise NotRestorable(
+                f"The program cannot take over {where}:\n"
+                + "\n".join(f"  - {problem}" for problem in self.problems)
+                + f"\nWhat maps to what:\n{self.report()}",
+                safe="nothing was started; the savepoint and the job's checkpoint are as they were.",
+                to_do="change the lines named above, or leave behind on purpose what the program no longer has with"
+                " --allow-non-restored-state.",
+            )
+
+
+def compare(saved: Savepoint, program: Mapping[str, ProgramQuery], *, allow: bool) -> Mapped:
+    """`allow`: what the program does not have any more is left behind."""
+    found = Mapped()
+    for uid in saved.queries:
+        if uid not in program:
+            _leave(found, uid, "query", allow, f"the program has the queries {sorted(program)}: give one its uid back")
+    for uid, query in program.items():
+        before = saved.queries.get(uid)
+        if before is None:
+            found.lines.append(Line(uid, "query", Fate.NEW, "starts from the beginning"))
+            continue
+        found.queries[uid] = _query(found, uid, before, query, allow)
+    return found
+
+
+def _query(found: Mapped, uid: str, saved: SavedQuery, program: ProgramQuery, allow: bool) -> QueryMapping:
+    made = QueryMapping(sources=_sources(found, uid, saved, program, allow))
+    found.lines.append(Line(uid, "query", Fate.KEPT, f"from epoch {saved.epoch}"))
+    for sink in program.sinks:
+        known = sink in saved.sinks
+        found.lines.append(Line(uid, f"sink {sink}", Fate.KEPT if known else Fate.NEW))
+    for sink in saved.sinks:
+        if sink not in program.sinks:
+            # Nothing of it is open: all its rows up to the savepoint are committed.
+            found.lines.append(Line(uid, f"sink {sink}", Fate.LEFT, "all its rows so far are committed"))
+    made.operators = _operators(found, uid, saved, program, allow)
+    if saved.operators:
+        if program.partitions is not None and program.partitions != saved.partitions:
+            made.partitions = program.partitions
+            found.lines.append(Line(uid, "parallelism", Fate.KEPT, f"{saved.partitions} → {program.partitions}"))
+        if program.backend is not None and program.backend != saved.backend:
+            made.backend = program.backend
+            found.lines.append(Line(uid, "state backend", Fate.KEPT, f"{saved.backend} → {program.backend}"))
+    return made
+
+
+def _sources(found: Mapped, uid: str, saved: SavedQuery, program: ProgramQuery, allow: bool) -> list[int | None]:
+    free: dict[str | None, list[int]] = {}
+    for position, name in enumerate(saved.sources):
+        free.setdefault(name, []).append(position)
+    chosen: list[int | None] = []
+    for name in program.sources:
+        positions = free.get(name)
+        chosen.append(positions.pop(0) if positions else None)
+        fate = Fate.KEPT if positions is not None and chosen[-1] is not None else Fate.NEW
+        detail = "" if fate is Fate.KEPT else "read from its own start"
+        found.lines.append(Line(uid, f"source {_named(name)}", fate, detail))
+    for name, positions in free.items():
+        for _ in positions:
+            hint = f"the program reads {[_named(one) for one in program.sources]}: give the source its uid back"
+            _leave(found, uid, f"source {_named(name)}", allow, hint)
+    if None in program.sources and any(one is None for one in chosen) and len(saved.sources) > 1:
+        found.problems.append(
+            f"query {uid!r} reads a stream without a uid, and there are several: read it by job.read(…, uid=…)"
+        )
+    twice = any(len(set(names)) < len(names) for names in (saved.sources, program.sources))
+    if twice and chosen != list(range(len(saved.sources))):
+        found.problems.append(
+            f"query {uid!r} uses a source twice, and then Spark numbers what sources keep otherwise than their"
+            " positions: leave all its sources, and their order, as they were"
+        )
+    return chosen
+
+
+def _operators(found: Mapped, uid: str, saved: SavedQuery, program: ProgramQuery, allow: bool) -> list[int] | None:
+    if program.operators is None:
+        for one in saved.operators:
+            found.lines.append(Line(uid, _operator(one), Fate.KEPT, "Spark compares its columns when it starts"))
+        return None
+    chosen: list[int] = []
+    left = list(saved.operators)
+    for one in program.operators:
+        same = next((before for before in left if before["name"] == one["name"] and not changed(before, one)), None)
+        if same is None:
+            similar = next((before for before in left if before["name"] == one["name"]), None)
+            if similar is not None:
+                left.remove(similar)
+                what = changed(similar, one)
+                found.lines.append(Line(uid, _operator(similar), Fate.IMPOSSIBLE, what))
+                found.problems.append(
+                    f"query {uid!r}: the state of operator {similar['id']} ({similar['name']}) was kept under other"
+                    f" columns: {what}. Bring the columns of this operation back, or give the query another uid to"
+                    " start over"
+                )
+            else:
+                found.lines.append(Line(uid, _operator(one), Fate.IMPOSSIBLE, "it has no state in the savepoint"))
+                found.problems.append(
+                    f"query {uid!r}: operator {one['id']} ({one['name']}) is new; Spark cannot add a stateful operation"
+                    " to a query that goes on. Put it into a query of its own, with a uid of its own"
+                )
+            continue
+        left.remove(same)
+        chosen.append(int(same["id"]))
+        found.lines.append(Line(uid, _operator(same), Fate.KEPT))
+    for one in left:
+        _leave(found, uid, _operator(one), allow, "bring the operation back")
+    return chosen if chosen != sorted(int(one["id"]) for one in saved.operators) else None
+
+
+def changed(saved: Mapping[str, Any], program: Mapping[str, Any]) -> str:
+    """How the columns of two operators differ; empty if they do not, as far as is known."""
+    stores = {one["name"]: one for one in program["stores"]}
+    for before in saved["stores"]:
+        now = stores.get(before["name"])
+        if now is None:
+            continue
+        for part in ("key_schema", "value_schema"):
+            old, new = before.get(part), now.get(part)
+            if old is not None and new is not None and _columns(old) != _columns(new):
+                return f"{part.partition('_')[0]} {_said(old)} → {_said(new)}"
+    return ""
+
+
+def _columns(schema: Mapping[str, Any]) -> list[Any]:
+    """What must stay: the types, in their order. Spark does not look at the names of key columns either."""
+    return [_plain(one["type"]) for one in schema.get("fields", [])]
+
+
+def _plain(kind: Any) -> Any:
+    if not isinstance(kind, Mapping):
+        return kind
+    if kind.get("type") == "struct":
+        return ["struct", [_plain(one["type"]) for one in kind.get("fields", [])]]
+    return {key: _plain(value) for key, value in kind.items() if key not in ("containsNull", "valueContainsNull")}
+
+
+def _said(schema: Mapping[str, Any]) -> str:
+    columns = ", ".join(f"{one['name']} {_type_name(one['type'])}" for one in schema.get("fields", []))
+    return f"({columns})"
+
+
+def _type_name(kind: Any) -> str:
+    return str(kind.get("type", kind)) if isinstance(kind, Mapping) else str(kind)
+
+
+def _leave(found: Mapped, uid: str, what: str, allow: bool, hint: str) -> None:
+    found.lines.append(Line(uid, what, Fate.LEFT if allow else Fate.IMPOSSIBLE, "" if allow else "not in the program"))
+    if not allow:
+        found.problems.append(f"query {uid!r}: {what} is in the savepoint and not in the program; {hint}")
+
+
+def _operator(one: Mapping[str, Any]) -> str:
+    return f"operator {one['id']} ({one['name']})"
+
+
+def _named(uid: str | None) -> str:
+    return uid or "without a uid"

@@ -1,0 +1,258 @@
+"""Restoring: a copy of a savepoint or checkpoint, made to fit the program, becomes the job's checkpoint in one step.
+
+1. Open what is restored from and see that it is whole.
+2. Map it to the program, and stop with a report where something cannot be kept.
+3. Copy it beside the job's checkpoint, under a new name and with an id of its own; give positions and operators the
+   program's order; rewrite state for another parallelism or backend.
+4. Record the restore: from here on it is the job's checkpoint. See `history`.
+
+What is restored from is only ever read. Killed before 4, the job is what it was.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.history import Histories, Restored
+from penstock.checkpoint.spark_log import SparkLog
+from penstock.errors import NotRestorable
+from penstock.failpoints import failpoint
+from penstock.savepoints.mapping import Mapped, ProgramQuery, QueryMapping, compare
+from penstock.savepoints.restorable import Origin, open_origin
+from penstock.savepoints.savepoint import Kind
+from penstock.spark_state.metadata import read_metadata, relocate
+from penstock.storage.folder import folder_at
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.config.recovery import Recovery
+    from penstock.epoch.plan import QueryPlan
+    from penstock.events import Events
+    from penstock.storage.folder import Folder
+
+log = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a restore came to. `beyond`: for each query the epochs after the savepoint whose output is visible."""
+
+    restored: Restored
+    mapped: Mapped | None  # None: it was carried out by an earlier start
+    beyond: Mapping[str, tuple[int, int]]
+    drained: bool = False
+
+
+class Restorer:
+    """Restores one job; `location` is its folder."""
+
+    def __init__(self, job: str, location: str, spark: SparkSession) -> None:
+        self._job, self._spark = job, spark
+        self._folder = folder_at(location, spark)
+        self._histories = Histories(self._folder.storage)
+
+    def restore(self, recovery: Recovery, plans: Mapping[str, QueryPlan], asked: Mapping[str, Any]) -> Outcome:
+        """Do what `recovery` says, once: a start with the same restore id, or from the same savepoint where none is
+        given, goes on from the job's own checkpoint. `asked`: `partitions` and `backend`, where somebody asked."""
+        assert recovery.path is not None
+        done = self._histories.find(recovery.restore_id) if recovery.restore_id else None
+        if done is not None:
+            return Outcome(done, None, {})
+        origin = open_origin(recovery.path, self._spark)
+        restore_id = recovery.restore_id or f"savepoint-{origin.saved.id}"
+        done = self._histories.find(restore_id)
+        if done is not None:
+            log.warning("%s was restored before; the job goes on from its own checkpoint", recovery.path)
+            return Outcome(done, None, {})
+        origin.verify()
+        program = {uid: self._program(plan, asked) for uid, plan in plans.items()}
+        mapped = compare(origin.saved, program, allow=recovery.allow_non_restored)
+        mapped.require(recovery.path)
+        beyond = self._beyond(origin)
+        failpoint("restore.verified")
+        history = f"spark-{secrets.token_hex(6)}"
+        for uid, mapping in mapped.queries.items():
+            target = self._folder.at(f"{uid}/{history}")
+            self._build(origin, uid, mapping, target)
+            target.settle()  # before it counts: Spark has synced neither the state that was linked nor what it wrote
+        made = self._histories.record(
+            Restored(
+                id=restore_id,
+                source=recovery.path,
+                savepoint=origin.saved.id,
+                time=time.time(),
+                history=history,
+                epochs={uid: origin.saved.queries[uid].epoch for uid in mapped.queries},
+                claim=recovery.claim == "claim" and not origin.retained,
+            )
+        )
+        failpoint("restore.recorded")
+        self._tidy(plans)
+        return Outcome(made, mapped, beyond, origin.saved.drained)
+
+    def _program(self, plan: QueryPlan, asked: Mapping[str, Any]) -> ProgramQuery:
+        from penstock.spark_state.program import program_operators
+
+        operators: list[dict[str, Any]] | None
+        try:
+            found = program_operators(plan.frame, plan.output_mode)
+            operators = [json.loads(json.dumps(asdict(one))) for one in found]
+        except Exception as error:
+            log.warning("query %s: its stateful operators could not be told beforehand: %s", plan.uid, error)
+            operators = None
+        return ProgramQuery(
+            list(plan.positions), list(plan.sinks), operators, asked.get("partitions"), asked.get("backend")
+        )
+
+    def _build(self, origin: Origin, uid: str, mapping: QueryMapping, target: Folder) -> None:
+        saved, source = origin.saved.queries[uid], origin.folders[uid]
+        names = origin.files(uid)
+        rewrites = mapping.partitions is not None or mapping.backend is not None
+        stateful = bool(saved.operators)
+        if mapping.operators is not None and (rewrites or origin.saved.kind is Kind.CANONICAL):
+            raise NotRestorable(
+                f"Query {uid!r} leaves some of its stateful operators behind and changes its parallelism or backend"
+                " at once, or comes from a canonical savepoint.",
+                safe="nothing was started or changed.",
+                to_do="do it in two steps: restore the changed program first, take a savepoint, then rescale.",
+            )
+        logs = [name for name in names if not name.startswith("state/")]
+        canonical = origin.saved.kind is Kind.CANONICAL
+        if canonical or rewrites:
+            target.take(source, {name: name for name in logs})
+        else:
+            target.take(source, _renumbered(names, mapping.operators))
+            self._describe(source, target, saved.epoch, mapping.operators)
+        failpoint("restore.copied")
+        if stateful and canonical:
+            from penstock.savepoints.canonical import load
+
+            load(
+                self._spark,
+                f"{origin.root.location}/queries/{uid}/state",
+                target.location,
+                saved.epoch,
+                partitions=mapping.partitions or saved.partitions,
+                backend=mapping.backend or saved.backend,
+            )
+            failpoint("restore.rewritten")
+        elif stateful and rewrites:
+            from penstock.spark_state.rewrite import rewrite
+
+            rewrite(
+                self._spark,
+                source.location,
+                saved.epoch,
+                target.location,
+                partitions=mapping.partitions,
+                backend=mapping.backend,
+            )
+            failpoint("restore.rewritten")
+        self._make_own(target, mapping, len(saved.sources))
+
+    def _make_own(self, target: Folder, mapping: QueryMapping, positions: int) -> None:
+        """An id of its own, so that the original may run beside it; positions in the program's order."""
+        target.put("metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
+        if mapping.sources == list(range(positions)):
+            return
+        for name in target.names("offsets"):
+            data = target.storage.read(f"offsets/{name}")
+            assert data is not None
+            version, metadata, *offsets = data.decode().rstrip("\n").split("\n")
+            chosen = ["-" if one is None or one >= len(offsets) else offsets[one] for one in mapping.sources]
+            target.put(f"offsets/{name}", "\n".join([version, metadata, *chosen]).encode())
+        notes = target.files("sources")
+        if notes:
+            moved = {}
+            for new, old in enumerate(mapping.sources):
+                start = f"sources/{old}/"
+                moved.update({name: f"moved/{new}/{name[len(start) :]}" for name in notes if name.startswith(start)})
+            target.take(target, moved)
+            target.delete("sources")
+            target.take(target, {name: f"sources/{name.removeprefix('moved/')}" for name in target.files("moved")})
+            target.delete("moved")
+
+    def _describe(self, source: Folder, target: Folder, epoch: int, chosen: list[int] | None) -> None:
+        """Spark's description of an operator carries its number, and some carry full paths: those of the copy."""
+        if chosen is None:
+            relocate(target, epoch)
+            return
+        before = {one.id: one for one in read_metadata(source, epoch)}
+        for new, old in enumerate(chosen):
+            replace(before[old], id=new).write(target)
+
+    def _beyond(self, origin: Origin) -> dict[str, tuple[int, int]]:
+        """Output of this very job after the savepoint: it is visible already, and the restored job makes it again."""
+        found = {}
+        current = self._histories.current()
+        for uid, saved in origin.saved.queries.items():
+            spark_log = SparkLog(self._folder.at(f"{uid}/{current}").storage)
+            if spark_log.query_id() is None:
+                continue
+            epoch, pending = spark_log.next_epoch()
+            newest = epoch if pending else epoch - 1
+            if newest > saved.epoch:
+                found[uid] = (saved.epoch + 1, newest)
+        return found
+
+    def _tidy(self, plans: Mapping[str, QueryPlan]) -> None:
+        """Remove histories that a restore has replaced long ago, and what restores that were killed have left."""
+        for uid in plans:
+            for name in self._histories.unneeded(uid):
+                try:
+                    self._folder.delete(name)
+                except Exception as error:
+                    log.warning("%s is not needed any more and could not be deleted: %s", name, error)
+
+
+def _renumbered(names: list[str], chosen: list[int] | None) -> dict[str, str]:
+    if chosen is None:
+        return {name: name for name in names}
+    new = {str(old): str(number) for number, old in enumerate(chosen)}
+    found = {}
+    for name in names:
+        top, *rest = name.split("/")
+        if top != "state":
+            found[name] = name
+        elif rest[0] in new:
+            found[name] = "/".join(["state", new[rest[0]], *rest[1:]])
+    return found
+
+
+def tell(outcome: Outcome, events: Events) -> None:
+    """Say what was restored, what maps to what, and what is visible already."""
+    restored = outcome.restored
+    assert outcome.mapped is not None
+    log.info("restored from %s; what maps to what:\n%s", restored.source, outcome.mapped.report())
+    for uid, (first, last) in sorted(outcome.beyond.items()):
+        log.warning(
+            "query %s goes on from epoch %d, but output of the epochs %d to %d is visible already and will be made a"
+            " second time, where the sink does not replace it",
+            uid,
+            restored.epochs[uid],
+            first,
+            last,
+        )
+    if outcome.drained:
+        log.warning(
+            "%s was made by a stop with --drain: all windows are closed, and rows that come now are late for them",
+            restored.source,
+        )
+    events.emit(
+        "restored",
+        query=None,
+        path=restored.source,
+        epochs=dict(restored.epochs),
+        beyond={uid: list(one) for uid, one in outcome.beyond.items()},
+        report=[[line.query, line.what, line.fate.value, line.detail] for line in outcome.mapped.lines],
+        claim=restored.claim,
+        drained=outcome.drained,
+    )

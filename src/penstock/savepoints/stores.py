@@ -1,0 +1,185 @@
+"""Looking into state from outside, without the job: where it is under a path, what it holds, the row under a key.
+
+| path | whose state |
+|---|---|
+| a savepoint | every query's at the savepoint |
+| `STORAGE/JOB`, `STORAGE/JOB/chk-N` | every query's at its newest complete epoch, or at checkpoint N |
+| a checkpoint of Spark's | its newest complete batch |
+
+What there is, is told from small files. Rows of a canonical savepoint are read by Arrow, all others by Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.history import Histories
+from penstock.checkpoint.ledger import unseal
+from penstock.checkpoint.spark_offsets import conf_of
+from penstock.config.spark_conf import PARTITIONS
+from penstock.config.state import backend_of
+from penstock.errors import ConfigurationError, SavepointIncomplete
+from penstock.savepoints import savepoint
+from penstock.spark_state.metadata import DEFAULT, read_metadata
+from penstock.storage.folder import Folder, LocalFolder, folder_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from penstock.spark_state.metadata import Family, OperatorMetadata, Store
+
+_CHECKPOINT = re.compile(r"^(?P<job>.+)/chk-(?P<number>\d+)/?$")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The state of one query at one moment. `canonical`: the folder holds Parquet, else a checkpoint of Spark's."""
+
+    query: str | None
+    folder: Folder
+    batch: int
+    canonical: bool = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One kind of rows. `rows` is None where only reading them all would tell."""
+
+    place: Place
+    operator: OperatorMetadata
+    store: Store
+    family: Family
+    partitions: int
+    backend: str
+    bytes: int
+    rows: int | None = None
+    parquet: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.store.name if self.family.name == DEFAULT else self.family.name
+
+
+def places(path: str, spark: SparkSession | None = None) -> list[Place]:
+    """The state under a path, a place per query."""
+    match = _CHECKPOINT.match(path)
+    folder = folder_at(match["job"] if match else path.rstrip("/"), spark)
+    names = folder.names()
+    if match is None and savepoint.METADATA in names:
+        saved = savepoint.read(folder)
+        canonical = saved.kind is savepoint.Kind.CANONICAL
+        return [
+            Place(uid, folder.at(f"queries/{uid}/{'state' if canonical else 'spark'}"), query.epoch, canonical)
+            for uid, query in saved.queries.items()
+            if query.operators
+        ]
+    if match is None and "offsets" in names:
+        return [Place(None, folder, _newest(folder))]
+    uids = [name.removesuffix(".json") for name in folder.names("queries") if name.endswith(".json")]
+    if not uids:
+        raise SavepointIncomplete(
+            f"{path} is no savepoint, no job's folder and no checkpoint of Spark's.",
+            safe="nothing was changed.",
+            to_do="give a savepoint, STORAGE/JOB, STORAGE/JOB/chk-N, or the folder that holds `offsets`.",
+        )
+    history = Histories(folder.storage).current()
+    epochs = _epochs(folder, uids, int(match["number"])) if match else dict.fromkeys(sorted(uids))
+    found = []
+    for uid, epoch in epochs.items():
+        checkpoint = folder.at(f"{uid}/{history}")
+        found.append(Place(uid, checkpoint, _newest(checkpoint) if epoch is None else epoch))
+    return found
+
+
+def overview(place: Place) -> Iterator[Kept]:
+    """Everything the query keeps."""
+    if place.canonical:
+        yield from _canonical(place)
+        return
+    conf = conf_of(place.folder, place.batch)
+    sizes = place.folder.files("state")
+    for operator in read_metadata(place.folder, place.batch):
+        for store in operator.stores:
+            inside = re.compile(rf"state/{operator.id}/{store.folder('[0-9]+')}/")
+            total = sum(size for name, size in sizes.items() if inside.match(name))
+            for family in store.families:
+                yield Kept(place, operator, store, family, int(conf[PARTITIONS]), backend_of(conf), total)
+
+
+def choose(found: list[Kept], query: str | None, operator: int | None, store: str | None) -> Kept:
+    """The one that is meant; an error that names all where it is not clear which."""
+    meant = [
+        one
+        for one in found
+        if (query is None or one.place.query == query)
+        and (operator is None or one.operator.id == operator)
+        and (store is None or one.name == store)
+    ]
+    if len(meant) != 1:
+        listed = ", ".join(_said(one) for one in (meant or found)) or "none"
+        raise ConfigurationError(
+            f"{'Several kinds of rows fit' if meant else 'No state fits'} what was asked for.",
+            safe="nothing was changed.",
+            to_do=f"choose with --query, --operator and --store. There is: {listed}.",
+        )
+    return meant[0]
+
+
+def _said(one: Kept) -> str:
+    query = f"--query {one.place.query} " if one.place.query else ""
+    return f"{query}--operator {one.operator.id} --store {one.name}"
+
+
+def _canonical(place: Place) -> Iterator[Kept]:
+    from penstock.savepoints.canonical import layout, operator_of
+
+    body = layout(place.folder)
+    sizes = place.folder.files()
+    for one in body["operators"]:
+        operator = operator_of(one)
+        for store, written in zip(operator.stores, one["stores"], strict=True):
+            for family, where in zip(store.families, written["families"], strict=True):
+                total = sum(size for name, size in sizes.items() if name.startswith(f"{where['folder']}/"))
+                rows = _count(place.folder, where["folder"])
+                backend = f"canonical (from {backend_of(body['conf'])})"
+                yield Kept(
+                    place, operator, store, family, store.partitions, backend, total, rows, parquet=where["folder"]
+                )
+
+
+def _count(folder: Folder, name: str) -> int | None:
+    if not isinstance(folder, LocalFolder):
+        return None
+    import pyarrow.parquet as pq
+
+    return sum(int(pq.read_metadata(folder.root / file).num_rows) for file in folder.files(name))
+
+
+def _newest(checkpoint: Folder) -> int:
+    complete = [int(name) for name in checkpoint.names("commits") if name.isdigit()]
+    if not complete:
+        raise SavepointIncomplete(
+            f"{checkpoint.location} has no complete batch.",
+            safe="nothing was changed.",
+            to_do="let the query run first.",
+        )
+    return max(complete)
+
+
+def _epochs(folder: Folder, uids: list[str], number: int) -> dict[str, int | None]:
+    if len(uids) == 1:
+        return {uids[0]: number}
+    from penstock.checkpoint.global_record import FOLDER
+
+    data = folder.storage.read(f"{FOLDER}/{number:010d}.json")
+    if data is None:
+        raise SavepointIncomplete(
+            f"There is no global checkpoint {number} in {folder.location}.",
+            safe="nothing was changed.",
+            to_do=f"name one that is in {folder.location}/{FOLDER}.",
+        )
+    return {uid: int(one["epoch"]) for uid, one in unseal("global", data, folder.location)["queries"].items()}

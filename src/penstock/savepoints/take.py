@@ -1,0 +1,188 @@
+"""Taking a savepoint: the queries stand between two epochs only while files are linked; the rest happens beside them.
+
+1. *Hold*: every query finishes the epoch under way and begins no other. Then what is complete is a consistent cut over
+   all queries: nobody has read a row that is not in the savepoint's past.
+2. *Copy* what the epoch consists of. On a local disk state is linked, not copied.
+3. *Release*. From here on the job runs as before.
+4. Checksums; for a canonical savepoint, state is written out as Parquet from the copy.
+5. `_metadata`, in one step. Before it there is no savepoint, whatever dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.spark_files import needed
+from penstock.checkpoint.spark_log import SparkLog
+from penstock.config.spark_conf import PARTITIONS
+from penstock.config.state import backend_of
+from penstock.contracts.sink import SinkScope
+from penstock.errors import PenstockError, SavepointError
+from penstock.failpoints import failpoint
+from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, SavedSink, Savepoint, new_name
+from penstock.spark_state.metadata import read_metadata
+from penstock.storage.folder import Folder, folder_at
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.epoch.plan import QueryPlan
+
+log = logging.getLogger("penstock")
+
+_TRIES = 3  # a file that Spark's cleaning takes away between listing and linking: list again
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A query that stands still: where Spark's checkpoint is, and the newest complete epoch there."""
+
+    plan: QueryPlan
+    location: str
+    epoch: int
+    generation: int
+
+
+Hold = Callable[[], AbstractContextManager[Sequence[Standing]]]
+"""Entered, the queries stand still and are given; left, they go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A finished savepoint. `held_ms` is how long the queries stood still, `waited_ms` of it for the epoch under way
+    to end."""
+
+    path: str
+    savepoint: Savepoint
+    held_ms: float
+    waited_ms: float
+    total_ms: float
+
+
+class Taker:
+    """Takes savepoints of one job."""
+
+    def __init__(self, job: str, spark: SparkSession, hold: Hold, *, mode: str) -> None:
+        self._job, self._spark, self._hold, self._mode = job, spark, hold, mode
+
+    def take(self, directory: str, kind: Kind, *, drained: bool = False) -> Taken:
+        """Raises `SavepointError`, or what storage and state refuse with; then there is no savepoint, and the job is
+        as it was."""
+        made, name = new_name(self._job)
+        path = f"{directory.rstrip('/')}/{name}"
+        folder = folder_at(path, self._spark)
+        began = time.monotonic()
+        try:
+            with self._hold() as standing:
+                held = time.monotonic()
+                failpoint("savepoint.held")
+                for one in standing:
+                    self._copy(one, folder)
+                released = time.monotonic()
+            failpoint("savepoint.copied")
+            queries = {one.plan.uid: self._describe(one, folder) for one in standing}
+            if kind is Kind.CANONICAL:
+                for one in standing:
+                    self._write_out(one, folder)
+            files = folder.files()
+            digests = folder.digests(files)
+            folder.settle()
+            saved = Savepoint(
+                made,
+                kind,
+                self._job,
+                time.time(),
+                _version(),
+                str(self._spark.version),
+                queries,
+                {file: (size, digests[file]) for file, size in files.items()},
+                drained,
+                self._mode,
+            )
+            failpoint("savepoint.checked")
+            folder.storage.create(METADATA, saved.to_bytes())
+            failpoint("savepoint.written")
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                folder.delete()
+            if isinstance(error, PenstockError) or not isinstance(error, Exception):
+                raise
+            raise SavepointError(
+                f"The savepoint of job {self._job!r} in {directory} could not be made: {type(error).__name__}: {error}",
+                safe="the job goes on as it was; earlier savepoints are untouched.",
+                to_do="see the cause, then ask for the savepoint again.",
+            ) from error
+        ended = time.monotonic()
+        return Taken(
+            path,
+            saved,
+            held_ms=round((released - began) * 1000, 1),
+            waited_ms=round((held - began) * 1000, 1),
+            total_ms=round((ended - began) * 1000, 1),
+        )
+
+    def _copy(self, one: Standing, folder: Folder) -> None:
+        source = folder_at(one.location, self._spark)
+        target = folder.at(f"queries/{one.plan.uid}/spark")
+        for attempt in range(1, _TRIES + 1):
+            try:
+                target.take(source, {name: name for name in needed(source, one.epoch)})
+                return
+            except (FileNotFoundError, PenstockError) as error:
+                vanished = isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
+                if not vanished or attempt == _TRIES:
+                    raise
+                target.delete()
+
+    def _describe(self, one: Standing, folder: Folder) -> SavedQuery:
+        from penstock.spark_state.operators import operators
+
+        copy = folder.at(f"queries/{one.plan.uid}/spark")
+        spark_log = SparkLog(copy.storage)
+        barrier = spark_log.barrier(one.epoch)
+        query_id = spark_log.query_id()
+        assert barrier is not None
+        assert query_id is not None
+        conf: dict[str, Any] = barrier.metadata.get("conf", {})
+        stateful = bool(copy.names("state"))
+        found = operators(self._spark, copy.location, one.epoch) if stateful else ()
+        for described in read_metadata(copy, one.epoch):
+            if described.version > 1:  # Spark names schema files by full paths; a savepoint has none
+                copy.put(f"state/{described.id}/_metadata/v2/{described.number}", described.body("."))
+        return SavedQuery(
+            epoch=one.epoch,
+            query_id=query_id,
+            generation=one.generation,
+            sources=tuple(one.plan.positions),
+            sinks={
+                uid: SavedSink(type(sink).__name__, sink.describe(), SinkScope(self._job, uid, 0).prefix)
+                for uid, sink in one.plan.sinks.items()
+            },
+            watermark=spark_log.committed_watermark(one.epoch),
+            backend=backend_of(conf) if stateful else None,
+            partitions=int(conf[PARTITIONS]) if stateful else None,
+            output_mode=one.plan.output_mode,
+            operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in found),
+        )
+
+    def _write_out(self, one: Standing, folder: Folder) -> None:
+        from penstock.savepoints.canonical import export
+
+        query = folder.at(f"queries/{one.plan.uid}")
+        if query.names("spark/state"):
+            export(self._spark, f"{query.location}/spark", one.epoch, f"{query.location}/state")
+            query.delete("spark/state")
+
+
+def _version() -> str:
+    from penstock import __version__
+
+    return __version__

@@ -1,0 +1,86 @@
+"""Whether topics can be read, asked before a job starts. Reads metadata only; creates nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.contracts.sink import Finding
+from penstock.errors import AccessDenied, MissingExtra, PenstockError, SystemUnavailable, TopicMissing
+
+
+def check_topics(
+    settings: Mapping[str, str], topics: Sequence[str], pattern: str | None, uid: str, patience: float
+) -> Sequence[Finding]:
+    """`SystemUnavailable`, `AccessDenied` or `TopicMissing`; for a pattern that matches nothing yet, a finding."""
+    try:
+        from confluent_kafka import KafkaException, TopicCollection
+        from confluent_kafka.admin import AdminClient
+    except ImportError as error:
+        raise MissingExtra(
+            "The Kafka client library is not installed.",
+            safe="nothing was started.",
+            to_do="install it: pip install 'penstock[kafka]'.",
+        ) from error
+    heard: list[Any] = []
+    configuration: dict[str, Any] = {**settings, "error_cb": heard.append, "log_level": "2"}
+    client = AdminClient(configuration)
+    try:
+        listed = client.list_topics(timeout=patience).topics
+        if pattern is not None:
+            if not any(re.fullmatch(pattern, name) for name in listed):
+                return (Finding(uid, f"no topic matches {pattern} yet"),)
+            return ()
+        # Asked by name as well: a topic this user may not see is absent from the list, but not missing.
+        missing = [name for name in topics if name not in listed]
+        if missing:
+            for name, future in client.describe_topics(TopicCollection(missing), request_timeout=patience).items():
+                _described(name, future, settings["bootstrap.servers"])
+    except KafkaException as error:
+        client.poll(1.0)  # callbacks run only in here: what the client heard meanwhile may explain its silence
+        raise translated(error.args[0], heard, settings["bootstrap.servers"]) from error
+    return ()
+
+
+def _described(name: str, future: Any, servers: str) -> None:
+    from confluent_kafka import KafkaError, KafkaException
+
+    try:
+        future.result()
+    except KafkaException as error:
+        code = error.args[0].code()
+        if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise TopicMissing(
+                f"There is no topic {name!r} at {servers}.",
+                safe="nothing was started.",
+                to_do="create the topic, or correct its name.",
+            ) from error
+        raise
+
+
+def translated(error: Any, heard: Sequence[Any], servers: str) -> PenstockError:
+    """One of our errors for one of librdkafka's. A refused login shows only as silence of the request, so what the
+    client `heard` meanwhile counts as well."""
+    from confluent_kafka import KafkaError
+
+    refused = {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+    }
+    for one in (error, *heard):
+        if one.code() in refused:
+            return AccessDenied(
+                f"Kafka at {servers} refused: {one.str()}.",
+                safe="nothing was started.",
+                to_do="check user, password and mechanism, and the right to read and describe the topics.",
+            )
+    detail = heard[-1].str() if heard else error.str()
+    return SystemUnavailable(
+        f"Kafka at {servers} does not answer: {detail}.",
+        safe="nothing was started.",
+        to_do="check that the brokers run, that this machine reaches them, and security.protocol.",
+    )

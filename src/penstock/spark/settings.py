@@ -1,0 +1,129 @@
+"""A running session and the settings of a job: what is set there, what gives way, what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.open import spark_log_at
+from penstock.config.levels import CODE, OPTIONS, said
+from penstock.config.spark_conf import PARTITIONS
+from penstock.config.state import PROVIDER, check_backend
+from penstock.errors import ConfigurationError
+from penstock.storage.open import storage_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pyspark.sql import SparkSession
+
+    from penstock.config.settings import Settings
+    from penstock.config.spark_conf import Asked
+
+log = logging.getLogger("penstock")
+
+_APPLIED = "penstock.applied"  # in the session: what came from us, so that it is not taken for the user's word
+_SESSION = "the Spark session"
+
+_told: set[str] = set()
+
+
+def settle(spark: SparkSession, asked: Mapping[str, Asked]) -> None:
+    """Set what a job's options ask for. What the user has told Spark otherwise is an error that names both; what an
+    earlier job in this session asked for is set back."""
+    told = dict(spark.conf.getAll)
+    applied: dict[str, tuple[str, str | None]] = json.loads(told.get(_APPLIED, "{}"))  # the value, and the one before
+    wanted: dict[str, str | None] = {}  # None: as if never set
+    for key, (value, former) in applied.items():
+        if key not in asked and told.get(key) == value:
+            wanted[key] = former
+    for key, one in asked.items():
+        now = told.get(key)
+        ours = key in applied and applied[key][0] == now
+        if now is None or ours or one.agrees(key, now, _SESSION):
+            wanted[key] = one.value
+    # Only now, when nothing was refused, is anything changed.
+    for key, new in wanted.items():
+        now = told.get(key)
+        if new == now:
+            continue
+        former = applied[key][1] if key in applied else now
+        if new is None:
+            spark.conf.unset(key)
+            del applied[key]
+        else:
+            spark.conf.set(key, new)
+            applied[key] = (new, former)
+    if json.dumps(applied) != told.get(_APPLIED, "{}"):
+        spark.conf.set(_APPLIED, json.dumps(applied))
+
+
+def claim(spark: SparkSession, defaults: Mapping[str, str]) -> None:
+    """Remember defaults of ours in a session just made: options may change them, as the user's word may not be."""
+    spark.conf.set(_APPLIED, json.dumps({key: [value, value] for key, value in defaults.items()}))
+
+
+def lay_over(spark: SparkSession, settings: Settings) -> None:
+    """Spark's settings from `-D` and the file, in a session that was there before: `-D` wins over the session, the
+    file gives way, and what cannot be changed in a running session is said."""
+    told = dict(spark.conf.getAll)
+    for key, value in {**settings.spark_file, **settings.spark}.items():
+        where = settings.spark_origin[key]
+        now = told.get(key)
+        if where == CODE or now == value:
+            continue
+        if where != OPTIONS and now is not None:
+            _say_once(f"{said(key, value, where)} gives way to {said(key, now, _SESSION)}.")
+        elif spark.conf.isModifiable(key):
+            spark.conf.set(key, value)
+        else:
+            _say_once(f"{said(key, value, where)} comes too late: the Spark session runs already.")
+
+
+def gives_way(key: str, value: str, now: str) -> None:
+    """Say that spark-submit's word counts, not the file's."""
+    _say_once(f"{said(key, value, 'the configuration file')} gives way to {said(key, now, 'spark-submit')}.")
+
+
+def require_same_backend(spark: SparkSession, location: str, query: str) -> None:
+    """Before a query starts: refuse to go on where the other state backend has left off. `location` is Spark's
+    checkpoint of the query. One that keeps no state goes on with any."""
+    spark_log = spark_log_at(location, spark)
+    epoch, pending = spark_log.next_epoch()
+    barrier = spark_log.barrier(epoch if pending else epoch - 1)
+    if barrier is None or (epoch > 0 and not storage_at(location, spark).list("state")):
+        return
+    session = {PROVIDER: spark.conf.get(PROVIDER, None)}
+    check_backend(barrier.metadata.get("conf", {}), session, query=query)
+
+
+def require_same_parallelism(
+    spark: SparkSession, location: str, history: str, queries: Iterable[str], settings: Settings
+) -> None:
+    """Spark would go on with the number of state partitions it began with, and not say that it was asked otherwise."""
+    wanted = settings.asked.get(PARTITIONS)
+    if wanted is None or wanted.side is None:
+        return
+    for uid in queries:
+        where = f"{location}/{uid}/{history}"
+        spark_log = spark_log_at(where, spark)
+        epoch, pending = spark_log.next_epoch()
+        barrier = spark_log.barrier(epoch if pending else epoch - 1)
+        if barrier is None or not storage_at(where, spark).list("state"):
+            continue
+        recorded = str(barrier.metadata.get("conf", {}).get(PARTITIONS, wanted.value))
+        if recorded != wanted.value:
+            raise ConfigurationError(
+                f"The state of query {uid!r} is cut into {recorded} partitions, but {wanted.side} asks for"
+                f" {wanted.value}.",
+                safe="nothing was started; the checkpoint is as it was.",
+                to_do=f"rescale by restoring: penstock run -s {location} -p {wanted.value} JOB.py, from this checkpoint"
+                " or a savepoint; or leave the parallelism as it was.",
+            )
+
+
+def _say_once(text: str) -> None:
+    if text not in _told:
+        _told.add(text)
+        log.warning("%s", text)

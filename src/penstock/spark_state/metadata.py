@@ -1,0 +1,240 @@
+"""What Spark writes down about a query's state: per operator a description, and per store the schema of its rows.
+
+    state/<op>/_metadata/metadata            most operators
+    state/<op>/_metadata/v2/<batch>          operators whose stores hold several column families
+    state/<op>/0[/<store>]/_metadata/schema  the schema of a store of the first kind
+    state/<op>/_stateSchema/<store>/<file>   and of the second, named by full paths in the description
+
+Small files, read and written here without Spark's help. Full paths are the one thing in a checkpoint that does not
+survive a move: they are kept as names below the operator's folder and made whole again where they are written.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import LedgerCorrupt
+from penstock.safe_names import safe_name, safe_part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.storage.folder import Folder
+
+DEFAULT = "default"
+"""The name of a store that is an operator's only one, and of a store's only column family."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Rows of one kind in a store. Schemas are Spark's, as JSON."""
+
+    name: str
+    key: dict[str, Any]
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    name: str
+    prefix_columns: int
+    partitions: int
+    families: tuple[Family, ...]
+    schema_files: tuple[str, ...] = ()  # below the operator's folder; the last one counts
+
+    def folder(self, partition: int | str) -> str:
+        """Where a partition of this store is, below the operator's folder."""
+        return str(partition) if self.name == DEFAULT else f"{partition}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorMetadata:
+    """One stateful operator as Spark describes it. `files` are its schema files, by name below its folder."""
+
+    id: int
+    name: str
+    version: int
+    stores: tuple[Store, ...]
+    files: Mapping[str, bytes] = field(repr=False)
+    properties: str | None = None
+    number: int = 0  # the batch that a description of the second kind is named after
+
+    @property
+    def has_families(self) -> bool:
+        """Whether a store holds more than one kind of rows, which only RocksDB can."""
+        return any(family.name != DEFAULT for store in self.stores for family in store.families)
+
+    def rescaled(self, partitions: int) -> OperatorMetadata:
+        return replace(self, stores=tuple(replace(one, partitions=partitions) for one in self.stores))
+
+    def body(self, location: str) -> bytes:
+        """The description as Spark reads it, for a checkpoint at `location`."""
+        stores: list[dict[str, Any]] = []
+        for store in self.stores:
+            one: dict[str, Any] = {
+                "storeName": store.name,
+                "numColsPrefixKey": store.prefix_columns,
+                "numPartitions": store.partitions,
+            }
+            if self.version > 1:
+                one["stateSchemaFilePaths"] = [f"{location}/state/{self.id}/{name}" for name in store.schema_files]
+            stores.append(one)
+        body: dict[str, Any] = {
+            "operatorInfo": {"operatorId": self.id, "operatorName": self.name},
+            "stateStoreInfo": stores,
+        }
+        if self.version > 1:
+            body["operatorPropertiesJson"] = self.properties or ""
+        return f"v{self.version}\n{json.dumps(body, separators=(',', ':'))}".encode()
+
+    def write(self, checkpoint: Folder) -> None:
+        """Write description and schemas into `checkpoint`, replacing what is there."""
+        for name, data in self.files.items():
+            checkpoint.put(f"state/{self.id}/{name}", data)
+        name = "_metadata/metadata" if self.version == 1 else f"_metadata/v2/{self.number}"
+        checkpoint.put(f"state/{self.id}/{name}", self.body(checkpoint.location))
+
+    def stands_in(self, checkpoint: Folder) -> bool:
+        """Whether the description in `checkpoint` names its schema files where they are, so that Spark can read it."""
+        if self.version == 1:
+            return True
+        found = checkpoint.storage.read(f"state/{self.id}/_metadata/v2/{self.number}") or b""
+        paths = [path for one in _parse(found, "")[1]["stateStoreInfo"] for path in one["stateSchemaFilePaths"]]
+        root = checkpoint.location.partition(":")[2].lstrip("/")
+        return all(path.partition(":")[2].lstrip("/").startswith(f"{root}/state/{self.id}/") for path in paths)
+
+
+def read_metadata(checkpoint: Folder, batch: int) -> tuple[OperatorMetadata, ...]:
+    """Every stateful operator of the checkpoint as it was after `batch`, in the plan's order; none for a query that
+    keeps no state. `LedgerCorrupt` where an operator has state and no description of it."""
+    numbers = sorted(int(name) for name in checkpoint.names("state") if name.isdigit())
+    return tuple(_operator(checkpoint, number, batch) for number in numbers)
+
+
+def relocate(checkpoint: Folder, batch: int) -> None:
+    """Make a copy of a checkpoint stand on its own: descriptions that name schema files by the paths of the original
+    name those of the copy."""
+    for operator in read_metadata(checkpoint, batch):
+        if not operator.stands_in(checkpoint):
+            operator.write(checkpoint)
+
+
+def _operator(checkpoint: Folder, operator: int, batch: int) -> OperatorMetadata:
+    root = f"state/{operator}"
+    versions = [int(name) for name in checkpoint.names(f"{root}/_metadata/v2") if name.isdigit() and int(name) <= batch]
+    number = max(versions, default=0)
+    name = f"{root}/_metadata/v2/{number}" if versions else f"{root}/_metadata/metadata"
+    data = checkpoint.storage.read(name)
+    if data is None:
+        raise LedgerCorrupt(
+            f"{checkpoint.location} has state of operator {operator} and no description of it ({name}).",
+            safe="nothing was changed.",
+            to_do="restore the file from a copy. A checkpoint of Spark before 3.5 has none: run the query once with"
+            " a newer Spark, which writes it.",
+        )
+    version, body = _parse(data, f"{checkpoint.location}/{name}")
+    info = body["operatorInfo"]
+    files: dict[str, bytes] = {}
+    stores = []
+    for one in body["stateStoreInfo"]:
+        if version == 1:
+            store = Store(one["storeName"], int(one["numColsPrefixKey"]), int(one["numPartitions"]), ())
+            names: tuple[str, ...] = (f"{store.folder(0)}/_metadata/schema",)
+        else:
+            marker = f"/state/{operator}/"
+            names = tuple(path.rpartition(marker)[2] for path in one["stateSchemaFilePaths"])
+            store = Store(one["storeName"], int(one["numColsPrefixKey"]), int(one["numPartitions"]), (), names)
+        safe_part(store.name, name)
+        for file in names:
+            safe_name(file, name)
+            content = checkpoint.storage.read(f"{root}/{file}")
+            if content is None:
+                raise LedgerCorrupt(
+                    f"{checkpoint.location} has no {root}/{file}, the schema of a state store.",
+                    safe="nothing was changed.",
+                    to_do="restore the file from a copy of the checkpoint.",
+                )
+            files[file] = content
+        stores.append(replace(store, families=tuple(families(files[names[-1]])) if names else ()))
+    return OperatorMetadata(
+        int(info["operatorId"]),
+        str(info["operatorName"]),
+        version,
+        tuple(stores),
+        files,
+        body.get("operatorPropertiesJson"),
+        number,
+    )
+
+
+def _parse(data: bytes, where: str) -> tuple[int, dict[str, Any]]:
+    line, _, body = data.decode(errors="replace").partition("\n")
+    try:
+        parsed = json.loads(body)
+        if line not in ("v1", "v2") or not isinstance(parsed, dict):
+            raise ValueError(line)
+    except ValueError as error:
+        raise LedgerCorrupt(
+            f"Spark's description of a stateful operator, {where}, is of a form this version does not know.",
+            safe="nothing was changed.",
+            to_do="restore the file from a copy, or use a version of Penstock that knows this version of Spark.",
+        ) from error
+    return int(line[1:]), parsed
+
+
+def families(data: bytes) -> Iterator[Family]:
+    """The kinds of rows that a schema file of Spark's tells of."""
+    reader = _JavaData(data)
+    version = reader.utf()
+    if version == "v1":
+        yield Family(DEFAULT, json.loads(reader.utf()), json.loads(reader.utf()))
+    elif version == "v2":
+        yield Family(DEFAULT, json.loads(reader.long_text()), json.loads(reader.long_text()))
+    elif version == "v3":
+        for _ in range(reader.integer()):
+            name = reader.utf()
+            reader.short()
+            key = json.loads(reader.long_text())
+            reader.short()
+            value = json.loads(reader.long_text())
+            reader.long_text()  # how keys are encoded
+            reader.long_text()  # the user's key, where there is one
+            yield Family(name, key, value)
+    else:
+        raise LedgerCorrupt(
+            f"A state schema of Spark's has the version {version!r}, which this version does not know.",
+            safe="nothing was changed.",
+            to_do="use a version of Penstock that knows this version of Spark.",
+        )
+
+
+class _JavaData:
+    """What Java's DataOutputStream wrote."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def integer(self) -> int:
+        return int(self._take(">i", 4))
+
+    def short(self) -> int:
+        return int(self._take(">h", 2))
+
+    def utf(self) -> str:
+        size = int(self._take(">H", 2))
+        raw = self._data[self._at : self._at + size].replace(b"\xc0\x80", b"\0")
+        self._at += size
+        # Java writes a character beyond 16 bits as its two surrogates.
+        return raw.decode("utf-8", "surrogatepass").encode("utf-16", "surrogatepass").decode("utf-16")
+
+    def long_text(self) -> str:
+        return "".join(self.utf() for _ in range(self.integer()))
+
+    def _take(self, form: str, size: int) -> Any:
+        [value] = struct.unpack_from(form, self._data, self._at)
+        self._at += size
+        return value

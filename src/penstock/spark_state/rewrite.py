@@ -1,0 +1,231 @@
+"""A checkpoint with the same state in other partitions, or in another backend.
+
+The query stands at the same batch as before: state version N+1 is written anew, and `offsets/N` says which backend and
+how many partitions it has. Nothing of an older version is carried over, so the query can go on from N and not go back.
+
+The source is only read. The target is complete when `rewrite` returns, and of no use before.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.spark_offsets import conf_of, set_conf
+from penstock.config.spark_conf import PARTITIONS
+from penstock.config.state import PROVIDER, PROVIDERS, Backend, backend_of
+from penstock.errors import ConfigurationError, LedgerCorrupt
+from penstock.spark_state.metadata import OperatorMetadata, Store, read_metadata
+from penstock.spark_state.raw import JOIN_FORMAT, raw_rows, spread
+from penstock.spark_state.store_writing import Rows, write_hashmap, write_rocksdb
+from penstock.spark_state.working import working
+from penstock.storage.folder import Folder, folder_at
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+CODEC = "spark.sql.streaming.stateStore.compression.codec"
+ROW_CHECKSUM = "spark.sql.streaming.stateStore.rowChecksum.enabled"
+_JOIN = "symmetricHashJoin"
+_KNOWN = {
+    "stateStoreSave",
+    "dedupe",
+    "dedupeWithinWatermark",
+    "sessionWindowStateStoreSaveExec",
+    "flatMapGroupsWithState",
+    "applyInPandasWithState",
+    "transformWithStateExec",
+    "transformWithStateInPandasExec",
+    "transformWithStateInPySparkExec",
+    _JOIN,
+}
+
+
+def rewrite(
+    spark: SparkSession,
+    source: str,
+    batch: int,
+    target: str,
+    *,
+    partitions: int | None = None,
+    backend: str | None = None,
+) -> int:
+    """Write into `target` a checkpoint whose state is that of `source` after `batch`, in so many partitions and in
+    that backend (None: as it is), and return the batch it stands at. Of the target only the state must not be there
+    yet; positions and the like are copied where they are missing. What cannot be done is refused before anything is
+    written."""
+    origin, goal = folder_at(source, spark), folder_at(target, spark)
+    conf = conf_of(origin, batch)
+    operators = read_metadata(origin, batch)
+    require_format(origin, batch)
+    plan = Goal.of(conf, operators, partitions, backend)
+    plan.prepare(origin, goal, batch, operators)
+    with working(spark) as work, readable(origin, goal, operators) as location:
+
+        def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
+            frame = raw_rows(
+                work,
+                location,
+                batch,
+                operator,
+                store,
+                hashmap=backend_of(conf) == Backend.HASHMAP,
+                join_format=join_format(conf, operator),
+            )
+            return frame if plan.partitions == int(conf[PARTITIONS]) else spread(frame, plan.partitions)
+
+        plan.write(work, goal, batch, operators, rows)
+    return batch
+
+
+class Goal:
+    """What the target is to be: its backend, its partitions, and what follows from them for Spark's settings."""
+
+    def __init__(self, conf: Mapping[str, str], backend: Backend, partitions: int) -> None:
+        self.backend, self.partitions = backend, partitions
+        self.codec = conf.get(CODEC, "lz4")
+        self.settings = {PROVIDER: PROVIDERS[backend], PARTITIONS: str(partitions)}
+        if backend is Backend.HASHMAP and conf.get(ROW_CHECKSUM, "false") == "true":
+            self.settings[ROW_CHECKSUM] = "false"  # a checksum of every row, which we do not write
+
+    @classmethod
+    def of(
+        cls,
+        conf: Mapping[str, str],
+        operators: Sequence[OperatorMetadata],
+        partitions: int | None,
+        backend: str | None,
+    ) -> Goal:
+        """Raises where it cannot be reached from here."""
+        was = backend_of(conf)
+        if was not in PROVIDERS:
+            raise ConfigurationError(
+                f"The state is kept by {was}, which Penstock cannot read or write.",
+                safe="nothing was changed.",
+                to_do="only the state of hashmap and rocksdb can be rewritten.",
+            )
+        if partitions is not None and partitions < 1:
+            raise ConfigurationError(
+                f"State cannot be spread over {partitions} partitions.",
+                safe="nothing was changed.",
+                to_do="give a parallelism of 1 or more.",
+            )
+        if backend is not None and backend not in PROVIDERS:
+            raise ConfigurationError(
+                f"There is no state backend {backend!r}.",
+                safe="nothing was changed.",
+                to_do="ask for hashmap or rocksdb.",
+            )
+        goal = cls(conf, Backend(backend or was), partitions or int(conf[PARTITIONS]))
+        for operator in operators:
+            _check(conf, operator, goal.backend)
+        return goal
+
+    def prepare(self, origin: Folder, goal: Folder, batch: int, operators: Sequence[OperatorMetadata]) -> None:
+        """All of the target but its state."""
+        _require_no_state(goal)
+        copy_logs(origin, goal, batch)
+        self.describe(goal, batch, operators)
+
+    def describe(self, goal: Folder, batch: int, operators: Sequence[OperatorMetadata]) -> None:
+        """What Spark must find written down about the state to come."""
+        _require_no_state(goal)
+        set_conf(goal, batch, self.settings)
+        for operator in operators:
+            operator.rescaled(self.partitions).write(goal)
+
+    def write(
+        self, work: SparkSession, goal: Folder, batch: int, operators: Sequence[OperatorMetadata], rows: Rows
+    ) -> None:
+        if self.backend is Backend.ROCKSDB:
+            write_rocksdb(work, goal, batch, operators, rows)
+        else:
+            write_hashmap(goal, batch, operators, rows, self.codec)
+
+
+def copy_logs(origin: Folder, goal: Folder, batch: int) -> None:
+    """The query's id, its positions and commits up to `batch`, and what its sources keep: what is not there yet."""
+    wanted = [name for folder in ("offsets", "commits") for name in origin.files(folder) if _number(name) <= batch]
+    wanted += ["metadata", *origin.files("sources")]
+    present = goal.files()
+    goal.take(origin, {name: name for name in wanted if name not in present})
+
+
+def require_format(origin: Folder, batch: int) -> None:
+    """The commit of the batch must be there, and of the format that does not name the state's files."""
+    commit = origin.storage.read(f"commits/{batch}")
+    if commit is None:
+        raise LedgerCorrupt(
+            f"{origin.location} has no commits/{batch}: batch {batch} is not complete there.",
+            safe="nothing was changed.",
+            to_do="name the last complete batch.",
+        )
+    if commit.partition(b"\n")[0] != b"v1" or b"stateUniqueIds" in commit:
+        raise ConfigurationError(
+            f"{origin.location} was written with state checkpoint format 2, which cannot be rewritten.",
+            safe="nothing was changed.",
+            to_do="keep parallelism and state backend as they are, or run the query with"
+            " spark.sql.streaming.stateStore.checkpointFormatVersion=1 from the start.",
+        )
+
+
+def join_format(conf: Mapping[str, str], operator: OperatorMetadata) -> int | None:
+    return int(conf.get(JOIN_FORMAT, "1")) if operator.name == _JOIN else None
+
+
+def _require_no_state(goal: Folder) -> None:
+    if goal.names("state"):
+        raise ConfigurationError(
+            f"{goal.location} holds state already.",
+            safe="nothing was changed.",
+            to_do="give a folder without state.",
+        )
+
+
+def _check(conf: Mapping[str, str], operator: OperatorMetadata, backend: Backend) -> None:
+    what = f"The state of operator {operator.id} ({operator.name})"
+    if operator.name not in _KNOWN:
+        raise ConfigurationError(
+            f"{what} cannot be rewritten: Spark has no way to tell which partition its rows belong to.",
+            safe="nothing was changed.",
+            to_do="keep parallelism and state backend as they are, or take the operation (a limit, for instance) out"
+            " of the query.",
+        )
+    if (join_format(conf, operator) or 0) > 3:
+        raise ConfigurationError(
+            f"{what} is in join format {join_format(conf, operator)}, which cannot be rewritten.",
+            safe="nothing was changed.",
+            to_do=f"keep parallelism and state backend as they are; a new query with {JOIN_FORMAT}=2 can be rewritten.",
+        )
+    if backend is Backend.HASHMAP and operator.has_families:
+        raise ConfigurationError(
+            f"{what} consists of several column families, which hashmap cannot hold.",
+            safe="nothing was changed.",
+            to_do="keep the state backend rocksdb: transformWithState, and joins in format 3, run on nothing else.",
+        )
+
+
+@contextmanager
+def readable(origin: Folder, goal: Folder, operators: Sequence[OperatorMetadata]) -> Iterator[str]:
+    """Where Spark can read the source. That is the source, unless it was moved since and its descriptions name files
+    by the paths they had: then a copy with these put right."""
+    if all(operator.stands_in(origin) for operator in operators):
+        yield origin.location
+        return
+    copy = goal.at(f".reading-{uuid.uuid4().hex[:8]}")
+    try:
+        copy.take(origin, {name: name for name in origin.files()})
+        for operator in operators:
+            operator.write(copy)
+        yield copy.location
+    finally:
+        copy.delete()
+
+
+def _number(name: str) -> int:
+    last = name.rpartition("/")[2]
+    return int(last) if last.isdigit() else 1 << 62

@@ -1,0 +1,209 @@
+"""A job's ledgers, read from its folder: what the next start of the job would find. Nothing here writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.backlog import Entry, is_logged, prepared_of
+from penstock.checkpoint.decision import Committable, Decision
+from penstock.checkpoint.history import Histories
+from penstock.checkpoint.ledger import Ledger, unseal
+from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
+from penstock.contracts.sink import SinkScope
+from penstock.epoch import protocol
+from penstock.epoch.inflight.drainer import MARK
+from penstock.epoch.log_repair import look, query_of
+from penstock.errors import ConfigurationError
+from penstock.storage.storage import LocalStorage, Storage, local_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_NUMBERED = re.compile(r"^(\d{10})\.json$")
+_OWN_NAME = re.compile(r"_[0-9a-f]{8}-[0-9a-f]{4}-")  # in state files of the format that lists ids
+_DROP_IN = "_penstock"
+
+Place = Callable[[str], Storage]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """One committable of a decision that counts and is not complete, as its sink knows it."""
+
+    committable: Committable
+    epoch: int
+    generation: int | None  # whose decision it is; None where only the in-flight log still knows the epoch
+    at: float | None = None
+    in_log: bool = False  # its rows are in the in-flight log as well, which is delivered in order
+
+
+class QueryLedger:
+    """One query's ledger beside Spark's log of it. Every property is read anew when it is asked for."""
+
+    def __init__(self, uid: str, ledger: Storage, log: Storage, inflight: Place | None, state_format: str) -> None:
+        self.uid = uid
+        self.ledger = Ledger(ledger)
+        self.log = SparkLog(log, state_format=state_format)
+        self._below = inflight
+        self._inflight = inflight("") if inflight is not None else None
+
+    @property
+    def generation(self) -> int:
+        return self.ledger.newest_generation()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the newest run has said of itself."""
+        return self.ledger.generation(self.generation) or {}
+
+    @property
+    def sinks(self) -> list[str]:
+        return sorted(self.facts.get("sinks", ()))
+
+    def found(self) -> protocol.Found:
+        """As the next start will find it."""
+        return look(self.ledger, self.log)
+
+    def decided(self) -> list[Decided]:
+        """What is decided and may still be open, oldest epoch first."""
+        found: list[Decided] = []
+        for uid in self.sinks:
+            waiting = self.waiting(uid)
+            found += [Decided(one, entry.epoch, None, in_log=True) for entry in waiting for one in entry.prepared]
+            if waiting:
+                found += self._rewritten(uid, waiting[0].epoch)
+        decision = protocol.honoured(self.found())
+        if decision is not None:
+            at = _decided_at(self.ledger, decision)
+            for one in decision.to_commit:
+                plain = prepared_of(one) if is_logged(one) else one
+                if plain is not None:
+                    found.append(Decided(plain, decision.id.epoch, decision.id.generation, at, is_logged(one)))
+        return found
+
+    @property
+    def logged(self) -> bool:
+        """Whether decided rows wait in the in-flight log."""
+        decision = protocol.honoured(self.found())
+        return any(self.waiting(uid) for uid in self.sinks) or (
+            decision is not None and any(is_logged(one) for one in decision.to_commit)
+        )
+
+    def waiting(self, sink: str) -> list[Entry]:
+        """The epochs that wait in the in-flight log of a sink."""
+        query = query_of(self.ledger, self.log)
+        if self._inflight is None or query is None:
+            return []
+        drained = max(self._numbers(f"{query}/{sink}/drained"), default=-1)
+        entries = []
+        for number in self._numbers(f"{query}/{sink}/backlog"):
+            name = f"{query}/{sink}/backlog/{number:010d}.json"
+            data = self._inflight.read(name) if number > drained else None
+            if data is not None:
+                body = unseal("backlog", data, f"{self._inflight.location}/{name}")
+                entries.append(Entry(number, tuple(Committable(*fields) for fields in body["committables"])))
+        return entries
+
+    def scopes(self, job: str, sink: str) -> Iterator[SinkScope]:
+        """Under which names a sink may have left something: the query's, and those of its drainer."""
+        yield SinkScope(job, sink, self.generation)
+        drainer = self._drainer(sink)
+        if drainer is not None and (newest := drainer.newest_generation()):
+            yield SinkScope(job, f"{sink}{MARK}", newest)
+
+    def _rewritten(self, sink: str, epoch: int) -> list[Decided]:
+        """What the drainer has decided of the epoch it was at."""
+        query, drainer = query_of(self.ledger, self.log), self._drainer(sink)
+        if drainer is None:
+            return []
+        found = protocol.Found(epoch, True, drainer.decisions(epoch, query), drainer.claims(query))
+        decision = protocol.honoured(found)
+        if decision is None:
+            return []
+        at = _decided_at(drainer, decision)
+        return [Decided(one, epoch, decision.id.generation, at, in_log=True) for one in decision.to_commit]
+
+    def _drainer(self, sink: str) -> Ledger | None:
+        query = query_of(self.ledger, self.log)
+        if self._below is None or query is None:
+            return None
+        return Ledger(self._below(f"/{query}/{sink}/ledger"))
+
+    def _numbers(self, folder: str) -> list[int]:
+        assert self._inflight is not None
+        return sorted(int(match[1]) for name in self._inflight.list(folder) if (match := _NUMBERED.match(name)))
+
+
+@dataclass(frozen=True)
+class JobLedgers:
+    """All queries of one job, by its folder; or the one query of a drop-in, by its checkpoint."""
+
+    job: str
+    location: str
+    queries: tuple[QueryLedger, ...]
+
+    @classmethod
+    def at(cls, location: str, spark: SparkSession | None = None) -> JobLedgers:
+        """Raises `ConfigurationError` where there is no ledger."""
+        place = _place(spark)
+        storage, queries = place(location), []
+        root = location.rstrip("/")
+        if storage.list(f"{_DROP_IN}/generations"):
+            one = QueryLedger("", place(f"{root}/{_DROP_IN}"), storage, None, _state_format(storage, spark))
+            one.uid = next(iter(one.sinks), "")
+            queries.append(one)
+        else:
+            history = Histories(storage).current()
+            for uid in storage.list(""):
+                if storage.list(f"{uid}/ledger/generations"):
+                    folder, log = f"{root}/{uid}", place(f"{root}/{uid}/{history}")
+                    below = partial(_below, place, f"{folder}/inflight")
+                    ledger = place(f"{folder}/ledger")
+                    queries.append(QueryLedger(uid, ledger, log, below, _state_format(log, spark)))
+        if not queries:
+            raise ConfigurationError(
+                f"There is no ledger in {location}.",
+                safe="nothing was changed.",
+                to_do="give a job's folder, STORAGE/JOB, or the checkpoint of a query that uses penstock.exactly_once.",
+            )
+        job = next((str(one.facts["job"]) for one in queries if "job" in one.facts), root.rpartition("/")[2])
+        return cls(job, storage.location, tuple(queries))
+
+
+def _decided_at(ledger: Ledger, decision: Decision) -> float | None:
+    return next((one.decided for one in ledger.manifests(decision.id.epoch) if one.decision.id == decision.id), None)
+
+
+def _below(place: Place, root: str, name: str) -> Storage:
+    return place(root + name)
+
+
+def _place(spark: SparkSession | None) -> Place:
+    def at(location: str) -> Storage:
+        if spark is not None:
+            from penstock.storage.open import storage_at
+
+            return storage_at(location, spark)
+        path = local_path(location)
+        if path is None:
+            raise ConfigurationError(
+                f"{location} can be reached through Spark only.",
+                safe="nothing was changed.",
+                to_do="give the job's file instead, --job JOB.py: its settings and its Spark session are then used.",
+            )
+        return LocalStorage(path)
+
+    return at
+
+
+def _state_format(log: Storage, spark: SparkSession | None) -> str:
+    """Of the state store, where the barrier does not say. Without a session it is read off the files, and where there
+    are too few to tell, it is none: then Spark's log is left for the job itself to complete."""
+    if spark is not None:
+        return str(spark.conf.get(STATE_FORMAT, "1"))
+    own_names = any(_OWN_NAME.search(name) for name in log.list("state/0/0"))
+    return "1" if log.list("commits") and not own_names else ""

@@ -1,0 +1,380 @@
+"""Ends what a dead job has left open: commits what is decided, aborts what is not, and nothing the other way round.
+Where the other system has forgotten how something decided ended, keeps somebody's word on it for the next recovery.
+
+As when the job itself starts, a new generation is registered first, so that the dead driver, should it wake, is fenced;
+then the ledger is read again, the claim written, and only then anything is touched. No query is started. The next
+start of the job finds a run before it that did a part of its recovery.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, WriterId
+from penstock.contracts.sink import SinkScope
+from penstock.deadline import Deadline
+from penstock.epoch import protocol
+from penstock.epoch.driver import Conductor, Timing
+from penstock.epoch.explain import explain_stop
+from penstock.epoch.log_repair import restore
+from penstock.errors import PenstockError, TransactionRefused, WritersLost
+from penstock.events import Events
+from penstock.failpoints import failpoint
+from penstock.process.registry import Registry
+from penstock.storage.storage import local_path
+from penstock.transactions.ledgers import JobLedgers, QueryLedger
+from penstock.transactions.orphans import Orphan, Sinks, Verdict, names
+
+_EVIDENCE_SECONDS = 120.0  # to read what is in the target; a person waits
+_ABORT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Whether the job runs: True, False, or None where that cannot be seen from here; and how it is known."""
+
+    running: bool | None
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What became of the decided epoch of a query. `complete`: Spark's log says so too; otherwise the next start adds
+    that, without writing a row again."""
+
+    query: str
+    epoch: int
+    generation: int
+    complete: bool
+    outcomes: dict[WriterId, Outcome]
+
+
+def run_of(ledgers: JobLedgers) -> Run:
+    """Goes by this machine's registry, and by the process that the newest generation names."""
+    for entry in Registry().entries():
+        if not entry.state.ended and entry.name == ledgers.job and _same(entry.storage, entry.name, ledgers.location):
+            return Run(True, f"run {entry.id} is {entry.state}, process {entry.pid or entry.supervisor}")
+    unseen: list[str] = []
+    gone = "no run of it is left on this machine"
+    for query in ledgers.queries:
+        facts = query.facts
+        host, pid = facts.get("host"), facts.get("pid")
+        who = f"generation {query.generation} of query {query.uid}, process {pid} on {host}"
+        if "command" in facts:
+            gone = f"generation {query.generation} of query {query.uid} was this command, and no run came after it"
+        elif host != socket.gethostname():
+            unseen.append(who)
+        elif _alive(pid, facts.get("registered")):
+            return Run(True, who)
+        else:
+            gone = f"{who}, is gone"
+    return Run(None, f"{unseen[0]}, cannot be seen from here") if unseen else Run(False, gone)
+
+
+def refuse_running(run: Run, job: str, *, take_over: bool) -> None:
+    """Raise `TransactionRefused` unless the job is known to be dead, or somebody says that it is."""
+    if run.running:
+        raise TransactionRefused(
+            f"Job {job!r} runs: {run.said}.",
+            safe="nothing was touched.",
+            to_do="let it be: it commits and aborts by itself, and so does its next start. To end it first, use"
+            " penstock stop or penstock cancel.",
+        )
+    if run.running is None and not take_over:
+        raise TransactionRefused(
+            f"Whether job {job!r} runs is not known: {run.said}.",
+            safe="nothing was touched.",
+            to_do="see there that it is dead, then add --take-over: should it live after all, it is superseded.",
+        )
+
+
+def commit(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> Settled:
+    """Carry out the query's decision, with the same steps as its recovery; nothing is aborted. Raises `WritersLost`
+    where the other system has ended some of it meanwhile, `OutcomeUnknown` where nobody can prove it."""
+    _refuse_unknown_sinks(query, sinks)
+    settlement = Settlement(ledgers, query, sinks)
+    try:
+        return settlement.commit()
+    finally:
+        settlement.close()
+
+
+def abort(
+    ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, only: Collection[Orphan], others: Collection[Orphan]
+) -> None:
+    """Abort what no decision that counts names, but leave `others` open. Raises `TransactionRefused`, and aborts
+    nothing, where one of `only` has been decided meanwhile."""
+    settlement = Settlement(ledgers, query, sinks)
+    try:
+        settlement.abort(only, others)
+    finally:
+        settlement.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Unprovable:
+    """A decided writer whose outcome nobody can prove, and what is seen of it in the target; empty: nothing can be."""
+
+    query: str
+    epoch: int
+    committable: Committable
+    seen: str = ""
+
+
+Word = Callable[[Sequence[Unprovable]], Outcome | None]
+
+
+def resolve(
+    ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, only: Collection[WriterId], word: Word
+) -> list[Unprovable]:
+    """Try to commit the query's decision once more; ask for somebody's word on the writers of which nothing is proven
+    even then (of those in `only`, if there are any), and keep it in the ledger. Returns them. The next recovery goes by
+    that word, where it still cannot prove more itself."""
+    _refuse_unknown_sinks(query, sinks)
+    settlement = Settlement(ledgers, query, sinks)
+    try:
+        return settlement.resolve(only, word)
+    finally:
+        settlement.close()
+
+
+def abort_unknown(ledgers: JobLedgers, sinks: Sinks, chosen: Collection[Orphan]) -> None:
+    """Abort what a run has opened that the ledger does not know: it was lost, and somebody takes the blame."""
+    for one in chosen:
+        assert one.leftover is not None
+        scope = SinkScope(ledgers.job, one.scope or one.sink, one.leftover.generation)
+        committer = sinks[one.sink].open_committer(scope)
+        try:
+            committer.abort([Committable(one.sink, -1, 1, 0, one.leftover.payload)], Deadline(_ABORT_SECONDS))
+        finally:
+            committer.close()
+
+
+def refuse_logged(query: QueryLedger) -> None:
+    """Rows in the in-flight log are delivered in order, by the job itself."""
+    if query.logged:
+        raise TransactionRefused(
+            f"Query {query.uid!r} has decided rows in its in-flight log, which are delivered in their order.",
+            safe="nothing was touched; the rows are safe in the log.",
+            to_do="start the job: it delivers them before anything else, and aborts what is not decided.",
+        )
+
+
+class Settlement(Conductor):
+    """One run of a query's ledger that starts no query."""
+
+    def __init__(self, ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> None:
+        own = {uid: sinks[uid] for uid in query.sinks if uid in sinks}
+        super().__init__(
+            job=ledgers.job,
+            query=query.uid,
+            sinks=own,
+            ledger=query.ledger,
+            events=Events(),
+            timing=Timing(),
+            where=query.log.location,
+        )
+        self._of = query
+        self._before = query.facts
+        self._decision: Decision | None = None
+        self._outcomes: dict[WriterId, Outcome] = {}
+        self._others: list[Committable] = []
+        self._committing = False
+
+    def commit(self) -> Settled:
+        self._committing = True
+        resume = self._drive(protocol.recover())
+        if self._decision is None:
+            raise self._nothing_decided()
+        epoch = self._decision.id.epoch
+        if resume.action in ("void", "repair"):
+            lost = sorted(writer for writer, outcome in self._outcomes.items() if outcome is Outcome.LOST)
+            some = f"{len(lost)} of {len(self._outcomes)} transactions"
+            raise WritersLost(
+                f"Epoch {epoch} of query {self._query!r} is decided, but the other system has ended {some}.",
+                safe="the decision, its counts and checksums are kept; what could be committed is visible.",
+                to_do="start the job: it "
+                + ("replays the epoch." if resume.action == "void" else "rewrites just these, with proof."),
+            )
+        complete = resume.action == "finished"
+        return Settled(self._query, epoch, resume.generation, complete, self._outcomes)
+
+    def abort(self, only: Collection[Orphan], others: Collection[Orphan]) -> None:
+        self._others = [Committable(one.sink, -1, 1, 0, one.leftover.payload) for one in others if one.leftover]
+        self._drive(self._abort_undecided(only))
+
+    def resolve(self, only: Collection[WriterId], word: Word) -> list[Unprovable]:
+        self._committing = True
+        decision, unknown = self._drive(self._commit_once_more())
+        epoch = decision.id.epoch
+        unknown = [one for one in unknown if not only or one.id in only]
+        found = []
+        for uid in sorted({one.sink for one in unknown}):
+            own = [one for one in unknown if one.sink == uid]
+            seen = self._committers[uid].evidence(own, Deadline(_EVIDENCE_SECONDS))
+            found += [Unprovable(self._query, epoch, one, seen.get(one.writer, "")) for one in own]
+        outcome = word(found) if found else None
+        if outcome is not None:
+            newest = self._ledger.newest_generation()
+            if newest > self._generation:
+                raise explain_stop(protocol.Fenced(self._generation, newest), self._query, self._where)
+            self._ledger.rule(epoch, self._query_id(), [one.committable for one in found], outcome)
+        return found
+
+    def _commit_once_more(self) -> Generator[protocol.Action, Any, tuple[Decision, list[Committable]]]:
+        """The steps of a recovery up to its commit; what is not proven then is no error here."""
+        generation: int = yield protocol.Register()
+        found: protocol.Found = yield protocol.Look()
+        decision = protocol.honoured(found)
+        yield protocol.WriteClaim(Claim(generation, found.epoch, decision.id if decision else None))
+        newest: int = yield protocol.NewestGeneration()
+        if newest > generation:
+            raise protocol.Fenced(generation, newest)
+        if decision is None:
+            raise self._nothing_decided()
+        outcomes: dict[WriterId, Outcome] = yield protocol.Commit(decision)
+        left = [one for one in decision.to_commit if outcomes.get(one.id, Outcome.UNKNOWN) is Outcome.UNKNOWN]
+        return decision, left
+
+    def _nothing_decided(self) -> TransactionRefused:
+        return TransactionRefused(
+            f"Nothing of query {self._query!r} is decided any more.",
+            safe="nothing was committed or aborted.",
+            to_do="list once more: somebody else has finished it.",
+        )
+
+    def close(self) -> None:
+        self._close_committers()
+
+    def _abort_undecided(self, only: Collection[Orphan]) -> Generator[protocol.Action, Any, None]:
+        """The steps of a recovery without its commit: register, look, claim, look for newer generations, sweep."""
+        generation: int = yield protocol.Register()
+        found: protocol.Found = yield protocol.Look()
+        epoch, decision = protocol.next_epoch(found), protocol.honoured(found)
+        yield protocol.WriteClaim(Claim(generation, epoch, decision.id if decision else None))
+        newest: int = yield protocol.NewestGeneration()
+        if newest > generation:
+            raise protocol.Fenced(generation, newest)
+        kept = decision.committables if decision else ()
+        for one in only:
+            if one.leftover is not None and any(names(one.leftover, each) for each in kept):
+                raise wrong_way(one.id, Verdict.DECIDED, epoch)  # since the list was made
+        yield protocol.Sweep((*kept, *self._others))
+
+    # What differs from an epoch's or a drainer's
+
+    def _facts(self) -> dict[str, Any]:
+        # The rest as the job said it: its next start compares itself with the newest generation.
+        kept = {key: value for key, value in self._before.items() if key != "registered"}
+        return {**kept, "job": self._job, "host": socket.gethostname(), "pid": os.getpid(), "command": "transactions"}
+
+    def _query_id(self) -> str | None:
+        return self._of.log.query_id()
+
+    def _look(self) -> protocol.Found:
+        found = self._of.found()
+        refuse_logged(self._of)
+        self._decision = protocol.honoured(found)
+        self._passed("recover.looked")
+        return found
+
+    def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
+        return restore(self._of.ledger, self._of.log, epoch, decided)
+
+    def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
+        self._outcomes = super()._commit(decision)
+        self._passed("recover.committed")
+        return self._outcomes
+
+    def _sweep(self, keep: Sequence[Committable]) -> None:
+        if not self._committing:
+            super()._sweep(keep)
+
+    def _look_beyond(self, deadline: Deadline) -> None:
+        """What the ledger does not know is listed, and left to whoever takes the blame."""
+
+    def _finish_log(self, epoch: int, watermark: int | None) -> bool:
+        finished = self._of.log.finish(epoch, watermark)
+        self._passed("recover.finished")
+        return finished
+
+    def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
+        raise AssertionError("no epoch is run")
+
+    def _decide(self, decision: Decision) -> None:
+        raise AssertionError("nothing is decided")
+
+    def _passed(self, point: str) -> None:
+        failpoint(point)
+
+
+def wrong_way(id: str, verdict: Verdict, epoch: int | None = None) -> PenstockError:
+    """The error for a transaction that may only be ended the other way."""
+    if verdict is Verdict.DECIDED:
+        return TransactionRefused(
+            f"{id} belongs to epoch {epoch}, which is decided: it can only be committed.",
+            safe="nothing was touched. Aborting it would lose rows that the job counts as written.",
+            to_do="penstock transactions commit, or start the job, which does the same.",
+        )
+    if verdict is Verdict.UNDECIDED:
+        return TransactionRefused(
+            f"{id} is not decided: it can only be aborted.",
+            safe="nothing was touched. The job replays these rows; committing them would show them twice.",
+            to_do="penstock transactions abort, or start the job, which does the same.",
+        )
+    return TransactionRefused(
+        f"No ledger knows of {id}, or none was asked, so it is not known whether it is decided.",
+        safe="nothing was touched.",
+        to_do="give the job's folder, STORAGE/JOB, or its file by --job. If its ledger is lost for good: --force. It"
+        " loses rows if the transaction was decided and you abort it, and doubles them if not and you commit it.",
+    )
+
+
+def _refuse_unknown_sinks(query: QueryLedger, sinks: Sinks) -> None:
+    missing = sorted({one.committable.sink for one in query.decided()} - sinks.keys())
+    if missing:
+        raise TransactionRefused(
+            f"Epoch {query.found().epoch} of query {query.uid!r} is decided for the sinks {missing}, which are not"
+            " known here.",
+            safe="nothing was touched: an epoch is committed in all its sinks or in none.",
+            to_do="give the job's file by --job, or --servers where all of them are Kafka.",
+        )
+
+
+def _same(storage: str, name: str, location: str) -> bool:
+    one, other = local_path(f"{storage.rstrip('/')}/{name}"), local_path(location)
+    if one is not None and other is not None:
+        return one.resolve() == other.resolve()
+    return f"{storage.rstrip('/')}/{name}" == location.rstrip("/")
+
+
+def _alive(pid: Any, registered: Any) -> bool:
+    """Whether a process of that number runs that was there when the generation was registered."""
+    if not isinstance(pid, int) or pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's, but there
+    began = _began(pid)
+    return began is None or not isinstance(registered, int | float) or began <= registered + 1
+
+
+def _began(pid: int) -> float | None:
+    """When the process began, in seconds since 1970; None where that cannot be found out."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        if fields[0] in "ZX":
+            return float("inf")
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return time.time() - uptime + int(fields[19]) / os.sysconf("SC_CLK_TCK")
