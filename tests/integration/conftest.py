@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from running import CrashAt, Kafka, Watched
 
 from penstock import failpoints
+from tests.support.running import CrashAt, Kafka, Watched
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

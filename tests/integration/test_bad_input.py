@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from disks import SmallDisk
-from running import Checkpoint, CrashAt, Kafka, Numbers, Watched, failing, run_all, until
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job, KafkaSink, KafkaSource, PenstockError, RestartStrategy
 from penstock.checkpoint.ledger import seal
@@ -31,6 +29,8 @@ from penstock.errors import (
     ValueTooLarge,
 )
 from penstock.failpoints import InjectedFault, hooked
+from tests.support.disks import SmallDisk
+from tests.support.running import Checkpoint, CrashAt, Kafka, Numbers, Watched, failing, run_all, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from running import Kafka, Numbers, Watched, until
 
 from penstock import Checkpoints, FileSink, Job, KafkaSource, RestartStrategy
 from penstock.checkpoint.record import CheckpointRecord, records
 from penstock.spark.alignment import Alignment, measure
 from penstock.storage.storage import LocalStorage
+from tests.support.running import Kafka, Numbers, Watched, until
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,13 +17,13 @@ from penstock.dev.servers.process import end_process
 from penstock.process.registry import Entry, Registry
 from tests.support.waiting import until
 
-UNIT = Path(__file__).parents[1] / "unit"
+ROOT = Path(__file__).parents[2]
 
 #: What `Job.run` does, as far as commands can tell.
 SCRIPT = f"""
 import signal, sys
-sys.path.insert(0, {str(UNIT)!r})
-from steered import Steered
+sys.path.insert(0, {str(ROOT)!r})
+from tests.support.steered import Steered
 from penstock.config.settings import resolve
 from penstock.process import lifeline
 from penstock.events import Events

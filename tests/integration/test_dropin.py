@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from running import CrashAt, Kafka, Numbers, until
 
 import penstock
 from penstock import KafkaSink
 from penstock.errors import ConfigurationError, TopicMissing
+from tests.support.running import CrashAt, Kafka, Numbers, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
 import pytest
-from running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
 
 from penstock import Checkpoints, Epoch, FileSink, Job, KafkaSink, RestartStrategy
 from penstock.errors import ConfigurationError, DuplicateUid, PreCommitFailed
 from penstock.failpoints import InjectedFault
+from tests.support.running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from running import Kafka
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.errors import GuaranteeError, TopicMissing
+from tests.support.running import Kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.dataset as ds
-from running import run_all
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job
+from tests.support.running import run_all
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from running import CrashAt, Numbers, failing, run_all
 
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.checkpoint import open as opened
@@ -21,6 +20,7 @@ from penstock.failpoints import InjectedFault, hooked
 from penstock.storage.hadoop import HadoopStorage
 from penstock.storage.open import storage_at
 from penstock.storage.storage import AlreadyExists, LocalStorage, MemoryStorage, Storage
+from tests.support.running import CrashAt, Numbers, failing, run_all
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject

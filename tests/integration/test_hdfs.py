@@ -7,13 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-STORY = Path(__file__).with_name("hdfs_story.py")
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_job_lives_and_recovers_on_hdfs(tmp_path: Path) -> None:
     # In a process of its own: the cluster must be on the class path before the JVM starts.
     done = subprocess.run(
-        [sys.executable, str(STORY), str(tmp_path)], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-m", "tests.support.hdfs_story", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     told = json.loads(done.stdout.strip().splitlines()[-1])

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from running import Checkpoint, Kafka, Numbers, Watched, run_all, until
 
 from penstock import Checkpoints, FileSink, Job, KafkaSink, KafkaSource
 from penstock.testing.oracle import compare, per_key_order
+from tests.support.running import Checkpoint, Kafka, Numbers, Watched, run_all, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
 import pytest
-from running import PATIENCE, Kafka, until
 
 import penstock
 from penstock.spark.session import session as make_session
 from tests.support.quick_jvm import VARIABLE as QUICK_JVM
+from tests.support.running import PATIENCE, Kafka, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

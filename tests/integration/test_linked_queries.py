@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from running import CrashAt, Kafka, Numbers, Watched, run_all
 
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.checkpoint.global_record import newest_record
@@ -15,6 +14,7 @@ from penstock.failpoints import InjectedFault
 from penstock.storage.storage import LocalStorage
 from tests.faults.jobs.chain import Chain, assert_consistent, build, records
 from tests.support.kafka import Input, Tail, assert_copied, assert_counted, assert_nothing_open, counted, read_committed
+from tests.support.running import CrashAt, Kafka, Numbers, Watched, run_all
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

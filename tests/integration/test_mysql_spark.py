@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 import pytest
-from running import CrashAt, Numbers, failing, run_all
 
 from penstock import Checkpoints, Job, MySqlSink, RestartStrategy, Source
 from penstock.dev.servers.mariadb import MariaDb
 from penstock.errors import SchemaMismatch
 from penstock.failpoints import InjectedFault
+from tests.support.running import CrashAt, Numbers, failing, run_all
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

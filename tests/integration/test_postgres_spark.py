@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from psycopg.types.json import set_json_loads
-from running import CrashAt, Numbers, failing, run_all
 
 from penstock import Checkpoints, Job, PostgresSink, Source
 from penstock.errors import SchemaMismatch
+from tests.support.running import CrashAt, Numbers, failing, run_all
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

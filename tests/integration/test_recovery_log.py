@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
 
 from penstock import Checkpoints, FileSink, Job, KafkaSink, RestartStrategy
 from penstock.errors import CheckpointBehind, ReplayDiffers
 from penstock.failpoints import InjectedFault, hooked
+from tests.support.running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from running import CrashAt, Numbers, failing, run_all
 
 from penstock import Checkpoints, Epoch, Job, Mode, RedisSink, RestartStrategy, WriteAheadSink
 from penstock.dev.servers.redis import RedisServer
 from penstock.errors import GuaranteeError, SchemaMismatch
 from penstock.failpoints import InjectedFault
+from tests.support.running import CrashAt, Numbers, failing, run_all
 
 if TYPE_CHECKING:
     import pyarrow as pa

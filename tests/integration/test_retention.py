@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from running import Checkpoint, CrashAt, Kafka, Numbers, Watched, run_all, until
 
 from penstock import Checkpoints, FileSink, Job, KafkaSink, KafkaSource, RestartStrategy
 from penstock.failpoints import ONCE, RELEASE, VARIABLE, InjectedFault, hooked
 from penstock.job.retention import KEPT_BATCHES
 from tests.support.kafka import Input, assert_copied, assert_nothing_open
+from tests.support.running import Checkpoint, CrashAt, Kafka, Numbers, Watched, run_all, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ from penstock.config.load import OPTIONS_VARIABLE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 KEYS, PER_EPOCH = 20, 100
 STORED = sorted(path.name for path in DATA.glob("savepoint-*"))
 

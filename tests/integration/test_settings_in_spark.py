@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from running import Watched, until
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE
 from penstock.spark import settings as settle
+from tests.support.running import Watched, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
 import pytest
-from running import CrashAt, Event, Watched, failing, run_all
 
 from penstock import Checkpoints, DataGenSource, FileSink, FileSource, Job, RestartStrategy, SocketSource
 from penstock.errors import (
@@ -27,6 +26,7 @@ from penstock.errors import (
 )
 from penstock.process.error_class import chain
 from tests.support.lines import LineServer
+from tests.support.running import CrashAt, Event, Watched, failing, run_all
 
 pytest.importorskip("pyspark")
 

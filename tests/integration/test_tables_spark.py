@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from running import CrashAt, Numbers, failing, run_all
 
 from penstock import Checkpoints, DeltaSink, Epoch, IcebergSink, Job, RestartStrategy, TwoPhaseSink
 from penstock.checkpoint.decision import Committable, Outcome
@@ -21,6 +20,7 @@ from penstock.deadline import Deadline
 from penstock.errors import SchemaMismatch
 from penstock.failpoints import InjectedFault
 from penstock.spark.jars import jar_set
+from tests.support.running import CrashAt, Numbers, failing, run_all
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

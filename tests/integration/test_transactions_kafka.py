@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from running import CrashAt, Kafka, Numbers, failing, run_all
 
 from penstock import Checkpoints, Job, KafkaSink, RestartStrategy
 from penstock.cli import main as cli
@@ -19,6 +18,7 @@ from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.failpoints import InjectedFault
 from penstock.sinks.kafka.pool import POOL
 from tests.support.kafka import open_transactions, transactions
+from tests.support.running import CrashAt, Kafka, Numbers, failing, run_all
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ def judge(trials: Iterable[Trial], known: Sequence[Explained]) -> Verdict:
 
 
 def load_targets(text: str) -> dict[str, list[str]]:
-    return {name: [f"tests/unit/test_{test}.py" for test in tests] for name, tests in tomllib.loads(text).items()}
+    return {name: [f"tests/unit/{test}.py" for test in tests] for name, tests in tomllib.loads(text).items()}
 
 
 def load_survivors(text: str) -> tuple[Explained, ...]:

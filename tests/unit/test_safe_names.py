@@ -98,7 +98,7 @@ def test_the_storages_themselves(name: str, tmp_path: Path) -> None:
 @bad
 @pytest.mark.parametrize("where", ["files", "queries"])
 def test_a_savepoint_is_refused_before_anything_is_copied(name: str, where: str, tmp_path: Path) -> None:
-    good = (Path(__file__).parent / "data" / "savepoint-v1.json").read_bytes()
+    good = (Path(__file__).parents[1] / "data" / "savepoint-v1.json").read_bytes()
     body = json.loads(good)["body"]
     body[where] = {name: next(iter(body[where].values()))}
     with pytest.raises(UnsafeName):

@@ -13,7 +13,7 @@ _UNALIGNED = "tests/faults/test_unaligned.py::"
 _LIMITS = "tests/faults/test_checkpoint_limits.py::"
 _RETENTION = "tests/integration/test_retention.py::"
 _FINAL = "tests/integration/test_final_checkpoint.py::"
-_SETTINGS = "tests/unit/test_settings.py::"
+_SETTINGS = "tests/unit/config/test_settings.py::"
 
 
 def _mode(text: str, name: str) -> Mode:
@@ -154,12 +154,12 @@ CHECKPOINT_OPTIONS = (
     _option(
         "penstock.ledger.retained", "retained", "100", whole,
         "How many decided epochs the ledger keeps, at least; 2 or more. Only the newest are needed to recover.",
-        "tests/unit/test_ledger.py::test_old_manifests_are_pruned_now_and_then",
+        "tests/unit/checkpoint/test_ledger.py::test_old_manifests_are_pruned_now_and_then",
     ),
     _option(
         "penstock.ledger.trusted-schemes", "trusted_schemes", "", schemes,
         "Storage beside local disks, `hdfs`, `s3a` and `s3` that may hold the ledger, on your word that its rename is"
         " one step and never overwrites: schemes with commas between. A race of creates is still tried at every start.",
-        "tests/unit/test_ledger.py::test_storage_that_nobody_answers_for_is_refused",
+        "tests/unit/checkpoint/test_ledger.py::test_storage_that_nobody_answers_for_is_refused",
     ),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from penstock.config.values import boolean
 from penstock.errors import ConfigurationError
 from penstock.naming import check_name
 
-_UNIT = "tests/unit/test_recovery_options.py::"
+_UNIT = "tests/unit/config/test_recovery_options.py::"
 
 PATH, ALLOW = "execution.state-recovery.path", "execution.state-recovery.ignore-unclaimed-state"
 CLAIM = "execution.state-recovery.claim-mode"

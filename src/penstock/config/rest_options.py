@@ -6,7 +6,7 @@ from penstock.config.option import Option, Parser
 from penstock.config.values import boolean, plain, whole
 from penstock.errors import ConfigurationError
 
-_SERVER = "tests/unit/test_server.py::"
+_SERVER = "tests/unit/server/test_server.py::"
 
 
 def _port(text: str, name: str) -> int:

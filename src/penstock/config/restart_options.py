@@ -7,7 +7,7 @@ from penstock.config.values import number, whole, whole_or_infinite
 from penstock.durations import duration_text
 from penstock.errors import ConfigurationError
 
-_UNIT = "tests/unit/test_restart.py::"
+_UNIT = "tests/unit/config/test_restart.py::"
 
 NONE, FIXED, RATE, EXPONENTIAL = "none", "fixed-delay", "failure-rate", "exponential-delay"
 _WORDS = {

@@ -8,7 +8,7 @@ from penstock.config.values import boolean, one_of, ratio, size_text, whole
 from penstock.errors import ConfigurationError
 
 _BACKENDS = "tests/integration/test_state_backends.py::"
-_UNIT = "tests/unit/test_settings.py::"
+_UNIT = "tests/unit/config/test_settings.py::"
 
 
 def _backend(text: str, name: str) -> Backend:

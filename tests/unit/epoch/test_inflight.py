@@ -1,0 +1,385 @@
+"""The in-flight log without Spark: its files, the tee, the backlog, and the drainer through crashes and refusals."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.checkpoint.backlog import Backlog, is_logged, log_of, prepared_of
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.checkpoint.inflight_log import LogFile, LogWriter, read_log
+from penstock.checkpoint.ledger import Ledger
+from penstock.config import Checkpoints
+from penstock.contracts.sink import SinkScope, WriterScope
+from penstock.epoch.channel import HASH_COLUMN, How, Writing
+from penstock.epoch.inflight.manager import InFlight
+from penstock.epoch.limits import Gate
+from penstock.epoch.task import _write, committable
+from penstock.errors import JobStopped, LedgerCorrupt, LedgerFromTheFuture, UidChanged
+from penstock.events import Events
+from penstock.failpoints import POINTS, InjectedFault, hooked
+from penstock.storage.storage import LocalStorage
+from tests.support.memory_sink import MemorySink
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+def batch(*numbers: int) -> pa.RecordBatch:
+    values = pa.array([f"row {number}" for number in numbers])
+    return pa.RecordBatch.from_arrays([values, pa.array(numbers, pa.int64())], names=["value", HASH_COLUMN])
+
+
+def rows(*numbers: int) -> list[str]:
+    return [f"row {number}" for number in numbers]
+
+
+# Log files
+
+
+def logged(folder: Path, *batches: pa.RecordBatch) -> LogFile:
+    writer = LogWriter(str(folder), "one.arrow", batches[0].schema)
+    for one in batches:
+        writer.write(one)
+    return writer.close()
+
+
+def test_what_is_logged_is_read_again(tmp_path: Path) -> None:
+    file = logged(tmp_path, batch(1, 2), batch(3))
+    assert file.bytes == (tmp_path / "one.arrow").stat().st_size
+    assert [one.column(0).to_pylist() for one in read_log(str(tmp_path), file)] == [rows(1, 2), rows(3)]
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:-1], lambda data: data[:60] + b"!" + data[61:], lambda _: None])
+def test_a_file_that_is_not_the_decided_one_delivers_nothing(tmp_path: Path, harm: Callable[[bytes], Any]) -> None:
+    file = logged(tmp_path, batch(1, 2))
+    path = tmp_path / "one.arrow"
+    harmed = harm(path.read_bytes())
+    path.unlink()
+    if harmed is not None:
+        path.write_bytes(harmed)
+    with pytest.raises(LedgerCorrupt):
+        next(iter(read_log(str(tmp_path), file)))
+
+
+def test_a_log_of_version_1_is_read() -> None:
+    file = LogFile("inflight-v1.arrow", 936, 1145458272)
+    assert [one.column(0).to_pylist() for one in read_log(str(DATA), file)] == [rows(1, 2), rows(3)]
+
+
+def test_a_log_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.checkpoint.inflight_log.VERSION", 2)
+    file = logged(tmp_path, batch(1))
+    monkeypatch.undo()
+    with pytest.raises(LedgerFromTheFuture):
+        next(iter(read_log(str(tmp_path), file)))
+
+
+# The tee, in a task
+
+
+def scope(partition: int = 0, epoch: int = 1) -> WriterScope:
+    return WriterScope(SinkScope("job", "out", 1), epoch, 1, partition, 7)
+
+
+def teed(sink: MemorySink, folder: Path, *batches: pa.RecordBatch, seconds: float = 60.0) -> Committable:
+    import json
+
+    told = _write(sink, scope(), iter(batches), Writing(How.TEE, str(folder), seconds))
+    return committable("out", json.dumps(told))
+
+
+def test_a_sink_that_keeps_up_prepares_and_the_log_is_whole(tmp_path: Path) -> None:
+    sink = MemorySink()
+    one = teed(sink, tmp_path, batch(1), batch(2, 3))
+    assert is_logged(one)
+    assert sink.prepared.keys() == {prepared_of(one).payload["name"]}  # type: ignore[union-attr]
+    assert [part.column(0).to_pylist() for part in read_log(str(tmp_path), log_of(one))] == [rows(1), rows(2, 3)]
+
+
+def test_a_sink_that_blocks_is_left_behind_and_aborts_when_it_wakes(tmp_path: Path) -> None:
+    sink = MemorySink()
+    sink.open.clear()
+    one = teed(sink, tmp_path, *(batch(number) for number in range(20)), seconds=0.05)
+    assert prepared_of(one) is None
+    assert one.rows == 20
+    assert sum(part.num_rows for part in read_log(str(tmp_path), log_of(one))) == 20
+    sink.open.set()
+    for thread in threading.enumerate():
+        if thread.name == "penstock-side-writer":
+            thread.join()
+    assert not sink.prepared
+
+
+def test_a_sink_that_refuses_for_now_goes_by_the_log(tmp_path: Path) -> None:
+    sink = MemorySink()
+    sink.away = True
+    assert prepared_of(teed(sink, tmp_path, batch(1))) is None
+
+
+# The backlog and its delivery
+
+
+class World:
+    """One sink, its backlog on disk, and drivers that come and go."""
+
+    def __init__(self, folder: Path, **checkpoints: Any) -> None:
+        self.folder, self.sink = folder, MemorySink()
+        self.checkpoints = Checkpoints(**{"unaligned": True, "aligned_timeout": 60, **checkpoints})
+        self.events: list[Any] = []
+        self.generation = 0
+        self.made: list[InFlight] = []
+
+    def driver(self) -> InFlight:
+        events = Events()
+        events.listen(self.events.append)
+        self.generation += 1
+        made = InFlight(
+            job="job",
+            query="query",
+            sinks={"out": self.sink},
+            location=str(self.folder),
+            storage=LocalStorage(self.folder),
+            ledger_of=lambda where: Ledger(LocalStorage(Path(where))),
+            events=events,
+            checkpoints=self.checkpoints,
+        )
+        made.open("id", self.generation)
+        self.made.append(made)
+        return made
+
+    def epoch(self, driver: InFlight, epoch: int, *numbers: int, how: How = How.LOG) -> Committable:
+        """Log one writer's rows for an epoch and hand them over; what is visible then is the drainer's affair."""
+        import json
+
+        writing = replace(driver.writing("out", 0.0), how=how)
+        where = replace(scope(epoch=epoch), sink=SinkScope("job", "out", self.generation))
+        one = committable("out", json.dumps(_write(self.sink, where, iter([batch(*numbers)]), writing)))
+        driver.commit(epoch, [one], lambda *_: {one.id: Outcome.UNKNOWN})
+        return one
+
+    def drained(self, driver: InFlight) -> list[Any]:
+        driver.start()
+        driver.wait_empty(lambda: False)
+        return self.sink.visible
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.sink.open.set()
+    made.sink.away = False
+    for driver in made.made:
+        driver.close()
+
+
+def test_logged_epochs_are_delivered_in_order_and_the_log_is_removed(world: World) -> None:
+    driver = world.driver()
+    for epoch in range(4):
+        world.epoch(driver, epoch, epoch * 10, epoch * 10 + 1)
+    assert (driver.pending, world.sink.visible) == (4, [])
+    assert driver.writing("out", 0.0).how is How.LOG, "later epochs queue behind"
+    assert world.drained(driver) == rows(0, 1, 10, 11, 20, 21, 30, 31)
+    assert not list(world.folder.rglob("*.arrow"))
+    assert not list(world.folder.glob("id/out/backlog/*"))
+    assert driver.writing("out", 0.0).how is How.TEE
+
+
+def test_what_the_sink_had_prepared_is_committed_not_written_again(world: World) -> None:
+    driver = world.driver()
+    world.epoch(driver, 0, 1, 2, how=How.TEE)
+    assert world.drained(driver) == rows(1, 2)
+    [told] = [event for event in world.events if event["event"] == "drained"]
+    assert told["rewritten"] == 0
+
+
+def test_what_the_sink_has_lost_is_written_again_from_the_log(world: World) -> None:
+    driver = world.driver()
+    world.epoch(driver, 0, 1, 2, how=How.TEE)
+    world.sink.lose()
+    assert world.drained(driver) == rows(1, 2)
+
+
+def test_a_sink_that_is_away_is_waited_for_and_nothing_is_lost_or_doubled(world: World) -> None:
+    driver = world.driver()
+    world.sink.away = True
+    world.epoch(driver, 0, 1, how=How.TEE)
+    world.epoch(driver, 1, 2)
+    driver.start()
+    while not any(event["event"] == "drain_waiting" for event in world.events):
+        driver.wait_empty(lambda: any(event["event"] == "drain_waiting" for event in world.events))
+    world.sink.away = False
+    assert world.drained(driver) == rows(1, 2)
+
+
+@pytest.mark.parametrize("point", [name for name in POINTS if name.startswith("drain.")])
+@pytest.mark.parametrize("how", [How.LOG, How.TEE])
+def test_a_drainer_that_dies_anywhere_is_succeeded(world: World, point: str, how: How) -> None:
+    """The next driver delivers what is left, once."""
+
+    class Death(BaseException):
+        """Not an error that anybody handles."""
+
+    def die() -> None:
+        raise Death
+
+    driver = world.driver()
+    world.epoch(driver, 0, 1, 2, how=how)
+    world.epoch(driver, 1, 3)
+    with hooked(point, die):
+        driver.start()
+        driver.wait_empty(lambda: False)
+    assert isinstance(driver.failure, Death)
+    driver.close()
+    after = world.driver()
+    assert world.drained(after) == rows(1, 2, 3)
+    assert not list(world.folder.rglob("*.arrow"))
+    assert not world.sink.prepared
+
+
+def test_a_drainer_that_waits_for_the_tasks_of_an_epoch_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    world = World(tmp_path, unaligned=False, aligned_timeout=0, max_concurrent=2)
+    driver = world.driver()
+    world.epoch(driver, 0, 1, how=How.TEE)
+    world.sink.lose()
+    assert driver.writing("out", 0.0).how is How.TEE, "its tasks write"
+    driver.start()
+    while not driver._pens["out"]._wanted:
+        driver._backlogs["out"].wait(0.01)
+    driver.close()
+    assert world.sink.visible == [], "nothing was written beside the tasks"
+    assert driver.pending == 1
+
+
+def test_an_epoch_that_begins_while_the_drainer_waits_goes_by_the_log(tmp_path: Path) -> None:
+    world = World(tmp_path, unaligned=False, aligned_timeout=0, max_concurrent=2)
+    driver = world.driver()
+    with driver._pens["out"].taken(lambda: False) as mine:
+        assert mine
+        assert driver.writing("out", 0.0).how is How.LOG
+    assert driver.writing("out", 0.0).how is How.TEE
+
+
+def test_a_sink_without_rows_in_an_epoch_gives_the_pen_back(tmp_path: Path) -> None:
+    world = World(tmp_path, unaligned=False, aligned_timeout=0, max_concurrent=2)
+    driver = world.driver()
+    assert driver.writing("out", 0.0).how is How.TEE
+    driver.sealed([], lambda own, _: own)
+    with driver._pens["out"].taken(lambda: True) as mine:
+        assert mine
+
+
+def test_an_error_on_the_way_is_tried_again_by_the_same_drainer(world: World) -> None:
+    failures = iter([True, True])
+
+    def fail() -> None:
+        if next(failures, False):
+            raise InjectedFault("Once more.")
+
+    driver = world.driver()
+    world.epoch(driver, 0, 1, 2)
+    with hooked("drain.decided", fail):
+        assert world.drained(driver) == rows(1, 2)
+
+
+def test_a_record_made_again_after_its_delivery_is_not_delivered_again(world: World) -> None:
+    driver = world.driver()
+    one = world.epoch(driver, 5, 1)
+    assert world.drained(driver) == rows(1)
+    # A superseded run, or a recovery that repeats the commit, arrives late.
+    assert driver.commit(5, [one], lambda *_: {})
+    stale = Backlog(LocalStorage(world.folder), "id/out", str(world.folder / "id/out/logs"))
+    stale._drained = -1
+    stale.record(5, [one])
+    after = world.driver()
+    assert after.pending == 0
+    assert world.drained(after) == rows(1)
+
+
+def test_two_drivers_that_overlap_deliver_once(world: World) -> None:
+    old = world.driver()
+    world.epoch(old, 0, 1)
+    world.epoch(old, 1, 2)
+    arrived, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        arrived.set()
+        go_on.wait()
+
+    with hooked("drain.prepared", hold):
+        old.start()
+        assert arrived.wait(10)
+    new = world.driver()
+    assert world.drained(new) == rows(1, 2)
+    go_on.set()
+    old.wait_empty(lambda: old.failure is not None)
+    assert type(old.failure).__name__ == "Superseded"
+    assert world.sink.visible == rows(1, 2)
+
+
+def test_the_log_has_a_limit_and_stopping_cuts_the_wait_short(tmp_path: Path) -> None:
+    world = World(tmp_path, inflight_limit=1)
+    world.sink.away = True
+    driver = world.driver()
+    gate = Gate("query")
+    driver.wait_for_room(gate)
+    world.epoch(driver, 0, 1)
+    waiting = threading.Thread(target=lambda: _swallow(lambda: driver.wait_for_room(gate)))
+    waiting.start()
+    while not any(event["event"] == "throttled" for event in world.events):
+        waiting.join(0.01)
+        assert waiting.is_alive()
+    gate.close()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    world.sink.away = False
+    driver.wait_empty(lambda: False)
+    driver.wait_for_room(Gate("query"))
+    driver.close()
+
+
+def _swallow(call: Callable[[], None]) -> None:
+    with pytest.raises(JobStopped):
+        call()
+
+
+def test_turned_off_the_log_is_delivered_before_the_next_epoch(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.epoch(world.driver(), 0, 1)
+    world.checkpoints = Checkpoints()
+    driver = world.driver()
+    driver.wait_for_room(Gate("query"))
+    assert world.sink.visible == rows(1)
+    assert driver.writing("out", 0.0).how is How.SINK
+    driver.close()
+
+
+def test_a_sink_whose_rows_wait_cannot_be_left_out(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.epoch(world.driver(), 0, 1)
+    after = InFlight(
+        job="job", query="query", sinks={"other": MemorySink()}, location=str(tmp_path), storage=LocalStorage(tmp_path),
+        ledger_of=lambda where: Ledger(LocalStorage(Path(where))), events=Events(), checkpoints=Checkpoints(),
+    )  # fmt: skip
+    with pytest.raises(UidChanged, match="'out'"):
+        after.open("id", 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "elapsed", "how"),
+    [
+        ({"aligned_timeout": 0}, 0.0, How.LOG),
+        ({"unaligned": True, "aligned_timeout": 5}, 1.0, How.TEE),
+        ({"unaligned": True, "aligned_timeout": 5}, 6.0, How.LOG),
+        ({"unaligned": False, "aligned_timeout": 0, "max_concurrent": 2}, 0.0, How.TEE),
+        ({"unaligned": False, "aligned_timeout": 0}, 0.0, How.SINK),
+    ],
+)
+def test_which_way_rows_go(tmp_path: Path, given: dict[str, Any], elapsed: float, how: How) -> None:
+    assert World(tmp_path, **given).driver().writing("out", elapsed).how is how

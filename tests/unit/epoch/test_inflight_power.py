@@ -1,0 +1,198 @@
+"""The in-flight log through a power cut: what was not synced is gone, and still no decided row is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.checkpoint.decision import Committable
+from penstock.epoch.channel import How, Writing
+from penstock.epoch.inflight.manager import InFlight
+from penstock.epoch.task import _write, committable
+from penstock.errors import PreCommitFailed, StorageNotShared
+from penstock.failpoints import POINTS, hooked
+from tests.unit.epoch.test_inflight import World, batch, rows, scope
+
+
+class Disk:
+    """Remembers what was synced below `root`: of a folder its names, of a file its bytes."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._names: dict[str, dict[str, int]] = {}
+        self._bytes: dict[int, bytes] = {}
+        self.handles: list[int] = []  # kept open, or the number of a file that was deleted would be given to another
+
+    def synced(self, handle: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        if os.path.isdir(path):
+            self._names[path] = {one.name: one.inode() for one in os.scandir(path)}
+        else:
+            self.handles.append(os.dup(handle))
+            size = os.fstat(handle).st_size
+            with open(f"/proc/self/fd/{handle}", "rb") as file:
+                self._bytes[os.fstat(handle).st_ino] = file.read(size)
+
+    def forget(self, folder: Path) -> None:
+        """As if the process had died before it synced that folder."""
+        self._names.pop(str(folder), None)
+
+    def after_a_power_cut(self, where: Path) -> None:
+        """Copy to `where` what is left."""
+        self._copy(str(self._root), where)
+
+    def _copy(self, folder: str, where: Path) -> None:
+        where.mkdir()
+        for name, inode in self._names.get(folder, {}).items():
+            path = f"{folder}/{name}"
+            if path in self._names or os.path.isdir(path):
+                self._copy(path, where / name)
+            elif not name.startswith("."):
+                (where / name).write_bytes(self._bytes.get(inode, b""))
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    made = Disk(tmp_path)
+    fsync, fdatasync = os.fsync, os.fdatasync
+    monkeypatch.setattr(os, "fsync", lambda handle: (fsync(handle), made.synced(handle)))
+    monkeypatch.setattr(os, "fdatasync", lambda handle: (fdatasync(handle), made.synced(handle)))
+    yield made
+    for handle in made.handles:
+        os.close(handle)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    (tmp_path / "checkpoint").mkdir()  # by Spark, which does not sync it
+    made = World(tmp_path / "checkpoint" / "inflight")
+    yield made
+    for driver in made.made:
+        driver.close()
+
+
+def logged(world: World, driver: InFlight, epoch: int, *numbers: int) -> Committable:
+    """One epoch as tasks and coordinator take it, up to the decision; the sink takes nothing now."""
+    import json
+
+    writing = Writing(How.LOG, driver.writing("out", 0.0).log)
+    told = _write(world.sink, scope(epoch=epoch), iter([batch(*numbers)]), writing)
+    [sealed] = driver.sealed([committable("out", json.dumps(told))], lambda own, _: own)
+    return sealed
+
+
+def succeeded(world: World, disk: Disk, where: Path) -> tuple[World, InFlight]:
+    """The machine comes up again with what its disk has kept; the sink was elsewhere."""
+    disk.after_a_power_cut(where)
+    after = World(where / "checkpoint" / "inflight")
+    after.sink, after.generation = world.sink, world.generation
+    return after, after.driver()
+
+
+def test_a_file_is_durable_when_its_epoch_may_be_decided(world: World, disk: Disk, tmp_path: Path) -> None:
+    one = logged(world, world.driver(), 0, 1, 2)
+    after, driver = succeeded(world, disk, tmp_path / "after")
+    driver.commit(0, [one], lambda *_: {})  # as recovery does, by the decision
+    assert after.drained(driver) == rows(1, 2)
+    driver.close()
+
+
+def test_folders_that_a_task_made_before_it_died_are_made_durable(world: World, disk: Disk, tmp_path: Path) -> None:
+    (world.folder / "id" / "out" / "logs").mkdir(parents=True)
+    one = logged(world, world.driver(), 0, 1, 2)
+    after, driver = succeeded(world, disk, tmp_path / "after")
+    driver.commit(0, [one], lambda *_: {})
+    assert after.drained(driver) == rows(1, 2)
+    driver.close()
+
+
+def test_a_recorded_epoch_is_durable(world: World, disk: Disk, tmp_path: Path) -> None:
+    driver = world.driver()
+    driver.commit(0, [logged(world, driver, 0, 1, 2)], lambda *_: {})
+    after, driver = succeeded(world, disk, tmp_path / "after")
+    assert driver.pending == 1
+    assert after.drained(driver) == rows(1, 2)
+    driver.close()
+
+
+@pytest.mark.parametrize("folder", ["backlog", "drained"])
+def test_what_a_run_that_died_has_left_is_durable_before_it_is_relied_on(
+    world: World, disk: Disk, tmp_path: Path, folder: str
+) -> None:
+    first = world.driver()
+    one = logged(world, first, 0, 1, 2)
+    first.commit(0, [one], lambda *_: {})
+    if folder == "drained":
+        world.drained(first)
+    disk.forget(world.folder / "id" / "out" / folder)
+    second = world.driver()
+    second.commit(0, [one], lambda *_: {})  # by recovery, which then completes Spark's log
+    after, third = succeeded(world, disk, tmp_path / "after")
+    assert (third.pending, third._backlogs["out"].drained) == ((1, -1) if folder == "backlog" else (0, 0))
+    assert after.drained(third) == rows(1, 2)
+    third.close()
+
+
+@pytest.mark.parametrize("point", [name for name in POINTS if name.startswith("drain.")])
+@pytest.mark.parametrize("how", [How.LOG, How.TEE])
+def test_the_drainer_is_succeeded_after_a_power_cut_anywhere(
+    world: World, disk: Disk, tmp_path: Path, point: str, how: How
+) -> None:
+    class PowerCut(BaseException):
+        """Nobody handles it."""
+
+    def cut() -> None:
+        disk.after_a_power_cut(tmp_path / "after")
+        raise PowerCut
+
+    driver = world.driver()
+    world.epoch(driver, 0, 1, 2, how=how)
+    world.epoch(driver, 1, 3)
+    with hooked(point, cut):
+        driver.start()
+        driver.wait_empty(lambda: False)
+    assert isinstance(driver.failure, PowerCut)
+    driver.close()
+    after = World(tmp_path / "after" / "checkpoint" / "inflight")
+    after.sink, after.generation = world.sink, world.generation
+    successor = after.driver()
+    assert after.drained(successor) == rows(1, 2, 3)
+    successor.close()
+
+
+# Before a decision relies on it, the driver looks
+
+
+def test_a_file_the_driver_does_not_see_is_not_decided_on(world: World) -> None:
+    driver = world.driver()
+    one = Committable("out", 0, 2, 3, {"log": {"name": "elsewhere.arrow", "bytes": 9, "crc": 1}, "prepared": None})
+    with pytest.raises(StorageNotShared, match=r"elsewhere\.arrow.*driver does not see it") as refused:
+        driver.sealed([one], lambda own, _: own)
+    assert not refused.value.retryable
+    assert "executors share" in refused.value.to_do
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [lambda path: path.write_bytes(path.read_bytes()[:-1]), lambda path: path.write_bytes(bytes(path.stat().st_size))],
+    ids=["cut off", "emptied"],
+)
+def test_a_file_that_is_not_as_it_was_written_is_not_decided_on(world: World, harm: Callable[[Path], Any]) -> None:
+    driver = world.driver()
+    one = logged(world, driver, 0, 1, 2)
+    [path] = world.folder.rglob("*.arrow")
+    harm(path)
+    with pytest.raises(PreCommitFailed, match="not as its writer left it"):
+        driver.sealed([one], lambda own, _: own)
+
+
+def test_it_looks_also_where_the_sink_has_prepared_everything(world: World) -> None:
+    """The commit there may still fail, and then the log is all there is."""
+    driver = world.driver()
+    one = Committable("out", 0, 2, 3, {"log": {"name": "gone.arrow", "bytes": 9, "crc": 1}, "prepared": {"name": "x"}})
+    with pytest.raises(StorageNotShared):
+        driver.sealed([one], lambda own, _: own)

@@ -1,0 +1,532 @@
+"""Ledger and Spark's log after a power cut, or beside an older copy: restored, or refused, never begun anew."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId
+from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
+from penstock.epoch.log_repair import look, query_of, restore
+from penstock.epoch.protocol import honoured, next_epoch
+from penstock.errors import CheckpointBehind, LedgerCorrupt
+from penstock.storage.storage import LocalStorage, MemoryStorage
+from tests.support.memory_sink import MemorySink
+from tests.support.power import Disk
+from tests.support.small_spark import SmallSpark
+
+QUERY = "6a1c"
+
+
+class World:
+    """A query after some complete epochs."""
+
+    def __init__(self, epochs: int = 6, watermark: int | None = 70, conf: dict[str, str] | None = None) -> None:
+        self.files, self.kept = MemoryStorage("file:/jobs/shop/out/spark"), MemoryStorage()
+        self.ledger, self.watermark = Ledger(self.kept), watermark
+        self.conf = conf or {}
+        self.offset = '{{"t":{{"0":{}}}}}'
+        self.files.create("metadata", json.dumps({"id": QUERY}).encode())
+        self.ledger.register({"history": "spark"})
+        self.ledger.claim(Claim(1, 0, None), None)
+        for epoch in range(epochs):
+            self.cut(epoch)
+            self.decide(epoch)
+            self.files.create(f"commits/{epoch}", f'v1\n{{"nextBatchWatermarkMs":{watermark or 0}}}'.encode())
+
+    @property
+    def log(self) -> SparkLog:
+        return SparkLog(self.files)
+
+    def cut(self, epoch: int, end: int | None = None) -> None:
+        metadata = json.dumps({"batchWatermarkMs": self.watermark or 55, "conf": self.conf})
+        offset = self.offset.format(10 * epoch if end is None else end)
+        self.files.create(f"offsets/{epoch}", f"v1\n{metadata}\n{offset}".encode())
+
+    def decide(self, epoch: int, generation: int = 1, stateful: bool = False) -> None:
+        barrier = self.log.barrier(epoch)
+        assert barrier is not None
+        one = Committable("out", 0, 10, epoch, {"name": f"{epoch}/{generation}"})
+        self.ledger.decide(
+            Decision(DecisionId(epoch, generation), (one,), self.watermark),
+            query=QUERY,
+            barrier=barrier.digest,
+            offsets=barrier.text,
+            history="spark",
+            stateful=stateful,
+        )
+
+    def lose(self, *names: str) -> None:
+        for name in names:
+            self.files.delete(name)
+
+    def restored(self) -> bool:
+        found = look(self.ledger, self.log)
+        decision = honoured(found)
+        return restore(self.ledger, self.log, next_epoch(found), decision.id if decision else None)
+
+
+def everything(storage: MemoryStorage) -> dict[str, bytes]:
+    return dict(storage._files)
+
+
+LOSSES = {
+    "the newest barrier": ["offsets/5", "commits/5"],
+    "three epochs": ["offsets/3", "offsets/4", "offsets/5", "commits/2", "commits/3", "commits/4", "commits/5"],
+    "every barrier": [f"offsets/{n}" for n in range(6)],
+    "every commit": [f"commits/{n}" for n in range(6)],
+    "all of the log": [f"{folder}/{n}" for folder in ("offsets", "commits") for n in range(6)],
+    "all of it, and the query's id": ["metadata", *(f"{f}/{n}" for f in ("offsets", "commits") for n in range(6))],
+    "a barrier in the middle of nothing": ["offsets/4"],
+}
+
+
+@pytest.mark.parametrize("lost", LOSSES)
+@pytest.mark.parametrize("torn", [False, True])
+def test_what_is_decided_is_never_begun_anew(lost: str, torn: bool) -> None:
+    world = World()
+    before = everything(world.files)
+    for name in LOSSES[lost]:
+        world.lose(name)
+        if torn and name.endswith(("5", "metadata")):
+            world.files.create(name, b"")
+    found = look(world.ledger, world.log)
+    assert next_epoch(found) >= 5, "epochs up to 5 are decided"
+    if lost == "a barrier in the middle of nothing":
+        return  # Spark asks for the newest and the one before it only
+    assert world.restored()
+    assert not world.log.damaged()
+    assert world.log.query_id() == QUERY
+    epoch, pending = world.log.next_epoch()
+    assert (epoch, pending) in ((5, True), (6, False))
+    for name in ("offsets/5", "offsets/4" if pending else "commits/5"):
+        assert world.files.read(name) == before[name], name
+
+
+def test_a_commit_whose_barrier_is_lost() -> None:
+    """Spark would take the newest barrier it has for one that was not committed, and run it again."""
+    world = World()
+    world.lose("offsets/5")
+    assert look(world.ledger, world.log).damaged
+    assert world.restored()
+    assert world.log.next_epoch() == (6, False)
+
+
+def test_a_run_that_has_decided_nothing_yet_knows_what_was_complete() -> None:
+    world = World()
+    world.ledger.register({"history": "spark"})
+    world.ledger.claim(Claim(2, 6, None), QUERY)
+    world.lose(*LOSSES["three epochs"])
+    found = look(world.ledger, world.log)
+    assert (found.epoch, next_epoch(found), honoured(found)) == (2, 6, None)
+    assert world.restored()
+    assert world.log.next_epoch() == (6, False)
+
+
+def test_a_torn_barrier_that_nobody_decided_on_is_cut_anew() -> None:
+    world = World()
+    world.files.create("offsets/6", b"")
+    world.files.create("offsets/.6.crc", b"of another content")
+    assert look(world.ledger, world.log).damaged
+    assert world.restored()
+    assert world.log.next_epoch() == (6, False)
+    assert world.files.list("offsets")[-1] == "5"
+    assert world.files.read("offsets/.6.crc") is None
+
+
+def test_a_barrier_that_was_lost_and_cut_anew_is_no_fault_where_the_decision_is_void() -> None:
+    """Generation 1 decided when generation 2 had registered; the power failed; Spark has cut epoch 6 anew."""
+    world = World()
+    world.cut(6)
+    world.decide(6)
+    world.ledger.register({"history": "spark"})
+    world.ledger.claim(Claim(2, 6, None), QUERY)
+    world.lose("offsets/6")
+    world.cut(6, end=63)
+    found = look(world.ledger, world.log)
+    assert (found.epoch, found.barrier, honoured(found)) == (6, True, None)
+
+
+@pytest.mark.parametrize("epoch", [5, 6])
+def test_a_barrier_that_is_another_file_is_left_alone(epoch: int) -> None:
+    world = World()
+    world.cut(6)
+    world.decide(6)
+    world.lose(f"offsets/{epoch}")
+    world.cut(epoch, end=999)
+    with pytest.raises(LedgerCorrupt, match=f"offsets/{epoch} is not the file epoch {epoch} was decided on"):
+        look(world.ledger, world.log)
+
+
+def test_watermarks_come_from_the_decision_or_from_the_barrier_after_it() -> None:
+    known, handed_on = World(), World(watermark=None)
+    for world, watermark in ((known, 70), (handed_on, 55)):
+        world.lose(*LOSSES["three epochs"])
+        assert world.restored()
+        assert world.log.committed_watermark(4) == watermark
+
+
+# What cannot be restored
+
+
+def unrestorable(world: World, *lost: str) -> None:
+    world.lose(*(lost or LOSSES["three epochs"]))
+    before = everything(world.files)
+    assert not world.restored()
+    assert everything(world.files) == before, "refused, but changed"
+
+
+def test_a_decision_of_an_earlier_version_has_no_barrier_in_it() -> None:
+    world = World(epochs=4)
+    world.cut(4)
+    barrier = world.log.barrier(4)
+    assert barrier is not None
+    decision = Decision(DecisionId(4, 1), (Committable("out", 0, 10, 4, {}),), 70)
+    world.ledger.decide(decision, query=QUERY, barrier=barrier.digest)
+    unrestorable(world, "offsets/4")
+
+
+@pytest.mark.parametrize("digest", ["0", "~"])
+def test_a_barrier_in_the_ledger_that_is_not_the_decided_one_is_not_believed(digest: str) -> None:
+    world = World(epochs=4)
+    decision = Decision(DecisionId(4, 1), (Committable("out", 0, 10, 4, {}),), 70)
+    world.ledger.decide(decision, query=QUERY, barrier=digest, offsets="v1\n{}\n{}", history="spark")
+    unrestorable(world, "offsets/9")
+
+
+@pytest.mark.parametrize("query", ["0", "~"])
+def test_barriers_of_another_query_are_not_taken_for_its_own(query: str) -> None:
+    world = World()
+    before = everything(world.files)
+    text = "v1\n{}\n{}"
+    decision = Decision(DecisionId(4, 9), (Committable("out", 0, 10, 4, {}),), 99)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    world.ledger.decide(decision, query=query, barrier=digest, offsets=text, history="spark")
+    world.lose("offsets/4", "offsets/5", "commits/4", "commits/5")
+    assert world.restored()
+    assert world.files.read("offsets/4") == before["offsets/4"]
+    assert world.log.committed_watermark(4) == 70
+
+
+def test_a_commit_whose_own_decision_is_forgotten_comes_from_the_barrier_after_it() -> None:
+    world = World(watermark=None)
+    world.kept.delete("epochs/0000000004.g00000001.json")
+    world.lose("commits/4", "commits/5", "offsets/5")
+    assert world.restored()
+    assert world.log.committed_watermark(4) == 55
+
+
+def test_a_commit_that_lists_state_ids_is_not_guessed() -> None:
+    unrestorable(World(conf={STATE_FORMAT: "2"}))
+
+
+def test_state_that_is_older_than_the_decision() -> None:
+    world = World()
+    for version in range(1, 5):
+        world.files.create(f"state/0/0/{version}.delta", b"")
+    unrestorable(world)
+    for version in (5, 6):
+        world.files.create(f"state/0/0/{version}.delta", b"")
+    world.files.create("state/0/1/left/6.zip", b"")
+    world.files.create("state/0/_metadata/metadata", b"")
+    assert world.restored()
+
+
+def test_one_store_of_several_that_is_older() -> None:
+    world = World()
+    world.files.create("state/0/0/left/6_0f3a.zip", b"")
+    world.files.create("state/0/0/right/5.changelog", b"")
+    unrestorable(world)
+
+
+def test_state_that_is_gone() -> None:
+    world = World(epochs=4)
+    world.cut(4)
+    world.decide(4, stateful=True)
+    unrestorable(world, "offsets/4")
+
+
+def test_a_file_source_whose_own_log_is_older() -> None:
+    world = World(epochs=0)
+    world.offset = '{{"logOffset":{}}}'
+    for epoch in range(3):
+        world.cut(epoch, end=epoch)
+        world.decide(epoch)
+    world.files.create("sources/0/1", b"")
+    unrestorable(world, "offsets/2")
+    world.files.create("sources/0/2.compact", b"")
+    assert world.restored()
+
+
+# Whose query it was
+
+
+def test_the_querys_id_is_known_from_the_newest_run_on_this_history() -> None:
+    world = World()
+    world.lose("metadata")
+    assert query_of(world.ledger, world.log) == QUERY
+    elsewhere = SparkLog(MemoryStorage("file:/jobs/shop/out/spark-2"))
+    assert query_of(world.ledger, elsewhere) is None, "a restored checkpoint begins with an id of its own"
+    assert query_of(Ledger(MemoryStorage()), world.log) is None
+
+
+def test_decisions_of_another_query_say_nothing() -> None:
+    world = World()
+    world.lose("metadata", *LOSSES["all of the log"])
+    world.files.create("metadata", b'{"id":"another"}')
+    found = look(world.ledger, world.log)
+    assert (found, found.damaged) == (look(world.ledger, world.log), False)
+    assert (next_epoch(found), honoured(found)) == (0, None)
+
+
+# From a process that died before its sync, on a real disk
+
+
+def test_a_decision_that_was_never_synced_is_synced_before_it_is_honoured(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "disk")
+    with disk.watched():
+        ledger = Ledger(LocalStorage(disk.root / "ledger"))
+        ledger.register({})
+        for folder in ("epochs", "claims"):
+            (disk.root / "ledger" / folder).mkdir()
+        os.sync()
+        disk.sync_all()
+        aside = disk.root / "ledger" / "aside"
+        aside.write_bytes(b"synced")
+        with open(aside, "rb") as file:
+            os.fsync(file.fileno())
+        os.link(aside, disk.root / "ledger" / "epochs" / "0000000007.g00000001.json")  # and the process dies
+        ledger.settle()
+        disk.cut()
+    assert (disk.root / "ledger" / "epochs" / "0000000007.g00000001.json").read_bytes() == b"synced"
+
+
+# The whole way, with Spark's part played
+
+
+def numbers(first: int, last: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": pa.array(range(first, last), pa.int64())})
+
+
+def test_a_query_whose_log_is_gone_goes_on_where_it_was(tmp_path: Path) -> None:
+    query = SmallSpark(tmp_path, MemorySink(), numbers, job="shop")
+    query.run(30)
+    for name in [*(tmp_path / "spark/offsets").iterdir(), *(tmp_path / "spark/commits").iterdir()]:
+        name.unlink()
+    query.run(60)
+    assert sorted(query.sink.visible) == list(range(60))  # type: ignore[attr-defined]
+    assert [one["event"] for one in query.events].count("log_restored") == 1
+
+
+def test_a_query_that_runs_on_a_lost_log_already_is_refused(tmp_path: Path) -> None:
+    """The drop-in that was not told of its checkpoint learns of it when Spark has cut the first epoch anew."""
+    query = SmallSpark(tmp_path, MemorySink(), numbers, job="shop")
+    query.run(30)
+    for name in [*(tmp_path / "spark/offsets").iterdir(), *(tmp_path / "spark/commits").iterdir()]:
+        name.unlink()
+    metadata = json.dumps({"batchWatermarkMs": 0, "conf": {}})
+    query.write("offsets/0", f'v1\n{metadata}\n{{"t":{{"0":3}}}}')
+    coordinator = query.coordinator()
+    with pytest.raises(CheckpointBehind, match="goes on with epoch 0, its ledger with epoch"):
+        coordinator.recover(query_running=True)
+    coordinator.close()
+    query.run(60)  # told of it, before Spark starts
+    assert sorted(query.sink.visible) == list(range(60))  # type: ignore[attr-defined]
+
+
+# Step by step
+
+
+def test_a_look_makes_the_ledger_durable_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, steps = World(), []
+    monkeypatch.setattr(Ledger, "settle", lambda ledger: steps.append("settled"))
+    monkeypatch.setattr(Ledger, "decisions_since", lambda *_: steps.append("read") or ())
+    look(world.ledger, world.log)
+    assert steps == ["settled", "read"]
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_query_that_nobody_knows_is_found_as_it_is(torn: bool) -> None:
+    """The drop-in beside a checkpoint of its own: no decision, no id in the ledger."""
+    files = MemoryStorage("file:/jobs/shop/out/spark")
+    files.create("offsets/0", b"v1\n{}\n7")
+    if torn:
+        files.create("offsets/1", b"")
+    found = look(Ledger(MemoryStorage()), SparkLog(files))
+    assert (found.epoch, found.barrier, found.damaged) == (0, True, torn)
+
+
+@pytest.mark.parametrize("other", [1, 3])
+def test_the_barrier_must_be_that_of_the_very_decision_that_is_honoured(other: int) -> None:
+    """Another decision for the epoch, void, was made on the file that stands there."""
+    world = World(2)
+    world.cut(2, end=7)
+    world.decide(2, generation=2)
+    world.lose("offsets/2")
+    world.cut(2, end=9)
+    world.decide(2, generation=other)
+    world.ledger.claim(Claim(4, 2, DecisionId(2, 2)), QUERY)
+    with pytest.raises(LedgerCorrupt, match="offsets/2"):
+        look(world.ledger, world.log)
+    world.lose("offsets/2")
+    assert world.restored()
+    assert (world.files.read("offsets/2") or b"").endswith(b'{"t":{"0":7}}'), "the file of the decision that counts"
+
+
+@pytest.mark.parametrize("query", ["0000", "ffff"])
+def test_manifests_of_another_query_restore_nothing(query: str) -> None:
+    world = World(2)
+    barrier = world.log.barrier(1)
+    assert barrier is not None
+    text = barrier.text.replace('{"0":10}', '{"0":99}')
+    digest = world.log.parse_barrier(1, text.encode()).digest
+    theirs = Decision(DecisionId(1, 9), (), 70)
+    world.ledger.decide(theirs, query=query, barrier=digest, offsets=text, history="another")
+    world.lose("offsets/1", "commits/1")
+    assert world.restored()
+    assert (world.files.read("offsets/1") or b"").endswith(b'{"t":{"0":10}}')
+
+
+def test_of_several_decisions_for_a_complete_epoch_the_newest_is_restored() -> None:
+    world = World(3)
+    before = everything(world.files)
+    world.lose("offsets/1")
+    world.cut(1, end=5)
+    world.decide(1, generation=2)
+    for generation, end in ((4, 15), (3, 25)):
+        world.lose("offsets/1")
+        world.cut(1, end=end)
+        world.decide(1, generation=generation)
+    world.lose("offsets/1", "offsets/2", "commits/1", "commits/2")
+    world.files.create("offsets/2", before["offsets/2"])
+    assert restore(world.ledger, world.log, 2, DecisionId(2, 1))
+    assert (world.files.read("offsets/1") or b"").endswith(b'{"t":{"0":15}}')
+
+
+@pytest.mark.parametrize("lost", [["offsets/0"], ["commits/0"], ["offsets/0", "commits/0"]])
+def test_the_very_first_epoch_is_restored_like_any_other(lost: list[str]) -> None:
+    world = World(1)
+    world.cut(1)
+    world.decide(1)
+    before = everything(world.files)
+    world.lose(*lost)
+    assert world.restored()
+    assert everything(world.files) == before
+
+
+def test_a_first_epoch_that_is_decided_and_lost_is_restored_alone() -> None:
+    world = World(0)
+    world.cut(0)
+    world.decide(0)
+    before = everything(world.files)
+    world.lose("offsets/0", "metadata")
+    assert world.restored()
+    assert world.files.read("offsets/0") == before["offsets/0"]
+    assert world.files.read("metadata") == b'{"id":"6a1c"}', "as Spark spells it"
+
+
+def test_a_whole_log_is_left_as_it_is() -> None:
+    world = World(3)
+    before = everything(world.files)
+    assert world.restored()
+    assert everything(world.files) == before
+
+
+def test_the_next_epoch_that_nobody_decided_is_not_looked_for() -> None:
+    """State of the last complete epoch is what must be there, no more."""
+    world = World(2)
+    world.lose("commits/1")
+    world.files.create("state/0/0/2.delta", b"")
+    assert restore(world.ledger, world.log, 2, None)
+    assert world.log.next_epoch() == (2, False)
+    world.lose("commits/1", "state/0/0/2.delta")
+    world.files.create("state/0/0/1.delta", b"")
+    assert not restore(world.ledger, world.log, 2, None)
+
+
+def test_state_that_only_the_epoch_before_tells_of() -> None:
+    world = World(1)
+    world.cut(1)
+    world.decide(1, stateful=True)
+    world.files.create("commits/1", b'v1\n{"nextBatchWatermarkMs":70}')
+    world.lose("commits/1")
+    assert not restore(world.ledger, world.log, 2, None), "its state is not there"
+    world.files.create("state/0/0/2.delta", b"")
+    assert restore(world.ledger, world.log, 2, None)
+
+
+def test_state_of_the_very_first_epoch_must_be_there() -> None:
+    world = World(0)
+    world.cut(0)
+    world.decide(0, stateful=True)
+    world.lose("offsets/0")
+    assert not world.restored()
+    world.files.create("state/0/0/1.delta", b"")
+    assert world.restored()
+
+
+@pytest.mark.parametrize("version", ["0", "2", "10"])
+def test_any_state_format_but_the_first_is_not_guessed(version: str) -> None:
+    world = World(2, conf={STATE_FORMAT: version})
+    world.lose("commits/1")
+    assert not restore(world.ledger, world.log, 2, None)
+
+
+def test_without_any_watermark_a_commit_is_not_guessed() -> None:
+    world = World(2, watermark=None)
+    world.lose("commits/1")
+    assert not restore(world.ledger, world.log, 2, None)
+    assert world.files.read("commits/1") is None
+
+
+def test_a_decisions_own_watermark_goes_before_that_of_the_next_barrier() -> None:
+    world = World(2, watermark=70)
+    world.watermark = 99
+    world.cut(2)
+    world.decide(2)
+    world.lose("commits/1")
+    assert restore(world.ledger, world.log, 2, DecisionId(2, 1))
+    assert world.log.committed_watermark(1) == 70
+
+
+@pytest.mark.parametrize(
+    ("offset", "names", "whole"),
+    [
+        ('{{"logOffset":0}}', [], False),
+        ('{{"logOffset":0}}', ["0"], True),
+        ('{{"logOffset":1}}', ["0"], False),
+        ('{{"logOffset":1}}', ["0.compact", "1"], True),
+        ('{{"logOffset":0,"more":1}}', [], True),
+        ("{{}}", [], True),
+        ("7", [], True),
+    ],
+)
+def test_a_source_that_reads_files_needs_its_own_log(offset: str, names: list[str], whole: bool) -> None:
+    world = World(1)
+    world.offset = offset
+    world.cut(1)
+    world.decide(1)
+    for name in names:
+        world.files.create(f"sources/0/{name}", b"")
+    world.lose("offsets/1")
+    assert world.restored() is whole
+
+
+def test_stores_below_a_partition_count_and_other_folders_do_not() -> None:
+    world = World(0)
+    world.cut(0)
+    world.decide(0, stateful=True)
+    world.lose("offsets/0")
+    for name in ("_metadata/metadata", "0/left/1.delta", "0/right/1.zip", "0/1.delta", "0/.1.delta.crc"):
+        world.files.create(f"state/0/{name}", b"")
+    world.files.create("state/0/_metadata/9.delta", b"")
+    assert world.restored()
+    world.lose("offsets/0", "state/0/0/right/1.zip")
+    world.files.create("state/0/0/right/9.zip", b"")
+    assert not world.restored()

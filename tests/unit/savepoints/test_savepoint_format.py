@@ -1,0 +1,265 @@
+"""A savepoint's folder: what it holds, what is refused, what disposing does; histories; the files of an epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from penstock.checkpoint.history import Histories, Restored
+from penstock.checkpoint.spark_files import needed, tables_of
+from penstock.errors import (
+    LedgerCorrupt,
+    LedgerFromTheFuture,
+    SavepointCorrupt,
+    SavepointError,
+    SavepointIncomplete,
+)
+from penstock.savepoints import savepoint
+from penstock.savepoints.savepoint import Kind, SavedQuery, SavedSink, Savepoint
+from penstock.storage.folder import LocalFolder
+from penstock.storage.storage import LocalStorage, MemoryStorage
+
+DATA = Path(__file__).parents[2] / "data"
+QUERY = SavedQuery(
+    epoch=12,
+    query_id="9c2f5c0e-6f0a-4c0e-8d6a-0a7f6f1e2b3c",
+    generation=3,
+    sources=("orders", None),
+    sinks={"totals": SavedSink("KafkaSink", "Kafka topic totals at localhost:9092", "payments:totals")},
+    watermark=0,
+    backend="rocksdb",
+    partitions=7,
+    output_mode="update",
+    operators=({"id": 0, "name": "stateStoreSave", "stores": [], "partitions": 7},),
+)
+
+
+def make(folder: Path, files: dict[str, bytes]) -> Savepoint:
+    """A complete savepoint with these files."""
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    there = LocalFolder(folder)
+    sizes = there.files()
+    digests = there.digests(sizes)
+    saved = Savepoint(
+        "3f2a9c41d07e", Kind.NATIVE, "payments", 1.5, "0.2.0", "4.2.0", {"totals": QUERY},
+        {name: (size, digests[name]) for name, size in sizes.items()},
+    )  # fmt: skip
+    there.storage.create(savepoint.METADATA, saved.to_bytes())
+    return saved
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    saved = make(tmp_path, {"queries/totals/spark/metadata": b"{}"})
+    folder = LocalFolder(tmp_path)
+    assert savepoint.read(folder) == saved
+    savepoint.verify(folder, saved)
+    assert saved.size == 2
+
+
+def test_the_first_version_is_read() -> None:
+    """This file was written by the first version that had savepoints. It must be readable for ever."""
+    saved = Savepoint.of((DATA / "savepoint-v1.json").read_bytes(), "savepoint-v1.json")
+    assert saved.queries["totals"].epoch == 12
+    assert saved.queries["totals"].sinks["totals"].prefix == "payments:totals"
+    assert saved.kind is Kind.NATIVE
+    assert saved.files == {"queries/totals/spark/metadata": (2, "0" * 64)}
+
+
+def test_a_field_of_a_later_minor_version_is_passed_over(tmp_path: Path) -> None:
+    from penstock.checkpoint.ledger import seal
+
+    body = dataclasses.asdict(make(tmp_path / "a", {}))
+    body["queries"]["totals"]["unheard"] = 1
+    assert Savepoint.of(seal("savepoint", {**body, "unheard": 1}), "x").queries["totals"] == QUERY
+
+
+def test_a_newer_version_and_an_altered_one_are_refused(tmp_path: Path) -> None:
+    data = make(tmp_path, {}).to_bytes()
+    with pytest.raises(LedgerFromTheFuture):
+        Savepoint.of(data.replace(b'"version":1', b'"version":99'), "x")
+    with pytest.raises(LedgerCorrupt):
+        Savepoint.of(data.replace(b'"epoch":12', b'"epoch":13'), "x")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda file: file.unlink(), "is missing"),
+        (lambda file: file.write_bytes(b"{"), "has 1 bytes instead of 2"),
+        (lambda file: file.write_bytes(b"[]"), "does not match its checksum"),
+    ],
+)
+def test_damage_is_found(tmp_path: Path, damage: object, said: str) -> None:
+    saved = make(tmp_path, {"queries/totals/spark/metadata": b"{}"})
+    damage(tmp_path / "queries/totals/spark/metadata")  # type: ignore[operator]
+    with pytest.raises(SavepointCorrupt, match=said):
+        savepoint.verify(LocalFolder(tmp_path), saved)
+
+
+def test_a_folder_without_metadata_is_no_savepoint(tmp_path: Path) -> None:
+    half = tmp_path / "savepoint-payments-3f2a9c41d07e"
+    make(half, {"queries/totals/spark/metadata": b"{}"})
+    (half / "_metadata").unlink()
+    with pytest.raises(SavepointIncomplete, match="never finished"):
+        savepoint.read(LocalFolder(half))
+    with pytest.raises(SavepointIncomplete, match="not a savepoint"):
+        savepoint.read(LocalFolder(tmp_path))
+
+
+def test_disposing_deletes_savepoints_and_halves_and_nothing_else(tmp_path: Path) -> None:
+    whole, half = tmp_path / "renamed", tmp_path / "savepoint-payments-3f2a9c41d07e"
+    make(whole, {"queries/totals/spark/metadata": b"{}"})
+    make(half, {"queries/totals/spark/metadata": b"{}"})
+    (half / "_metadata").unlink()
+    other = tmp_path / "documents"
+    other.mkdir()
+    (other / "letter").write_text("dear")
+    assert savepoint.dispose(str(whole)) == 2
+    assert savepoint.dispose(f"file://{half}") == 1
+    with pytest.raises(SavepointIncomplete):
+        savepoint.dispose(str(other))
+    assert not whole.exists()
+    assert not half.exists()
+    assert (other / "letter").exists()
+
+
+class TestFilesOfAnEpoch:
+    def folder(self, root: Path, *names: str) -> LocalFolder:
+        for name in names:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(b"")
+        return LocalFolder(root)
+
+    LOG = ("metadata", *(f"{kind}/{number}" for kind in ("offsets", "commits") for number in range(6)), "offsets/6")
+
+    def test_the_log(self, tmp_path: Path) -> None:
+        found = needed(self.folder(tmp_path, *self.LOG, "sources/0/0", "commits/.5.crc"), 4)
+        assert found == ["metadata", "offsets/3", "offsets/4", "commits/3", "commits/4", "sources/0/0"]
+
+    def test_an_epoch_that_is_not_complete(self, tmp_path: Path) -> None:
+        with pytest.raises(SavepointError, match="commits/6 is missing"):
+            needed(self.folder(tmp_path, *self.LOG), 6)
+
+    def test_state_since_the_last_whole_picture(self, tmp_path: Path) -> None:
+        state = [f"state/0/0/{version}.delta" for version in range(1, 7)] + ["state/0/0/3.snapshot"]
+        folder = self.folder(tmp_path, *self.LOG, *state, "state/0/_metadata/schema/0", "state/0/_metadata/metadata")
+        assert {name for name in needed(folder, 4) if name.startswith("state")} == {
+            "state/0/_metadata/schema/0",
+            "state/0/_metadata/metadata",
+            "state/0/0/3.snapshot",
+            "state/0/0/4.delta",
+            "state/0/0/5.delta",
+        }
+
+    def test_state_that_is_cleaned_away(self, tmp_path: Path) -> None:
+        folder = self.folder(tmp_path, *self.LOG, "state/0/0/3.delta")
+        with pytest.raises(SavepointError, match="version 5 is not there"):
+            needed(folder, 4)
+
+    def test_rocksdb_takes_the_tables_its_picture_names(self, tmp_path: Path) -> None:
+        folder = self.folder(tmp_path, *self.LOG, "state/0/0/SSTs/a.sst", "state/0/0/SSTs/b.sst")
+        (tmp_path / "state/0/0/5.zip").write_bytes(picture("a.sst"))
+        found = [name for name in needed(folder, 4) if name.startswith("state")]
+        assert found == ["state/0/0/5.zip", "state/0/0/SSTs/a.sst"]
+
+    def test_a_picture_of_an_unknown_format_takes_all_tables(self, tmp_path: Path) -> None:
+        folder = self.folder(tmp_path, *self.LOG, "state/0/0/5.zip", "state/0/0/SSTs/b.sst")
+        assert "state/0/0/SSTs/b.sst" in needed(folder, 4)
+        assert tables_of(b"") is None
+
+
+def picture(*tables: str) -> bytes:
+    body = {"sstFiles": [{"localFileName": "1", "dfsSstFileName": one, "sizeBytes": 1} for one in tables]}
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("metadata", "v1\n" + json.dumps(body))
+    return data.getvalue()
+
+
+class TestHistories:
+    def restored(self, name: str) -> Restored:
+        return Restored(f"id-{name}", "file:/savepoint", "3f2a9c41d07e", 1.0, f"spark-{name * 12}", {"totals": 12})
+
+    def test_the_newest_counts(self) -> None:
+        histories = Histories(MemoryStorage())
+        assert histories.current() == "spark"
+        histories.record(self.restored("a"))
+        made = histories.record(self.restored("b"))
+        assert made.number == 2
+        assert histories.current() == "spark-bbbbbbbbbbbb"
+        assert histories.find("id-a") is not None
+        assert histories.find("id-c") is None
+
+    def test_only_the_one_before_is_kept_beside_it(self, tmp_path: Path) -> None:
+        histories = Histories(LocalStorage(tmp_path))
+        for name in ("spark", "spark-aaaaaaaaaaaa", "spark-bbbbbbbbbbbb", "spark-cccccccccccc", "ledger"):
+            (tmp_path / "totals" / name).mkdir(parents=True)
+        histories.record(self.restored("a"))
+        assert sorted(histories.unneeded("totals")) == ["totals/spark-bbbbbbbbbbbb", "totals/spark-cccccccccccc"]
+        histories.record(self.restored("b"))
+        assert sorted(histories.unneeded("totals")) == ["totals/spark", "totals/spark-cccccccccccc"]
+
+    def test_of_two_at_once_one_is_refused(self) -> None:
+        class Late(MemoryStorage):
+            def list(self, folder: str) -> list[str]:
+                return []
+
+        histories = Histories(Late())
+        histories.record(self.restored("a"))
+        with pytest.raises(SavepointError, match="at the same moment"):
+            histories.record(self.restored("b"))
+
+
+def test_every_folder_of_a_copy_is_synced_up_to_one_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = LocalFolder(tmp_path / "source")
+    names = ["metadata", "state/0/1/2.delta"]
+    for name in names:
+        source.put(name, b"x")
+    synced, real = set(), os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.add(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), tmp_path))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    LocalFolder(tmp_path / "new" / "savepoint").take(source, {name: name for name in names})
+    made = ["new", "new/savepoint", "new/savepoint/state", "new/savepoint/state/0", "new/savepoint/state/0/1"]
+    assert {".", *made, "new/savepoint/metadata"} <= synced
+
+
+def test_what_spark_wrote_is_synced_file_by_file_and_folder_by_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "savepoint"
+    (root / "queries" / "in" / "state").mkdir(parents=True)
+    (root / "queries" / "in" / "state" / "part-0.parquet").write_bytes(b"x")
+    synced, real = set(), os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.add(os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), tmp_path))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    LocalFolder(root).settle()
+    folders = {".", "savepoint", "savepoint/queries", "savepoint/queries/in", "savepoint/queries/in/state"}
+    assert folders | {"savepoint/queries/in/state/part-0.parquet"} <= synced
+
+
+def test_state_is_linked_and_positions_are_copied(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "state").mkdir(parents=True)
+    (source / "state" / "1.delta").write_bytes(b"state")
+    (source / "metadata").write_bytes(b"{}")
+    LocalFolder(target).take(LocalFolder(source), {"state/1.delta": "state/1.delta", "metadata": "metadata"})
+    assert os.stat(target / "state/1.delta").st_ino == os.stat(source / "state/1.delta").st_ino
+    assert os.stat(target / "metadata").st_ino != os.stat(source / "metadata").st_ino

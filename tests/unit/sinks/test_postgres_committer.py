@@ -1,0 +1,463 @@
+"""The PostgreSQL sink's proof, row by row, against a model of the server behind the driver's connection."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Leftover, SinkScope
+from penstock.deadline import Deadline
+from penstock.errors import AccessDenied, DataError, PenstockError, PreCommitFailed, SystemUnavailable
+from penstock.sinks.postgres.committer import PostgresCommitter
+from penstock.sinks.sql.markers import KEPT_EPOCHS, PRUNE_EVERY
+from penstock.sinks.sql.names import staging_prefix
+from tests.support.postgres_model import SCOPE, Database, cut, gid
+from tests.support.sleeping import sleeping
+
+NOTHING = Committable("out", 9, 0, 0, {"writer": None})
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch) -> Database:
+    made = Database()
+    monkeypatch.setattr("penstock.sinks.postgres.committer.Line", made.line)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    waited: list[float] = []
+    sleeping(monkeypatch, "penstock.sinks.postgres.committer", waited.append)
+    return waited
+
+
+@pytest.fixture
+def committer(database: Database) -> Iterator[PostgresCommitter]:
+    made = PostgresCommitter(database.sink, SCOPE)  # type: ignore[arg-type]
+    yield made
+    made.close()
+
+
+def soon() -> Deadline:
+    return Deadline(60)
+
+
+def prepare(database: Database, writer: int, *, generation: int = 3, at: int = 2_000) -> Committable:
+    name = gid(writer, generation)
+    database.now.prepared[name] = [writer]
+    return Committable("out", writer, 1, 0, {"writer": name, "kind": "prepared", "at": at, "epoch": 7})
+
+
+def stage(database: Database, writer: int, *, generation: int = 3, at: int = 2_000) -> Committable:
+    name = f"{staging_prefix(SCOPE.prefix)}{generation}_{writer:012x}"
+    database.now.staged[name] = [writer]
+    payload = {"writer": name, "kind": "staged", "at": at, "epoch": 7, "rows": 1, "key": [], "columns": ["id"]}
+    return Committable("out", writer, 1, 0, {**payload, "target": ["public", "orders"]})
+
+
+def name_of(one: Committable) -> str:
+    return str(one.payload["writer"])
+
+
+# Hints
+
+
+def test_writers_are_told_the_mode_and_the_fence(database: Database, committer: PostgresCommitter) -> None:
+    assert committer.hints() == {"mode": "two_phase", "fence": 0}
+    committer.abort_dangling([], soon())
+    assert committer.hints() == {"mode": "two_phase", "fence": 1}
+    assert database.said.count("SETTLE") == 1, "its tables are made once"
+    database.most_prepared = 0
+    assert committer.hints()["mode"] == "two_phase", "the mode stays what it was for the whole run"
+
+
+def test_a_server_without_prepared_transactions_is_staged(database: Database, committer: PostgresCommitter) -> None:
+    database.most_prepared = 0
+    assert committer.hints()["mode"] == "staged"
+
+
+def test_a_server_that_is_away_hints_nothing(database: Database, committer: PostgresCommitter) -> None:
+    database.before = cut(database, 1, "S")
+    assert committer.hints() == {}
+    assert committer.hints() == {"mode": "two_phase", "fence": 0}
+
+
+def test_a_missing_right_is_an_error_even_for_hints(database: Database, committer: PostgresCommitter) -> None:
+    def refuse(statement: str) -> None:
+        raise psycopg.errors.InsufficientPrivilege("permission denied for schema own")
+
+    database.before = refuse
+    with pytest.raises(AccessDenied, match=r"db\.example:5433/shop") as refused:
+        committer.hints()
+    assert "s3cret" not in str(refused.value)
+
+
+# Sealing
+
+
+def test_what_is_prepared_is_sealed(database: Database, committer: PostgresCommitter) -> None:
+    ones = [prepare(database, 0), NOTHING, prepare(database, 1)]
+    assert committer.seal(ones, soon()) == ones
+    assert committer.seal([NOTHING], soon()) == [NOTHING]
+
+
+def test_what_is_gone_is_not_sealed(database: Database, committer: PostgresCommitter) -> None:
+    ones = [prepare(database, n) for n in range(3)]
+    del database.now.prepared[gid(1)]
+    with pytest.raises(PreCommitFailed, match=f"1 of 3 prepared .* public.orders are gone, among them {gid(1)}"):
+        committer.seal(ones, soon())
+
+
+def test_staged_rows_are_moved_before_the_decision_and_seen_after_it(
+    database: Database, committer: PostgresCommitter
+) -> None:
+    ones = [stage(database, 1), stage(database, 0)]
+    committer.seal(ones, soon())
+    assert database.now.rows == []
+    said = len(database.said)
+    assert committer.commit(7, ones, soon()) == {0: Outcome.COMMITTED, 1: Outcome.COMMITTED}
+    assert database.said[said:] == ["COMMIT"], "only that is left after the decision"
+    assert database.now.rows == [0, 1]
+    assert database.now.staged == {}
+    assert database.now.markers == {name_of(one): (7, 2_000) for one in ones}
+
+
+def test_a_staging_table_that_is_gone_is_not_sealed(database: Database, committer: PostgresCommitter) -> None:
+    ones = [stage(database, 0), stage(database, 1)]
+    database.now.staged.pop(name_of(ones[0]))
+    with pytest.raises(PreCommitFailed, match="1 of 2 staging tables"):
+        committer.seal(ones, soon())
+
+
+# Committing what is prepared
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 9])
+def test_prepared_transactions_are_committed_once(database: Database, committer: PostgresCommitter, count: int) -> None:
+    ones = [prepare(database, n) for n in range(count)]
+    outcomes = committer.commit(7, [*ones, NOTHING], soon())
+    assert outcomes == dict.fromkeys([*range(count), 9], Outcome.COMMITTED)
+    assert sorted(database.now.rows) == list(range(count))
+    again = committer.commit(7, ones, soon())
+    assert again == dict.fromkeys(range(count), Outcome.ALREADY_COMMITTED)
+    assert len(database.now.rows) == count
+
+
+def test_several_are_committed_side_by_side(database: Database, committer: PostgresCommitter) -> None:
+    """Each COMMIT PREPARED waits for the disk; those waits are shared."""
+    meeting = threading.Barrier(4)
+
+    def meet(statement: str) -> None:
+        if statement.startswith("COMMIT PREPARED"):
+            meeting.wait(10)
+
+    ones = [prepare(database, n) for n in range(4)]
+    database.before = meet
+    assert committer.commit(7, ones, soon()) == dict.fromkeys(range(4), Outcome.COMMITTED)
+
+
+def test_a_commit_whose_answer_was_lost_is_found_by_its_marker(
+    database: Database, committer: PostgresCommitter, pauses: list[float]
+) -> None:
+    one = prepare(database, 0)
+    database.after = cut(database, 1, "COMMIT PREPARED")
+    assert committer.commit(7, [one], soon()) == {0: Outcome.ALREADY_COMMITTED}
+    assert database.now.rows == [0]
+    assert pauses == [0.02]
+
+
+def test_a_commit_that_did_not_arrive_is_sent_again(database: Database, committer: PostgresCommitter) -> None:
+    one = prepare(database, 0)
+    database.before = cut(database, 2, "COMMIT PREPARED")
+    assert committer.commit(7, [one], soon()) == {0: Outcome.COMMITTED}
+
+
+def test_a_proof_that_was_cut_off_is_asked_for_again(database: Database, committer: PostgresCommitter) -> None:
+    one = prepare(database, 0)
+    database.now.prepared.clear()
+    database.before = cut(database, 1, "SELECT EXISTS")
+    assert committer.commit(7, [one], soon()) == {0: Outcome.LOST}
+
+
+@pytest.mark.parametrize(
+    ("at", "outcome"), [(999, Outcome.UNKNOWN), (1_000, Outcome.UNKNOWN), (1_001, Outcome.LOST), (2_000, Outcome.LOST)]
+)
+@pytest.mark.parametrize("kind", [prepare, stage])
+def test_gone_without_a_marker_is_lost_only_if_its_marker_cannot_have_been_pruned(
+    database: Database, committer: PostgresCommitter, kind: Callable[..., Committable], at: int, outcome: Outcome
+) -> None:
+    one = kind(database, 0, at=at)
+    database.now.prepared.clear()
+    database.now.staged.clear()
+    assert committer.commit(7, [one], soon()) == {0: outcome}
+
+
+def test_a_server_that_stays_away_leaves_it_unknown(
+    database: Database, committer: PostgresCommitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    sleeping(monkeypatch, "penstock.sinks.postgres.committer", lambda s: now.__setitem__(0, now[0] + max(s, 1e-4)))
+    ones = [prepare(database, 0), stage(database, 1)]
+    database.before = cut(database, 10_000, "")
+    outcomes = committer.commit(7, ones, Deadline(0.05, clock=lambda: now[0]))
+    assert outcomes == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN}
+    assert now[0] <= 0.051, "no pause goes beyond the deadline"
+
+
+def test_after_the_deadline_nothing_is_committed(database: Database, committer: PostgresCommitter) -> None:
+    ones = [prepare(database, 0), stage(database, 1), NOTHING]
+    late = committer.commit(7, ones, Deadline(0))
+    assert late == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN, 9: Outcome.COMMITTED}
+    assert database.said == []
+
+
+def refusing(error: psycopg.Error, beginning: str, times: int = 1) -> Callable[[str], None]:
+    left = iter(range(times))
+
+    def refuse(statement: str) -> None:
+        if statement.startswith(beginning) and next(left, None) is not None:
+            raise error
+
+    return refuse
+
+
+def test_a_name_that_somebody_is_just_ending_is_asked_for_again(
+    database: Database, committer: PostgresCommitter
+) -> None:
+    one = prepare(database, 0)
+    database.before = refusing(psycopg.errors.ObjectInUse("busy"), "COMMIT PREPARED", 3)
+    assert committer.commit(7, [one], soon()) == {0: Outcome.COMMITTED}
+
+
+@pytest.mark.parametrize("error", [psycopg.errors.LockNotAvailable("waited"), psycopg.errors.AdminShutdown("restart")])
+def test_what_time_may_cure_is_tried_again(
+    database: Database, committer: PostgresCommitter, error: psycopg.Error
+) -> None:
+    one = stage(database, 0)
+    database.before = refusing(error, "INSERT INTO")
+    assert committer.commit(7, [one], soon()) == {0: Outcome.COMMITTED}
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (psycopg.errors.InsufficientPrivilege("must be superuser"), AccessDenied),
+        (psycopg.errors.UniqueViolation("duplicate key"), DataError),
+    ],
+)
+@pytest.mark.parametrize(("kind", "beginning"), [(prepare, "COMMIT PREPARED"), (stage, "INSERT INTO")])
+def test_what_no_trying_cures_is_said_at_once(
+    database: Database,
+    committer: PostgresCommitter,
+    kind: Callable[..., Committable],
+    beginning: str,
+    error: psycopg.Error,
+    expected: type[PenstockError],
+) -> None:
+    one = kind(database, 0)
+    database.before = refusing(error, beginning)
+    with pytest.raises(expected) as refused:
+        committer.commit(7, [one], soon())
+    assert refused.value.safe == "the epoch is decided and its rows are kept, prepared, until they can be committed."
+    assert str(error) in refused.value.happened
+    assert re.search(r"db\.example:5433/shop|public\.orders", refused.value.happened), "where it was"
+    assert refused.value.to_do
+    assert committer.commit(7, [one], soon()) == {0: Outcome.COMMITTED}, "it is as it was"
+
+
+# Committing what is staged
+
+
+def test_a_restart_moves_what_the_last_driver_had_not_committed(
+    database: Database, committer: PostgresCommitter
+) -> None:
+    """Ends that driver first: it may still hold its own move."""
+    ones = [stage(database, 0, generation=2), stage(database, 1, generation=2)]
+    database.sessions = {("driver", 2): 1, ("driver", 3): 1}
+    assert committer.commit(7, ones, soon()) == {0: Outcome.COMMITTED, 1: Outcome.COMMITTED}
+    assert database.sessions == {("driver", 3): 1}
+    assert database.now.rows == [0, 1]
+    assert {epoch for epoch, _ in database.now.markers.values()} == {7}
+
+
+def test_a_move_that_is_held_ends_nobody(database: Database, committer: PostgresCommitter) -> None:
+    one = stage(database, 0)
+    committer.seal([one], soon())
+    database.sessions = {("driver", 2): 1}
+    committer.commit(7, [one], soon())
+    assert database.sessions == {("driver", 2): 1}
+
+
+def test_a_move_whose_answer_was_lost_is_found_by_its_markers(database: Database, committer: PostgresCommitter) -> None:
+    ones = [stage(database, 0), stage(database, 1)]
+    committer.seal(ones, soon())
+    database.after = cut(database, 1, "COMMIT")
+    assert committer.commit(7, ones, soon()) == {0: Outcome.ALREADY_COMMITTED, 1: Outcome.ALREADY_COMMITTED}
+    assert sorted(database.now.rows) == [0, 1]
+
+
+def test_a_move_that_was_cut_off_is_done_again(database: Database, committer: PostgresCommitter) -> None:
+    ones = [stage(database, 0), stage(database, 1)]
+    committer.seal(ones, soon())
+    database.before = cut(database, 1, "COMMIT")
+    assert committer.commit(7, ones, soon()) == {0: Outcome.COMMITTED, 1: Outcome.COMMITTED}
+    assert sorted(database.now.rows) == [0, 1]
+
+
+def test_both_kinds_are_committed_together(database: Database, committer: PostgresCommitter) -> None:
+    """A sink whose mode was changed finishes what it left under the other."""
+    ones = [prepare(database, 0), stage(database, 1)]
+    assert committer.seal(ones, soon()) == ones
+    assert committer.commit(7, ones, soon()) == {0: Outcome.COMMITTED, 1: Outcome.COMMITTED}
+
+
+# Markers
+
+
+def test_markers_are_pruned_now_and_then_and_a_mark_is_left(database: Database, committer: PostgresCommitter) -> None:
+    old, kept = "old", "kept"
+    database.epoch = epoch = 5 * PRUNE_EVERY
+    committer.hints()
+    database.now.markers = {old: (epoch - KEPT_EPOCHS - 1, 1_500), kept: (epoch - KEPT_EPOCHS, 1_600)}
+    committer.commit(epoch + 1, [prepare(database, 0)], soon())
+    assert old in database.now.markers
+    committer.commit(epoch, [prepare(database, 1)], soon())
+    assert old not in database.now.markers
+    assert kept in database.now.markers
+    assert database.now.pruned == 1_500
+
+
+def test_nothing_is_pruned_while_something_is_not_visible(database: Database, committer: PostgresCommitter) -> None:
+    gone = prepare(database, 0)
+    database.now.prepared.clear()
+    committer.commit(PRUNE_EVERY, [gone, prepare(database, 1)], soon())
+    assert not [statement for statement in database.said if statement.startswith("WITH gone")]
+
+
+@pytest.mark.parametrize("error", [psycopg.OperationalError("cut"), psycopg.errors.LockNotAvailable("waited")])
+def test_markers_that_cannot_be_pruned_are_no_failure(
+    database: Database, committer: PostgresCommitter, error: psycopg.Error
+) -> None:
+    database.before = refusing(error, "WITH gone")
+    assert committer.commit(PRUNE_EVERY, [prepare(database, 0)], soon()) == {0: Outcome.COMMITTED}
+
+
+# Aborting
+
+
+def test_exactly_these_are_aborted(database: Database, committer: PostgresCommitter) -> None:
+    ones = [prepare(database, 0), prepare(database, 1), stage(database, 2), stage(database, 3)]
+    committer.abort([ones[0], ones[2], NOTHING], soon())
+    assert list(database.now.prepared) == [name_of(ones[1])]
+    assert list(database.now.staged) == [name_of(ones[3])]
+    assert database.now.rows == []
+    committer.abort([ones[0]], soon())
+    assert committer.commit(7, [ones[0], ones[2]], soon()) == {0: Outcome.LOST, 2: Outcome.LOST}
+
+
+def test_an_abort_of_nothing_says_nothing(database: Database, committer: PostgresCommitter) -> None:
+    committer.abort([NOTHING], soon())
+    assert database.said == []
+
+
+@pytest.mark.parametrize("how", ["abort", "abort_dangling", "close"])
+def test_a_move_that_is_held_is_let_go_first(database: Database, committer: PostgresCommitter, how: str) -> None:
+    """Its locks would keep the sweep waiting for itself."""
+    one = stage(database, 0)
+    committer.seal([one], soon())
+    moving = database.lines[-1]
+    calls: dict[str, Callable[[], Any]] = {
+        "abort": lambda: committer.abort([one], soon()),
+        "abort_dangling": lambda: committer.abort_dangling([], soon()),
+        "close": committer.close,
+    }
+    released: list[bool] = []
+    database.before = lambda statement: released.append(not moving.open)
+    calls[how]()
+    assert all(released)
+    assert moving.dropped
+    assert database.now.rows == []
+
+
+def test_a_sweep_takes_what_older_runs_left_and_spares_the_rest(
+    database: Database, committer: PostgresCommitter
+) -> None:
+    kept, newer = prepare(database, 0), prepare(database, 1, generation=4)
+    kept_table, newer_table = stage(database, 2), stage(database, 3, generation=4)
+    prepare(database, 4), prepare(database, 5, generation=2), stage(database, 6), stage(database, 7, generation=2)
+    database.now.prepared["somebody else's"] = []
+    database.sessions = {("writer", 2): 1, ("writer", 3): 2, ("writer", 4): 1, ("driver", 2): 1, ("driver", 3): 1}
+    assert committer.abort_dangling([kept, kept_table, NOTHING], soon()) == 3 + 2 + 2
+    assert sorted(database.now.prepared) == sorted([name_of(kept), name_of(newer), "somebody else's"])
+    assert sorted(database.now.staged) == sorted([name_of(kept_table), name_of(newer_table)])
+    assert database.sessions == {("writer", 4): 1, ("driver", 3): 1}
+    assert (database.now.fence, database.now.swept_by, database.now.known) == (1, 3, True)
+
+
+def test_errors_of_the_server_are_named_without_its_password(database: Database, committer: PostgresCommitter) -> None:
+    one = prepare(database, 0)
+    database.before = cut(database, 100, "")
+    calls: list[Callable[[], Any]] = [
+        lambda: committer.seal([one], soon()),
+        lambda: committer.abort([one], soon()),
+        lambda: committer.abort_dangling([], soon()),
+        lambda: committer.leftovers(soon()),
+    ]
+    for call in calls:
+        with pytest.raises(SystemUnavailable, match=r"db\.example:5433/shop") as raised:
+            call()
+        assert "s3cret" not in str(raised.value)
+
+
+def test_leftovers_are_told_as_they_are(database: Database, committer: PostgresCommitter) -> None:
+    one, table = prepare(database, 4), stage(database, 5)
+    prepare(database, 6, generation=4), stage(database, 7, generation=4)
+    assert committer.leftovers(soon()) == [
+        Leftover(name_of(one), 3, 7, 4, 12.5, {"kind": "prepared", "writer": name_of(one)}),
+        Leftover(name_of(table), 3, payload={"kind": "staged", "writer": name_of(table)}),
+    ]
+
+
+def test_closing_closes_every_line_and_every_thread(database: Database) -> None:
+    committer = PostgresCommitter(database.sink, SinkScope("job", "out", 3))  # type: ignore[arg-type]
+    committer.commit(7, [prepare(database, n) for n in range(4)], soon())
+    committer.close()
+    assert [line.open for line in database.lines] == [False] * 5
+    with pytest.raises(RuntimeError, match="shutdown"):
+        committer.commit(7, [prepare(database, n) for n in range(4)], soon())
+
+
+def test_a_proof_that_may_not_be_asked_for_is_said_at_once(database: Database, committer: PostgresCommitter) -> None:
+    one = prepare(database, 0)
+    database.now.prepared.clear()
+    database.before = refusing(psycopg.errors.InsufficientPrivilege("permission denied for table"), "SELECT EXISTS")
+    with pytest.raises(AccessDenied, match="permission denied for table"):
+        committer.commit(7, [one], soon())
+
+
+def test_closing_does_not_wait_for_a_server_that_does_not_answer(database: Database) -> None:
+    committer = PostgresCommitter(database.sink, SCOPE)  # type: ignore[arg-type]
+    asked, answered = threading.Barrier(5), threading.Event()
+
+    def stall(statement: str) -> None:
+        asked.wait(10)
+        answered.wait()
+
+    ones = [prepare(database, n) for n in range(4)]
+    database.before = stall
+    committing = threading.Thread(target=committer.commit, args=(7, ones, soon()), daemon=True)
+    committing.start()
+    asked.wait(10)
+    closing = threading.Thread(target=committer.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    closed = not closing.is_alive()
+    answered.set()
+    committing.join()
+    assert closed
