@@ -59,9 +59,10 @@ test: setup lint typecheck ## Everything: lint, types, all tests
 long: setup ## Tests that repeat a promise in another place, left out of make test for time
 	$(PYTEST) tests -m long --durations=10
 
-lint: $(VENV)/.ready ## Check style and formatting
+lint: $(VENV)/.ready ## Check style, formatting, and which room imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 format: $(VENV)/.ready ## Put the formatting right
 	$(BIN)/ruff check --fix .
@@ -110,5 +111,5 @@ docs: $(VENV)/.ready ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean: ## Remove what was built here; the user's cache stays
-	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
