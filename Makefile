@@ -22,7 +22,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long lint format typecheck unit contract integration faults mutants bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench soak docs clean
+.PHONY: help setup jars demo test long lint format typecheck hooks unit contract integration faults mutants bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench soak docs clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ format: $(VENV)/.ready ## Put the formatting right
 
 typecheck: $(VENV)/.ready ## Check types, strictly
 	$(BIN)/mypy
+
+hooks: $(VENV)/.ready ## Let git run lint and types before every commit
+	$(BIN)/pre-commit install
 
 unit: $(VENV)/.ready ## Tests without other processes
 	$(PYTEST) tests/unit --durations=10
