@@ -66,7 +66,7 @@ class Run:
             time.sleep(0.05)
 
     def epoch_ms(self, newest: int) -> float:
-        return 1000 * statistics.median(event["seconds"] for event in self.all("completed")[-newest:])
+        return 1000 * statistics.median(float(event["seconds"]) for event in self.all("completed")[-newest:])
 
     def stop(self) -> None:
         self.job.stop()

@@ -147,7 +147,8 @@ class MariaDbTable(Table):
     def ask(self, statement: str) -> Sequence[Any]:
         with self._connection.cursor() as cursor:
             cursor.execute(statement)
-            return cursor.fetchall()
+            rows: Sequence[Any] = cursor.fetchall()
+            return rows
 
 
 class Files(Target):

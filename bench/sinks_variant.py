@@ -115,7 +115,7 @@ class Sides:
 
 def main() -> None:
     given = json.load(sys.stdin)
-    kind = TARGETS[given["target"]]
+    kind: Any = TARGETS[given["target"]]
     jars = ",".join(str(path) for one in kind.jars for path in jar_set(one))
     conf = {"spark.driver.memory": "2g", **({"spark.jars": jars} if jars else {}), **kind.conf}
     sides = Sides(session("bench", conf=conf, jars=(), local_storage=True), kind(given), given)

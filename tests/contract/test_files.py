@@ -226,7 +226,6 @@ def test_nothing_but_whole_files_is_ever_listed(story: SinkContract) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 def test_a_full_disk_is_named(story: SinkContract, monkeypatch: pytest.MonkeyPatch) -> None:
-    import penstock.storage.files_local as local
 
     sink = story.harness.make_sink()
     writer = story.open_writer(sink, story.scope(), epoch=0)
@@ -245,7 +244,7 @@ def test_a_full_disk_is_named(story: SinkContract, monkeypatch: pytest.MonkeyPat
         def no_space(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        patched.setattr(local.os, "rename", no_space)
+        patched.setattr(os, "rename", no_space)
         committer = sink.open_committer(story.scope())
         with pytest.raises(StorageFull, match="No space"):
             committer.commit(1, prepared, Deadline(5))

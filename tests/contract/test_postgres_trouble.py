@@ -249,10 +249,12 @@ def test_an_answer_is_waited_for_as_long_as_allowed_and_no_longer(postgres: Post
 @pytest.mark.parametrize("how", ["url", "keyword"])
 def test_a_wrong_password_is_refused_and_not_repeated(postgres: Postgres, how: str) -> None:
     where = postgres.dsn.replace(postgres.password, "s3cret%2Fone") if how == "url" else ""
-    parts = (
+    parts: dict[str, Any] = (
         {} if how == "url" else {"host": "127.0.0.1", "port": postgres.port, "user": "penstock", "dbname": "postgres"}
     )
-    sink = PostgresSink(where, table="t", **parts, **({"password": "s3cret/one"} if how == "keyword" else {}))
+    if how == "keyword":
+        parts["password"] = "s3cret/one"
+    sink = PostgresSink(where, table="t", **parts)
     scope = SinkScope("job", "uid", 1)
     attempts: list[Callable[[], object]] = [
         lambda: sink.check(CONTEXT, "uid"),

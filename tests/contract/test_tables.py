@@ -305,7 +305,7 @@ class Story(SinkContract):
         target.append = append  # type: ignore[method-assign]
 
 
-HARNESSES: dict[str, type[TableHarness]] = {"delta": DeltaHarness, "iceberg": IcebergHarness}
+HARNESSES: dict[str, Callable[..., TableHarness]] = {"delta": DeltaHarness, "iceberg": IcebergHarness}
 
 
 @pytest.fixture(params=sorted(HARNESSES))

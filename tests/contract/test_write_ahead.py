@@ -397,7 +397,7 @@ def test_at_least_once_writes_from_the_task(tmp_path: Path) -> None:
 
 def test_a_function_that_cannot_travel_is_no_matter_until_a_task_calls_it(tmp_path: Path) -> None:
     """Tasks only log, so what holds a connection may stay in the driver."""
-    connection, arrived = threading.Lock(), []
+    connection, arrived = threading.Lock(), list[Any]()
 
     def write(rows: Iterator[pa.RecordBatch], epoch_id: str) -> None:
         with connection:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,8 @@ def test_killed_in_the_middle_of_a_restore(case: Callable[..., Case], tmp_path: 
     made = taken("stop", world.config.name, "-p", str(tmp_path / "savepoints"))
     assert run.wait() == 0, run.tail()
     before = files(made)
-    rescale, switch = {"parallelism_default": 5}, {"parallelism_default": 2, "state_backend_type": "rocksdb"}
+    rescale: dict[str, Any] = {"parallelism_default": 5}
+    switch: dict[str, Any] = {"parallelism_default": 2, "state_backend_type": "rocksdb"}
     kills = [(point, rescale) for point in RESTORE if point != "restore.recorded"]
     kills += [("restore.rewritten", switch), ("restore.recorded", switch)]
     for number, (point, asked) in enumerate(kills):

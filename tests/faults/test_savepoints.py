@@ -57,7 +57,7 @@ class Story:
         self.world, self._session, self._patch = world, session, patch
         self.savepoints = folder / "savepoints"
 
-    def start(self, build: Callable[..., Job] | None = None, **options: Any) -> Running:
+    def start(self, build: Callable[..., Job] | None = None, /, **options: Any) -> Running:
         """A life with these options; `_` stands for `.`, `__` for `-`."""
         named = {key.replace("__", "-").replace("_", "."): str(value) for key, value in options.items()}
         self._patch.setenv(OPTIONS_VARIABLE, json.dumps(named))

@@ -31,9 +31,10 @@ def config(broker: Broker, topic: Callable[..., str], tmp_path: Path) -> Chain:
         "spark.driver.memory": "512m",
         "spark.sql.shuffle.partitions": "2",
     }
-    topics = [topic(2) for _ in range(3)]
+    orders, enriched, totals = (topic(2) for _ in range(3))
     storage = str(tmp_path / "checkpoints")
-    return Chain(f"chain-{uuid4().hex[:8]}", broker.servers, *topics, storage, rows_per_epoch=50, conf=conf)
+    name = f"chain-{uuid4().hex[:8]}"
+    return Chain(name, broker.servers, orders, enriched, totals, storage, rows_per_epoch=50, conf=conf)
 
 
 def start(config: Chain, folder: Path, points: str = "") -> JobProcess:

@@ -136,8 +136,8 @@ def test_what_spark_runs_is_followed(
             return
         opened = time.time()
         body(batch)
-        context = session.sparkContext
-        stream = session.streams.get(context.getLocalProperty("sql.streaming.queryId"))
+        context: Any = session.sparkContext
+        stream: Any = session.streams.get(context.getLocalProperty("sql.streaming.queryId"))
         plan = stream._jsq.streamingQuery().lastExecution().executedPlan()
         sources = [(uid, json.loads(line)) for uid, line in zip("ab", log.read_text().splitlines()[2:], strict=False)]
         group = context.getLocalProperty("spark.jobGroup.id")

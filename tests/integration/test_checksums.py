@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.epoch.checksum import FLAT, HASH_COLUMN, NESTED, hashed, rule_for
+from penstock.epoch.channel import HASH_COLUMN
+from penstock.epoch.checksum import FLAT, NESTED, hashed, rule_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +67,8 @@ def test_the_order_of_a_map_is_not_seen(session: SparkSession) -> None:
 def test_flat_rows_are_hashed_as_they_always_were_and_an_old_decision_by_its_own_rule(session: SparkSession) -> None:
     frame = session.sql("SELECT 1 AS a, CAST(null AS string) AS b")
     assert rule_for(frame) == FLAT
-    assert hashed(frame, FLAT).first()[HASH_COLUMN] == session.sql("SELECT xxhash64(1, null, true)").first()[0]
+    [found], [expected] = hashed(frame, FLAT).collect(), session.sql("SELECT xxhash64(1, null, true)").collect()
+    assert found[HASH_COLUMN] == expected[0]
     assert rule_for(session.sql("SELECT array(1) AS a")) == NESTED
     one, other = hash_of(session, "array<int>", ["array(1, null)", "array(1)"], FLAT)
     assert one == other, "which is why there is a second rule"

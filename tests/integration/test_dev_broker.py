@@ -29,10 +29,10 @@ def send(settings: dict[str, Any], topic: str, values: list[bytes]) -> None:
     assert producer.flush(20) == 0
 
 
-def receive(settings: dict[str, Any], topic: str, count: int) -> list[bytes]:
+def receive(settings: dict[str, Any], topic: str, count: int) -> list[bytes | None]:
     consumer = Consumer({**settings, "group.id": f"g-{topic}", "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
-    found: list[bytes] = []
+    found: list[bytes | None] = []
     end = time.monotonic() + 20
     try:
         while len(found) < count and time.monotonic() < end:
@@ -113,7 +113,7 @@ def test_a_wrong_password_or_authority_is_refused(
         other = make_security(tmp_path, {"alice": "x"})
         client = {**security.client("alice"), "ssl.ca.location": str(other.ca)}
     errors: list[str] = []
-    settings = {
+    settings: dict[str, Any] = {
         "bootstrap.servers": sasl_broker.sasl_servers,
         **client,
         "error_cb": lambda error: errors.append(error.name()),

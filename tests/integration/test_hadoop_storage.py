@@ -143,7 +143,7 @@ def test_refusals_have_names_of_ours(hadoop: HadoopStorage, tmp_path: Path) -> N
 def test_which_storage_a_location_gets(session: SparkSession, tmp_path: Path) -> None:
     assert isinstance(storage_at(str(tmp_path), session), LocalStorage)
     assert isinstance(storage_at(f"file://{tmp_path}", session), LocalStorage)
-    conf: JavaObject = session._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
+    conf: JavaObject = session._jsc.hadoopConfiguration()
     before = conf.get("fs.defaultFS")
     conf.set("fs.defaultFS", "hdfs://localhost:1")
     try:

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully suppo
 
 USERS = 7
 START = 1_767_225_600  # 2026-01-01, in seconds
-ROWS = [{"id": n, "user": f"u{n % USERS}", "amount": n * 3 % 101, "ts": START + n} for n in range(400)]
+ROWS: list[dict[str, Any]] = [
+    {"id": n, "user": f"u{n % USERS}", "amount": n * 3 % 101, "ts": START + n} for n in range(400)
+]
 LAST = {"id": -1, "user": "last", "amount": 0, "ts": START + 100_000}
 """A row so late that every window before it is closed."""
 

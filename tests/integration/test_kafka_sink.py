@@ -110,7 +110,7 @@ def visible(servers: str, topic: str) -> list[Any]:
     try:
         found = reader.list_topics(topic, 10).topics[topic].partitions
         reader.assign([ck.TopicPartition(topic, number, 0) for number in found])
-        rows, ended = [], set()
+        rows, ended = list[Any](), set[Any]()
         while len(ended) < len(found):
             message = reader.poll(10)
             assert message is not None
@@ -143,7 +143,7 @@ def test_nothing_is_visible_before_the_commit(lab: Lab) -> None:
 
 
 def test_producers_serve_many_epochs(lab: Lab) -> None:
-    names = set()
+    names = set[str]()
     for epoch in range(20):
         names.update(c.payload["transactional_id"] for c in lab.whole(epoch, writers=2))
     assert len(names) == 2

@@ -218,7 +218,7 @@ def test_a_running_session_keeps_its_settings(session: SparkSession) -> None:
     from pyspark.sql import SparkSession as Session
 
     # Other tests may have made sessions of their own that are active in this thread: those two may differ.
-    sessions = [session, Session._instantiatedSession]
+    sessions: list[Any] = [session, Session._instantiatedSession]
     before = [one.conf.get(SHUFFLE) for one in sessions]
     for one in sessions:
         one.conf.set(SHUFFLE, "5")

@@ -60,7 +60,7 @@ def test_a_job_into_postgres(
     with psycopg.connect(postgres.dsn) as connection:
         set_json_loads(partial(json.loads, parse_float=Decimal), connection)
         found = connection.execute(f"SELECT * FROM {table} ORDER BY id".encode()).fetchall()
-        columns = connection.execute(
+        columns: list[Any] = connection.execute(
             "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s"
             " ORDER BY ordinal_position",
             (table,),

@@ -177,6 +177,7 @@ def test_cancel_does_not_wait_for_an_epoch_that_hangs(
 def unsaid(session: SparkSession) -> Iterator[None]:
     """The session as it is where nobody has said how many epochs Spark keeps."""
     before = session.conf.get(KEPT_BATCHES)
+    assert before is not None
     session.conf.unset(KEPT_BATCHES)
     yield
     assert session.conf.get(KEPT_BATCHES, None) is None, "it was put back"

@@ -60,7 +60,25 @@ def everything(spark: SparkSession) -> DataFrame:
     )  # fmt: skip
     null = (2, *([None] * 16))
     nan = float("nan")
-    empty = (3, False, 0, 0, 0, nan, nan, Decimal(0), Decimal(0), "", bytearray(), None, None, None, [], (None, []), {})
+    empty: Any = (
+        3,
+        False,
+        0,
+        0,
+        0,
+        nan,
+        nan,
+        Decimal(0),
+        Decimal(0),
+        "",
+        bytearray(),
+        None,
+        None,
+        None,
+        [],
+        (None, []),
+        {},
+    )
     return spark.createDataFrame([full, null, empty], EVERYTHING)
 
 
@@ -119,7 +137,7 @@ def test_a_table_that_spark_has_made_takes_both_writers(spark: SparkSession, tmp
 
 
 def test_columns_that_no_table_has_are_refused_when_the_job_is_described(spark: SparkSession, tmp_path: Path) -> None:
-    delta, iceberg = DeltaSink(str(tmp_path / "t"), partition_by="at"), IcebergSink("a.b")
+    delta, iceberg = DeltaSink(str(tmp_path / "t"), partition_by=("at",)), IcebergSink("a.b")
     for sink, sql, said in (
         (iceberg, "interval '1' day AS a", "column a is interval day"),
         (iceberg, "1 AS a, 2 AS A", "column a is there twice"),
@@ -166,7 +184,7 @@ def test_both_tables_have_every_row_once_through_crashes(
     added = [
         one.summary["added-records"]
         for one in table.snapshots()
-        if "added-records" in one.summary.additional_properties
+        if one.summary and "added-records" in one.summary.additional_properties
     ]
     assert len(added) == ROWS // PER_EPOCH, "one snapshot with rows for each epoch"
     assert not [path for path in tmp_path.rglob("_penstock/**/open/*") if path.is_file()]

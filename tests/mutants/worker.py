@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import libcst as cst
 import libcst.matchers as m
@@ -105,7 +105,7 @@ def without_idle(operator: Any) -> Any:
 
 def extend() -> None:
     """mutmut's list of operators is read where it stands, so it is changed there."""
-    operators: list[Any] = mutators.mutation_operators
+    operators = cast(list[Any], mutators.mutation_operators)
     ours = {
         mutators.operator_string: another_text,
         mutators.operator_assignment: without_idle(mutators.operator_assignment),
@@ -135,7 +135,7 @@ def extend() -> None:
         before, nodes, after, names = arrange(function, mutants, class_name)
         return before, [nodes[0], *(_unwrapped(node) for node in nodes[1:])], after, names
 
-    file_mutation.MutationVisitor._skip_node_and_children = skip_idle
+    file_mutation.MutationVisitor._skip_node_and_children = skip_idle  # type: ignore[assignment,method-assign]
     file_mutation.function_trampoline_arrangement = arrange_decorated
 
 
@@ -183,7 +183,7 @@ def main() -> None:
     started = time.monotonic()
     extend()
     pytest.Item._nodeid = property(lambda item: item.nodeid)  # type: ignore[attr-defined]
-    PytestRunner._pytest_args_regular_run = arguments
+    PytestRunner._pytest_args_regular_run = arguments  # type: ignore[assignment,method-assign]
     mutmut._run((), _PROCESSES)
     found = list(results(module))
     Path("result.json").write_text(json.dumps({"seconds": time.monotonic() - started, "mutants": found}))

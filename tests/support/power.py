@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from penstock.storage import storage
+from penstock.storage import durable, storage
 
 
 class PowerCut(BaseException):
@@ -45,7 +45,7 @@ class Disk:
     @contextmanager
     def watched(self) -> Iterator[Disk]:
         """While this lasts, this process's syncs count."""
-        fsync, sync_file_system = os.fsync, storage.sync_file_system
+        fsync, sync_file_system = os.fsync, durable.sync_file_system
         with pytest.MonkeyPatch.context() as patch:
 
             def sync(file: Any) -> None:

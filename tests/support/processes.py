@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.support.waiting import until
 
@@ -103,7 +103,7 @@ class JobProcess:
             _signal(pid, signal.SIGSTOP)
         return not running
 
-    def __enter__(self) -> JobProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

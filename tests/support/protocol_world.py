@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from penstock.epoch import protocol as p
 
@@ -229,7 +229,9 @@ class Simulation:
             case "recover":
                 yield from self._carry_out(world, driver)
             case _:
-                driver = driver._replace(performed=driver.performed | {type(driver.moment.action)})
+                driver = driver._replace(
+                    performed=driver.performed | {cast(type[p.Action], type(driver.moment.action))}
+                )
                 for step in self._carry_out(world, driver):
                     yield step
                     if isinstance(step.stop, p.NotPrepared) and world.tries:

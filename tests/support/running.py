@@ -129,7 +129,7 @@ class Kafka:
 
     def __init__(self, servers: str, options: Mapping[str, str] | None = None) -> None:
         self.servers = servers
-        self._client = {"bootstrap.servers": servers, **(options or {})}
+        self._client: dict[str, Any] = {"bootstrap.servers": servers, **(options or {})}
 
     def topic(self, partitions: int = 2, config: Mapping[str, str] | None = None, name: str | None = None) -> str:
         name = name or f"t-{uuid.uuid4().hex[:12]}"
@@ -148,7 +148,7 @@ class Kafka:
                 failed.append(error)
 
         for number, (key, value) in enumerate(rows):
-            where = {} if spread is None else {"partition": number % spread}
+            where: dict[str, Any] = {} if spread is None else {"partition": number % spread}
             producer.produce(topic, value, key, on_delivery=delivered, **where)
             producer.poll(0)
         assert producer.flush(30) == 0
@@ -179,10 +179,12 @@ class Kafka:
             while open_ends:
                 assert time.monotonic() < end, f"{topic} could not be read to its end"
                 for message in consumer.consume(1000, 0.5 if not any(rows.values()) else 0.1):
-                    if message.error() is None:
-                        rows[message.partition()].append((message.key(), message.value()))
-                    elif message.error().code() == KafkaError._PARTITION_EOF:
-                        open_ends.discard(message.partition())
+                    number = message.partition()
+                    assert number is not None
+                    if (error := message.error()) is None:
+                        rows[number].append((message.key(), message.value()))
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        open_ends.discard(number)
                     else:
                         raise AssertionError(message.error())
             return rows

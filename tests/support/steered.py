@@ -110,7 +110,7 @@ class Served:
         """Status and body."""
         data = body if isinstance(body, bytes) else json.dumps({} if body is None else body).encode()
         given = self.entry.token if token == "its own" else token
-        headers = {"Authorization": f"Bearer {given}".encode()} if token else {}
+        headers: dict[str, Any] = {"Authorization": f"Bearer {given}".encode()} if token else {}
         request = urllib.request.Request(
             f"http://{self.serving.address}{path}", data, {**headers, "Content-Type": "application/json"}, method=method
         )

@@ -9,7 +9,9 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-def until(condition: Callable[[], _T], what: str | Callable[[], str], seconds: float = 60.0, every: float = 0.02) -> _T:
+def until(
+    condition: Callable[[], _T | None], what: str | Callable[[], str], seconds: float = 60.0, every: float = 0.02
+) -> _T:
     """The first true answer of `condition`; fails after `seconds`, saying what was waited for."""
     end = time.monotonic() + seconds
     while True:

@@ -179,4 +179,4 @@ def test_what_a_manifest_says_of_logs(name: str, tmp_path: Path) -> None:
         lambda: list(journal.read(name, 1, 1)),
     ):
         with pytest.raises(UnsafeName):
-            door()  # type: ignore[no-untyped-call]
+            door()

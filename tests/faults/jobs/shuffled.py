@@ -87,10 +87,10 @@ def main(servers: str, topic: str, job: str, folder: str) -> dict[str, Any]:
     committer = sink.open_committer(SinkScope(job, "out", 1))
     frame = spark.range(0, ROWS, numPartitions=PARTITIONS).repartition(PARTITIONS, "id")
     outputs = EpochOutputs(
-        0, 1, 1, job, {"out": sink}, frame, lambda uid: Writing(), lambda uid: committer.hints(), RowSizes()
+        0, 1, 1, job, {"out": sink}, frame, lambda uid: Writing(), lambda uid: committer.hints(), RowSizes(), {}
     )
     outputs.write(frame.selectExpr("cast(id AS string) AS value"), "out")
-    tracker = spark.sparkContext.statusTracker()
+    tracker: Any = spark.sparkContext.statusTracker()
     stages = [s for j in tracker.getJobIdsForGroup(None) for s in tracker.getJobInfo(j).stageIds]
     found = [one.name for one in committer.leftovers(Deadline(30)) or ()]
     sealed = committer.seal(outputs.committables, Deadline(30))

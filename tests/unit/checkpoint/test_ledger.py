@@ -442,7 +442,7 @@ def test_the_last_query_is_that_of_the_newest_run_on_this_very_history() -> None
 
 
 def test_all_that_a_start_relies_on_is_made_durable(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage, settled = MemoryStorage(), []
+    storage, settled = MemoryStorage(), list[Any]()
     monkeypatch.setattr(storage, "settle", settled.append)
     ledger(storage).settle()
     assert settled == ["generations", "claims", "epochs"]

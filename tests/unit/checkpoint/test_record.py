@@ -282,7 +282,7 @@ def test_a_report_that_will_not_come_is_not_waited_for() -> None:
 def test_a_failed_attempt_has_no_report() -> None:
     storage = MemoryStorage()
     asked: list[int] = []
-    recorder = Recorder(storage, progress=asked.append, sizes=state_sizes)  # type: ignore[arg-type]
+    recorder = Recorder(storage, progress=asked.append, sizes=state_sizes)
     recorder.add(FAILED)
     recorder.close()
     assert records(storage) == [FAILED]

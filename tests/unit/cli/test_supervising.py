@@ -16,6 +16,7 @@ from py4j.protocol import Py4JNetworkError
 
 from penstock.cli import program
 from penstock.cli import run as command_line
+from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.errors import ConfigurationError, PreCommitFailed, SystemUnavailable, TopicMissing
 from penstock.process import lifeline
@@ -117,7 +118,7 @@ def test_without_a_supervisor_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (command_line.OPTIONS_VARIABLE, command_line.FILE_VARIABLE):
+    for name in (OPTIONS_VARIABLE, FILE_VARIABLE):
         monkeypatch.setenv(name, "")  # so that whatever is set later is undone
         del os.environ[name]
     monkeypatch.chdir(tmp_path)
@@ -130,10 +131,10 @@ def test_options_reach_the_job_and_the_supervisor(tmp_path: Path) -> None:
     file.write_text("restart-strategy.type: fixed-delay\nrestart-strategy.fixed-delay.attempts: 4\n")
     command_line._hand_over([], file)
     assert command_line._strategy() == RestartStrategy.fixed_delay(4)
-    os.environ[command_line.OPTIONS_VARIABLE] = '{"restart-strategy.fixed-delay.delay": "7s"}'
+    os.environ[OPTIONS_VARIABLE] = '{"restart-strategy.fixed-delay.delay": "7s"}'
     command_line._hand_over(["restart-strategy.fixed-delay.attempts=5", "state.backend.type = rocksdb"], None)
     assert command_line._strategy() == RestartStrategy.fixed_delay(5, "7s")
-    assert json.loads(os.environ[command_line.OPTIONS_VARIABLE]) == {
+    assert json.loads(os.environ[OPTIONS_VARIABLE]) == {
         "restart-strategy.fixed-delay.delay": "7s",
         "restart-strategy.fixed-delay.attempts": "5",
         "state.backend.type": "rocksdb",

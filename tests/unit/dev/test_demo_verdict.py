@@ -64,7 +64,10 @@ def drop(folder: Path, name: str) -> None:
 
 def double(folder: Path, name: str) -> None:
     file = files(folder, name)[4]
-    put(shutil.copy(file, file.with_name(".aside")), file.with_name(file.name.replace("0123456789ab", "ba9876543210")))
+    put(
+        Path(shutil.copy(file, file.with_name(".aside"))),
+        file.with_name(file.name.replace("0123456789ab", "ba9876543210")),
+    )
 
 
 def put(aside: Path, file: Path) -> None:

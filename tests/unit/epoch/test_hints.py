@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 
 from penstock.contracts.sink import SinkScope
+from penstock.deadline import Deadline
 from penstock.epoch.channel import How, Writing
 from penstock.epoch.inflight.manager import _newest
 from penstock.epoch.outputs import EpochOutputs
 from penstock.errors import AccessDenied, PenstockError, SystemUnavailable
 from penstock.sinks.mysql import committer as mysql
+from penstock.sinks.mysql import xa
 from penstock.sinks.mysql.faults import ServerError
 from penstock.sinks.mysql.names import Names
 from penstock.sinks.mysql.session import Login
@@ -122,7 +124,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
     monkeypatch.setattr(mysql, "Session", connect)
     monkeypatch.setattr(mysql, "_HINT_SECONDS", 0.1)
-    monkeypatch.setattr(mysql.xa, "end", lambda *_: set())
+    monkeypatch.setattr(xa, "end", lambda *_: set())
     return made
 
 
@@ -133,7 +135,7 @@ def mysql_committer(server: Server) -> mysql.MySqlCommitter:
 
 def test_mysql_knows_its_fence_by_heart(server: Server) -> None:
     committer = mysql_committer(server)
-    committer.abort_dangling([], mysql.Deadline(1))
+    committer.abort_dangling([], Deadline(1))
     server.away = True
     asked = server.asked
     assert committer.hints() == {"mode": "two_phase", "fence": 1}
@@ -150,10 +152,10 @@ def test_mysql_that_is_away_before_the_first_sweep_keeps_no_epoch_waiting(server
 
 def test_mysql_forgets_a_fence_that_it_may_have_raised(server: Server) -> None:
     committer = mysql_committer(server)
-    committer.abort_dangling([], mysql.Deadline(1))
+    committer.abort_dangling([], Deadline(1))
     server.goes_when_raised = True
     with pytest.raises(SystemUnavailable):
-        committer.abort_dangling([], mysql.Deadline(0))
+        committer.abort_dangling([], Deadline(0))
     server.away = False
     assert committer.hints() == {"mode": "two_phase", "fence": server.fence}
 

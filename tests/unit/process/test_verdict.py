@@ -161,7 +161,7 @@ def test_a_jvm_that_is_gone_refuses_connections() -> None:
 
 
 def test_a_java_error_whose_text_cannot_be_fetched_any_more() -> None:
-    class Py4JJavaError(Py4JError):
+    class Py4JJavaError(Py4JError):  # type: ignore[misc]
         def __str__(self) -> str:
             raise Py4JNetworkError("the JVM is gone")
 

@@ -112,7 +112,7 @@ def test_operators_are_found_again_when_one_before_them_is_gone() -> None:
 
 
 def test_parallelism_and_backend_change_only_where_there_is_state() -> None:
-    asked = {"partitions": 7, "backend": "rocksdb"}
+    asked: dict[str, Any] = {"partitions": 7, "backend": "rocksdb"}
     found = compare(saved(operator(0)), program(operator(0), **asked), allow=False).queries["totals"]
     assert (found.partitions, found.backend) == (7, "rocksdb")
     found = compare(saved(), program(**asked), allow=False).queries["totals"]

@@ -305,7 +305,9 @@ def test_reading_may_be_open_but_never_shows_an_error() -> None:
 
 def test_what_breaks_an_open_read_is_told_to_nobody_without_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(open_reads=True) as job:
-        monkeypatch.setattr(Lifecycle, "since", property(lambda _: {}[object()]))  # a fault of our own
+        monkeypatch.setattr(
+            Lifecycle, "since", property(lambda _: dict[object, object]()[object()])
+        )  # a fault of our own
         for token, told in ((None, False), ("its own", True)):
             status, body = job.ask("GET", "/jobs/overview", token=token)
             assert (status, "KeyError" in str(body)) == (500, told)
@@ -369,6 +371,7 @@ def test_a_token_of_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_address_others_are_told() -> None:
     with served(address="jobs.example.org") as job:
+        assert job.entry.address is not None
         host, _, port = job.entry.address.rpartition(":")
         assert host == "jobs.example.org"
         assert Client(f"127.0.0.1:{port}", job.entry.token).jobs()[0]["jid"] == job.id

@@ -102,7 +102,7 @@ class Encoder:
 def test_a_writer_hands_back_what_a_commit_needs(files: MemoryFiles) -> None:
     file, encoder = files.stage("hidden"), Encoder()
     writer = FileWriter("hidden", "final", file, encoder)  # type: ignore[arg-type]
-    writer.write("batch")  # type: ignore[arg-type]
+    writer.write("batch")
     file.stream.write(b"12345")
     assert writer.pre_commit() == {"staged": "hidden", "final": "final", "bytes": 5}
     assert encoder.did == ["batch", "closed"]
@@ -117,7 +117,7 @@ def test_a_writer_whose_file_was_removed_has_nothing_prepared(files: MemoryFiles
 
 def test_a_full_disk_is_named_and_other_errors_pass(files: MemoryFiles) -> None:
     full = FileWriter("hidden", "f", files.stage("hidden"), Encoder(OSError(errno.ENOSPC, "No space")))  # type: ignore[arg-type]
-    for step in (lambda: full.write(None), full.pre_commit):  # type: ignore[arg-type]
+    for step in (lambda: full.write(None), full.pre_commit):
         with pytest.raises(StorageFull, match="where hidden is") as refused:
             step()
         assert refused.value.safe == "nothing of this epoch is visible"

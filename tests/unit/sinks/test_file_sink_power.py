@@ -12,6 +12,7 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.sinks.files import FileSink
+from penstock.sinks.files.commit import FileCommitter
 from penstock.storage import durable
 from penstock.storage.files_local import LocalStorage
 
@@ -82,6 +83,7 @@ def test_a_name_leaves_its_receipt_for_good_before_its_file_goes(out: Path, monk
     sink = FileSink(str(out))
     one = prepared(sink)
     committer = sink.open_committer(SinkScope("job", "out", 1))
+    assert isinstance(committer, FileCommitter)
     committer._write_receipt(0, [one.payload["staged"]])
     disk = Disk(out, monkeypatch)
     committer.abort([one], Deadline(5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import datetime as dt
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -93,7 +94,12 @@ def test_arguments_carry_timestamp_and_headers() -> None:
 
 
 PAIRS = pa.struct([("key", pa.string()), ("value", pa.binary())])
-HEADERS = [[{"key": "a", "value": b"one"}, {"key": "b", "value": None}], None, [], [{"key": "a", "value": b""}]]
+HEADERS: list[Any] = [
+    [{"key": "a", "value": b"one"}, {"key": "b", "value": None}],
+    None,
+    [],
+    [{"key": "a", "value": b""}],
+]
 WANTED = [[(b"a", b"one"), (b"b", None)], [], [], [(b"a", b"")]]
 
 
@@ -179,4 +185,4 @@ def test_headers_that_cannot_be_written(key: str | None) -> None:
 
 def _row(built: object, number: int) -> np.ndarray:
     start = (built.starts[number] - built.memory.ctypes.data) // ARGUMENT.itemsize  # type: ignore[attr-defined]
-    return built.memory[start : start + built.counts[number]]  # type: ignore[attr-defined,no-any-return]
+    return built.memory[start : start + built.counts[number]]  # type: ignore[attr-defined]

@@ -39,8 +39,8 @@ class Reader:
             return self._take(NUMBERS[kind].upper() if flags else NUMBERS[kind])
         if kind == 0x0C:
             assert self._take("<B") == 11
-            *parts, micros = (self._take(form) for form in ("<H", "<B", "<B", "<B", "<B", "<B", "<I"))
-            return dt.datetime(*parts, micros)
+            parts: list[Any] = [self._take(form) for form in ("<H", "<B", "<B", "<B", "<B", "<B", "<I")]
+            return dt.datetime(*parts)
         length = self._take("<B")
         if length > 250:
             size = {0xFC: 2, 0xFD: 3, 0xFE: 8}[length]

@@ -79,7 +79,7 @@ def gone(server: Server, *ones: Committable) -> None:
     """As if somebody had rolled back or dropped them."""
     for one in ones:
         for where in (server.prepared, server.staged, server.markers):
-            where.pop(name_of(one), None)  # type: ignore[attr-defined]
+            where.pop(name_of(one), None)
 
 
 def failing(beginning: str, *errors: ServerError) -> Callable[[str], None]:

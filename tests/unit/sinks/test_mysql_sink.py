@@ -36,7 +36,7 @@ class Saying:
             if part.replace("_", " ").lower() in " ".join([statement, *map(str, values)]).replace("_", " ").lower():
                 if isinstance(answer, Exception):
                     raise answer
-                return answer  # type: ignore[no-any-return]
+                return answer
         return []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as spark
@@ -15,7 +17,7 @@ from penstock.sinks.postgres.types import PgColumn, Unstorable, column_type, goe
 PLACE = Place("public", "orders", "public")
 
 
-def column(base: str, element: str = "", scale: int | None = None, **more: bool) -> PgColumn:
+def column(base: str, element: str = "", scale: int | None = None, **more: Any) -> PgColumn:
     return PgColumn("c", base, base=base, element=element, scale=scale, **more)
 
 

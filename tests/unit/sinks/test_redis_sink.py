@@ -84,9 +84,9 @@ def test_no_odd_address_shows_its_password(odd: str, cluster: bool) -> None:
         errors.append(error)
     assert errors, "none of these leads anywhere"
     while errors:
-        error = errors.pop()
-        told.append(str(error))
-        if cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
+        one = errors.pop()
+        told.append(str(one))
+        if cause := one.__cause__ or (None if one.__suppress_context__ else one.__context__):
             errors.append(cause)
     assert "s3cret" not in " ".join(told)
 

@@ -45,7 +45,8 @@ class Table(Target):
     def __init__(self) -> None:
         self.files = MemoryFiles()
         self.log: list[Change] = []
-        self.schema, self.partition_by = SCHEMA, ("day",)
+        self.schema = SCHEMA
+        self.partition_by: tuple[str, ...] = ("day",)
         self.there, self.expired = True, 0
         self.held: set[str] = set()
         self.before: Callable[[Change], None] = lambda change: None

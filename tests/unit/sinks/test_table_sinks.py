@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from penstock import DeltaSink, IcebergSink
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import AccessDenied, ConfigurationError, MissingExtra, SchemaMismatch, StorageFull
+from penstock.secrets import without_secrets
 from penstock.sinks.tables.columns import adapted, changed, fit, plain, strict_inside, types_of, widens
 from penstock.sinks.tables.datafile import DataFile, by_partition
 from penstock.sinks.tables.delta_stats import PREFIX, partition_values, statistics, supported
-from penstock.sinks.tables.faults import fault, shown, without_secrets
+from penstock.sinks.tables.faults import fault, shown
 from penstock.sinks.tables.target import data_name, marker_name, parse_marker, token_of
 from penstock.storage.files import StagedFile
 

@@ -25,7 +25,6 @@ from penstock.errors import (
     ValueTooLarge,
 )
 from penstock.failpoints import InjectedFault, hooked
-from penstock.sources.socket import journal as journals
 from penstock.sources.socket.journal import Journal
 from penstock.sources.socket.journal_reader import JournalReader
 from penstock.sources.socket.receiver import Receiver, whole_lines
@@ -74,7 +73,7 @@ def test_lines_are_whole_whatever_the_pieces_they_come_in(
     for piece in (b"on", b"e\ntwo\nth", b"ree\n", b"\nfo", b"ur\n"):
         server.send(piece)
         until(
-            lambda piece=piece: b"\n" not in piece or content(tmp_path).endswith(piece[: piece.rfind(b"\n") + 1]),
+            lambda: b"\n" not in piece or content(tmp_path).endswith(piece[: piece.rfind(b"\n") + 1]),  # noqa: B023
             "it",
             20,
         )
@@ -144,7 +143,7 @@ def test_a_full_disk_holds_the_sender_up_and_loses_nothing(
         return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(journals.os, "pwrite", full)
+        patch.setattr(os, "pwrite", full)
         server.send(b"during\n")
         until(complained, "the complaint", 20)
         assert JournalReader(tmp_path).bounded(0, 1000) == end, "what is there is still given"
@@ -166,7 +165,7 @@ def test_lines_are_not_doubled_where_readers_cannot_be_told_of_them(
         raise OSError(errno.EIO, "the disk is broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(journals.os, "pwrite", refuse)
+        patch.setattr(os, "pwrite", refuse)
         server.send(b"once\n")
         assert refused.wait(20)
     until(lambda: content(tmp_path) != b"before\n", "the line that readers had to wait for", 20)

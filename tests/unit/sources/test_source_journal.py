@@ -48,7 +48,7 @@ while True:
 """
 
 
-def opened(folder: Path, **more: int) -> Journal:
+def opened(folder: Path, **more: Any) -> Journal:
     return Journal(folder, job="words", source="lines", **more)
 
 
@@ -147,7 +147,7 @@ def test_lines_that_are_in_are_no_error_though_nobody_could_be_told(
     journal = opened(tmp_path)
     journal.append(b"before\n")
     with monkeypatch.context() as patch:
-        patch.setattr(journals.os, "pwrite", refusing_the_state(torn))
+        patch.setattr(os, "pwrite", refusing_the_state(torn))
         journal.append(b"once\n")
         assert journal.untold
         with pytest.raises(LedgerError):
@@ -164,7 +164,7 @@ def test_one_who_takes_over_from_an_owner_that_could_not_tell_has_its_lines_once
 ) -> None:
     old = opened(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(journals.os, "pwrite", refusing_the_state(torn=True))
+        patch.setattr(os, "pwrite", refusing_the_state(torn=True))
         old.append(b"once\n")
     new = opened(tmp_path)
     with pytest.raises(Superseded):
@@ -188,7 +188,7 @@ def test_a_new_segment_that_cannot_be_opened_does_not_cost_the_lines_of_the_old_
         return real(path, flags, mode)
 
     with monkeypatch.context() as patch:
-        patch.setattr(journals.os, "open", refuse)
+        patch.setattr(os, "open", refuse)
         with pytest.raises(LedgerError, match="Too many open files"):
             journal.append(b"two\n")
     journal.append(b"two\n")
@@ -264,7 +264,7 @@ def test_a_full_disk_is_named_and_leaves_no_half_frame(tmp_path: Path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(journals.os, "pwrite", full)
+        patch.setattr(os, "pwrite", full)
         with pytest.raises(StorageFull) as refused:
             journal.append(b"0123456789 12\n")
         journal.complain(refused.value)

@@ -14,6 +14,7 @@ from penstock.spark import alignment
 from penstock.spark.alignment import Alignment, measure, places
 from penstock.spark.scans import Scan, kafka_names, scans_of
 from penstock.spark.state_size import progress_of, state_sizes
+from penstock.spark.status import SparkStatus
 
 ORDERS = Scan(3, "orders", ("orders-1", "orders-0", "orders-2"))
 TICKS = Scan(5, "ticks", ("ticks-0",))
@@ -190,7 +191,7 @@ TASKS = {(20, 0): [(0, 5, 100, "SUCCESS"), (1, 5, 900, "SUCCESS"), (2, 110, 100,
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, answers: Answers, executed: Jvm = PLAN, **more: Any) -> Alignment | None:
-    monkeypatch.setattr(alignment.SparkStatus, "of", lambda spark: answers)
+    monkeypatch.setattr(SparkStatus, "of", lambda spark: answers)
     more = {"epoch": 7, "sources": [("orders", {"orders": {"1": 100, "0": 100, "2": 100}})], **more}
     return measure(None, executed, "run-1", 1_000.0, **more)  # type: ignore[arg-type]
 

@@ -183,7 +183,7 @@ def test_what_a_run_that_died_wrote_aside_is_in_nobodys_way(tmp_path: Path) -> N
         with hooked("ledger.aside", die), pytest.raises(Died):
             storage.create("folder/name", b"half")
     finally:
-        os.unlink = unlink  # type: ignore[assignment]
+        os.unlink = unlink
     assert len(os.listdir(tmp_path / "folder")) == 1
     assert storage.list("folder") == []
     storage.create("folder/name", b"whole")

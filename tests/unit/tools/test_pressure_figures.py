@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bench.pressure_figures import Phases, catch_up, figures, percentile, visible_rows
+
+from pressure_figures import Phases, catch_up, figures, percentile, visible_rows
 
 RATE = 100.0
 PHASES = Phases(calm=1.5, pressure=3.9, relief=6.0)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 try:
     from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
-    from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
+    from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 except ImportError as error:
     raise MissingExtra(
         "The demo on Kafka needs the package confluent-kafka.",
