@@ -22,7 +22,7 @@ import dataclasses, json, sys
 from penstock.config.settings import resolve
 settings = resolve()
 print(json.dumps({**dataclasses.asdict(settings.recovery), "arguments": sys.argv[1:],
-                  "parallelism": {key: one.value for key, one in settings.asked.items()}}))
+                  "parallelism": {key: one.value for key, one in settings.derived_spark.items()}}))
 """
 
 Run = Callable[..., dict[str, Any]]
