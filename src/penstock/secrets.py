@@ -51,7 +51,7 @@ def shown(key: str, value: str) -> str:
 
 
 def masked(text: str) -> str:
-    """`text` with every secret that can be told by its surroundings blotted out."""
+    """`text` with every secret that can be known by its surroundings hidden."""
     parts, end = [], 0
     for start, stop in sorted(_found(text)):
         if start >= end:
@@ -61,12 +61,12 @@ def masked(text: str) -> str:
 
 
 def without_secrets(text: str, settings: Mapping[str, str]) -> str:
-    """`text` with the secrets of `settings` blotted out, wherever in it they stand, and what `masked` finds."""
+    """`text` with the secrets of `settings` hidden, wherever they stand in it, and what `masked` finds."""
     return masked(hide(text, secrets_of(settings)))
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
-    """`text` with each of `secrets` blotted out, as written and as it stands in an address. Those that are too short to
+    """`text` with each of `secrets` hidden, as written and as it stands in an address. Those that are too short to
     be looked for stay."""
     for secret in sorted(_spellings(secrets), key=len, reverse=True):
         text = text.replace(secret, MASK)

@@ -106,7 +106,7 @@ class Checkpoints:
         if self.max_concurrent < 1 or self.num_retained < 1 or self.tolerable_failures < 0:
             raise ConfigurationError(
                 f"max_concurrent={self.max_concurrent}, num_retained={self.num_retained} and"
-                f" tolerable_failures={self.tolerable_failures} cannot all be meant.",
+                f" tolerable_failures={self.tolerable_failures} are not all in range.",
                 safe="nothing was started.",
                 to_do="give max_concurrent and num_retained at least 1, tolerable_failures at least 0.",
             )
@@ -135,12 +135,12 @@ _NAMES = tuple(argument.name for argument in fields(Checkpoints) if argument.ini
 
 
 def find_contradiction(values: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Two names out of these values that cannot both be meant, and why."""
+    """Two names out of these values that contradict each other, and why."""
     exactly_once = values["mode"] == Mode.EXACTLY_ONCE
     if values["unaligned"] and not exactly_once:
         return "unaligned", "mode", "unaligned checkpoints exist for exactly_once"
     if values["unaligned"] and values["max_concurrent"] > 1:
-        return "unaligned", "max_concurrent", "an unaligned epoch waits for nobody anyway"
+        return "unaligned", "max_concurrent", "an unaligned epoch never waits for the one before"
     if values["max_concurrent"] > 1 and not exactly_once:
         return "max_concurrent", "mode", "only exactly_once has a commit to wait for"
     if seconds(values["min_pause"], "min_pause") > 0 and values["max_concurrent"] > 1:

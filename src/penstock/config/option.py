@@ -109,7 +109,7 @@ def schemes(value: str | Sequence[str], name: str) -> tuple[str, ...]:
     found = tuple(scheme.strip().lower().removesuffix("://").removesuffix(":") for scheme in given if scheme.strip())
     for scheme in found:
         if not _SCHEME.match(scheme):
-            raise _refused(f"{name}={value!r}: {scheme!r} is no scheme.", "write for example 'abfss, ofs'.")
+            raise _refused(f"{name}={value!r}: {scheme!r} is not a scheme.", "write for example 'abfss, ofs'.")
     return found
 
 

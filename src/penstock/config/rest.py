@@ -29,7 +29,7 @@ def _port(text: str, name: str) -> int:
     if 0 <= port <= 65535:
         return port
     raise ConfigurationError(
-        f"{name}={text} is no port.", safe="nothing was started.", to_do="give 1 to 65535, or 0 for a free one."
+        f"{name}={text} is not a port.", safe="nothing was started.", to_do="give 1 to 65535, or 0 for a free one."
     )
 
 

@@ -131,7 +131,7 @@ def _storage(levels: Sequence[Level]) -> Values:
         return {}
     where, kind, folder = speaking[0].where, speaking[0].get(*_KIND), speaking[0].get(*_FOLDER)
     if kind is not None and folder is not None and _in_memory(folder) != (kind.value == "jobmanager"):
-        raise contradiction_error(kind.side, folder.side, "memory is no folder")
+        raise contradiction_error(kind.side, folder.side, "memory is not a folder")
     if folder is None and kind is not None and kind.value == "jobmanager":
         folder = Value(folders, _MEMORY, _MEMORY, where, kind.key)
     elif folder is None:  # on a file system, in the folder that a lower place names

@@ -21,12 +21,12 @@ class SparkSetting:
     value: str
     side: str | None
 
-    def agrees(self, key: str, told: str, where: str) -> bool:
+    def agrees(self, key: str, other: str, where: str) -> bool:
         """Whether this is what Spark was told too. If not, and it was asked for: an error that names both."""
-        if _plain(told) == _plain(self.value):
+        if _plain(other) == _plain(self.value):
             return True
         if self.side is not None:
-            raise contradiction_error(self.side, describe_setting(key, told, where), f"it means {key}={self.value}")
+            raise contradiction_error(self.side, describe_setting(key, other, where), f"it means {key}={self.value}")
         return False
 
 

@@ -116,7 +116,7 @@ def test_claim_modes(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         ({"penstock.fork.name": "a/b"}, "cannot be a name of a fork"),
         ({"execution.state-recovery.pth": "/sp"}, "there is no such setting"),
         ({"rest.prt": "1"}, "there is no such setting"),
-        ({"rest.port": "70000"}, "is no port"),
+        ({"rest.port": "70000"}, "is not a port"),
     ],
 )
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch, values: dict[str, str], said: str) -> None:
