@@ -23,10 +23,9 @@ _NAMES = {
     604800.0: ("w", "week"),
 }
 _UNITS = {
-    word: unit for unit, names in _NAMES.items() for one in names for word in (one, f"{one}s" if one[2:] else one)
+    word: unit for unit, names in _NAMES.items() for name in names for word in (name, f"{name}s" if name[2:] else name)
 }
-_PART = r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-zµμ]+)"
-_ONE = re.compile(_PART, re.IGNORECASE)
+_PART = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-zµμ]+)", re.IGNORECASE)
 _ALL = re.compile(r"(?:interval\s+)?(?:\d+(?:\.\d+)?\s*[a-zµμ]+\s*)+", re.IGNORECASE)
 _ISO = re.compile(
     r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+)D)?(?:T(?:(?P<h>\d+)H)?(?:(?P<m>\d+)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?", re.IGNORECASE
@@ -43,7 +42,7 @@ def seconds(value: float | str, name: str) -> float:
             f"{name}={value!r} is not a duration.",
             "write a number of seconds, or a number with ms, s, min, h or d, for example '200ms'.",
         )
-    if not value >= 0:  # said this way, it refuses "not a number" too
+    if not value >= 0:  # written this way, it refuses "not a number" too
         raise _refused(f"{name}={value} is negative or no number.", "give a duration of 0 or more.")
     return float(value)
 
@@ -59,7 +58,9 @@ def _read(text: str) -> float | None:
         return sum(float(number) * _UNITS[unit] for unit, number in iso.groupdict().items() if number)
     if _ALL.fullmatch(text) is None:
         return None
-    parts = [(float(one["number"]), _UNITS.get(one["unit"].lower().replace("μ", "µ"))) for one in _ONE.finditer(text)]
+    parts = [
+        (float(part["number"]), _UNITS.get(part["unit"].lower().replace("μ", "µ"))) for part in _PART.finditer(text)
+    ]
     known = [number * unit for number, unit in parts if unit is not None]
     return sum(known) if len(known) == len(parts) else None
 

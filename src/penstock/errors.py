@@ -58,7 +58,7 @@ from penstock.secrets import masked
 
 class PenstockError(Exception):
     """The root. `happened`, `safe` and `to_do` are the three sentences of the message. `happened` often quotes what
-    another system has said, which may be an address with its password: that is blotted out."""
+    another system says, which may be an address with its password: that is hidden."""
 
     retryable: ClassVar[bool] = False
     checkpoint_only: ClassVar[bool] = False  # fails one checkpoint, which the job may be told to tolerate

@@ -139,7 +139,7 @@ def hooked(name: str, hook: Callable[[], None]) -> Iterator[None]:
     """While this lasts, `hook` is called, once, when this process passes `name`: to kill something else, just then."""
     global _hooks
     if name not in POINTS:
-        raise ConfigurationError(f"{name!r} is no failpoint.", to_do="take a name from POINTS.")
+        raise ConfigurationError(f"{name!r} is not a failpoint.", to_do="take a name from POINTS.")
     _hooks = {**(_hooks or {}), name: hook}
     try:
         yield

@@ -20,10 +20,10 @@ from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.dev.servers.broker import Broker
 from penstock.errors import DataError, PreCommitFailed, SystemUnavailable, TopicMissing, ValueTooLarge
-from penstock.kafka.lanes import Lanes
+from penstock.kafka.connections import Connections
 from penstock.sinks.kafka import KafkaSink
+from penstock.sinks.kafka.check import create_topic
 from penstock.sinks.kafka.pool import POOL
-from penstock.sinks.kafka.topics import create
 from penstock.sinks.kafka.transactions import TransactionClient
 from tests.support.proxy import END_TXN, Proxy
 
@@ -45,7 +45,7 @@ class Lab:
         self.scope = SinkScope("lab", uuid.uuid4().hex[:8], 1)
         self.sink = KafkaSink(self.topic, servers=servers, create_topic=True, partitions=partitions, **sink)
         self.committer: KafkaCommitter = self.sink.open_committer(self.scope)
-        self.client = TransactionClient(Lanes(servers, {}), transaction_timeout=60)
+        self.client = TransactionClient(Connections(servers, {}), transaction_timeout=60)
 
     def write(self, epoch: int, writer: int = 0, hints: Mapping[str, Any] | None = None, **columns: Any) -> Committable:
         scope = WriterScope(self.scope, epoch, 0, writer, 0, self.committer.hints() if hints is None else hints)
@@ -337,10 +337,10 @@ def test_a_partition_that_does_not_exist(lab: Lab, number: int) -> None:
 
 def test_the_topic_column_and_order_within_a_partition(lab: Lab) -> None:
     topics = [f"{lab.topic}-{letter}" for letter in "ab"]
-    lanes = Lanes(lab.servers, {})
+    connections = Connections(lab.servers, {})
     for topic in topics:
-        create(lanes, topic, 1, 1)
-    lanes.close()
+        create_topic(connections, topic, 1, 1)
+    connections.close()
     free = KafkaSink(servers=lab.servers)
     writer = free.open_writer(WriterScope(lab.scope, 1, 0, 0, 0))
     writer.write(pa.record_batch({"value": [str(n) for n in range(100)], "topic": topics * 50}))

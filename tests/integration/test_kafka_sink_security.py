@@ -17,10 +17,10 @@ from penstock.deadline import Deadline
 from penstock.dev.servers.broker import Broker
 from penstock.dev.servers.security import SecurityFiles, make_security
 from penstock.errors import AccessDenied, PenstockError
-from penstock.kafka.lanes import Lanes
+from penstock.kafka.connections import Connections
 from penstock.sinks.kafka import KafkaSink
+from penstock.sinks.kafka.check import create_topic
 from penstock.sinks.kafka.pool import POOL
-from penstock.sinks.kafka.topics import create
 
 pytest.importorskip("confluent_kafka")
 pytest.importorskip("cryptography")
@@ -45,9 +45,9 @@ class Secure:
 
 @pytest.fixture(scope="module")
 def secure(sasl_broker: Broker, security: SecurityFiles) -> Iterator[Secure]:
-    lanes = Lanes(sasl_broker.servers, {})
-    create(lanes, "safe", 2, 1)
-    lanes.close()
+    connections = Connections(sasl_broker.servers, {})
+    create_topic(connections, "safe", 2, 1)
+    connections.close()
     yield Secure(sasl_broker, security, "safe")
     POOL.clear()
 
@@ -94,9 +94,9 @@ def test_a_right_that_is_missing(secure: Secure) -> None:
     from confluent_kafka import admin as ck
 
     client = ck.AdminClient({"bootstrap.servers": secure.broker.servers})
-    lanes = Lanes(secure.broker.servers, {})
-    create(lanes, "forbidden", 1, 1)
-    lanes.close()
+    connections = Connections(secure.broker.servers, {})
+    create_topic(connections, "forbidden", 1, 1)
+    connections.close()
     denied = ck.AclBinding(
         ck.ResourceType.TOPIC,
         "forbidden",

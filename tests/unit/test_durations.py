@@ -32,7 +32,7 @@ BROKEN = [
 def test_every_spelling_means_the_same_everywhere(text: str, value: float) -> None:
     assert seconds(text, "x") == pytest.approx(value)
     assert duration_text(text, "x") == pytest.approx(value)
-    assert kafka.seconds(text) == pytest.approx(value)
+    assert kafka.transaction_seconds(text) == pytest.approx(value)
     assert Checkpoints(min_pause=text).min_pause_seconds == pytest.approx(value)
     assert RestartStrategy.fixed_delay(1, text).initial == pytest.approx(value)
 
@@ -66,4 +66,4 @@ def test_a_bare_number_in_a_file_is_milliseconds() -> None:
 @pytest.mark.parametrize("value", ["0s", "0", 0, "PT0S"])
 def test_a_transaction_needs_time(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="leaves no time"):
-        kafka.seconds(value)
+        kafka.transaction_seconds(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -141,3 +142,15 @@ def test_a_hang_lasts_until_it_is_released(
     release.touch()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_users_find_all_of_it_in_testing() -> None:
+    public = importlib.import_module("penstock.testing.failpoints")
+    for name in public.__all__:
+        assert getattr(public, name) is getattr(failpoints, name)
+    passed: list[str] = []
+    with public.hooked("epoch.decided", lambda: passed.append("here")):
+        failpoint("epoch.decided")
+    assert passed == ["here"]
+    own = {name for name, value in vars(failpoints).items() if getattr(value, "__module__", "") == failpoints.__name__}
+    assert {name for name in own if not name.startswith("_")} <= set(public.__all__)

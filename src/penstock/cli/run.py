@@ -16,7 +16,7 @@ import typer
 
 from penstock.cli import program
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
-from penstock.config.recovery_options import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
+from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
 
 if TYPE_CHECKING:
     from penstock.config.restart_strategy import RestartStrategy

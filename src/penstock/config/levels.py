@@ -1,4 +1,4 @@
-"""What was said in one place (by `-D`, in the code, in a file), understood option by option."""
+"""What one place sets (`-D`, the code, a file), understood option by option."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.checkpoints import Checkpoints, contradicts
-from penstock.config.flink import means_nothing_here
-from penstock.config.load import Written
+from penstock.config.checkpoints import Checkpoints, contradiction_error
+from penstock.config.load import Texts
 from penstock.config.option import Option, Part
-from penstock.config.registry import BY_KEY, BY_NAME, nearest
+from penstock.config.registry import BY_KEY, BY_NAME, means_nothing_here, nearest
 from penstock.config.state import StateBackend
 from penstock.durations import duration_text
 from penstock.errors import ConfigurationError
@@ -38,7 +37,7 @@ class Value:
         """How an error names it."""
         if self.where == CODE:
             return f"{self.option.python.replace('…', masked(str(self.value)).replace('-', '_'))} in the code"
-        return said(self.key, self.text, self.where)
+        return describe_setting(self.key, self.text, self.where)
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Level:
         return self.values.get((part, name))
 
 
-def said(key: str, text: str, where: str) -> str:
+def describe_setting(key: str, text: str, where: str) -> str:
     """`-D key=value`, `key=value from penstock.yaml`, `key=value, the default`; never a secret."""
     pair = f"{key}={shown(key, text)}"
     if where == OPTIONS:
@@ -64,32 +63,32 @@ def said(key: str, text: str, where: str) -> str:
     )
 
 
-def written_level(written: Written) -> Level:
+def read_texts(texts: Texts) -> Level:
     """From a file or `-D`. A key that nobody knows is an error that suggests another spelling."""
     values: dict[tuple[Part, str], Value] = {}
     spark: dict[str, str] = {}
     ignored: list[str] = []
-    for key, text in written.values.items():
+    for key, text in texts.values.items():
         option = BY_KEY.get(key)
         if option is not None:
-            _put(values, _understood(option, key, text, written.where))
+            _add(values, _read_value(option, key, text, texts.where))
         elif key.startswith("spark.") or key == LOG_LEVEL:
             spark[key] = text
         elif means_nothing_here(key):
             ignored.append(key)
         else:
-            raise _unknown(key, text, written.where)
-    return Level(written.where, values, spark, tuple(ignored))
+            raise _unknown(key, text, texts.where)
+    return Level(texts.where, values, spark, tuple(ignored))
 
 
-def code_level(
+def read_code(
     checkpoints: Checkpoints | None,
     state_backend: StateBackend | None,
     restart: RestartStrategy | None,
     conf: Mapping[str, str],
 ) -> Level:
     """From the program: only what it gave, defaults are not its word."""
-    from penstock.config.restarts import parts_of
+    from penstock.config.restart_strategy import options_of
 
     given: dict[tuple[Part, str], Any] = {}
     if checkpoints is not None:
@@ -97,7 +96,7 @@ def code_level(
     if state_backend is not None:
         given.update({("state", name): value for name, value in state_backend.given.items()})
     if restart is not None:
-        given.update({("restart", name): value for name, value in parts_of(restart).items()})
+        given.update({("restart", name): value for name, value in options_of(restart).items()})
     values = {
         place: Value(BY_NAME[place], value, _text(value, BY_NAME[place]), CODE, BY_NAME[place].key)
         for place, value in given.items()
@@ -116,23 +115,23 @@ def _text(value: Any, option: Option) -> str:
     return str(value)
 
 
-def _understood(option: Option, key: str, text: str, where: str) -> Value:
+def _read_value(option: Option, key: str, text: str, where: str) -> Value:
     name = f"-D {key}" if where == OPTIONS else f"{where}: {key}"
     unit = " ms" if option.parse is duration_text and text.strip().isdecimal() else ""
     return Value(option, option.parse(text, name), text.strip() + unit, where, key)
 
 
-def _put(values: dict[tuple[Part, str], Value], one: Value) -> None:
-    place = (one.option.part, one.option.name)
-    other = values.setdefault(place, one)
-    if other.value != one.value:
-        raise contradicts(other.side, one.side, f"both are names of {one.option.key}")
+def _add(values: dict[tuple[Part, str], Value], value: Value) -> None:
+    place = (value.option.part, value.option.name)
+    other = values.setdefault(place, value)
+    if other.value != value.value:
+        raise contradiction_error(other.side, value.side, f"both are names of {value.option.key}")
 
 
 def _unknown(key: str, text: str, where: str) -> ConfigurationError:
     close = nearest(key)
     return ConfigurationError(
-        f"{said(key, text, where)}: there is no such setting.",
+        f"{describe_setting(key, text, where)}: there is no such setting.",
         safe="nothing was started.",
         to_do=f"did you mean {close}?" if close else "see `penstock config` for all of them; Spark's begin with spark.",
     )

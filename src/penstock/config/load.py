@@ -24,18 +24,18 @@ _FLAT_LINE = re.compile(r"^(?P<key>[^\s:#][^\s:]*): +(?P<value>.*?)\s*$")
 
 
 @dataclass(frozen=True)
-class Written:
+class Texts:
     """Keys and texts from one place, and that place as an error names it."""
 
     where: str
     values: Mapping[str, str]
 
 
-def from_options(environment: Mapping[str, str] | None = None) -> Written:
+def from_options(environment: Mapping[str, str] | None = None) -> Texts:
     """What `-D` gave."""
     text = (os.environ if environment is None else environment).get(OPTIONS_VARIABLE, "")
     if not text.strip():
-        return Written("-D", {})
+        return Texts("-D", {})
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
@@ -46,15 +46,15 @@ def from_options(environment: Mapping[str, str] | None = None) -> Written:
             safe="nothing was started.",
             to_do='give options by `penstock run -D key=value`, or write the variable as {"key": "value"}.',
         )
-    return Written("-D", {str(key): _text(value) for key, value in body.items()})
+    return Texts("-D", {str(key): _text(value) for key, value in body.items()})
 
 
-def from_file(environment: Mapping[str, str] | None = None) -> Written:
+def from_file(environment: Mapping[str, str] | None = None) -> Texts:
     """The file that `PENSTOCK_CONFIG` names, or `penstock.yaml` here, or nothing."""
     named = (os.environ if environment is None else environment).get(FILE_VARIABLE)
     path = Path(named or DEFAULT_FILE)
     if not named and not path.is_file():
-        return Written(DEFAULT_FILE, {})
+        return Texts(DEFAULT_FILE, {})
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -63,7 +63,7 @@ def from_file(environment: Mapping[str, str] | None = None) -> Written:
             safe="nothing was started.",
             to_do=f"correct {FILE_VARIABLE}, or the file.",
         ) from error
-    return Written(str(path), parse(text, str(path)))
+    return Texts(str(path), parse(text, str(path)))
 
 
 def parse(text: str, where: str) -> dict[str, str]:
@@ -116,7 +116,7 @@ def _plain(node: Any, where: str) -> Any:
     if isinstance(node.value, str):
         return node.value
     if node.id == "sequence":
-        return [_plain(one, where) for one in node.value]
+        return [_plain(item, where) for item in node.value]
     found: dict[str, Any] = {}
     lines: dict[str, int] = {}
     for key, value in node.value:
@@ -164,5 +164,5 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
-        return ";".join(_text(one) for one in value)
+        return ";".join(_text(item) for item in value)
     return str(value)

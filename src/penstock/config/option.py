@@ -1,10 +1,16 @@
-"""One option: Flink's key, its name in Python, its default, what it means here, and the test that shows it."""
+"""One option: Flink's key, its name in Python, its default, what it means here, and the test that shows it; and how its
+text is read. What cannot be read is an error that names the setting.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Any, Literal, TypeVar
+
+from penstock.errors import ConfigurationError
 
 Parser = Callable[[str, str], Any]
 """From text and the setting's name, for the error, to a value."""
@@ -25,3 +31,95 @@ class Option:
     meaning: str
     shown_by: tuple[str, ...]
     aliases: tuple[str, ...] = ()
+
+
+Kind = TypeVar("Kind", bound=StrEnum)
+
+_BYTES = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(
+    r"^\s*(?P<number>\d+(\.\d+)?)\s*"
+    r"(?P<unit>b|bytes|[kmgt]b?|[kmgt]ib|kibibytes|mebibytes|gibibytes|tebibytes)\s*$",
+    re.IGNORECASE,
+)
+_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*$")
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def size(value: int | str, name: str) -> int:
+    """A number of bytes; text has a unit: `64mb`, `1 gb`, in powers of 1024 as Flink and Spark count."""
+    if isinstance(value, str):
+        match = _SIZE.match(value)
+        if match is None:
+            raise _refused(
+                f"{name}={value!r} is not a size.",
+                "write a number of bytes, or a number with kb, mb, gb or tb, for example '64mb'.",
+            )
+        return int(float(match["number"]) * _BYTES[match["unit"].lower()[:1]])
+    if value < 0:
+        raise _refused(f"{name}={value} is negative.", "give a size of 0 or more.")
+    return int(value)
+
+
+def size_text(text: str, name: str) -> int:
+    """A size from a file or the command line, where a bare number is bytes."""
+    return int(text) if text.strip().isdecimal() else size(text, name)
+
+
+def boolean(text: str, name: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    raise _refused(f"{name}={text!r} is neither true nor false.", "write true or false.")
+
+
+def whole(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _refused(f"{name}={text!r} is not a whole number.", "write digits only.") from None
+
+
+def whole_or_infinite(text: str, name: str) -> int | None:
+    """None for `infinite`."""
+    return None if text.strip().lower() in ("infinite", "inf", "2147483647") else whole(text, name)
+
+
+def number(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _refused(f"{name}={text!r} is not a number.", "write a number such as 1.5.") from None
+
+
+def ratio(value: float | str, name: str) -> float:
+    """A share of something, from 0 to 1."""
+    share = number(value, name) if isinstance(value, str) else float(value)
+    if not 0 <= share <= 1:
+        raise _refused(f"{name}={value} is not between 0 and 1.", "give a share, for example 0.5.")
+    return share
+
+
+def plain(text: str, name: str) -> str:
+    return text
+
+
+def schemes(value: str | Sequence[str], name: str) -> tuple[str, ...]:
+    """Schemes of addresses, as text with commas between; the `://` may be left on."""
+    given = value.split(",") if isinstance(value, str) else value
+    found = tuple(scheme.strip().lower().removesuffix("://").removesuffix(":") for scheme in given if scheme.strip())
+    for scheme in found:
+        if not _SCHEME.match(scheme):
+            raise _refused(f"{name}={value!r}: {scheme!r} is not a scheme.", "write for example 'abfss, ofs'.")
+    return found
+
+
+def one_of(kind: type[Kind], value: str, name: str) -> Kind:
+    """`AT_LEAST_ONCE`, `at-least-once` and `at_least_once` are one."""
+    try:
+        return kind(str(value).strip().lower().replace("-", "_"))
+    except ValueError:
+        raise _refused(f"{name}={value!r} is none of {', '.join(kind)}.", f"choose one of {', '.join(kind)}.") from None
+
+
+def _refused(happened: str, to_do: str) -> ConfigurationError:
+    return ConfigurationError(happened, safe="nothing was started.", to_do=to_do)

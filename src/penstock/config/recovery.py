@@ -1,9 +1,14 @@
-"""From where a job starts, where it is not its own checkpoint: a savepoint or a retained checkpoint of any job."""
+"""`Recovery`: a savepoint, or a retained checkpoint of any job, that a job starts from; and the options that say so."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
+
+from penstock.config.option import Option, Parser, boolean
+from penstock.errors import ConfigurationError
+from penstock.naming import check_name
 
 Claim = Literal["claim", "no_claim"]
 
@@ -23,3 +28,98 @@ class Recovery:
     restore_id: str | None = None
     fork_name: str | None = None
     fork_suffix: str | None = None
+
+
+_UNIT = "tests/unit/config/test_recovery_options.py::"
+
+PATH, ALLOW = "execution.state-recovery.path", "execution.state-recovery.ignore-unclaimed-state"
+CLAIM = "execution.state-recovery.claim-mode"
+RESTORE_ID, FORK_NAME, FORK_SUFFIX = "penstock.restore.id", "penstock.fork.name", "penstock.fork.suffix"
+
+
+def _path(text: str, name: str) -> str:
+    if text.strip():
+        return text.strip()
+    raise ConfigurationError(f"{name} is empty.", safe="nothing was started.", to_do="name a savepoint's folder.")
+
+
+def _claim(text: str, name: str) -> Claim:
+    match text.strip().lower().replace("-", "_"):
+        case "claim":
+            return "claim"
+        case "no_claim":
+            return "no_claim"
+        case "legacy":
+            to_do = "choose no_claim: like legacy, it leaves the savepoint as it is; it also never depends on it."
+        case _:
+            to_do = "choose claim or no_claim."
+    happened = f"{name}={text!r} is neither claim nor no_claim."
+    raise ConfigurationError(happened, safe="nothing was started.", to_do=to_do)
+
+
+def _restore_id(text: str, name: str) -> str:
+    if re.fullmatch(r"[0-9a-f]{32}", text.strip()):
+        return text.strip()
+    raise ConfigurationError(
+        f"{name}={text!r} is not 32 hexadecimal digits.",
+        safe="nothing was started.",
+        to_do="leave it out; `penstock run -s` makes one.",
+    )
+
+
+def _job_name(text: str, name: str) -> str:
+    return check_name(text.strip(), f"name of a fork ({name})")
+
+
+def _suffix(text: str, name: str) -> str:
+    """A suffix joins names of topics, tables and folders, so it may begin with a dash."""
+    if re.fullmatch(r"[A-Za-z0-9._-]{1,50}", text.strip()):
+        return text.strip()
+    raise ConfigurationError(
+        f"{name}={text!r} cannot end the name of a topic or a table.",
+        safe="nothing was started.",
+        to_do="use up to 50 letters, digits, dots, dashes and underscores, for example '-next'.",
+    )
+
+
+def _recovery(
+    key: str, name: str, python: str, default: str, parse: Parser, meaning: str, test: str, *aliases: str
+) -> Option:
+    return Option(key, "recovery", name, python, default, parse, meaning, (f"{_UNIT}{test}",), aliases)
+
+
+_HANDED = "test_what_run_hands_over"
+
+RECOVERY_OPTIONS = (
+    _recovery(
+        PATH, "path", "penstock run -s …", "", _path,
+        "A savepoint, or a retained checkpoint, that the job starts from instead of its own checkpoint.",
+        _HANDED, "execution.savepoint.path",
+    ),
+    _recovery(
+        ALLOW, "allow_non_restored", "Job(allow_non_restored_state=…)", "false", boolean,
+        "State that no query of the program takes up may be left behind.",
+        _HANDED, "execution.savepoint.ignore-unclaimed-state",
+    ),
+    _recovery(
+        CLAIM, "claim", "penstock run --claim-mode …", "no_claim", _claim,
+        "`no_claim`: the savepoint stays yours and is never needed again once the job runs. `claim`: it becomes the"
+        " job's, which deletes it when it is no longer needed. Flink's `legacy` is refused.",
+        "test_claim_modes", "execution.savepoint-restore-mode",
+    ),
+    _recovery(
+        RESTORE_ID, "restore_id", "penstock run -s …", "", _restore_id,
+        "Made by `penstock run -s`, so that a restart of the driver does not restore again. Not for you to set.",
+        _HANDED,
+    ),
+    _recovery(
+        FORK_NAME, "fork_name", "penstock run --fork …", "", _job_name,
+        "The job's name instead of the one in the program: a second job from a savepoint, beside the first.",
+        "test_a_fork_is_whole",
+    ),
+    _recovery(
+        FORK_SUFFIX, "fork_suffix", "penstock run --suffix …", "", _suffix,
+        "What is added to the name of every topic, table and folder that a fork writes.",
+        "test_a_fork_is_whole",
+    ),
+)  # fmt: skip

@@ -8,18 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.config.checkpoints import Checkpoints, contradiction, contradicts
-from penstock.config.levels import CODE, DEFAULT, OPTIONS, Level, Value, code_level, written_level
+from penstock.config.checkpoints import Checkpoints, contradiction_error, find_contradiction
+from penstock.config.levels import CODE, DEFAULT, OPTIONS, Level, Value, read_code, read_texts
 from penstock.config.load import from_file, from_options
 from penstock.config.option import Option, Part
 from penstock.config.recovery import Recovery
 from penstock.config.registry import BY_NAME
 from penstock.config.registry import OPTIONS as ALL
 from penstock.config.rest import Rest
-from penstock.config.restart_options import NONE
-from penstock.config.restart_strategy import RestartStrategy
-from penstock.config.restarts import build
-from penstock.config.spark_conf import PARTITIONS, Asked, asked
+from penstock.config.restart_strategy import NONE, RestartStrategy, build_strategy
+from penstock.config.spark_conf import PARTITIONS, SparkSetting, derive_spark_settings
 from penstock.config.state import PROVIDER, Backend, StateBackend, backend_of
 from penstock.errors import ConfigurationError
 from penstock.secrets import shown
@@ -29,7 +27,7 @@ log = logging.getLogger("penstock")
 _MEMORY = "memory:"
 _KIND: tuple[Part, str] = ("checkpoints", "storage_kind")
 _FOLDER: tuple[Part, str] = ("checkpoints", "storage")
-_told: set[str] = set()  # a program that makes many jobs is told once
+_logged: set[str] = set()  # a program that makes many jobs is told once
 
 Values = dict[tuple[Part, str], Value]
 
@@ -46,27 +44,28 @@ class Settings:
     spark: Mapping[str, str]  # from `-D` and the code: wins over whatever else Spark was told
     spark_file: Mapping[str, str]  # from the file: gives way to spark-submit
     spark_origin: Mapping[str, str]
-    asked: Mapping[str, Asked]
+    derived_spark: Mapping[str, SparkSetting]
     values: Sequence[Value]
     ignored: Sequence[tuple[str, str]]  # keys that mean nothing here, and where they stand
     notes: Sequence[str]  # what was set and changes nothing
 
     @property
-    def state_asked(self) -> dict[str, Any]:
+    def state_request(self) -> dict[str, Any]:
         """`partitions` and `backend`, each only where somebody asked for it, by our name or Spark's."""
-        told = {**self.spark_file, **self.spark}
-        told |= {key: one.value for key, one in self.asked.items() if one.side is not None}
+        known = {**self.spark_file, **self.spark}
+        known |= {key: setting.value for key, setting in self.derived_spark.items() if setting.side is not None}
         found: dict[str, Any] = {}
-        if PARTITIONS in told:
-            found["partitions"] = int(told[PARTITIONS])
-        if PROVIDER in told:
-            found["backend"] = backend_of(told)
+        if PARTITIONS in known:
+            found["partitions"] = int(known[PARTITIONS])
+        if PROVIDER in known:
+            found["backend"] = backend_of(known)
         return found
 
     def rows(self) -> list[dict[str, str]]:
         """Every option, its value, where it came from. Secrets are not shown."""
         rows = [
-            {"key": one.option.key, "value": shown(one.option.key, one.text), "from": one.where} for one in self.values
+            {"key": setting.option.key, "value": shown(setting.option.key, setting.text), "from": setting.where}
+            for setting in self.values
         ]
         for key, value in {**self.spark_file, **self.spark}.items():
             rows.append({"key": key, "value": shown(key, value), "from": self.spark_origin[key]})
@@ -82,8 +81,8 @@ def resolve(
 ) -> Settings:
     """Put everything together. Raises a `ConfigurationError` for what is unknown, unreadable or contradictory, which
     names both sides and where they stand. Logs, once, what changes nothing."""
-    options, file = written_level(from_options()), written_level(from_file())
-    code = code_level(checkpoints, state_backend, restart, conf or {})
+    options, file = read_texts(from_options()), read_texts(from_file())
+    code = read_code(checkpoints, state_backend, restart, conf or {})
     levels = (options, code, file)
     values: Values = {(option.part, option.name): _value(levels, option) for option in ALL}
     values.update(_storage(levels))
@@ -101,16 +100,16 @@ def resolve(
         state_backend=backend,
         restart=_restart(values, restart),
         recovery=_recovery(values),
-        rest=Rest(**{name: one.value for name, one in _of(values, "rest").items()}),
+        rest=Rest(**{name: setting.value for name, setting in _of(values, "rest").items()}),
         spark=spark,
         spark_file=spark_file,
         spark_origin=origin,
-        asked=asked(values, backend, everything, origin),
+        derived_spark=derive_spark_settings(values, backend, everything, origin),
         values=tuple(values.values()),
         ignored=[(key, level.where) for level in (options, file) for key in level.ignored],
         notes=_notes(values),
     )
-    _tell(settings)
+    _log_once(settings)
     return settings
 
 
@@ -127,18 +126,18 @@ def _storage(levels: Sequence[Level]) -> Values:
     """Flink says "in memory" and "which folder" by two keys, Python by one. The highest place that says either decides;
     one place that says both must mean the same."""
     kinds, folders = BY_NAME[_KIND], BY_NAME[_FOLDER]
-    saying = [level for level in levels if level.get(*_KIND) is not None or level.get(*_FOLDER) is not None]
-    if not saying:
+    speaking = [level for level in levels if level.get(*_KIND) is not None or level.get(*_FOLDER) is not None]
+    if not speaking:
         return {}
-    where, kind, folder = saying[0].where, saying[0].get(*_KIND), saying[0].get(*_FOLDER)
+    where, kind, folder = speaking[0].where, speaking[0].get(*_KIND), speaking[0].get(*_FOLDER)
     if kind is not None and folder is not None and _in_memory(folder) != (kind.value == "jobmanager"):
-        raise contradicts(kind.side, folder.side, "memory is no folder")
+        raise contradiction_error(kind.side, folder.side, "memory is not a folder")
     if folder is None and kind is not None and kind.value == "jobmanager":
         folder = Value(folders, _MEMORY, _MEMORY, where, kind.key)
     elif folder is None:  # on a file system, in the folder that a lower place names
-        lower = (level.get(*_FOLDER) for level in saying[1:])
+        lower = (level.get(*_FOLDER) for level in speaking[1:])
         default = Value(folders, folders.default, folders.default, DEFAULT, folders.key)
-        folder = next((one for one in lower if one is not None and not _in_memory(one)), default)
+        folder = next((setting for setting in lower if setting is not None and not _in_memory(setting)), default)
     if kind is None:
         text = "jobmanager" if _in_memory(folder) else "filesystem"
         kind = Value(kinds, text, text, where, folder.key)
@@ -155,19 +154,19 @@ def _named_by_spark(conf: Mapping[str, str], origin: Mapping[str, str]) -> Value
 
 
 def _of(values: Values, part: Part) -> dict[str, Value]:
-    return {name: one for (place, name), one in values.items() if place == part}
+    return {name: setting for (place, name), setting in values.items() if place == part}
 
 
 def _checkpoints(values: Values) -> Checkpoints:
     mine = _of(values, "checkpoints")
     del mine["storage_kind"]
-    found = contradiction({name: one.value for name, one in mine.items()})
+    found = find_contradiction({name: setting.value for name, setting in mine.items()})
     if found is not None:
         order = {OPTIONS: 0, CODE: 1, DEFAULT: 3}
-        one, other = sorted((mine[name] for name in found[:2]), key=lambda side: order.get(side.where, 2))
-        raise contradicts(one.side, other.side, found[2])
+        first, second = sorted((mine[name] for name in found[:2]), key=lambda side: order.get(side.where, 2))
+        raise contradiction_error(first.side, second.side, found[2])
     with _naming(mine):
-        return Checkpoints(**{name: one.value for name, one in mine.items() if one.where != DEFAULT})
+        return Checkpoints(**{name: setting.value for name, setting in mine.items() if setting.where != DEFAULT})
 
 
 @contextmanager
@@ -176,22 +175,26 @@ def _naming(values: Mapping[str, Value]) -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        sides = ", ".join(one.side for one in values.values() if one.where not in (DEFAULT, CODE))
+        sides = ", ".join(setting.side for setting in values.values() if setting.where not in (DEFAULT, CODE))
         raise ConfigurationError(f"{error.happened} Set: {sides}.", safe=error.safe, to_do=error.to_do) from error
 
 
 def _backend(values: Values) -> StateBackend:
     mine = _of(values, "state")
     with _naming(mine):
-        return StateBackend(**{name: one.value for name, one in mine.items() if one.where != DEFAULT or name == "kind"})
+        return StateBackend(
+            **{name: setting.value for name, setting in mine.items() if setting.where != DEFAULT or name == "kind"}
+        )
 
 
 def _restart(values: Values, restart: RestartStrategy | None) -> RestartStrategy:
     mine = _of(values, "restart")
-    if all(one.where in (CODE, DEFAULT) for one in mine.values()):
+    if all(setting.where in (CODE, DEFAULT) for setting in mine.values()):
         return restart or RestartStrategy.exponential_delay()
     with _naming(mine):
-        return build(mine["type"].value, {name: one.value for name, one in mine.items() if name != "type"})
+        return build_strategy(
+            mine["type"].value, {name: setting.value for name, setting in mine.items() if name != "type"}
+        )
 
 
 def _recovery(values: Values) -> Recovery:
@@ -204,7 +207,7 @@ def _recovery(values: Values) -> Recovery:
                 safe="nothing was started.",
                 to_do="give a fork all three: penstock run -s PATH --fork NAME --suffix SUFFIX.",
             )
-    return Recovery(**{name: one.value for name, one in mine.items()})
+    return Recovery(**{name: setting.value for name, setting in mine.items()})
 
 
 def _notes(values: Values) -> list[str]:
@@ -212,26 +215,28 @@ def _notes(values: Values) -> list[str]:
     notes = []
     state, restart = _of(values, "state"), _of(values, "restart")
     rocksdb, kind = state["kind"].value == Backend.ROCKSDB, restart["type"].value
-    for name, one in state.items():
-        if one.where == DEFAULT or name == "kind":
+    for name, setting in state.items():
+        if setting.where == DEFAULT or name == "kind":
             continue
-        if name == "incremental" and not one.value:
-            notes.append(f"{one.side} changes nothing: both state backends write only what is new.")
+        if name == "incremental" and not setting.value:
+            notes.append(f"{setting.side} changes nothing: both state backends write only what is new.")
         elif name == "changelog" and not rocksdb:
-            notes.append(f"{one.side} changes nothing: the state backend {state['kind'].text} always writes changes.")
+            notes.append(
+                f"{setting.side} changes nothing: the state backend {state['kind'].text} always writes changes."
+            )
         elif name not in ("incremental", "changelog") and not rocksdb:
-            notes.append(f"{one.side} changes nothing: the state backend is {state['kind'].text}.")
-    for name, one in restart.items():
-        if one.where != DEFAULT and name != "type" and not name.startswith(f"{kind}."):
-            notes.append(f"{one.side} changes nothing: the restart strategy is {'off' if kind == NONE else kind}.")
+            notes.append(f"{setting.side} changes nothing: the state backend is {state['kind'].text}.")
+    for name, setting in restart.items():
+        if setting.where != DEFAULT and name != "type" and not name.startswith(f"{kind}."):
+            notes.append(f"{setting.side} changes nothing: the restart strategy is {'off' if kind == NONE else kind}.")
     return notes
 
 
-def _tell(settings: Settings) -> None:
-    new = [key for key, _ in settings.ignored if key not in _told]
+def _log_once(settings: Settings) -> None:
+    new = [key for key, _ in settings.ignored if key not in _logged]
     if new:
         log.warning("settings of Flink's that mean nothing here: %s", ", ".join(new))
     for note in settings.notes:
-        if note not in _told:
+        if note not in _logged:
             log.warning("%s", note)
-    _told.update(new, settings.notes)
+    _logged.update(new, settings.notes)

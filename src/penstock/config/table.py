@@ -22,7 +22,7 @@ def table() -> str:
     return "\n".join([_HEAD, *(_row(option) for option in OPTIONS)])
 
 
-def placed(page: str) -> str:
+def insert_table(page: str) -> str:
     """The page with the table between its markers."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     """With a page's path: put the table there. Without: print it."""
     for name in arguments:
         page = Path(name)
-        page.write_text(placed(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(insert_table(page.read_text(encoding="utf-8")), encoding="utf-8")
     if not arguments:
         sys.stdout.write(table() + "\n")
 

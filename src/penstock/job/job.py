@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Checkpoints, Retention, StateBackend
-from penstock.config.memory import placed
+from penstock.config.checkpoints import give_memory_a_folder
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.config.settings import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted
@@ -69,7 +69,7 @@ class Job:
     ) -> None:
         self.settings = resolve(checkpoints, state_backend, restart, conf)
         self.name = check_name(self.settings.recovery.fork_name or name, "job")
-        self.checkpoints = placed(self.settings.checkpoints)
+        self.checkpoints = give_memory_a_folder(self.settings.checkpoints)
         self._restart = self.settings.restart
         self._spark = spark
         if spark is not None:
@@ -348,7 +348,7 @@ class Job:
             )
             if before is not None:
                 lay_over(before, self.settings)
-        settle(self._spark, self.settings.asked)  # each time: another job may have asked otherwise meanwhile
+        settle(self._spark, self.settings.derived_spark)  # each time: another job may have asked otherwise meanwhile
         return self._spark
 
     def _add(

@@ -44,7 +44,7 @@ class Beginning:
         if recovery.path is not None:
             restorer = Restorer(self._job, self._storage.location, self._spark)
             wanted = replace(recovery, allow_non_restored=self._allow)
-            outcome = restorer.restore(wanted, self._plans, self._settings.state_asked)
+            outcome = restorer.restore(wanted, self._plans, self._settings.state_request)
         histories = Histories(self._storage)
         current = histories.current()
         if outcome is not None and outcome.mapped is not None:

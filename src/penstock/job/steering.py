@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.values import one_of
+from penstock.config.option import one_of
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PenstockError, SavepointError
 from penstock.savepoints.savepoint import Kind

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import (
     AccessDenied,
     DataError,
+    MissingExtra,
     PenstockError,
     PreCommitFailed,
     SystemUnavailable,
@@ -61,7 +62,15 @@ def missing(topic: str) -> TopicMissing:
     return TopicMissing(
         f"The topic {topic!r} does not exist.",
         safe=_SAFE,
-        to_do=f"create it, or say KafkaSink({topic!r}, create_topic=True, partitions=…).",
+        to_do=f"create it, or write KafkaSink({topic!r}, create_topic=True, partitions=…).",
+    )
+
+
+def missing_client(library: str, error: ImportError) -> MissingExtra:
+    return MissingExtra(
+        f"Kafka needs {library}, which cannot be imported ({error}).",
+        safe="nothing was started.",
+        to_do="pip install 'penstock[kafka]' where the driver and the workers run.",
     )
 
 

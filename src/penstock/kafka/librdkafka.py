@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigurationError, MissingExtra
+from penstock.kafka import faults
 from penstock.kafka.answers import ENDINGS, ON_ANSWER, ON_NEW, ON_REQUEST, watcher
+from penstock.secrets import MASK
 
 PARTITION_UA = -1
 MSG_F_COPY, MSG_F_PARTITION = 0x2, 0x8
@@ -136,11 +138,7 @@ def library() -> Any:
         import confluent_kafka
         from confluent_kafka import cimpl
     except ImportError as error:
-        raise MissingExtra(
-            f"The Kafka sink needs confluent-kafka, which cannot be imported ({error}).",
-            safe="nothing was started.",
-            to_do="pip install 'penstock[kafka]' where the driver and the workers run.",
-        ) from error
+        raise faults.missing_client("confluent-kafka", error) from error
     wheel = os.path.dirname(os.path.dirname(confluent_kafka.__file__))
     # The extension's own handle resolves the very library it loaded; a copy by path would be a second one.
     for path in (cimpl.__file__, *sorted(glob.glob(f"{wheel}/confluent_kafka.libs/librdkafka*"))):
@@ -327,4 +325,4 @@ def _ms(seconds: float) -> int:
 
 def _without(text: str, value: str) -> str:
     # librdkafka quotes the refused value, which may be a secret.
-    return text.replace(value, "***") if value else text
+    return text.replace(value, MASK) if value else text

@@ -1,19 +1,18 @@
-"""Client settings: what the user may say, what we set, and the same settings in both clients' spelling.
+"""Client settings: what the user may say, and what we set.
 
-Users write librdkafka's names, or Spark's (`kafka.` in front, Java's names behind). Writers speak librdkafka, the
-driver speaks kafka-python; `for_producer` and `for_admin` translate. Nothing here connects.
+Users write librdkafka's names, or Spark's (`kafka.` in front, Java's names behind); `translation` has each client's.
 """
 
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Mapping
 from typing import Any
 
 from penstock import durations
 from penstock import secrets as secrecy
 from penstock.errors import ConfigurationError
+from penstock.kafka.translation import CLIENT_ID, read_login, take_pem_trust_store
 
 #: What the protocol itself depends on; a user's value would break it.
 OWNED = frozenset(
@@ -34,7 +33,7 @@ OWNED = frozenset(
 
 #: Ours unless the user says otherwise.
 DEFAULTS: Mapping[str, str] = {
-    "client.id": "penstock",
+    "client.id": CLIENT_ID,
     # Java's hash, so that a key lands where every other Spark or Flink writer puts it.
     "partitioner": "murmur2_random",
     # What a broker takes in one request at most is 100 MiB; the topic's own, lower limit is enforced by the broker.
@@ -60,22 +59,33 @@ _ALIASES = {
     "queue.buffering.max.ms": "linger.ms",
     "compression.codec": "compression.type",
 }
-_TRUST = {"ssl.truststore.location": "ssl.ca.location", "ssl.truststore.certificates": "ssl.ca.pem"}
-_JAAS = re.compile(r'(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
-_ADMIN = {
-    "client.id": "client_id",
-    "sasl.username": "sasl_plain_username",
-    "sasl.password": "sasl_plain_password",
-    "sasl.kerberos.service.name": "sasl_kerberos_service_name",
-    "ssl.ca.location": "ssl_cafile",
-    "ssl.certificate.location": "ssl_certfile",
-    "ssl.key.location": "ssl_keyfile",
-    "ssl.key.password": "ssl_password",
-    "ssl.crl.location": "ssl_crlfile",
-}
+
+#: Spark's own options of its Kafka reader: they go to Spark as they are. Everything else is meant for the client.
+SPARK_OPTIONS = frozenset(
+    {
+        "assign",
+        "subscribe",
+        "subscribePattern",
+        "startingOffsets",
+        "startingTimestamp",
+        "startingOffsetsByTimestamp",
+        "startingOffsetsByTimestampStrategy",
+        "failOnDataLoss",
+        "kafkaConsumer.pollTimeoutMs",
+        "fetchOffset.numRetries",
+        "fetchOffset.retryIntervalMs",
+        "maxOffsetsPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "minPartitions",
+        "maxRecordsPerPartition",
+        "groupIdPrefix",
+        "includeHeaders",
+    }
+)
 
 
-def seconds(value: str | float) -> float:
+def transaction_seconds(value: str | float) -> float:
     """Of a transaction's timeout: a duration of more than nothing. Text that is a bare number is seconds here."""
     text = value.strip() if isinstance(value, str) else value
     bare = isinstance(text, str) and re.fullmatch(r"\d+(\.\d+)?", text)
@@ -89,7 +99,7 @@ def seconds(value: str | float) -> float:
     return found
 
 
-def normalised(options: Mapping[str, Any]) -> dict[str, str]:
+def normalise(options: Mapping[str, Any]) -> dict[str, str]:
     """`options` in librdkafka's names, Spark's prefix and Java's JAAS line translated; refuses what we own."""
     plain: dict[str, str] = {}
     for name, value in options.items():
@@ -103,21 +113,30 @@ def normalised(options: Mapping[str, Any]) -> dict[str, str]:
                 to_do="remove it; servers, transaction_timeout and transactional_id_prefix are arguments of KafkaSink.",
             )
         if key == "sasl.jaas.config":
-            found = dict(_JAAS.findall(text))
-            plain.update({f"sasl.{part}": re.sub(r"\\(.)", r"\1", found[part]) for part in found})
+            plain.update({f"sasl.{part}": value for part, value in read_login(text).items()})
         elif key == "ssl.endpoint.identification.algorithm":
             plain[key] = text or "none"
         else:
             plain[key] = text
-    if plain.get("ssl.truststore.type", "").upper() == "PEM":
-        del plain["ssl.truststore.type"]
-        for java, ours in _TRUST.items():
-            if java in plain:
-                plain.setdefault(ours, plain.pop(java))
+    take_pem_trust_store(plain)
     return plain
 
 
-def shown(options: Mapping[str, str]) -> dict[str, str]:
+def split_options(options: Mapping[str, object]) -> tuple[dict[str, str], dict[str, str]]:
+    """The options for Spark's reader, and those for the client without their `kafka.`."""
+    spark: dict[str, str] = {}
+    client: dict[str, str] = {}
+    known = {name.lower(): name for name in SPARK_OPTIONS}
+    for name, value in options.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if name.lower() in known:
+            spark[known[name.lower()]] = text
+        else:
+            client[name.removeprefix("kafka.")] = text
+    return spark, client
+
+
+def mask_secrets(options: Mapping[str, str]) -> dict[str, str]:
     """`options` fit for a log: every secret replaced."""
     return {name: secrecy.shown(name, value) for name, value in sorted(options.items())}
 
@@ -136,40 +155,3 @@ def for_producer(servers: str, options: Mapping[str, str], transaction_timeout: 
         "acks": "all",
         "delivery.report.only.error": "true",
     }
-
-
-def for_admin(servers: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """The same connection in kafka-python's names: addresses, TLS and SASL; producer tuning has no counterpart."""
-    admin: dict[str, Any] = {"bootstrap_servers": [part.strip() for part in servers.split(",")]}
-    admin.update({_ADMIN[name]: value for name, value in options.items() if name in _ADMIN})
-    admin.setdefault("client_id", DEFAULTS["client.id"])
-    protocol = options.get("security.protocol", "plaintext").upper()
-    admin["security_protocol"] = protocol
-    if protocol.startswith("SASL"):
-        mechanism = options.get("sasl.mechanism", "GSSAPI").upper()
-        if mechanism == "OAUTHBEARER":
-            raise ConfigurationError(
-                "The driver cannot fetch OAUTHBEARER tokens yet.",
-                safe="nothing was started.",
-                to_do="use SCRAM-SHA-512, PLAIN over TLS, Kerberos or client certificates for this sink.",
-            )
-        admin["sasl_mechanism"] = mechanism
-    if protocol.endswith("SSL"):
-        hostname = options.get("ssl.endpoint.identification.algorithm", "https") != "none"
-        admin["ssl_check_hostname"] = hostname
-        if "ssl.ca.pem" in options or options.get("enable.ssl.certificate.verification") == "false":
-            admin["ssl_context"] = _context(options, hostname)
-    return admin
-
-
-def _context(options: Mapping[str, str], hostname: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=options.get("ssl.ca.location"), cadata=options.get("ssl.ca.pem"))
-    context.check_hostname = hostname
-    if options.get("enable.ssl.certificate.verification") == "false":
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if "ssl.certificate.location" in options:
-        context.load_cert_chain(
-            options["ssl.certificate.location"], options.get("ssl.key.location"), options.get("ssl.key.password")
-        )
-    return context

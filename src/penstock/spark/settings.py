@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.open import spark_log_at
-from penstock.config.levels import CODE, OPTIONS, said
+from penstock.config.levels import CODE, OPTIONS, describe_setting
 from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import PROVIDER, check_backend
 from penstock.errors import ConfigurationError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.config.settings import Settings
-    from penstock.config.spark_conf import Asked
+    from penstock.config.spark_conf import SparkSetting
 
 log = logging.getLogger("penstock")
 
@@ -29,7 +29,7 @@ _SESSION = "the Spark session"
 _told: set[str] = set()
 
 
-def settle(spark: SparkSession, asked: Mapping[str, Asked]) -> None:
+def settle(spark: SparkSession, asked: Mapping[str, SparkSetting]) -> None:
     """Set what a job's options ask for. What the user has told Spark otherwise is an error that names both; what an
     earlier job in this session asked for is set back."""
     told = dict(spark.conf.getAll)
@@ -74,16 +74,17 @@ def lay_over(spark: SparkSession, settings: Settings) -> None:
         if where == CODE or now == value:
             continue
         if where != OPTIONS and now is not None:
-            _say_once(f"{said(key, value, where)} gives way to {said(key, now, _SESSION)}.")
+            _say_once(f"{describe_setting(key, value, where)} gives way to {describe_setting(key, now, _SESSION)}.")
         elif spark.conf.isModifiable(key):
             spark.conf.set(key, value)
         else:
-            _say_once(f"{said(key, value, where)} comes too late: the Spark session runs already.")
+            _say_once(f"{describe_setting(key, value, where)} comes too late: the Spark session runs already.")
 
 
 def gives_way(key: str, value: str, now: str) -> None:
     """Say that spark-submit's word counts, not the file's."""
-    _say_once(f"{said(key, value, 'the configuration file')} gives way to {said(key, now, 'spark-submit')}.")
+    file, submit = describe_setting(key, value, "the configuration file"), describe_setting(key, now, "spark-submit")
+    _say_once(f"{file} gives way to {submit}.")
 
 
 def require_same_backend(spark: SparkSession, location: str, query: str) -> None:
@@ -102,7 +103,7 @@ def require_same_parallelism(
     spark: SparkSession, location: str, history: str, queries: Iterable[str], settings: Settings
 ) -> None:
     """Spark would go on with the number of state partitions it began with, and not say that it was asked otherwise."""
-    wanted = settings.asked.get(PARTITIONS)
+    wanted = settings.derived_spark.get(PARTITIONS)
     if wanted is None or wanted.side is None:
         return
     for uid in queries:

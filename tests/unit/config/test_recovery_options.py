@@ -22,7 +22,7 @@ import dataclasses, json, sys
 from penstock.config.settings import resolve
 settings = resolve()
 print(json.dumps({**dataclasses.asdict(settings.recovery), "arguments": sys.argv[1:],
-                  "parallelism": {key: one.value for key, one in settings.asked.items()}}))
+                  "parallelism": {key: one.value for key, one in settings.derived_spark.items()}}))
 """
 
 Run = Callable[..., dict[str, Any]]
@@ -116,7 +116,7 @@ def test_claim_modes(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         ({"penstock.fork.name": "a/b"}, "cannot be a name of a fork"),
         ({"execution.state-recovery.pth": "/sp"}, "there is no such setting"),
         ({"rest.prt": "1"}, "there is no such setting"),
-        ({"rest.port": "70000"}, "is no port"),
+        ({"rest.port": "70000"}, "is not a port"),
     ],
 )
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch, values: dict[str, str], said: str) -> None:

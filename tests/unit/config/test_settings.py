@@ -13,7 +13,7 @@ import pytest
 
 from penstock import Checkpoints, Job, Mode, RestartStrategy, Retention, StateBackend
 from penstock.config import load, settings
-from penstock.config.restarts import build
+from penstock.config.restart_strategy import build_strategy
 from penstock.config.settings import Settings, resolve
 from penstock.config.state import BOUNDED, CHANGELOG, HIGH_PRIORITY, LIMIT, PROVIDER, WRITE_BUFFERS, check_backend
 from penstock.errors import ConfigurationError
@@ -30,7 +30,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(load.FILE_VARIABLE, raising=False)
     monkeypatch.delenv(load.OPTIONS_VARIABLE, raising=False)
-    monkeypatch.setattr(settings, "_told", set())
+    monkeypatch.setattr(settings, "_logged", set())
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_flink_file_as_it_is(
     assert (checkpoints.interval_seconds, checkpoints.timeout_seconds, checkpoints.num_retained) == (10, 300, 3)
     assert (checkpoints.mode, checkpoints.retention) == (Mode.AT_LEAST_ONCE, Retention.DELETE)
     assert (checkpoints.storage, checkpoints.savepoint_dir) == ("hdfs:///checkpoints", "s3://bucket/savepoints")
-    assert {key: one.value for key, one in found.asked.items()} == {
+    assert {key: one.value for key, one in found.derived_spark.items()} == {
         PROVIDER: ROCKSDB, BOUNDED: "true", "spark.sql.shuffle.partitions": "3",
     }  # fmt: skip
     assert found.restart == RestartStrategy.failure_rate(4, "1min", "1s")
@@ -279,7 +279,7 @@ def test_storage_in_memory(file: Write, define: Define) -> None:
 
 def test_settings_of_rocksdb(define: Define) -> None:
     def conf(backend: StateBackend | None) -> dict[str, str]:
-        return {key: one.value for key, one in resolve(None, backend).asked.items()}
+        return {key: one.value for key, one in resolve(None, backend).derived_spark.items()}
 
     assert conf(None) == {}  # nobody asked: Spark's own, whatever that is
     assert conf(StateBackend.hashmap()) == {PROVIDER: HASHMAP}
@@ -309,10 +309,10 @@ def test_settings_of_rocksdb_that_cannot_work(wrong: dict[str, Any]) -> None:
 def test_what_spark_was_told_directly_stays() -> None:
     """A provider named by Spark's own setting is the backend; no default of ours is put beside it."""
     conf = {PROVIDER: ROCKSDB}
-    assert resolve(None, None, None, conf).asked == {}
+    assert resolve(None, None, None, conf).derived_spark == {}
     assert row(resolve(None, None, None, conf), "state.backend.type") == ("rocksdb", f"code, by {PROVIDER}")
     agreed = resolve(None, StateBackend.rocksdb(), None, {**conf, BOUNDED: "false"})
-    assert {key: one.value for key, one in agreed.asked.items()} == {PROVIDER: ROCKSDB}
+    assert {key: one.value for key, one in agreed.derived_spark.items()} == {PROVIDER: ROCKSDB}
     assert refused(None, StateBackend.hashmap(), None, conf).happened.startswith(
         f"StateBackend.hashmap() in the code contradicts {PROVIDER}={ROCKSDB} in the code"
     )
@@ -321,7 +321,7 @@ def test_what_spark_was_told_directly_stays() -> None:
 def test_incremental_cannot_be_turned_off(file: Write, caplog: pytest.LogCaptureFixture) -> None:
     file("state.backend.incremental: false\nstate.changelog.enabled: true")
     with caplog.at_level(logging.WARNING):
-        assert resolve().asked == {}
+        assert resolve().derived_spark == {}
     changelog, incremental = (record.getMessage() for record in caplog.records)
     assert incremental.startswith("state.backend.incremental=false from penstock.yaml changes nothing")
     assert changelog.startswith("state.changelog.enabled=true from penstock.yaml changes nothing")
@@ -382,7 +382,7 @@ def test_each_strategy_in_the_code_is_known_by_its_numbers() -> None:
     ):  # fmt: skip
         values = resolve(restart=strategy).values
         mine = {one.option.name: one.value for one in values if one.option.part == "restart"}
-        assert build(mine.pop("type"), mine) == strategy
+        assert build_strategy(mine.pop("type"), mine) == strategy
 
 
 def test_settings_of_spark(file: Write, define: Define) -> None:

@@ -16,7 +16,7 @@ from penstock.config.recovery import Recovery
 from penstock.config.registry import BY_KEY, OPTIONS
 from penstock.config.rest import Rest
 from penstock.config.restart_strategy import RestartStrategy
-from penstock.config.table import BEGIN, END, placed, table
+from penstock.config.table import BEGIN, END, insert_table, table
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference" / "settings.md"
@@ -27,7 +27,7 @@ every_option = pytest.mark.parametrize("option", OPTIONS, ids=[option.key for op
 def test_the_page_has_the_table_of_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page.count(BEGIN) == page.count(END) == 1
-    assert page == placed(page), "run: python -m penstock.config.table docs/reference/settings.md"
+    assert page == insert_table(page), "run: python -m penstock.config.table docs/reference/settings.md"
 
 
 def test_the_command_writes_the_table(tmp_path: Path) -> None:

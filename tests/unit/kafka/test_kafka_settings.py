@@ -10,7 +10,8 @@ import pytest
 
 from penstock.errors import ConfigurationError, MissingExtra
 from penstock.kafka import settings
-from penstock.kafka.lanes import Lanes
+from penstock.kafka.connections import Connections
+from penstock.kafka.translation import for_kafka_python
 from penstock.sinks.kafka import KafkaSink
 
 SASL = {
@@ -26,7 +27,7 @@ SASL = {
     ("text", "seconds"), [("15min", 900), ("900s", 900), ("500ms", 0.5), ("1h", 3600), (2.5, 2.5), ("30", 30)]
 )
 def test_durations(text: str | float, seconds: float) -> None:
-    assert settings.seconds(text) == seconds
+    assert settings.transaction_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "0s", "-3s", "5 years"])
@@ -36,18 +37,18 @@ def test_not_durations(text: str) -> None:
 
 
 def test_sparks_spelling_is_understood() -> None:
-    plain = settings.normalised({"kafka.compression.type": "lz4", "kafka.enable.ssl.certificate.verification": False})
+    plain = settings.normalise({"kafka.compression.type": "lz4", "kafka.enable.ssl.certificate.verification": False})
     assert plain == {"compression.type": "lz4", "enable.ssl.certificate.verification": "false"}
 
 
 def test_javas_login_line_becomes_user_and_password() -> None:
     line = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ana" password="a\\"b";'
-    assert settings.normalised({"kafka.sasl.jaas.config": line}) == {"sasl.username": "ana", "sasl.password": 'a"b'}
+    assert settings.normalise({"kafka.sasl.jaas.config": line}) == {"sasl.username": "ana", "sasl.password": 'a"b'}
 
 
 def test_javas_pem_truststore_becomes_the_authority() -> None:
     java = {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": "/ca.pem"}
-    assert settings.normalised(java) == {"ssl.ca.location": "/ca.pem"}
+    assert settings.normalise(java) == {"ssl.ca.location": "/ca.pem"}
 
 
 @pytest.mark.parametrize("name", ["transactional.id", "kafka.acks", "enable.idempotence", "bootstrap.servers"])
@@ -65,16 +66,16 @@ def test_users_override_defaults_and_the_delivery_timeout_fits_the_transaction()
 
 
 def test_the_same_connection_for_kafka_python() -> None:
-    admin = settings.for_admin("a:1, b:2", settings.normalised(SASL))
+    admin = for_kafka_python("a:1, b:2", settings.normalise(SASL))
     assert admin["bootstrap_servers"] == ["a:1", "b:2"]
     assert admin["security_protocol"] == "SASL_SSL"
     assert admin["sasl_mechanism"] == "SCRAM-SHA-512"
     assert (admin["sasl_plain_username"], admin["sasl_plain_password"]) == ("ana", "hunter2")
     assert admin["ssl_cafile"] == "/ca.pem"
     assert admin["ssl_check_hostname"] is True
-    loose = settings.for_admin("a", {"security.protocol": "ssl", "ssl.endpoint.identification.algorithm": "none"})
+    loose = for_kafka_python("a", {"security.protocol": "ssl", "ssl.endpoint.identification.algorithm": "none"})
     assert loose["ssl_check_hostname"] is False
-    blind = settings.for_admin("a", {"security.protocol": "ssl", "enable.ssl.certificate.verification": "false"})
+    blind = for_kafka_python("a", {"security.protocol": "ssl", "enable.ssl.certificate.verification": "false"})
     assert blind["ssl_context"].check_hostname is False
 
 
@@ -83,7 +84,7 @@ def test_secrets_are_not_shown_but_travel() -> None:
     assert "hunter2" not in repr(sink) + str(sink) + sink.describe() + repr(sink.link("u"))
     assert "ana" in repr(sink)
     assert pickle.loads(pickle.dumps(sink)) == sink
-    assert "hunter2" not in repr(Lanes("s", sink.options)._config)
+    assert "hunter2" not in repr(Connections("s", sink.options)._config)
 
 
 def test_a_refused_setting_does_not_repeat_its_value() -> None:
@@ -107,10 +108,10 @@ import sys
 sys.modules.update({"confluent_kafka": None, "kafka": None})
 import penstock.sinks.kafka
 from penstock.sinks.kafka import KafkaSink
-from penstock.sinks.kafka import check, committer, pool, topics, transactions, writer
-from penstock.kafka import lanes, librdkafka
+from penstock.sinks.kafka import check, committer, pool, transactions, writer
+from penstock.kafka import connections, librdkafka
 from penstock.errors import MissingExtra
-for use in (librdkafka.library, lambda: lanes.Lanes("s", {})):
+for use in (librdkafka.library, lambda: connections.Connections("s", {})):
     try:
         use()
     except MissingExtra as error:

@@ -13,7 +13,7 @@ from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, SystemUnavailable
 from penstock.kafka import faults
-from penstock.sinks.kafka import KafkaSink, unsure
+from penstock.sinks.kafka import KafkaSink, transactions
 from penstock.sinks.kafka.committer import KafkaCommitter, judge, leftover
 from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
 from tests.support.sleeping import sleeping
@@ -31,7 +31,7 @@ def committable(writer: int, generation: int = 1, sequence: int = 1, **payload: 
 @pytest.fixture(autouse=True)
 def nothing_unsure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names repeat between these tests, as they never do in life."""
-    monkeypatch.setattr(unsure.UNSURE, "_ids", {})
+    monkeypatch.setattr(transactions.UNSURE, "_ids", {})
 
 
 class Fake:
@@ -69,7 +69,7 @@ class Fake:
         self.fenced += sorted(ids)
         return self.unfenced
 
-    def seen(self, committable: Committable, deadline: Deadline) -> str:
+    def evidence(self, committable: Committable, deadline: Deadline) -> str:
         return "nothing"
 
     def close(self) -> None:
@@ -255,7 +255,7 @@ def test_an_answer_that_got_lost_takes_back_what_was_hinted() -> None:
 
 
 def test_hints_name_no_other_sinks_ids() -> None:
-    unsure.UNSURE.add(["job-u-g000002-0123456789ab", "job-u2-g000001-0123456789ab", "job-u-g000001-0123456789ab"])
+    transactions.UNSURE.add(["job-u-g000002-0123456789ab", "job-u2-g000001-0123456789ab", "job-u-g000001-0123456789ab"])
     assert KafkaCommitter(Fake(), "job-u", 1).hints()["unsure"] == {"job-u-g000001-0123456789ab": True}
 
 

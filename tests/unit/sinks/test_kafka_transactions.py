@@ -11,7 +11,7 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.deadline import Deadline
 from penstock.kafka import faults
-from penstock.kafka.lanes import NotSent
+from penstock.kafka.connections import NotSent
 from penstock.sinks.kafka.committer import KafkaCommitter
 from penstock.sinks.kafka.transactions import TransactionClient
 

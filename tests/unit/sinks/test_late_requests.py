@@ -17,7 +17,7 @@ import pytest
 from penstock.checkpoint.decision import Committable
 from penstock.deadline import Deadline
 from penstock.epoch.inflight import manager
-from penstock.sinks.kafka import unsure
+from penstock.sinks.kafka import transactions
 from penstock.sinks.kafka.committer import KafkaCommitter
 from penstock.sinks.kafka.pool import Key, Pool
 from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
@@ -90,7 +90,7 @@ class Broker:
     def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]:
         return ()
 
-    def seen(self, committable: Committable, deadline: Deadline) -> str:
+    def evidence(self, committable: Committable, deadline: Deadline) -> str:
         return ""
 
     def close(self) -> None: ...
@@ -141,7 +141,7 @@ def play(fates: Sequence[str], arrivals: Sequence[bool]) -> Broker:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unsure.UNSURE, "_ids", {})
+    monkeypatch.setattr(transactions.UNSURE, "_ids", {})
     sleeping(monkeypatch, "penstock.sinks.kafka.committer", lambda _: None)
 
 
@@ -163,10 +163,10 @@ def test_no_request_ends_what_it_was_not_sent_for() -> None:
 @pytest.mark.parametrize("mutant", ["each committer knows its own lost answers only", "lost answers are forgotten"])
 def test_without_that_knowledge_it_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant == "lost answers are forgotten":
-        monkeypatch.setattr(unsure.Unsure, "add", lambda self, ids: None)
+        monkeypatch.setattr(transactions.Unsure, "add", lambda self, ids: None)
     else:
-        monkeypatch.setattr(unsure.Unsure, "newest", lambda self, prefix, most: [])
-        monkeypatch.setattr(unsure.Unsure, "__contains__", lambda self, name: False)
+        monkeypatch.setattr(transactions.Unsure, "newest", lambda self, prefix, most: [])
+        monkeypatch.setattr(transactions.Unsure, "__contains__", lambda self, name: False)
     with pytest.raises(Harm, match="was never decided"):
         for fates, arrivals in everything():
             play(fates, arrivals)

@@ -13,7 +13,8 @@ import pytest
 from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext
 from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable
-from penstock.kafka.options import for_admin, for_java, split_options
+from penstock.kafka.settings import split_options
+from penstock.kafka.translation import for_java, for_librdkafka
 from penstock.sources.kafka.group import GroupPublisher
 from penstock.sources.kafka.source import TUNED, KafkaSource
 
@@ -99,7 +100,7 @@ def test_a_login_becomes_jaas_and_comes_back(mechanism: str, module: str) -> Non
         f'org.apache.kafka.common.security.{module} required username="ann" password="s3cr\\"et\\\\";'
     )
     assert "sasl.password" not in java
-    admin = for_admin("h:1", java)
+    admin = for_librdkafka("h:1", java)
     assert admin["sasl.username"] == "ann"
     assert admin["sasl.password"] == SECRET
     assert admin["sasl.mechanisms"] == mechanism
@@ -125,7 +126,7 @@ def test_pem_files_become_stores(tmp_path: Path) -> None:
         "ssl.keystore.certificate.chain": "-----BEGIN CERTIFICATE-----",
         "ssl.endpoint.identification.algorithm": "",
     }
-    assert for_admin("h:1", java)["ssl.ca.location"] == "/etc/ca.pem"
+    assert for_librdkafka("h:1", java)["ssl.ca.location"] == "/etc/ca.pem"
     with pytest.raises(ConfigurationError, match="cannot be read"):
         for_java({"ssl.key.location": str(tmp_path / "none"), "ssl.certificate.location": "x"})
 
@@ -146,7 +147,7 @@ def test_what_java_cannot_do_is_said(wrong: dict[str, str]) -> None:
 
 def test_the_drivers_own_client_gets_only_what_concerns_the_connection() -> None:
     _, client = split_options({"kafka.max.poll.records": 1, "kafka.security.protocol": "SSL", "client.id": "x"})
-    assert for_admin("h:1", client) == {"security.protocol": "SSL", "client.id": "x", "bootstrap.servers": "h:1"}
+    assert for_librdkafka("h:1", client) == {"security.protocol": "SSL", "client.id": "x", "bootstrap.servers": "h:1"}
 
 
 def test_no_secret_is_ever_shown() -> None:
@@ -170,12 +171,12 @@ def test_a_broker_that_is_not_there() -> None:
 
 def test_a_refused_login_is_told_from_silence() -> None:
     confluent_kafka = pytest.importorskip("confluent_kafka")
-    from penstock.sources.kafka.check import translated
+    from penstock.sources.kafka.check import translate_error
 
     silence = confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT)
     refused = confluent_kafka.KafkaError(confluent_kafka.KafkaError._AUTHENTICATION)
-    assert isinstance(translated(silence, [refused], "h:1"), AccessDenied)
-    assert isinstance(translated(silence, [], "h:1"), SystemUnavailable)
+    assert isinstance(translate_error(silence, [refused], "h:1"), AccessDenied)
+    assert isinstance(translate_error(silence, [], "h:1"), SystemUnavailable)
 
 
 def test_only_the_newest_positions_are_published_and_not_too_often() -> None:

@@ -27,6 +27,7 @@ from penstock.dev.servers.archive import archive_options, keep_archive
 from penstock.dev.servers.ports import HOST, answers_kafka, free_port
 from penstock.dev.servers.process import end_process
 from penstock.errors import DevelopmentError
+from penstock.processes import has_running_thread
 from penstock.spark.jars import jar_folder, jar_set
 from penstock.spark.java import find_java
 
@@ -171,7 +172,7 @@ class Broker:
         """SIGSTOP: connections stay open and nothing answers, like a broker in a long garbage collection."""
         os.kill(self.pid, signal.SIGSTOP)
         # The signal reaches one thread after the other; one that still runs may answer a last request.
-        while _runs(self.pid):
+        while has_running_thread(self.pid):
             time.sleep(0.005)
 
     def resume(self) -> None:
@@ -297,12 +298,3 @@ _detached: list[subprocess.Popen[bytes]] = []
 
 def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n")
-
-
-def _runs(pid: int) -> bool:
-    """Whether any thread of the process is not stopped. Where the system does not tell, it is taken at its word."""
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            if stat.read_text().rpartition(")")[2].split()[0] not in "TtZX":
-                return True
-    return False

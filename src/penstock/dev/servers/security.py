@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import MissingExtra
+from penstock.kafka.translation import write_login
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -37,15 +38,14 @@ class SecurityFiles:
     def broker_properties(self) -> dict[str, str]:
         """Settings for the broker. Besides the listener they turn on access rights: whoever comes over the plain
         listener is a super user, and anything is allowed to the others until a right is written for it."""
-        known = " ".join(f'user_{name}="{_quoted(password)}"' for name, password in self.users.items())
+        login = write_login("PLAIN", {f"user_{name}": password for name, password in self.users.items()})
+        assert login is not None
         return {
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(self.keystore),
             "ssl.client.auth": "none",
             "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl_ssl.plain.sasl.jaas.config": (
-                f"org.apache.kafka.common.security.plain.PlainLoginModule required {known};"
-            ),
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": login,
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "allow.everyone.if.no.acl.found": "true",
             "super.users": "User:ANONYMOUS",
@@ -118,7 +118,3 @@ def _private(key: EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-
-
-def _quoted(password: str) -> str:
-    return password.replace("\\", "\\\\").replace('"', '\\"')

@@ -18,6 +18,7 @@ from penstock.dev.servers.broker import Broker
 from penstock.dev.servers.ports import HOST, answers_kafka, free_port, is_free
 from penstock.dev.servers.process import end_process, is_alive
 from penstock.errors import DevelopmentError
+from penstock.processes import command_line
 from penstock.storage.locks import only_one
 
 DEFAULT_PORT = 9092
@@ -115,13 +116,8 @@ def _is_ours(pid: int) -> bool:
     """Whether `pid` runs and, as far as this system tells, is our broker: numbers are given out again after a while."""
     if not is_alive(pid):
         return False
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
-        return not Path("/proc/self").exists()  # no /proc at all: a living process is all this system tells
-    except PermissionError:
-        return False
-    return os.fsencode(service_folder() / "server.properties") in command
+    command = command_line(pid)  # None: a living process is all this system tells
+    return command is None or os.fsencode(service_folder() / "server.properties") in command
 
 
 @contextmanager

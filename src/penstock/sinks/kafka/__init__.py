@@ -1,7 +1,7 @@
 """Kafka as an exactly-once target: transactions that outlive their writers.
 
-`sink` says where rows go; `writer`, `pool`, `producer`, `messages`, `librdkafka` and `answers` are a task's
-side; `committer`, `transactions` and `unsure` the driver's; `settings`, `columns`, `check` and `faults` serve both.
+`sink` says where rows go, `columns` what they are made of. `writer`, `pool`, `producer` and `messages` are a task's
+side; `committer`, `transactions`, `evidence` and `check` the driver's. What the source needs too is in `kafka`.
 """
 
 from penstock.sinks.kafka.sink import KafkaSink

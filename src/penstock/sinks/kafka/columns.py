@@ -28,7 +28,7 @@ _TYPES = {
 _CAST = {"value": "binary", "key": "binary", "partition": "int"}
 
 
-def shaped(frame: DataFrame, topic: str | None) -> DataFrame:
+def shape_frame(frame: DataFrame, topic: str | None) -> DataFrame:
     """The accepted columns of `frame` in fixed order and type, others dropped as Spark does; `SchemaMismatch` with the
     column, its type and what is accepted where that cannot be. Strings become their UTF-8 bytes."""
     from pyspark.sql import functions as f
@@ -40,7 +40,7 @@ def shaped(frame: DataFrame, topic: str | None) -> DataFrame:
         raise SchemaMismatch(
             "The Kafka sink has no topic: neither KafkaSink(topic) nor a column 'topic' names one.",
             safe="nothing was written.",
-            to_do="say KafkaSink('topic', …), or add a column 'topic' of type string.",
+            to_do="write KafkaSink('topic', …), or add a column 'topic' of type string.",
         )
     chosen = []
     for name in ACCEPTED:

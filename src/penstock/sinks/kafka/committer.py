@@ -45,8 +45,7 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover
 from penstock.errors import PreCommitFailed, SystemUnavailable
 from penstock.failpoints import active, failpoint
-from penstock.sinks.kafka.transactions import Described, Ended, Ending
-from penstock.sinks.kafka.unsure import UNSURE
+from penstock.sinks.kafka.transactions import UNSURE, Described, Ended, Ending
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline
@@ -64,7 +63,7 @@ class Transactions(Protocol):
     def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]: ...
     def list_open(self, prefix: str, deadline: Deadline) -> Sequence[str]: ...
     def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]: ...
-    def seen(self, committable: Committable, deadline: Deadline) -> str: ...
+    def evidence(self, committable: Committable, deadline: Deadline) -> str: ...
     def close(self) -> None: ...
 
 
@@ -172,9 +171,9 @@ class KafkaCommitter(Committer):
         self._end(waiting, outcomes, deadline)
         for committable in waiting.values():
             outcomes.setdefault(committable.writer, Outcome.UNKNOWN)
-        for one in committables:
-            if _id(one) and outcomes[one.writer] is not Outcome.UNKNOWN:
-                self._sealed.pop(_key(one), None)
+        for committable in committables:
+            if _id(committable) and outcomes[committable.writer] is not Outcome.UNKNOWN:
+                self._sealed.pop(_key(committable), None)
         return outcomes
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
@@ -198,20 +197,20 @@ class KafkaCommitter(Committer):
         left -= {n for n, d in states.items() if not _same(named[n].payload, d)}
         if left:
             self._unfinished(self._client.fence(left, deadline))
-        for one in named.values():
-            self._sealed.pop(_key(one), None)
+        for committable in named.values():
+            self._sealed.pop(_key(committable), None)
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
-        kept: dict[str, list[Mapping[str, Any]]] = {}
-        for one in keep:
-            kept.setdefault(_id(one), []).append(one.payload)
+        payloads: dict[str, list[Mapping[str, Any]]] = {}
+        for committable in keep:
+            payloads.setdefault(_id(committable), []).append(committable.payload)
         named = self._open(deadline)
         # A kept id may have a later transaction open by now, which is not what is to be kept.
-        states = self._client.describe([name for name in named if name in kept], deadline)
+        states = self._client.describe([name for name in named if name in payloads], deadline)
         found = [
             name
             for name in named
-            if name not in kept or (name in states and not any(_spared(p, states[name]) for p in kept[name]))
+            if name not in payloads or (name in states and not any(_spared(p, states[name]) for p in payloads[name]))
         ]
         if found:
             self._unfinished(self._client.fence(found, deadline))
@@ -223,8 +222,8 @@ class KafkaCommitter(Committer):
         return [leftover(name, described) for name, described in states.items() if described.open]
 
     def evidence(self, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
-        sealed = [one for one in committables if "started" in one.payload]
-        return {one.writer: self._client.seen(one, deadline) for one in sealed}
+        sealed = [committable for committable in committables if "started" in committable.payload]
+        return {committable.writer: self._client.evidence(committable, deadline) for committable in sealed}
 
     def close(self) -> None:
         self._client.close()

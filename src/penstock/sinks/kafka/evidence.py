@@ -14,12 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
-from penstock.kafka.wire import wire
+from penstock.kafka.connections import kafka_python
 
 if TYPE_CHECKING:
     from penstock.checkpoint.decision import Committable
     from penstock.deadline import Deadline
-    from penstock.kafka.lanes import Lanes
+    from penstock.kafka.connections import Connections
 
 _EARLIEST = -2
 _FETCH_BYTES = 32 * 1024 * 1024
@@ -27,7 +27,7 @@ _COMMIT = 1
 
 
 @dataclass
-class Seen:
+class Evidence:
     """Rows of one transaction, by how it ended where they are."""
 
     rows: int  # as many as were decided
@@ -42,19 +42,19 @@ class Seen:
         return f"{counts}; not seen: {', '.join(self.gaps)}" if self.gaps else counts
 
 
-def seen(lanes: Lanes, committable: Committable, deadline: Deadline) -> Seen:
+def collect_evidence(connections: Connections, committable: Committable, deadline: Deadline) -> Evidence:
     """Read the topics of a sealed committable from their beginning; what cannot be read is named in `gaps`."""
-    payload, found = committable.payload, Seen(committable.rows)
+    payload, found = committable.payload, Evidence(committable.rows)
     for topic in payload.get("topics", ()):
         try:
-            leaders = lanes.ask(partial(_leaders, topic=topic), deadline)
-        except (PenstockError, wire().errors.KafkaError) as error:
+            leaders = connections.ask(partial(_leaders, topic=topic), deadline)
+        except (PenstockError, kafka_python().errors.KafkaError) as error:
             found.gaps.append(f"topic {topic} ({type(error).__name__})")
             continue
         if not leaders:
             found.gaps.append(f"topic {topic} (it is not there)")
         for partition, leader in leaders.items():
-            why = _read(lanes, leader, topic, partition, payload, found, deadline)
+            why = _read(connections, leader, topic, partition, payload, found, deadline)
             if why:
                 found.gaps.append(f"{topic}-{partition} ({why})")
     return found
@@ -65,15 +65,21 @@ def _leaders(admin: Any, topic: str) -> dict[int, int]:
 
 
 def _read(
-    lanes: Lanes, node: int, topic: str, partition: int, payload: Mapping[str, Any], found: Seen, deadline: Deadline
+    connections: Connections,
+    node: int,
+    topic: str,
+    partition: int,
+    payload: Mapping[str, Any],
+    found: Evidence,
+    deadline: Deadline,
 ) -> str:
     """Add what the partition holds; why something may be missing, if so."""
-    first = _first_offset(lanes, node, topic, partition, deadline)
+    first = _first_offset(connections, node, topic, partition, deadline)
     if first is None:
         return "no answer"
     offset, pending = first, 0
     while True:
-        answer = _fetch(lanes, node, topic, partition, offset, deadline)
+        answer = _fetch(connections, node, topic, partition, offset, deadline)
         if answer is None:
             return f"read up to offset {offset}"
         data, end = answer
@@ -97,24 +103,24 @@ def _read(
     return "" if first == 0 else f"begins at offset {first}"
 
 
-def _first_offset(lanes: Lanes, node: int, topic: str, partition: int, deadline: Deadline) -> int | None:
-    kind = wire().ListOffsets
+def _first_offset(connections: Connections, node: int, topic: str, partition: int, deadline: Deadline) -> int | None:
+    kind = kafka_python().ListOffsets
     wanted = kind.ListOffsetsTopic.ListOffsetsPartition(
         partition_index=partition, current_leader_epoch=-1, timestamp=_EARLIEST
     )
     request = kind(isolation_level=0, topics=[(topic, [wanted])], min_version=4)
-    [answer] = lanes.send([(node, request)], deadline)
-    for one in getattr(answer, "topics", ()):
-        for part in one.partitions:
+    [answer] = connections.send([(node, request)], deadline)
+    for topic_answer in getattr(answer, "topics", ()):
+        for part in topic_answer.partitions:
             return int(part.offset) if part.error_code == 0 else None
     return None
 
 
 def _fetch(
-    lanes: Lanes, node: int, topic: str, partition: int, offset: int, deadline: Deadline
+    connections: Connections, node: int, topic: str, partition: int, offset: int, deadline: Deadline
 ) -> tuple[bytes, int] | None:
     """Bytes from `offset` on, and the offset at which the partition's readable part ends."""
-    fetch = wire().Fetch
+    fetch = kafka_python().Fetch
     wanted = fetch.FetchTopic.FetchPartition(
         partition=partition,
         current_leader_epoch=-1,
@@ -137,15 +143,15 @@ def _fetch(
         min_version=11,
         max_version=11,  # from 13 on topics have numbers
     )
-    [answer] = lanes.send([(node, request)], deadline)
-    for one in getattr(answer, "responses", ()):
-        for part in one.partitions:
+    [answer] = connections.send([(node, request)], deadline)
+    for topic_answer in getattr(answer, "responses", ()):
+        for part in topic_answer.partitions:
             return (bytes(part.records or b""), int(part.high_watermark)) if part.error_code == 0 else None
     return None
 
 
 def _batches(data: bytes) -> Sequence[Any]:
-    records = wire().MemoryRecords(data)
+    records = kafka_python().MemoryRecords(data)
     found = []
     while records.has_next():
         batch = records.next_batch()

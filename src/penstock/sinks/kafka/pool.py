@@ -61,7 +61,7 @@ class Pool:
         self._limit = limit
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._kept: list[_Parked] = []  # longest unused first
+        self._idle: list[_Parked] = []  # longest unused first
 
     def acquire(self, key: Key, hints: Mapping[str, Any]) -> Producer:
         """A producer with no transaction open: a kept one if the hints free one, else a new one."""
@@ -84,9 +84,9 @@ class Pool:
     def reclaim(self, producer: Producer) -> bool:
         """Take back one that was parked; False if it is not here any more."""
         with self._lock:
-            for parked in self._kept:
+            for parked in self._idle:
                 if parked.producer is producer:
-                    self._kept.remove(parked)
+                    self._idle.remove(parked)
                     return True
         return False
 
@@ -94,12 +94,12 @@ class Pool:
         """Free all, leaving their transactions as they are."""
         with self._lock:
             self._after_fork()
-            gone, self._kept = self._kept, []
+            gone, self._idle = self._idle, []
         for parked in gone:
             parked.producer.destroy()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._idle)
 
     def _take(self, key: Key, hints: Mapping[str, Any]) -> _Parked | None:
         with self._lock:
@@ -107,17 +107,17 @@ class Pool:
             unsure = hints.get("unsure", {})
             useless = [
                 p
-                for p in self._kept
+                for p in self._idle
                 if (p.key.prefix == key.prefix and p.key.generation < key.generation)
                 or p.producer.transactional_id in unsure
             ]
             for parked in useless:
-                self._kept.remove(parked)
-            usable = [p for p in self._kept if p.key == key and (p.sequence is None or _ended(p, hints))]
+                self._idle.remove(parked)
+            usable = [p for p in self._idle if p.key == key and (p.sequence is None or _ended(p, hints))]
             # The most recently used has the warmest connections; the others may age out.
             found = usable[-1] if usable else None
             if found is not None:
-                self._kept.remove(found)
+                self._idle.remove(found)
         for parked in useless:
             parked.producer.destroy()
         return found
@@ -130,17 +130,17 @@ class Pool:
     def _keep(self, parked: _Parked) -> None:
         with self._lock:
             self._after_fork()
-            self._kept.append(parked)
-            surplus = self._kept[: max(0, len(self._kept) - self._limit)]
-            del self._kept[: len(surplus)]
+            self._idle.append(parked)
+            surplus = self._idle[: max(0, len(self._idle) - self._limit)]
+            del self._idle[: len(surplus)]
         for old in surplus:
             old.producer.destroy()
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():
-            for parked in self._kept:
+            for parked in self._idle:
                 parked.producer.abandon()
-            self._kept.clear()
+            self._idle.clear()
             self._pid = os.getpid()
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError
 from penstock.kafka import faults, settings
-from penstock.sinks.kafka.columns import shaped
+from penstock.sinks.kafka.columns import shape_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.kafka.lanes import Lanes
+    from penstock.kafka.connections import Connections
     from penstock.sinks.kafka.committer import KafkaCommitter
     from penstock.sinks.kafka.writer import KafkaWriter
 
@@ -46,24 +46,24 @@ class KafkaSink(TwoPhaseSink):
     options: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", settings.normalised(self.options))
+        object.__setattr__(self, "options", settings.normalise(self.options))
         if self.create_topic and self.topic is None:
             raise ConfigurationError(
                 "create_topic needs the topic's name, and this sink takes it from the column 'topic'.",
                 safe="nothing was started.",
-                to_do="say KafkaSink('topic', create_topic=True, …), or create the topics beforehand.",
+                to_do="write KafkaSink('topic', create_topic=True, …), or create the topics beforehand.",
             )
-        settings.seconds(self.transaction_timeout)
+        settings.transaction_seconds(self.transaction_timeout)
 
     def __repr__(self) -> str:
-        shown = settings.shown(self.options)
+        shown = settings.mask_secrets(self.options)
         return f"KafkaSink({self.topic!r}, servers={self.servers!r}, options={shown})"
 
     def describe(self) -> str:
         return f"Kafka topic {self.topic or '(column topic)'} at {self.servers}"
 
     def shape(self, frame: DataFrame) -> DataFrame:
-        return shaped(frame, self.topic)
+        return shape_frame(frame, self.topic)
 
     def redirected(self, suffix: str) -> KafkaSink:
         if self.topic is None:
@@ -76,22 +76,22 @@ class KafkaSink(TwoPhaseSink):
         return replace(self, topic=f"{self.topic}{suffix}", create_topic=True)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        from penstock.kafka.reach import reach
+        from penstock.kafka.connections import reach
         from penstock.sinks.kafka import check
 
-        timeout = settings.seconds(self.transaction_timeout)
+        timeout = settings.transaction_seconds(self.transaction_timeout)
         check.timeouts(context, timeout)
         exists = reach(self.servers, self._producer_settings(), self.topic)
         if not exists and not self.create_topic:
             raise faults.missing(str(self.topic))
-        lanes = self._lanes()
+        connections = self._connections()
         try:
-            found = check.limits(lanes, self.topic if exists else None)
+            found = check.limits(connections, self.topic if exists else None)
         finally:
-            lanes.close()
+            connections.close()
         check.broker_limit(timeout, found.max_transaction_timeout)
         batch = int(self.options.get("batch.size", 1_000_000))
-        return [Finding(uid, said) for said in check.warnings(self.topic or "", found, batch)]
+        return [Finding(uid, text) for text in check.warnings(self.topic or "", found, batch)]
 
     def open_writer(self, scope: WriterScope) -> KafkaWriter:
         from penstock.sinks.kafka.pool import Key
@@ -101,23 +101,25 @@ class KafkaSink(TwoPhaseSink):
         return KafkaWriter(scope, Key(self._prefix(scope.sink), scope.sink.generation, made), self.topic)
 
     def open_direct_writer(self, scope: WriterScope) -> Writer:
-        from penstock.sinks.kafka.direct import DirectKafkaWriter
+        from penstock.sinks.kafka.writer import DirectKafkaWriter
 
         return DirectKafkaWriter(self._producer_settings(), self.topic)
 
     def open_committer(self, scope: SinkScope) -> KafkaCommitter:
+        from penstock.sinks.kafka.check import create_topic
         from penstock.sinks.kafka.committer import KafkaCommitter
-        from penstock.sinks.kafka.topics import create
         from penstock.sinks.kafka.transactions import TransactionClient
 
-        lanes = self._lanes()
+        connections = self._connections()
         if self.create_topic and self.topic is not None:
             try:
-                create(lanes, self.topic, self.partitions, self.replication)
+                create_topic(connections, self.topic, self.partitions, self.replication)
             except BaseException:
-                lanes.close()
+                connections.close()
                 raise
-        client = TransactionClient(lanes, transaction_timeout=settings.seconds(self.transaction_timeout))
+        client = TransactionClient(
+            connections, transaction_timeout=settings.transaction_seconds(self.transaction_timeout)
+        )
         return KafkaCommitter(client, self._prefix(scope), scope.generation, self._former_prefix(scope))
 
     def _prefix(self, scope: SinkScope) -> str:
@@ -135,12 +137,12 @@ class KafkaSink(TwoPhaseSink):
         return f"{own}-{scope.prefix}" if own else None
 
     def _producer_settings(self) -> dict[str, str]:
-        return settings.for_producer(self.servers, self.options, settings.seconds(self.transaction_timeout))
+        return settings.for_producer(self.servers, self.options, settings.transaction_seconds(self.transaction_timeout))
 
-    def _lanes(self) -> Lanes:
-        from penstock.kafka.lanes import Lanes
+    def _connections(self) -> Connections:
+        from penstock.kafka.connections import Connections
 
-        return Lanes(self.servers, self.options)
+        return Connections(self.servers, self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, ({name: getattr(self, name) for name in self.__dataclass_fields__},))

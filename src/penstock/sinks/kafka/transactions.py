@@ -10,6 +10,7 @@ single transaction answers; `SystemUnavailable` and `AccessDenied` are raised wh
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SystemUnavailable
 from penstock.kafka import faults
-from penstock.kafka.lanes import REQUEST_SECONDS, Lanes, NotSent
-from penstock.kafka.wire import wire
+from penstock.kafka.connections import REQUEST_SECONDS, Connections, NotSent, kafka_python
 
 if TYPE_CHECKING:
     from penstock.checkpoint.decision import Committable
@@ -72,11 +72,43 @@ class Ended:
         return self.code == 0
 
 
+class Unsure:
+    """Transactional ids with a request that was never answered, known to everything in this process.
+
+    Such a request may yet reach the broker, and would end whatever its producer has open then. So nobody may tell a
+    writer to go on with one of these: not the committer that sent the request, nor another that found the transaction
+    ended later (the drainer has one of its own), nor one that was opened since. Another process need not know: its
+    generation is another, and a writer never uses an earlier generation's producer.
+
+    Grows by one id for each lost answer, and never shrinks: an id is some fifty bytes, a lost answer is rare.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ids: dict[str, None] = {}  # in the order they came
+
+    def add(self, ids: Iterable[str]) -> None:
+        with self._lock:
+            self._ids.update(dict.fromkeys(ids))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._ids
+
+    def newest(self, prefix: str, most: int) -> list[str]:
+        """Those whose name begins so, the last `most` of them."""
+        with self._lock:
+            return [name for name in self._ids if name.startswith(prefix)][-most:]
+
+
+#: This process's.
+UNSURE = Unsure()
+
+
 class TransactionClient:
     """One cluster, seen from the driver. Safe to use from several threads."""
 
-    def __init__(self, lanes: Lanes, *, transaction_timeout: float) -> None:
-        self._lanes = lanes
+    def __init__(self, connections: Connections, *, transaction_timeout: float) -> None:
+        self._connections = connections
         self._timeout_ms = int(transaction_timeout * 1000)
         self._coordinators: dict[str, int] = {}
 
@@ -88,8 +120,10 @@ class TransactionClient:
             by_node: dict[int, list[str]] = {}
             for name, node in self._find(waiting, deadline).items():
                 by_node.setdefault(node, []).append(name)
-            requests = [(node, wire().DescribeTransactions(transactional_ids=group)) for node, group in by_node.items()]
-            for answer in self._lanes.send(requests, deadline):
+            requests = [
+                (node, kafka_python().DescribeTransactions(transactional_ids=group)) for node, group in by_node.items()
+            ]
+            for answer in self._connections.send(requests, deadline):
                 for state in getattr(answer, "transaction_states", ()):
                     if state.error_code == 0:
                         found[state.transactional_id] = Described(
@@ -98,7 +132,7 @@ class TransactionClient:
                             state.producer_epoch,
                             state.transaction_start_time_ms,
                             state.transaction_timeout_ms,
-                            tuple(f"{one.topic}-{number}" for one in state.topics for number in one.partitions),
+                            tuple(f"{topic.topic}-{number}" for topic in state.topics for number in topic.partitions),
                         )
                     elif state.error_code == faults.TRANSACTIONAL_ID_NOT_FOUND:
                         found[state.transactional_id] = Described("NotFound")
@@ -123,7 +157,7 @@ class TransactionClient:
                 (
                     nodes[name],
                     # Version 3 leaves the epoch as it is, so that the writer's producer can go on with it.
-                    wire().EndTxn(
+                    kafka_python().EndTxn(
                         transactional_id=name,
                         producer_id=waiting[name].producer_id,
                         producer_epoch=waiting[name].producer_epoch,
@@ -133,7 +167,7 @@ class TransactionClient:
                 )
                 for name in names
             ]
-            for name, answer in zip(names, self._lanes.send(requests, deadline), strict=True):
+            for name, answer in zip(names, self._connections.send(requests, deadline), strict=True):
                 code = getattr(answer, "error_code", SILENT)
                 sure = answers[name].sure and (code != SILENT or isinstance(answer, NotSent))
                 answers[name] = Ended(code, sure)
@@ -154,15 +188,15 @@ class TransactionClient:
         for pause in _pauses(deadline):
             if pending is None:
                 try:
-                    pending, patterns = self._lanes.ask(_brokers, deadline)
+                    pending, patterns = self._connections.ask(_brokers, deadline)
                 except SystemUnavailable:
                     time.sleep(pause)
                     continue
                 # Brokers before 4.1 know no pattern and list all; the filter below is for them.
                 pattern = {"transactional_id_pattern": f"{re.escape(prefix)}.*"} if patterns else {}
             nodes = sorted(pending)
-            requests = [(node, wire().ListTransactions(state_filters=["Ongoing"], **pattern)) for node in nodes]
-            for node, answer in zip(nodes, self._lanes.send(requests, deadline), strict=True):
+            requests = [(node, kafka_python().ListTransactions(state_filters=["Ongoing"], **pattern)) for node in nodes]
+            for node, answer in zip(nodes, self._connections.send(requests, deadline), strict=True):
                 code = getattr(answer, "error_code", SILENT)
                 _raise_denied(code)
                 if code == 0:
@@ -172,7 +206,7 @@ class TransactionClient:
             if not pending:
                 return sorted(found)
             time.sleep(pause)
-        raise faults.unreachable(self._lanes.servers, "open transactions could not be listed", REQUEST_SECONDS)
+        raise faults.unreachable(self._connections.servers, "open transactions could not be listed", REQUEST_SECONDS)
 
     def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]:
         """Abort the open transactions of `ids` and bump their epochs, so that a writer that still lives can do nothing
@@ -190,25 +224,25 @@ class TransactionClient:
             requests = [
                 (
                     node,
-                    wire().InitProducerId(
+                    kafka_python().InitProducerId(
                         transactional_id=name, transaction_timeout_ms=self._timeout_ms, max_version=4
                     ),
                 )
                 for name, node in nodes.items()
             ]
-            for answer in self._lanes.send(requests, deadline):
+            for answer in self._connections.send(requests, deadline):
                 _raise_denied(getattr(answer, "error_code", SILENT))
             time.sleep(pause)
         return waiting
 
-    def seen(self, committable: Committable, deadline: Deadline) -> str:
+    def evidence(self, committable: Committable, deadline: Deadline) -> str:
         """What stands in the topics of a transaction, for a person."""
-        from penstock.sinks.kafka.evidence import seen
+        from penstock.sinks.kafka.evidence import collect_evidence
 
-        return str(seen(self._lanes, committable, deadline))
+        return str(collect_evidence(self._connections, committable, deadline))
 
     def close(self) -> None:
-        self._lanes.close()
+        self._connections.close()
 
     def _find(self, ids: Iterable[str], deadline: Deadline) -> dict[str, int]:
         """The coordinating broker of each id that has one just now."""
@@ -218,8 +252,8 @@ class TransactionClient:
             if len(self._coordinators) > _MOST_CACHED:
                 self._coordinators.clear()
                 unknown = wanted
-            request = wire().FindCoordinator(key_type=1, coordinator_keys=unknown, min_version=4)
-            for answer in self._lanes.send([(None, request)], deadline):
+            request = kafka_python().FindCoordinator(key_type=1, coordinator_keys=unknown, min_version=4)
+            for answer in self._connections.send([(None, request)], deadline):
                 for row in getattr(answer, "coordinators", ()):
                     _raise_denied(row.error_code)
                     if row.error_code == 0:
@@ -240,7 +274,7 @@ def _brokers(admin: Any) -> tuple[set[int], bool]:
     """The cluster's brokers, and whether they filter transactions by pattern."""
     manager = admin._manager
     nodes = {broker.node_id for broker in manager.cluster.brokers()}
-    return nodes, manager.broker_version_data.api_version(wire().ListTransactions) >= 2
+    return nodes, manager.broker_version_data.api_version(kafka_python().ListTransactions) >= 2
 
 
 def _settled(described: Described) -> bool:

@@ -7,25 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.contracts.sink import Finding
-from penstock.errors import AccessDenied, MissingExtra, PenstockError, SystemUnavailable, TopicMissing
+from penstock.errors import AccessDenied, PenstockError, SystemUnavailable, TopicMissing
+from penstock.kafka.connections import librdkafka_admin
 
 
 def check_topics(
     settings: Mapping[str, str], topics: Sequence[str], pattern: str | None, uid: str, patience: float
 ) -> Sequence[Finding]:
     """`SystemUnavailable`, `AccessDenied` or `TopicMissing`; for a pattern that matches nothing yet, a finding."""
-    try:
-        from confluent_kafka import KafkaException, TopicCollection
-        from confluent_kafka.admin import AdminClient
-    except ImportError as error:
-        raise MissingExtra(
-            "The Kafka client library is not installed.",
-            safe="nothing was started.",
-            to_do="install it: pip install 'penstock[kafka]'.",
-        ) from error
     heard: list[Any] = []
-    configuration: dict[str, Any] = {**settings, "error_cb": heard.append, "log_level": "2"}
-    client = AdminClient(configuration)
+    client = librdkafka_admin(settings, heard.append)
+    from confluent_kafka import KafkaException, TopicCollection
+
     try:
         listed = client.list_topics(timeout=patience).topics
         if pattern is not None:
@@ -36,14 +29,14 @@ def check_topics(
         missing = [name for name in topics if name not in listed]
         if missing:
             for name, future in client.describe_topics(TopicCollection(missing), request_timeout=patience).items():
-                _described(name, future, settings["bootstrap.servers"])
+                _require_topic(name, future, settings["bootstrap.servers"])
     except KafkaException as error:
         client.poll(1.0)  # callbacks run only in here: what the client heard meanwhile may explain its silence
-        raise translated(error.args[0], heard, settings["bootstrap.servers"]) from error
+        raise translate_error(error.args[0], heard, settings["bootstrap.servers"]) from error
     return ()
 
 
-def _described(name: str, future: Any, servers: str) -> None:
+def _require_topic(name: str, future: Any, servers: str) -> None:
     from confluent_kafka import KafkaError, KafkaException
 
     try:
@@ -59,7 +52,7 @@ def _described(name: str, future: Any, servers: str) -> None:
         raise
 
 
-def translated(error: Any, heard: Sequence[Any], servers: str) -> PenstockError:
+def translate_error(error: Any, heard: Sequence[Any], servers: str) -> PenstockError:
     """One of our errors for one of librdkafka's. A refused login shows only as silence of the request, so what the
     client `heard` meanwhile counts as well."""
     from confluent_kafka import KafkaError
@@ -71,10 +64,10 @@ def translated(error: Any, heard: Sequence[Any], servers: str) -> PenstockError:
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
     }
-    for one in (error, *heard):
-        if one.code() in refused:
+    for fault in (error, *heard):
+        if fault.code() in refused:
             return AccessDenied(
-                f"Kafka at {servers} refused: {one.str()}.",
+                f"Kafka at {servers} refused: {fault.str()}.",
                 safe="nothing was started.",
                 to_do="check user, password and mechanism, and the right to read and describe the topics.",
             )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.deadline import Deadline
 from penstock.kafka import settings
-from penstock.kafka.lanes import Lanes
+from penstock.kafka.connections import Connections
 
 log = logging.getLogger(__name__)
 
@@ -87,12 +87,12 @@ def admin_sender(servers: str, options: Mapping[str, str]) -> Send:
     Through kafka-python, not librdkafka: the latter's request for group offsets ends the whole process by an assertion
     when the group's coordinator goes away at the wrong moment, and this is the driver.
     """
-    lanes: list[Lanes] = []
+    connections: list[Connections] = []
 
     def send(group: str, positions: Positions) -> None:
-        if not lanes:
-            lanes.append(Lanes(servers, settings.normalised(options)))
-        lane = lanes.pop()
+        if not connections:
+            connections.append(Connections(servers, settings.normalise(options)))
+        connection = connections.pop()
         from kafka.structs import OffsetAndMetadata, TopicPartition
 
         offsets = {
@@ -101,11 +101,11 @@ def admin_sender(servers: str, options: Mapping[str, str]) -> Send:
             for partition, offset in own.items()
         }
         try:
-            answers = lane.ask(lambda admin: admin.alter_group_offsets(group, offsets), Deadline(PATIENCE))
+            answers = connection.ask(lambda admin: admin.alter_group_offsets(group, offsets), Deadline(PATIENCE))
         except BaseException:
-            lane.close()
+            connection.close()
             raise
-        lanes.append(lane)
+        connections.append(connection)
         refused = {where: error for where, error in answers.items() if getattr(error, "errno", 0) != 0}
         if refused:
             raise RuntimeError(f"the group's coordinator refused {refused}")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError
-from penstock.kafka.options import for_admin, for_java, split_options
+from penstock.kafka.settings import split_options
+from penstock.kafka.translation import for_java, for_librdkafka
 from penstock.sources.kafka.group import GroupPublisher, admin_sender
 from penstock.sources.naming import reader
 
@@ -124,7 +125,7 @@ class KafkaSource(Source):
         from penstock.sources.kafka.check import check_topics
 
         for_java(self._client_options)  # what cannot be translated is said before anything connects
-        settings = for_admin(self.servers, self._client_options)
+        settings = for_librdkafka(self.servers, self._client_options)
         return check_topics(settings, self.topics, self.pattern, uid, min(10.0, context.timeout_seconds))
 
     def publish(self, job: str, uid: str, offset: Any) -> None:
@@ -132,7 +133,7 @@ class KafkaSource(Source):
             return
         group = self.group or f"penstock-{job}-{uid}"
         if group not in self._publishers:
-            connection = for_admin(self.servers, self._client_options)
+            connection = for_librdkafka(self.servers, self._client_options)
             owned = ("bootstrap.servers", "client.id")
             sender = admin_sender(self.servers, {key: connection[key] for key in connection if key not in owned})
             self._publishers[group] = GroupPublisher(sender, group)

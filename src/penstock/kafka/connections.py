@@ -1,54 +1,95 @@
-"""Pipelined requests to a cluster over several connections, on kafka-python's admin client.
+"""The driver's ways to a cluster; a task's is `librdkafka`.
 
-A broker answers the requests of one connection one after the other, so a thousand commits go out over `LANES` of them.
-A lane connects when it is first used and again, from the bootstrap servers, after it has failed.
+`Connections` sends many requests at once, on kafka-python's admin client: it ends transactions, describes and creates
+topics, tells groups their positions. `reach` and `librdkafka_admin` connect as librdkafka does, which says why it is
+refused where kafka-python is silent. There is no other admin client.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import SystemUnavailable
 from penstock.kafka import faults, settings
-from penstock.kafka.wire import wire
+from penstock.kafka.librdkafka import Handle
+from penstock.kafka.translation import for_kafka_python
 from penstock.secrets import is_secret
 
 if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
     from penstock.deadline import Deadline
 
-LANES = 4
+#: A broker answers the requests of one connection one after the other, so a thousand commits go out over several.
+_CONNECTIONS = 4
 #: A broker that has not answered by then is asked again over a new connection.
 REQUEST_SECONDS = 15.0
 CONNECT_SECONDS = 5.0
+REACH_SECONDS = 10.0
 _REFUSAL_SECONDS = 2.0
 _IN_FLIGHT = 250
 
 _T = TypeVar("_T")
 
 
+@functools.cache
+def kafka_python() -> SimpleNamespace:
+    """Admin client, errors and requests; `MissingExtra` where kafka-python is not installed."""
+    try:
+        with warnings.catch_warnings():
+            # It reads its message schemas through a deprecated function of the standard library.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from kafka import KafkaAdminClient, errors
+            from kafka.admin import ConfigResource
+            from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
+            from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
+            from kafka.protocol.metadata import FindCoordinatorRequest
+            from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
+            from kafka.record import MemoryRecords
+    except ImportError as error:
+        raise faults.missing_client("kafka-python", error) from error
+    return SimpleNamespace(
+        Admin=KafkaAdminClient,
+        ConfigResource=ConfigResource,
+        errors=errors,
+        DescribeTransactions=DescribeTransactionsRequest,
+        ListTransactions=ListTransactionsRequest,
+        FindCoordinator=FindCoordinatorRequest,
+        EndTxn=EndTxnRequest,
+        InitProducerId=InitProducerIdRequest,
+        Fetch=FetchRequest,
+        ListOffsets=ListOffsetsRequest,
+        MemoryRecords=MemoryRecords,
+    )
+
+
 class NotSent(Exception):
     """The request did not leave this process."""
 
 
-class Lanes:
-    """Connections to one cluster. Safe to use from several threads."""
+class Connections:
+    """Connections to one cluster, each made when it is first used, and again after it has failed. Safe to use from
+    several threads."""
 
     def __init__(self, servers: str, options: Mapping[str, str]) -> None:
-        wire()  # missing is better said here than from a thread
+        kafka_python()  # where it is missing, the error comes from here and not from a thread
         self.servers = servers
         self._options = dict(options)
         self._config = {
             name: _Secret(value) if is_secret(name) and isinstance(value, str) else value
-            for name, value in settings.for_admin(servers, options).items()
+            for name, value in for_kafka_python(servers, options).items()
         }
-        self._admins: list[Any] = [None] * LANES
-        self._locks = [threading.Lock() for _ in range(LANES)]
-        self._threads = ThreadPoolExecutor(LANES, thread_name_prefix="penstock-kafka")
+        self._admins: list[Any] = [None] * _CONNECTIONS
+        self._locks = [threading.Lock() for _ in range(_CONNECTIONS)]
+        self._threads = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="penstock-kafka")
         self._closed = False
 
     def send(self, requests: Sequence[tuple[int | None, Any]], deadline: Deadline) -> list[Any]:
@@ -57,22 +98,22 @@ class Lanes:
         raised."""
         if not requests:
             return []
-        lanes = min(LANES, len(requests))
+        used = min(_CONNECTIONS, len(requests))
         seconds = min(deadline.remaining(), REQUEST_SECONDS)
-        if lanes == 1:
+        if used == 1:
             jobs = [self._threads.submit(self._send, 0, requests, seconds)]
         else:
-            jobs = [self._threads.submit(self._send, lane, requests[lane::lanes], seconds) for lane in range(lanes)]
+            jobs = [self._threads.submit(self._send, number, requests[number::used], seconds) for number in range(used)]
         answers: list[Any] = [None] * len(requests)
         end = time.monotonic() + seconds + 1
-        for lane, job in enumerate(jobs):
-            count = len(requests[lane::lanes])
+        for number, job in enumerate(jobs):
+            count = len(requests[number::used])
             try:
-                answers[lane::lanes] = job.result(max(0.0, end - time.monotonic()))
+                answers[number::used] = job.result(max(0.0, end - time.monotonic()))
             except Late as late:
                 # Not even kafka-python's own timers freed it: leave that connection to itself.
-                self._replace(lane)
-                answers[lane::lanes] = [NotSent()] * count if job.cancel() else [late] * count
+                self._replace(number)
+                answers[number::used] = [NotSent()] * count if job.cancel() else [late] * count
         return answers
 
     def ask(self, question: Callable[[Any], _T], deadline: Deadline) -> _T:
@@ -84,33 +125,33 @@ class Lanes:
     def close(self) -> None:
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        admins, self._admins = self._admins, [None] * LANES
+        admins, self._admins = self._admins, [None] * _CONNECTIONS
         for admin in admins:
             if admin is not None:
                 _close(admin)
 
-    def _send(self, lane: int, requests: Sequence[tuple[int | None, Any]], seconds: float) -> list[Any]:
+    def _send(self, number: int, requests: Sequence[tuple[int | None, Any]], seconds: float) -> list[Any]:
         answers: list[Any] = []
         end = time.monotonic() + seconds
-        with self._locks[lane]:
+        with self._locks[number]:
             for start in range(0, len(requests), _IN_FLIGHT):
                 part = requests[start : start + _IN_FLIGHT]
                 left = end - time.monotonic()
                 try:
                     if left <= 0:
                         raise NotSent
-                    admin = self._admin(lane, left)
+                    admin = self._admin(number, left)
                 except (SystemUnavailable, NotSent) as error:
                     answers.extend(NotSent(error) for _ in part)
                     continue
                 got = self._exchange(admin, part, left)
                 answers.extend(got)
                 if all(isinstance(answer, Exception) for answer in got):
-                    self._replace(lane)
+                    self._replace(number)
         return answers
 
     def _exchange(self, admin: Any, requests: Sequence[tuple[int | None, Any]], seconds: float) -> list[Any]:
-        errors = wire().errors
+        errors = kafka_python().errors
 
         async def all_at_once() -> list[Any]:
             futures: list[Any] = []
@@ -135,13 +176,13 @@ class Lanes:
         except (errors.KafkaError, RuntimeError) as error:  # the client was closed under our feet
             return [error] * len(requests)
 
-    def _admin(self, lane: int, seconds: float) -> Any:
-        admin = self._admins[lane]
+    def _admin(self, number: int, seconds: float) -> Any:
+        admin = self._admins[number]
         if admin is None:
             if self._closed:
                 raise NotSent
             try:
-                admin = self._admins[lane] = _connect(self.servers, self._config, min(seconds, CONNECT_SECONDS))
+                admin = self._admins[number] = _connect(self.servers, self._config, min(seconds, CONNECT_SECONDS))
             except SystemUnavailable:
                 self._raise_refusal()
                 raise
@@ -150,12 +191,10 @@ class Lanes:
     def _raise_refusal(self) -> None:
         """`AccessDenied` if that is why nobody answers: kafka-python only says that it could not connect in time."""
         if "security.protocol" in self._options:
-            from penstock.kafka.reach import reach
-
             reach(self.servers, settings.for_producer(self.servers, self._options, 60), None, _REFUSAL_SECONDS)
 
-    def _replace(self, lane: int) -> None:
-        admin, self._admins[lane] = self._admins[lane], None
+    def _replace(self, number: int) -> None:
+        admin, self._admins[number] = self._admins[number], None
         if admin is not None:
             threading.Thread(target=_close, args=(admin,), daemon=True).start()
 
@@ -171,8 +210,8 @@ class _Secret(str):
 
 def _connect(servers: str, config: Mapping[str, Any], seconds: float) -> Any:
     """A connected admin client; `AccessDenied` if the brokers refuse it, `SystemUnavailable` if they are silent."""
-    errors = wire().errors
-    admin = wire().Admin.__new__(wire().Admin)
+    errors = kafka_python().errors
+    admin = kafka_python().Admin.__new__(kafka_python().Admin)
     try:
         admin.__init__(
             **config,
@@ -197,3 +236,40 @@ def _close(admin: Any) -> None:
         admin.close()
     except (OSError, RuntimeError):  # its loop has ended by itself
         pass
+
+
+def reach(servers: str, settings: Mapping[str, str], topic: str | None, seconds: float = REACH_SECONDS) -> bool:
+    """Connect as the writers will; whether `topic` exists (True if none is named). Raises `AccessDenied` or
+    `SystemUnavailable` with the client's own reason."""
+    troubles: list[tuple[int, str]] = []
+    plain = {name: value for name, value in settings.items() if name not in ("transaction.timeout.ms",)}
+    handle = Handle(plain, lambda row: None, lambda code, reason: troubles.append((code, reason)))
+    started = time.monotonic()
+    try:
+        while True:
+            code, count = handle.partitions(topic, 0.5) if topic else (handle.reach(0.5), 1)
+            if code == 0 and count:
+                return True
+            if code in (faults.UNKNOWN_TOPIC_OR_PARTITION, faults.UNKNOWN_TOPIC):
+                return False
+            handle.poll(0)
+            refused = [trouble for trouble in troubles if trouble[0] in (faults.AUTHENTICATION, faults.SSL)]
+            waited = time.monotonic() - started
+            if refused or code in faults.DENIED or waited > seconds:
+                reasons = refused or [t for t in troubles if t[0] != faults.ALL_BROKERS_DOWN]
+                why, text = reasons[0] if reasons and code not in faults.DENIED else (code, handle.text(code))
+                raise faults.from_code(
+                    why, text, servers=servers, doing="connecting", topic=topic or "", seconds=waited
+                )
+    finally:
+        handle.destroy()
+
+
+def librdkafka_admin(settings: Mapping[str, str], errors: Callable[[Any], None] | None = None) -> AdminClient:
+    """confluent-kafka's admin client; `errors` is called, from inside its methods, with what goes wrong meanwhile."""
+    try:
+        from confluent_kafka.admin import AdminClient
+    except ImportError as error:
+        raise faults.missing_client("confluent-kafka", error) from error
+    more: dict[str, Any] = {} if errors is None else {"error_cb": errors}
+    return AdminClient({**settings, "log_level": "2", **more})
