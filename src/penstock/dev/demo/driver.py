@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.dev.servers.process import end_process
+from penstock.dev.servers.host import end_process
 
 #: Between two looks at the events: short against the milliseconds that a phase of an epoch lasts.
 POLL_SECONDS = 0.002
