@@ -6,6 +6,8 @@ import os
 import threading
 from pathlib import Path
 
+from penstock.processes import parents
+
 
 def resident_megabytes(pid: int | None = None) -> float:
     """What one process holds in memory now; 0 where it has ended."""
@@ -19,13 +21,8 @@ def resident_megabytes(pid: int | None = None) -> float:
 def family(root: int) -> list[int]:
     """`root` and all its descendants."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    for pid, parent in parents().items():
+        children.setdefault(parent, []).append(pid)
     found, todo = [], [root]
     while todo:
         pid = todo.pop()

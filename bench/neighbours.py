@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from pathlib import Path
 
 from memory import family
+from penstock.processes import all_stat_fields
 
 _EVERY = 2.0
 _NOTICEABLE = 0.1  # cores
@@ -45,12 +45,5 @@ class Neighbours:
 
 def cpu_seconds() -> dict[int, float]:
     """What each process has used so far."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            found[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return found
+    ticks = os.sysconf("SC_CLK_TCK")
+    return {pid: (int(fields[11]) + int(fields[12])) / ticks for pid, fields in all_stat_fields().items()}

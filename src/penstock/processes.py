@@ -1,29 +1,139 @@
-"""A process by its number and the moment it began, so that a number used again is not taken for it."""
+"""Processes of this machine, as the system tells of them: by `/proc`, or by `ps` where there is none.
+
+A number is given out again after a while. So what must be a certain process is known by its number and a `mark`, which
+no later process with that number has. There is no other reader of `/proc`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
+import time
 from functools import cache
 from pathlib import Path
 
 _PROC = Path("/proc")
+_STATE, _PARENT, _START = 0, 1, 19  # where `stat` has them, counted from behind the process's name
+_ENDED = "ZX"  # a zombie, or being removed
+_POLL_SECONDS = 0.02
+_KILL_SECONDS = 10.0  # after SIGKILL only a process stuck in the kernel is still there, which nobody can mend
 
 
 def mark(pid: int) -> str | None:
     """Text that no other process with this number ever has; None if none runs (a zombie does not)."""
-    if not (_PROC / "self" / "stat").exists():
-        return _listed(pid)
-    try:
-        # The name may hold blanks and brackets; what follows its last bracket is regular.
-        fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else f"{_boot()}.{fields[19]}"
+    if not _has_proc():
+        return _mark_by_ps(pid)
+    fields = stat_fields(pid)
+    return f"{_boot()}.{fields[_START]}" if fields and fields[_STATE] not in _ENDED else None
 
 
 def is_running(pid: int | None, marked: str | None) -> bool:
     """Whether that very process still runs."""
     return pid is not None and marked is not None and mark(pid) == marked
+
+
+def start_time(pid: int) -> float | None:
+    """When the process began, in seconds since 1970: infinite for one that has ended and only waits to be reaped,
+    None where that cannot be found out."""
+    fields = stat_fields(pid)
+    if not fields:
+        return None
+    if fields[_STATE] in _ENDED:
+        return float("inf")
+    try:
+        uptime = float((_PROC / "uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return time.time() - uptime + int(fields[_START]) / os.sysconf("SC_CLK_TCK")
+
+
+def state(pid: int) -> str:
+    """One letter as in `ps`; empty for a process that is gone, and where there is no `/proc`."""
+    fields = stat_fields(pid)
+    return fields[_STATE] if fields else ""
+
+
+def parents() -> dict[int, int]:
+    """The parent of every process of the machine."""
+    return {pid: int(fields[_PARENT]) for pid, fields in all_stat_fields().items()}
+
+
+def command_line(pid: int) -> bytes | None:
+    """The program and its arguments, a zero byte behind each. Empty for a process that is gone or that this user may
+    not look into; None where this system does not tell."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return b"" if _has_proc() else None
+
+
+def has_running_thread(pid: int) -> bool:
+    """Whether any thread of the process is not stopped; False where the system does not tell."""
+    return any(
+        fields[_STATE] not in f"Tt{_ENDED}" for stat in _PROC.glob(f"{pid}/task/*/stat") if (fields := _read(stat))
+    )
+
+
+def all_running() -> list[int]:
+    """Every process of the machine that is not a zombie."""
+    if _has_proc():
+        return [pid for pid, fields in all_stat_fields().items() if fields[_STATE] != "Z"]
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,stat="], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in listing.stdout.splitlines()]
+    return [int(row[0]) for row in rows if len(row) > 1 and not row[1].startswith("Z")]
+
+
+def session_members(leader: int) -> list[int]:
+    """Living processes of the session that `leader` opened, also when it is gone itself. Spark's Python workers form
+    a process group of their own, so the session is what still names them."""
+    found = []
+    for pid in all_running():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == leader:
+                found.append(pid)
+    return found
+
+
+def end_session(leader: int, patience: float) -> list[int]:
+    """Wait for the session to empty, and kill what is left after `patience` seconds. Returns what had to be killed,
+    once all is gone."""
+    killed: set[int] = set()
+    end = time.monotonic() + patience
+    while left := session_members(leader):
+        if time.monotonic() >= end:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            killed.update(left)
+            if time.monotonic() >= end + _KILL_SECONDS:
+                break
+        time.sleep(_POLL_SECONDS)
+    return sorted(killed)
+
+
+def stat_fields(pid: int) -> list[str]:
+    """What `/proc` has in `stat` behind the process's name; empty for a process that is gone."""
+    return _read(_PROC / str(pid) / "stat")
+
+
+def all_stat_fields() -> dict[int, list[str]]:
+    """The same of every process that is there, by its number."""
+    numbers = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
+    return {pid: fields for pid in numbers if (fields := stat_fields(pid))}
+
+
+def _read(stat: Path) -> list[str]:
+    try:
+        # The name may hold blanks and brackets; what follows its last bracket is regular.
+        return stat.read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _has_proc() -> bool:
+    return (_PROC / "self" / "stat").exists()
 
 
 @cache
@@ -34,7 +144,7 @@ def _boot() -> str:
         return ""
 
 
-def _listed(pid: int) -> str | None:
+def _mark_by_ps(pid: int) -> str | None:
     found = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    state, _, began = found.stdout.strip().partition(" ")
-    return None if not began or state.startswith("Z") else " ".join(began.split())
+    letter, _, began = found.stdout.strip().partition(" ")
+    return None if not began or letter.startswith("Z") else " ".join(began.split())

@@ -9,7 +9,7 @@ rather too much is hidden than too little. What only says where a secret lies, s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote
 
 MASK = "***"
@@ -62,9 +62,15 @@ def masked(text: str) -> str:
 
 def without_secrets(text: str, settings: Mapping[str, str]) -> str:
     """`text` with the secrets of `settings` blotted out, wherever in it they stand, and what `masked` finds."""
-    for secret in sorted(secrets_of(settings), key=len, reverse=True):
+    return masked(hide(text, secrets_of(settings)))
+
+
+def hide(text: str, secrets: Iterable[str]) -> str:
+    """`text` with each of `secrets` blotted out, as written and as it stands in an address. Those that are too short to
+    be looked for stay."""
+    for secret in sorted(_spellings(secrets), key=len, reverse=True):
         text = text.replace(secret, MASK)
-    return masked(text)
+    return text
 
 
 def secrets_of(settings: Mapping[str, str]) -> set[str]:
@@ -72,6 +78,11 @@ def secrets_of(settings: Mapping[str, str]) -> set[str]:
     are left out."""
     found = {value for key, value in settings.items() if is_secret(key)}
     found |= {value[start:stop].strip("\"'") for value in settings.values() for start, stop in _found(value)}
+    return _spellings(found)
+
+
+def _spellings(secrets: Iterable[str]) -> set[str]:
+    found = set(secrets)
     found |= {quote(secret, safe="") for secret in found}
     return {secret for secret in found if len(secret) >= _SHORTEST}
 

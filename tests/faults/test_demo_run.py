@@ -20,6 +20,7 @@ from penstock.dev.demo import run as demo
 from penstock.dev.demo.driver import JobConfig, JobProcess
 from penstock.dev.demo.run import DemoOptions, run_demo
 from penstock.dev.demo.view import LiveView, PlainView
+from penstock.processes import all_running
 
 STAND_IN = """
 import json, os, pathlib, subprocess, sys, time
@@ -112,12 +113,7 @@ def test_killed_twice_and_nothing_lost(stand_in: Path, capsys: pytest.CaptureFix
 
 
 def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    stat = Path(f"/proc/{pid}/stat")
-    return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")
+    return pid in all_running()
 
 
 @pytest.mark.parametrize(

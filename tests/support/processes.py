@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock import processes
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,13 +93,13 @@ class JobProcess:
 
     def members(self) -> list[int]:
         """Living processes of the job. Workers form a process group of their own; the session holds them all."""
-        return [pid for pid in processes() if _session(pid) == self.pid and state(pid) != "Z"]
+        return processes.session_members(self.pid)
 
     def tail(self, lines: int = 30) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def _all_stopped(self) -> bool:
-        running = [pid for pid in self.members() if state(pid) != "T"]
+        running = [pid for pid in self.members() if processes.state(pid) != "T"]
         for pid in running:
             _signal(pid, signal.SIGSTOP)
         return not running
@@ -110,30 +111,19 @@ class JobProcess:
         self.kill()
 
 
-def processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
 def descendants(pid: int) -> list[int]:
     """All living processes below `pid`."""
-    parents = {one: _field(one, 1) for one in processes()}
+    parents = processes.parents()
     found: list[int] = []
     level = [pid]
     while level:
-        level = [child for child, parent in parents.items() if parent and int(parent) in level]
+        level = [child for child, parent in parents.items() if parent in level]
         found += level
     return found
 
 
-def state(pid: int) -> str:
-    """One letter as in `ps`; empty for a process that is gone."""
-    return _field(pid, 0)
-
-
 def command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return ""
+    return (processes.command_line(pid) or b"").replace(b"\0", b" ").decode(errors="replace")
 
 
 def kill_workers(parent: int) -> int:
@@ -142,18 +132,6 @@ def kill_workers(parent: int) -> int:
     for pid in workers:
         _signal(pid, signal.SIGKILL)
     return len(workers)
-
-
-def _field(pid: int, index: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[index]
-    return ""
-
-
-def _session(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return os.getsid(pid)
-    return -1
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -18,7 +18,7 @@ from penstock.checkpoint.ledger import seal
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import UnsafeName
-from penstock.safe_names import safe_name, safe_part
+from penstock.naming import safe_name, safe_part
 from penstock.savepoints.canonical import operator_of
 from penstock.savepoints.savepoint import Savepoint
 from penstock.sinks.files import FileSink

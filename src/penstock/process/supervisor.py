@@ -35,7 +35,7 @@ from penstock.events import Events
 from penstock.process import lifeline
 from penstock.process.lifeline import CRASHED, DONE, GAVE_UP, Told
 from penstock.process.restart import Restarts
-from penstock.process.sessions import sweep
+from penstock.processes import end_session
 
 log = logging.getLogger("penstock.supervisor")
 
@@ -137,7 +137,7 @@ class Supervisor:
                 self._forward(self._asked)  # it came while the child was being made
             status = child.wait()
             self._child = None
-            killed = sweep(child.pid, _SWEEP_SECONDS)
+            killed = end_session(child.pid, _SWEEP_SECONDS)
             if killed:
                 log.warning("processes that the driver left behind were killed: %s", ", ".join(map(str, killed)))
             _bury()

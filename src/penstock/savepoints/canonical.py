@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.spark_offsets import conf_of
 from penstock.config.state import Backend, backend_of
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
-from penstock.safe_names import safe_name, safe_part
+from penstock.naming import safe_name, safe_part
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
 from penstock.spark_state.raw import FAMILY, KEY, PARTITION, VALUE, numbered, raw_rows, spread, struct_of
 from penstock.spark_state.rewrite import Goal, join_format, readable, require_format

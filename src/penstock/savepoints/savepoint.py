@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.ledger import seal, unseal
 from penstock.errors import SavepointCorrupt, SavepointIncomplete
-from penstock.safe_names import safe_name, safe_part
+from penstock.naming import safe_name, safe_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import LedgerCorrupt
-from penstock.safe_names import safe_name, safe_part
+from penstock.naming import safe_name, safe_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,7 +9,7 @@ import posixpath
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlparse
 
-from penstock.safe_names import safe_name
+from penstock.naming import safe_name
 from penstock.storage.files import StagedFile, Storage
 from penstock.storage.hsync import hsync
 

@@ -9,7 +9,7 @@ import posixpath
 from pathlib import Path
 from typing import IO
 
-from penstock.safe_names import safe_name
+from penstock.naming import safe_name
 from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.files import StagedFile, Storage
 

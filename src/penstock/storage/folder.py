@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.safe_names import refuse_link, safe_name
+from penstock.naming import refuse_link, safe_name
 from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.storage import LocalStorage, Storage, local_path, storage_errors
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import LedgerError, StorageFull
 from penstock.failpoints import failpoint
-from penstock.safe_names import safe_name
+from penstock.naming import safe_name
 from penstock.storage.storage import AlreadyExists, Storage
 
 if TYPE_CHECKING:

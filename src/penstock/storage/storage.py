@@ -23,7 +23,7 @@ from urllib.parse import urlparse
 
 from penstock.errors import LedgerError, StorageFull
 from penstock.failpoints import failpoint
-from penstock.safe_names import safe_name
+from penstock.naming import safe_name
 from penstock.storage.durable import ensure_folder, sync, sync_file_system
 
 if TYPE_CHECKING:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, WriterId
@@ -27,6 +25,7 @@ from penstock.errors import PenstockError, TransactionRefused, WritersLost
 from penstock.events import Events
 from penstock.failpoints import failpoint
 from penstock.process.registry import Registry
+from penstock.processes import start_time
 from penstock.storage.storage import local_path
 from penstock.transactions.ledgers import JobLedgers, QueryLedger
 from penstock.transactions.orphans import Orphan, Sinks, Verdict, names
@@ -364,17 +363,5 @@ def _alive(pid: Any, registered: Any) -> bool:
         return False
     except PermissionError:
         pass  # somebody else's, but there
-    began = _began(pid)
+    began = start_time(pid)
     return began is None or not isinstance(registered, int | float) or began <= registered + 1
-
-
-def _began(pid: int) -> float | None:
-    """When the process began, in seconds since 1970; None where that cannot be found out."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        if fields[0] in "ZX":
-            return float("inf")
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
-    return time.time() - uptime + int(fields[19]) / os.sysconf("SC_CLK_TCK")

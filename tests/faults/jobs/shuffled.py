@@ -21,6 +21,7 @@ from penstock.deadline import Deadline
 from penstock.epoch.channel import Writing
 from penstock.epoch.outputs import EpochOutputs
 from penstock.epoch.row_sizes import RowSizes
+from penstock.processes import parents
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,7 +61,7 @@ class DeadlyWriter:
         except FileExistsError:
             return payload
         daemon = os.getppid()
-        jvm = int(Path(f"/proc/{daemon}/stat").read_text().rpartition(")")[2].split()[1])
+        jvm = parents()[daemon]
         os.kill(jvm, signal.SIGKILL)
         time.sleep(600)  # ends with its executor
         raise AssertionError

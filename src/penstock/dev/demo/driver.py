@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.dev.servers.host import end_process
+from penstock.processes import end_session
 
 #: Between two looks at the events: short against the milliseconds that a phase of an epoch lasts.
 POLL_SECONDS = 0.002
@@ -95,27 +96,18 @@ class JobProcess:
             if self.status is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait()
-        self._sweep()
+        end_session(self._process.pid, 0)
         return status == -signal.SIGKILL
 
     def stop(self) -> None:
         """Ask for a clean end, and take one by force when it does not come."""
         if self.status is None:
             end_process(self._process.pid, STOP_SECONDS, gone=lambda: self.status is not None)
-        self._sweep()
+        end_session(self._process.pid, 0)
 
     def tail(self, lines: int = 25) -> list[str]:
         """The end of the job's log."""
         return self.log.read_text(errors="replace").splitlines()[-lines:]
-
-    def _sweep(self) -> None:
-        # Spark's Python workers move to a process group of their own, so the session is what still names them.
-        end = time.monotonic() + 10
-        while (left := _session(self._process.pid)) and time.monotonic() < end:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
 
 
 def _environment() -> dict[str, str]:
@@ -124,28 +116,3 @@ def _environment() -> dict[str, str]:
     path = os.environ.get("PYTHONPATH", "")
     absolute = os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep) if entry)
     return {**os.environ, "PYTHONPATH": absolute}
-
-
-def _session(leader: int) -> list[int]:
-    """Living processes of the session that `leader` opened."""
-    found = []
-    for pid in _all_processes():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getsid(pid) == leader and not _is_zombie(pid):
-                found.append(pid)
-    return found
-
-
-def _all_processes() -> list[int]:
-    proc = Path("/proc")
-    if (proc / "self").exists():
-        return [int(entry.name) for entry in proc.iterdir() if entry.name.isdigit()]
-    listing = subprocess.run(["ps", "-A", "-o", "pid="], capture_output=True, text=True, check=True)
-    return [int(line) for line in listing.stdout.split()]
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return False

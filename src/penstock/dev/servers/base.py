@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, ClassVar, Self
 
-from penstock.dev.servers.host import end_process, free_port, has_running_thread
+from penstock.dev.servers.host import end_process, free_port
 from penstock.errors import DevelopmentError
+from penstock.processes import has_running_thread
 from penstock.storage.own import create_own
 
 _POLL_SECONDS = 0.02

@@ -10,7 +10,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from penstock.errors import DevelopmentError
 
@@ -113,12 +112,3 @@ def _wait(gone: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(_POLL_SECONDS)
     return True
-
-
-def has_running_thread(pid: int) -> bool:
-    """Whether any thread of the process is not stopped. Where the system does not tell, it is taken at its word."""
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            if stat.read_text().rpartition(")")[2].split()[0] not in "TtZX":
-                return True
-    return False

@@ -17,6 +17,7 @@ from penstock.caches import user_cache
 from penstock.dev.servers.broker import Broker, answers_kafka
 from penstock.dev.servers.host import HOST, end_process, free_port, is_alive, is_free
 from penstock.errors import DevelopmentError
+from penstock.processes import command_line
 from penstock.storage.locks import only_one
 
 DEFAULT_PORT = 9092
@@ -114,13 +115,8 @@ def _is_ours(pid: int) -> bool:
     """Whether `pid` runs and, as far as this system tells, is our broker: numbers are given out again after a while."""
     if not is_alive(pid):
         return False
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
-        return not Path("/proc/self").exists()  # no /proc at all: a living process is all this system tells
-    except PermissionError:
-        return False
-    return os.fsencode(service_folder() / "server.properties") in command
+    command = command_line(pid)  # None: a living process is all this system tells
+    return command is None or os.fsencode(service_folder() / "server.properties") in command
 
 
 @contextmanager

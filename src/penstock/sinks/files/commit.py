@@ -41,7 +41,7 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, WriterScope
 from penstock.errors import PreCommitFailed
 from penstock.failpoints import failpoint
-from penstock.safe_names import safe_name, safe_part
+from penstock.naming import safe_name, safe_part
 from penstock.storage.files import StagedFile, Storage, full_disk_named, is_full
 
 if TYPE_CHECKING:

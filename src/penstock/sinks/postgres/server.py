@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import parse_qsl, unquote
 
 from penstock.errors import ConfigurationError
-from penstock.secrets import is_secret
+from penstock.secrets import hide, is_secret
 from penstock.sinks.sql import faults
 
 #: A server that is gone without a word is noticed after about a minute, in a task as in the driver.
@@ -81,17 +81,14 @@ class Server:
 
     def scrubbed(self, text: str) -> str:
         """`text` without any secret of ours that may stand in it."""
-        for secret in self._secrets():
-            text = text.replace(secret, "***")
-        return " ".join(text.split())
+        return " ".join(hide(text, self._secrets()).split())
 
     def _secrets(self) -> set[str]:
         known = self._known()
         found = {str(value) for name, value in known.items() if value and is_secret(name)}
         if self._is_url:
             found.add(_URL.match(self.conninfo)["password"] or "")  # type: ignore[index]
-        found |= {quote(secret, safe="") for secret in found}
-        return {secret for secret in found if len(secret) > 2}
+        return found
 
     @property
     def _is_url(self) -> bool:

@@ -7,12 +7,12 @@ password are then taken for port, path or options. So an address that is not pla
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from penstock.errors import ConfigurationError
+from penstock.secrets import hide
 
 _SCHEMES = ("redis", "rediss", "unix")
-_SHOWN = 4  # shorter values say nothing, and stand in too many words
 _PASSWORD = re.compile(r"^\w+://[^:@/]*:(?P<password>.*)@", re.DOTALL)
 
 
@@ -46,11 +46,7 @@ def scrubbed(text: str, url: str) -> str:
     found = _PASSWORD.match(url)
     secrets = {found["password"]} if found else set()
     secrets |= {value for _, value in parse_qsl(url.partition("?")[2])}
-    secrets |= {unquote(one) for one in secrets} | {quote(one, safe="") for one in secrets}
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _SHOWN:
-            text = text.replace(secret, "***")
-    return text
+    return hide(text, secrets | {unquote(secret) for secret in secrets})
 
 
 def refused_options() -> ConfigurationError:

@@ -35,7 +35,7 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, SinkScope
 from penstock.errors import PenstockError, PreCommitFailed, StorageFull
 from penstock.failpoints import failpoint
-from penstock.safe_names import safe_part
+from penstock.naming import safe_part
 from penstock.sinks.tables.columns import changed
 from penstock.sinks.tables.target import (
     Change,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.inflight_log import LogFile, LogWriter, log_storage, read_log
 from penstock.contracts.sink import SinkScope, WriterScope
-from penstock.safe_names import safe_part
+from penstock.naming import safe_part
 from penstock.sinks.files.commit import label
 from penstock.storage.files import full_disk_named
 
