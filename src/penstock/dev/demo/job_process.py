@@ -30,7 +30,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class JobConfig:
-    """All that `demo_job` is told."""
+    """All that the job has to know."""
 
     folder: str
     mode: str  # "files" or "kafka"
