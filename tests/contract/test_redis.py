@@ -15,7 +15,7 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
-from penstock.dev.servers.ports import free_port
+from penstock.dev.servers.host import free_port
 from penstock.dev.servers.redis import RedisServer
 from penstock.errors import (
     AccessDenied,

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dev.demo import driver as demo_driver
+from penstock.dev.demo import job_process as demo_driver
 from penstock.dev.demo import run as demo
-from penstock.dev.demo.driver import JobConfig, JobProcess
+from penstock.dev.demo.job_process import JobConfig, JobProcess
 from penstock.dev.demo.run import DemoOptions, run_demo
 from penstock.dev.demo.view import LiveView, PlainView
 from penstock.processes import all_running
@@ -25,7 +25,7 @@ from penstock.processes import all_running
 STAND_IN = """
 import json, os, pathlib, subprocess, sys, time
 import pyarrow as pa, pyarrow.parquet as pq
-from penstock.dev.demo.driver import JobConfig
+from penstock.dev.demo.job_process import JobConfig
 from penstock.dev.demo.truth import Truth
 
 config = JobConfig.read(pathlib.Path(sys.argv[1]))

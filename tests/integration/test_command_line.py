@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
-from penstock.dev.servers.process import end_process
+from penstock.dev.servers.host import end_process
 from penstock.process.registry import Registry
 from tests.support.waiting import until
 

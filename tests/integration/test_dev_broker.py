@@ -15,8 +15,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from penstock.dev.servers.broker import Broker
-from penstock.dev.servers.ports import answers_kafka, free_port
+from penstock.dev.servers.broker import Broker, answers_kafka
+from penstock.dev.servers.host import free_port
 from penstock.dev.servers.security import SecurityFiles
 from penstock.errors import DevelopmentError
 from tests.conftest import create_topic

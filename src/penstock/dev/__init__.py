@@ -1,1 +1,4 @@
+"""For people who build jobs or Penstock itself: real servers (`servers`), and the job that is killed for show (`demo`).
 
+May import everything except `cli`. No job needs anything from here.
+"""

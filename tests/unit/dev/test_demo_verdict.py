@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.dev.demo import run as demo
-from penstock.dev.demo.driver import JobConfig
 from penstock.dev.demo.files import FileStage, output_folder
+from penstock.dev.demo.job_process import JobConfig
 from penstock.dev.demo.plan import PHASES, Moment, Progress, moments
 from penstock.dev.demo.result import judge
 from penstock.dev.demo.run import DemoOptions, run_demo
@@ -64,15 +64,7 @@ def drop(folder: Path, name: str) -> None:
 
 def double(folder: Path, name: str) -> None:
     file = files(folder, name)[4]
-    put(
-        Path(shutil.copy(file, file.with_name(".aside"))),
-        file.with_name(file.name.replace("0123456789ab", "ba9876543210")),
-    )
-
-
-def put(aside: Path, file: Path) -> None:
-    """Whole or not at all: the demo's reader looks all the time."""
-    aside.rename(file)
+    shutil.copy(file, file.with_name(file.name.replace("0123456789ab", "ba9876543210")))
 
 
 def alter(folder: Path, name: str, column: str) -> None:
@@ -80,9 +72,7 @@ def alter(folder: Path, name: str, column: str) -> None:
     rows = pq.read_table(file)
     values = rows.column(column).to_pylist()
     values[0] += 1
-    aside = file.with_name(".aside")
-    pq.write_table(rows.set_column(rows.schema.get_field_index(column), column, pa.array(values)), aside)
-    put(aside, file)
+    pq.write_table(rows.set_column(rows.schema.get_field_index(column), column, pa.array(values)), file)
 
 
 def swap_epochs(folder: Path, name: str) -> None:
@@ -101,10 +91,12 @@ def play(
 
     def run(spoil: Callable[[Path], None] = lambda folder: None) -> tuple[int, dict[str, object]]:
         def pretend(self: demo._Run) -> None:
-            write_outputs(self.folder)
-            spoil(self.folder)
+            aside = self.folder / "aside"  # the demo's reader looks all the time
+            write_outputs(aside)
+            spoil(aside)
+            (aside / "out").rename(self.folder / "out")
 
-        monkeypatch.setattr(demo._Run, "until_done", pretend)
+        monkeypatch.setattr(demo._Run, "run_until_done", pretend)
         status = run_demo(DemoOptions(rows=ROWS, kills=0, json=True, seed=1))
         result = json.loads(capsys.readouterr().out)
         if result["folder"]:
@@ -192,8 +184,8 @@ def event(name: str, query: str = "payments", **more: object) -> dict[str, objec
 
 def test_a_job_that_only_had_to_finish_has_recovered_when_it_ends() -> None:
     progress = Progress(100, [])
-    progress.killed()
-    progress.restarted(98.0)
+    progress.note_kill()
+    progress.note_start(98.0)
     assert feed(progress, event("stopped")) == ["recovered in 2.0 s, to do was: nothing"]
 
 
@@ -212,13 +204,13 @@ def test_kills_are_spread_over_the_run_and_over_the_phases() -> None:
 def test_no_kill_before_the_job_has_committed_something_since_its_start() -> None:
     plan = [Moment(10, "decided", 0.5)]
     progress = Progress(100, plan)
-    progress.restarted(90.0)
+    progress.note_start(90.0)
     feed(progress, event("decided", epoch=0))
     assert progress.kill_after(event("decided", epoch=0)) is None
     feed(progress, event("committed", epoch=0, rows=20))
     assert progress.kill_after(event("committed", epoch=0)) is None
     assert progress.kill_after(event("decided", epoch=1)) == 0.5
-    assert progress.killed() == "payments epoch 0 committed"
+    assert progress.note_kill() == "payments epoch 0 committed"
     assert progress.kill_after(event("decided", epoch=1)) is None
 
 
@@ -234,10 +226,10 @@ def test_no_kill_once_all_rows_are_there() -> None:
 
 def test_a_recovery_is_timed_from_the_restart_to_the_first_commit() -> None:
     progress = Progress(100, moments(1, 100, random.Random(0)))
-    progress.restarted(50.0)
+    progress.note_start(50.0)
     feed(progress, event("decided", epoch=3), event("precommitted", epoch=3, rows=7))
-    progress.killed()
-    progress.restarted(95.0)
+    progress.note_kill()
+    progress.note_start(95.0)
     again = event("committed", epoch=3, rows=7, recovery=True)
     lines = feed(progress, again, again, event("recovered", epoch=4, action="finished"))
     assert lines == []

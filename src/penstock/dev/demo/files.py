@@ -17,7 +17,7 @@ from penstock.testing.oracle import Observation
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.dev.demo.driver import JobConfig
+    from penstock.dev.demo.job_process import JobConfig
     from penstock.dev.demo.plan import Progress
 
 #: The two outputs; the names of their queries too.

@@ -15,7 +15,7 @@ from pathlib import Path
 from pyspark.sql import functions as f
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job, KafkaSink, KafkaSource, RestartStrategy
-from penstock.dev.demo.driver import JobConfig
+from penstock.dev.demo.job_process import JobConfig
 from penstock.dev.demo.truth import COLUMNS
 
 #: A run of the demo lives for seconds: code that is compiled once and quickly starts in half the time.

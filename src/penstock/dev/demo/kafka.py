@@ -27,7 +27,7 @@ from penstock.testing.oracle import Observation
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.dev.demo.driver import JobConfig
+    from penstock.dev.demo.job_process import JobConfig
     from penstock.dev.demo.plan import Progress
 
 try:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from penstock.dev.demo.driver import Event
+    from penstock.dev.demo.job_process import Event
 
 #: The steps of an epoch after which a kill may come. "any" is any line, and then some part of a second.
 PHASES = ("opened", "precommitted", "decided", "committed", "any")
@@ -50,7 +50,7 @@ class Recovery:
 
 @dataclass(slots=True)
 class Progress:
-    """What is known of the run. `take` every event, `restarted` and `killed` at their time."""
+    """What is known of the run. `take` every event, `note_start` and `note_kill` at their time."""
 
     rows: int
     plan: list[Moment]
@@ -65,15 +65,15 @@ class Progress:
     runs: int = 0
     _began: float = 0.0
     _actions: list[str] = field(default_factory=list)
-    _works: bool = False  # this run has committed something of its own
+    _has_committed: bool = False  # this run has committed something of its own
 
-    def restarted(self, now: float) -> None:
+    def note_start(self, now: float) -> None:
         self.runs += 1
-        self._began, self._actions, self._works = now, [], False
+        self._began, self._actions, self._has_committed = now, [], False
         self.last.clear()
         self.commits.clear()
 
-    def killed(self) -> str:
+    def note_kill(self) -> str:
         """Note a kill; returns what the job was last seen doing."""
         newest = max(self.last.values(), key=lambda event: float(event["time"]), default=None)
         doing = (
@@ -96,9 +96,9 @@ class Progress:
         elif name == "committed":
             self._commit(query, event)
             if not event.get("recovery"):
-                yield from self._back(float(event["time"]))
+                yield from self._note_recovery(float(event["time"]))
         elif name == "stopped" and not event.get("error"):
-            yield from self._back(float(event["time"]))  # nothing was left to do
+            yield from self._note_recovery(float(event["time"]))  # nothing was left to do
         elif name == "failed":
             yield f"{query or 'job'} failed: {event.get('error', 'no reason given')}"
 
@@ -113,12 +113,12 @@ class Progress:
             self.committed[query] += int(event.get("rows", 0))
             self.commits.append((time, self.committed["payments"]))
 
-    def _back(self, time: float) -> Iterator[str]:
-        if not self._works and self.kills:
+    def _note_recovery(self, time: float) -> Iterator[str]:
+        if not self._has_committed and self.kills:
             self.recoveries.append(Recovery(time - self._began, tuple(self._actions)))
             found = ", ".join(self._actions) or "nothing"
             yield f"recovered in {self.recoveries[-1].seconds:.1f} s, to do was: {found}"
-        self._works = True
+        self._has_committed = True
 
     def sizes(self, query: str) -> dict[int, int]:
         """Rows of each epoch that was decided, as its last attempt prepared them."""
@@ -131,7 +131,7 @@ class Progress:
         Only while the job has unfinished work, and has decided and committed something since it was started: a job
         that is killed faster than it can start proves nothing.
         """
-        if len(self.kills) >= len(self.plan) or not self._works:
+        if len(self.kills) >= len(self.plan) or not self._has_committed:
             return None
         moment, done = self.plan[len(self.kills)], self.committed["payments"]
         ripe = moment.rows <= done < self.rows

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from penstock.dev.demo.driver import JobConfig
+    from penstock.dev.demo.job_process import JobConfig
     from penstock.dev.demo.plan import Progress
     from penstock.testing.atomicity import Commits, Sizes
 

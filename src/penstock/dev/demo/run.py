@@ -3,9 +3,9 @@
     generator ──▶ payments (every row)         ──▶ sink
               └─▶ totals   (a sum per account) ──▶ sink
 
-The job runs as its own process (`demo_job`) and is killed with SIGKILL, JVM and workers with it, at moments that fall
+The job runs as its own process (`job`) and is killed with SIGKILL, JVM and workers with it, at moments that fall
 into every phase of an epoch. It is started again each time, and at the end plain Python and numpy compute from the
-definition of the payments (`demo_truth`, which uses neither Spark nor the generator) what must be there.
+definition of the payments (`truth`, which uses neither Spark nor the generator) what must be there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock.dev.demo.driver import POLL_SECONDS, JobConfig, JobProcess
+from penstock.dev.demo.job_process import POLL_SECONDS, JobConfig, JobProcess
 from penstock.dev.demo.plan import Progress, moments
 from penstock.dev.demo.result import DemoResult, Stage, Watcher, judge
 from penstock.dev.demo.view import View, open_view
@@ -106,7 +106,7 @@ def _play(options: DemoOptions, seed: int, folder: Path, view: View) -> DemoResu
             watcher.start()
             stack.callback(watcher.cancel)
             run = _Run(stage, folder, progress, view)
-            run.until_done()
+            run.run_until_done()
             watcher.end()
             view.note("the job has ended; checking every row")
             payments, totals, atomicity = judge(options.rows, stage.outputs(progress), progress.spans)
@@ -155,13 +155,13 @@ class _Run:
         self._config = self.folder / "job.json"
         self.stage.config.write(self._config)
 
-    def until_done(self) -> None:
+    def run_until_done(self) -> None:
         """Returns once the job has done everything; `DevelopmentError` if it fails or hangs."""
         try:
             killed = True
             while killed:
                 self.job = JobProcess(self.folder, self._config, self.progress.runs + 1)
-                self.progress.restarted(self.job.began)
+                self.progress.note_start(self.job.began)
                 self.view.note("job started" if self.progress.runs == 1 else "job started again")
                 killed = self._watch(self.job)
         finally:
@@ -201,7 +201,7 @@ class _Run:
         for event in job.events():  # what it still said before it died
             for line in self.progress.take(event):
                 self.view.note(line)
-        self.view.note(f"kill {len(self.progress.kills) + 1}: SIGKILL after {self.progress.killed()}")
+        self.view.note(f"kill {len(self.progress.kills) + 1}: SIGKILL after {self.progress.note_kill()}")
         return True
 
     def _failure(self, happened: str) -> DevelopmentError:

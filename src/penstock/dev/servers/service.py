@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from penstock.caches import user_cache
-from penstock.dev.servers.broker import Broker
-from penstock.dev.servers.ports import HOST, answers_kafka, free_port, is_free
-from penstock.dev.servers.process import end_process, is_alive
+from penstock.dev.servers.broker import Broker, answers_kafka
+from penstock.dev.servers.host import HOST, end_process, free_port, is_alive, is_free
 from penstock.errors import DevelopmentError
 from penstock.processes import command_line
 from penstock.storage.locks import only_one

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.dev.servers.process import end_process
+from penstock.dev.servers.host import end_process
 from penstock.processes import end_session
 
 #: Between two looks at the events: short against the milliseconds that a phase of an epoch lasts.
@@ -30,7 +30,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class JobConfig:
-    """All that `demo_job` is told."""
+    """All that the job has to know."""
 
     folder: str
     mode: str  # "files" or "kafka"
