@@ -11,7 +11,7 @@ import pytest
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.checkpoint.global_record import newest_record
 from penstock.failpoints import InjectedFault
-from penstock.storage.storage import LocalStorage
+from penstock.storage.local import LocalStorage
 from tests.faults.jobs.chain import Chain, assert_consistent, build, records
 from tests.support.kafka import Input, Tail, assert_copied, assert_counted, assert_nothing_open, counted, read_committed
 from tests.support.running import CrashAt, Kafka, Numbers, Watched, run_all

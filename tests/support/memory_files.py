@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from penstock.storage.files import StagedFile, Storage
+from penstock.storage.tree import StagedFile, Tree
 
 
 class MemoryStaged(StagedFile):
@@ -16,7 +16,7 @@ class MemoryStaged(StagedFile):
         self._files, self._name, self.stream = files, name, io.BytesIO()
         files.files[name] = b""
 
-    def settle(self) -> int:
+    def finish(self) -> int:
         if self._name not in self._files.files:
             raise FileNotFoundError(self._name)
         self._files.files[self._name] = self.stream.getvalue()
@@ -26,7 +26,7 @@ class MemoryStaged(StagedFile):
         self._files.files.pop(self._name, None)
 
 
-class MemoryFiles(Storage):
+class MemoryFiles(Tree):
     """`did` lists every change, `before` is called ahead of each: a test may look, or raise, or interfere."""
 
     def __init__(self) -> None:
@@ -79,6 +79,6 @@ class MemoryFiles(Storage):
         self.did.append(("remove", name))
         return self.files.pop(name, None) is not None
 
-    def names(self, folder: str) -> list[str]:
+    def file_names(self, folder: str) -> list[str]:
         found = (name.removeprefix(f"{folder}/") for name in self.files if name.startswith(f"{folder}/"))
         return sorted(name for name in found if "/" not in name)

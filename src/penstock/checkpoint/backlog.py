@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable
-from penstock.checkpoint.inflight_log import LogFile, log_storage
+from penstock.checkpoint.inflight_log import LogFile
 from penstock.checkpoint.ledger import seal, unseal
+from penstock.storage.open import task_tree
 from penstock.storage.storage import AlreadyExists, Storage
 
 if TYPE_CHECKING:
@@ -155,19 +156,19 @@ class Backlog:
             self._changed.notify_all()
 
     def remove_logs(self, names: Collection[str]) -> None:
-        storage = log_storage(self.logs)
+        tree = task_tree(self.logs)
         for name in names:
-            storage.remove(name)
+            tree.remove(name)
 
     def remove_strays(self, generation: int, keep: Collection[Committable]) -> None:
         """Remove log files that no epoch needs, of attempts that failed in this and older runs."""
-        storage = log_storage(self.logs)
+        tree = task_tree(self.logs)
         needed = {log_of(one).name for one in keep if is_logged(one)}
         needed.update(log_of(one).name for entry in self.entries() for one in entry.committables)
-        for name in storage.names(""):
+        for name in tree.file_names(""):
             match = _LOG.match(name)
             if match and int(match[2]) <= generation and name not in needed:
-                storage.remove(name)
+                tree.remove(name)
 
     def _load(self) -> None:
         for folder in ("drained", "backlog"):

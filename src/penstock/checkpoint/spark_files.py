@@ -24,13 +24,13 @@ from penstock.errors import SavepointError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.storage.folder import Folder
+    from penstock.storage.tree import Tree
 
 _VERSIONED = re.compile(r"^(?P<version>\d+)(?:_[0-9a-zA-Z-]+)*\.(?P<kind>delta|snapshot|zip|changelog)$")
 _WHOLE = ("snapshot", "zip")
 
 
-def needed(checkpoint: Folder, epoch: int) -> list[str]:
+def needed(checkpoint: Tree, epoch: int) -> list[str]:
     """The names of all files that a copy of the checkpoint at `epoch` needs. Raises where it is not complete there."""
     present = checkpoint.files()
     log = [f"{kind}/{number}" for kind in ("offsets", "commits") for number in (epoch - 1, epoch) if number >= 0]
@@ -47,7 +47,7 @@ def needed(checkpoint: Folder, epoch: int) -> list[str]:
     return found
 
 
-def _state(checkpoint: Folder, names: Iterable[str], version: int) -> list[str]:
+def _state(checkpoint: Tree, names: Iterable[str], version: int) -> list[str]:
     stores: dict[str, list[str]] = {}
     found: list[str] = []
     for name in names:
@@ -64,7 +64,7 @@ def _state(checkpoint: Folder, names: Iterable[str], version: int) -> list[str]:
     return found
 
 
-def _store(checkpoint: Folder, folder: str, files: list[str], version: int) -> list[str]:
+def _store(checkpoint: Tree, folder: str, files: list[str], version: int) -> list[str]:
     matches = [match for match in map(_VERSIONED.match, files) if match and int(match["version"]) <= version]
     if not matches:
         return []
@@ -87,7 +87,7 @@ def _store(checkpoint: Folder, folder: str, files: list[str], version: int) -> l
     return own
 
 
-def _tables(checkpoint: Folder, pictures: Iterable[str], present: list[str]) -> list[str]:
+def _tables(checkpoint: Tree, pictures: Iterable[str], present: list[str]) -> list[str]:
     """The tables that the pictures name; all that are there where a picture cannot be read by us."""
     wanted: set[str] = set()
     for picture in pictures:

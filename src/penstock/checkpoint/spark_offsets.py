@@ -17,15 +17,15 @@ from penstock.errors import LedgerCorrupt
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.storage.folder import Folder
+    from penstock.storage.tree import Tree
 
 
-def conf_of(checkpoint: Folder, batch: int) -> dict[str, str]:
+def conf_of(checkpoint: Tree, batch: int) -> dict[str, str]:
     """The settings in `offsets/<batch>`."""
     return dict(_metadata(checkpoint, batch)[1]["conf"])
 
 
-def set_conf(checkpoint: Folder, batch: int, changes: Mapping[str, str]) -> None:
+def set_conf(checkpoint: Tree, batch: int, changes: Mapping[str, str]) -> None:
     """Change settings in `offsets/<batch>`. Spark obeys them at the next start."""
     version, metadata, rest = _metadata(checkpoint, batch)
     if changes.items() <= metadata["conf"].items():
@@ -34,7 +34,7 @@ def set_conf(checkpoint: Folder, batch: int, changes: Mapping[str, str]) -> None
     checkpoint.put(f"offsets/{batch}", "\n".join([version, body, *rest]).encode())
 
 
-def _metadata(checkpoint: Folder, batch: int) -> tuple[str, dict[str, Any], list[str]]:
+def _metadata(checkpoint: Tree, batch: int) -> tuple[str, dict[str, Any], list[str]]:
     data = checkpoint.storage.read(f"offsets/{batch}")
     if data is None:
         raise LedgerCorrupt(

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.storage.storage import Storage
-    from penstock.storage.trees import Trees
+    from penstock.storage.tree import Tree
 
 log = logging.getLogger("penstock")
 
@@ -69,7 +69,7 @@ def kept_batches(spark: SparkSession, num_retained: int) -> Iterator[None]:
 class JobFolder:
     """The folder of one job's checkpoints: deleted as a whole, or not at all."""
 
-    def __init__(self, storage: Storage, trees: Trees) -> None:
+    def __init__(self, storage: Storage, trees: Tree) -> None:
         self._storage, self._trees = storage, trees
 
     def refuse_marked(self) -> None:

@@ -26,14 +26,14 @@ from penstock.config.state import backend_of
 from penstock.errors import LedgerError, SavepointError, SavepointIncomplete
 from penstock.savepoints import savepoint
 from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, Savepoint
-from penstock.storage.folder import folder_at
+from penstock.storage.open import tree_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import SparkSession
 
-    from penstock.storage.folder import Folder
+    from penstock.storage.tree import Tree
 
 _CHECKPOINT = re.compile(r"^(?P<rest>.+)/chk-(?P<number>\d+)(?:\.json)?/?$")
 
@@ -45,8 +45,8 @@ class Origin:
     path: str
     saved: Savepoint
     retained: bool
-    folders: dict[str, Folder]  # Spark's checkpoint of each query
-    root: Folder
+    folders: dict[str, Tree]  # Spark's checkpoint of each query
+    root: Tree
 
     def verify(self) -> None:
         """See that all of it is there and whole, before anything is built on it."""
@@ -68,7 +68,7 @@ def open_origin(path: str, spark: SparkSession) -> Origin:
     match = _CHECKPOINT.match(path)
     if match:
         return _retained(path, match["rest"], int(match["number"]), spark)
-    root = folder_at(path, spark)
+    root = tree_at(path, spark)
     names = root.names()
     if METADATA not in names and "queries" in names and any(name.endswith(".json") for name in root.names("queries")):
         return _retained(path, path, None, spark)
@@ -81,7 +81,7 @@ def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> 
     only = None
     if rest.endswith("/checkpoints"):
         rest, _, only = rest.removesuffix("/checkpoints").rpartition("/")
-    root = folder_at(rest, spark)
+    root = tree_at(rest, spark)
     uids = sorted(name.removesuffix(".json") for name in root.names("queries") if name.endswith(".json"))
     if not uids:
         raise SavepointIncomplete(
@@ -103,7 +103,7 @@ def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> 
     return Origin(path, saved, True, folders, root)
 
 
-def _cut(root: Folder, number: int | None) -> tuple[str, dict[str, int]]:
+def _cut(root: Tree, number: int | None) -> tuple[str, dict[str, int]]:
     """History and epochs of a global checkpoint, the newest where none is named."""
     from penstock.checkpoint.global_record import FOLDER, recorded
 
@@ -121,7 +121,7 @@ def _cut(root: Folder, number: int | None) -> tuple[str, dict[str, int]]:
     return str(body.get("history", FIRST)), epochs
 
 
-def _epoch(root: Folder, uid: str, number: int | None, path: str) -> tuple[str, dict[str, int]]:
+def _epoch(root: Tree, uid: str, number: int | None, path: str) -> tuple[str, dict[str, int]]:
     """History and epoch of one query: in the history that counts, or else in the one before it."""
     kept = Histories(root.storage).kept()
     if number is None:
@@ -137,7 +137,7 @@ def _epoch(root: Folder, uid: str, number: int | None, path: str) -> tuple[str, 
     )
 
 
-def _refuse_waiting(root: Folder, uid: str) -> None:
+def _refuse_waiting(root: Tree, uid: str) -> None:
     waiting = [name for name in root.files(f"{uid}/inflight") if "/backlog/" in name]
     if waiting:
         raise SavepointError(
@@ -148,7 +148,7 @@ def _refuse_waiting(root: Folder, uid: str) -> None:
         )
 
 
-def _query(root: Folder, uid: str, folder: Folder, epoch: int, spark: SparkSession) -> SavedQuery:
+def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) -> SavedQuery:
     from penstock.spark_state.operators import operators
 
     spark_log = SparkLog(folder.storage)
@@ -174,7 +174,7 @@ def _query(root: Folder, uid: str, folder: Folder, epoch: int, spark: SparkSessi
     )
 
 
-def _sources(root: Folder, uid: str, epoch: int, ledger: Ledger, offsets: Sequence[Any]) -> tuple[str | None, ...]:
+def _sources(root: Tree, uid: str, epoch: int, ledger: Ledger, offsets: Sequence[Any]) -> tuple[str | None, ...]:
     """The uids behind the positions: from the checkpoint's record, or from what the last run said of itself."""
     name = f"{uid}/checkpoints/chk-{epoch}.json"
     data = root.storage.read(name)

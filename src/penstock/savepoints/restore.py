@@ -28,7 +28,7 @@ from penstock.savepoints.mapping import Mapped, ProgramQuery, QueryMapping, comp
 from penstock.savepoints.restorable import Origin, open_origin
 from penstock.savepoints.savepoint import Kind
 from penstock.spark_state.metadata import read_metadata, relocate
-from penstock.storage.folder import folder_at
+from penstock.storage.open import tree_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.config.recovery import Recovery
     from penstock.epoch.plan import QueryPlan
     from penstock.events import Events
-    from penstock.storage.folder import Folder
+    from penstock.storage.tree import Tree
 
 log = logging.getLogger("penstock")
 
@@ -56,7 +56,7 @@ class Restorer:
 
     def __init__(self, job: str, location: str, spark: SparkSession) -> None:
         self._job, self._spark = job, spark
-        self._folder = folder_at(location, spark)
+        self._folder = tree_at(location, spark)
         self._histories = Histories(self._folder.storage)
 
     def restore(self, recovery: Recovery, plans: Mapping[str, QueryPlan], asked: Mapping[str, Any]) -> Outcome:
@@ -82,7 +82,7 @@ class Restorer:
         for uid, mapping in mapped.queries.items():
             target = self._folder.at(f"{uid}/{history}")
             self._build(origin, uid, mapping, target)
-            target.settle()  # before it counts: Spark has synced neither the state that was linked nor what it wrote
+            target.sync_all()  # before it counts: Spark has synced neither the state that was linked nor what it wrote
         made = self._histories.record(
             Restored(
                 id=restore_id,
@@ -112,7 +112,7 @@ class Restorer:
             list(plan.positions), list(plan.sinks), operators, asked.get("partitions"), asked.get("backend")
         )
 
-    def _build(self, origin: Origin, uid: str, mapping: QueryMapping, target: Folder) -> None:
+    def _build(self, origin: Origin, uid: str, mapping: QueryMapping, target: Tree) -> None:
         saved, source = origin.saved.queries[uid], origin.folders[uid]
         names = origin.files(uid)
         rewrites = mapping.partitions is not None or mapping.backend is not None
@@ -158,7 +158,7 @@ class Restorer:
             failpoint("restore.rewritten")
         self._make_own(target, mapping, len(saved.sources))
 
-    def _make_own(self, target: Folder, mapping: QueryMapping, positions: int) -> None:
+    def _make_own(self, target: Tree, mapping: QueryMapping, positions: int) -> None:
         """An id of its own, so that the original may run beside it; positions in the program's order."""
         target.put("metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
         if mapping.sources == list(range(positions)):
@@ -180,7 +180,7 @@ class Restorer:
             target.take(target, {name: f"sources/{name.removeprefix('moved/')}" for name in target.files("moved")})
             target.delete("moved")
 
-    def _describe(self, source: Folder, target: Folder, epoch: int, chosen: list[int] | None) -> None:
+    def _describe(self, source: Tree, target: Tree, epoch: int, chosen: list[int] | None) -> None:
         """Spark's description of an operator carries its number, and some carry full paths: those of the copy."""
         if chosen is None:
             relocate(target, epoch)

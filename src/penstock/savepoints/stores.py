@@ -23,7 +23,9 @@ from penstock.config.state import backend_of
 from penstock.errors import ConfigurationError, SavepointIncomplete
 from penstock.savepoints import savepoint
 from penstock.spark_state.metadata import DEFAULT, read_metadata
-from penstock.storage.folder import Folder, LocalFolder, folder_at
+from penstock.storage.local import LocalTree
+from penstock.storage.open import tree_at
+from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +42,7 @@ class Place:
     """The state of one query at one moment. `canonical`: the folder holds Parquet, else a checkpoint of Spark's."""
 
     query: str | None
-    folder: Folder
+    folder: Tree
     batch: int
     canonical: bool = False
 
@@ -67,7 +69,7 @@ class Kept:
 def places(path: str, spark: SparkSession | None = None) -> list[Place]:
     """The state under a path, a place per query."""
     match = _CHECKPOINT.match(path)
-    folder = folder_at(match["job"] if match else path.rstrip("/"), spark)
+    folder = tree_at(match["job"] if match else path.rstrip("/"), spark)
     names = folder.names()
     if match is None and savepoint.METADATA in names:
         saved = savepoint.read(folder)
@@ -151,15 +153,15 @@ def _canonical(place: Place) -> Iterator[Kept]:
                 )
 
 
-def _count(folder: Folder, name: str) -> int | None:
-    if not isinstance(folder, LocalFolder):
+def _count(folder: Tree, name: str) -> int | None:
+    if not isinstance(folder, LocalTree):
         return None
     import pyarrow.parquet as pq
 
     return sum(int(pq.read_metadata(folder.root / file).num_rows) for file in folder.files(name))
 
 
-def _newest(checkpoint: Folder) -> int:
+def _newest(checkpoint: Tree) -> int:
     complete = [int(name) for name in checkpoint.names("commits") if name.isdigit()]
     if not complete:
         raise SavepointIncomplete(
@@ -170,7 +172,7 @@ def _newest(checkpoint: Folder) -> int:
     return max(complete)
 
 
-def _epochs(folder: Folder, uids: list[str], number: int) -> dict[str, int | None]:
+def _epochs(folder: Tree, uids: list[str], number: int) -> dict[str, int | None]:
     if len(uids) == 1:
         return {uids[0]: number}
     from penstock.checkpoint.global_record import FOLDER

@@ -29,7 +29,8 @@ from penstock.errors import PenstockError, SavepointError
 from penstock.failpoints import failpoint
 from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, SavedSink, Savepoint, new_name
 from penstock.spark_state.metadata import read_metadata
-from penstock.storage.folder import Folder, folder_at
+from penstock.storage.open import tree_at
+from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +79,7 @@ class Taker:
         as it was."""
         made, name = new_name(self._job)
         path = f"{directory.rstrip('/')}/{name}"
-        folder = folder_at(path, self._spark)
+        folder = tree_at(path, self._spark)
         began = time.monotonic()
         try:
             with self._hold() as standing:
@@ -94,7 +95,7 @@ class Taker:
                     self._write_out(one, folder)
             files = folder.files()
             digests = folder.digests(files)
-            folder.settle()
+            folder.sync_all()
             saved = Savepoint(
                 made,
                 kind,
@@ -129,8 +130,8 @@ class Taker:
             total_ms=round((ended - began) * 1000, 1),
         )
 
-    def _copy(self, one: Standing, folder: Folder) -> None:
-        source = folder_at(one.location, self._spark)
+    def _copy(self, one: Standing, folder: Tree) -> None:
+        source = tree_at(one.location, self._spark)
         target = folder.at(f"queries/{one.plan.uid}/spark")
         for attempt in range(1, _TRIES + 1):
             try:
@@ -142,7 +143,7 @@ class Taker:
                     raise
                 target.delete()
 
-    def _describe(self, one: Standing, folder: Folder) -> SavedQuery:
+    def _describe(self, one: Standing, folder: Tree) -> SavedQuery:
         from penstock.spark_state.operators import operators
 
         copy = folder.at(f"queries/{one.plan.uid}/spark")
@@ -173,7 +174,7 @@ class Taker:
             operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in found),
         )
 
-    def _write_out(self, one: Standing, folder: Folder) -> None:
+    def _write_out(self, one: Standing, folder: Tree) -> None:
         from penstock.savepoints.canonical import export
 
         query = folder.at(f"queries/{one.plan.uid}")

@@ -22,7 +22,7 @@ from penstock.safe_names import safe_name, safe_part
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.storage.folder import Folder
+    from penstock.storage.tree import Tree
 
 DEFAULT = "default"
 """The name of a store that is an operator's only one, and of a store's only column family."""
@@ -90,14 +90,14 @@ class OperatorMetadata:
             body["operatorPropertiesJson"] = self.properties or ""
         return f"v{self.version}\n{json.dumps(body, separators=(',', ':'))}".encode()
 
-    def write(self, checkpoint: Folder) -> None:
+    def write(self, checkpoint: Tree) -> None:
         """Write description and schemas into `checkpoint`, replacing what is there."""
         for name, data in self.files.items():
             checkpoint.put(f"state/{self.id}/{name}", data)
         name = "_metadata/metadata" if self.version == 1 else f"_metadata/v2/{self.number}"
         checkpoint.put(f"state/{self.id}/{name}", self.body(checkpoint.location))
 
-    def stands_in(self, checkpoint: Folder) -> bool:
+    def stands_in(self, checkpoint: Tree) -> bool:
         """Whether the description in `checkpoint` names its schema files where they are, so that Spark can read it."""
         if self.version == 1:
             return True
@@ -107,14 +107,14 @@ class OperatorMetadata:
         return all(path.partition(":")[2].lstrip("/").startswith(f"{root}/state/{self.id}/") for path in paths)
 
 
-def read_metadata(checkpoint: Folder, batch: int) -> tuple[OperatorMetadata, ...]:
+def read_metadata(checkpoint: Tree, batch: int) -> tuple[OperatorMetadata, ...]:
     """Every stateful operator of the checkpoint as it was after `batch`, in the plan's order; none for a query that
     keeps no state. `LedgerCorrupt` where an operator has state and no description of it."""
     numbers = sorted(int(name) for name in checkpoint.names("state") if name.isdigit())
     return tuple(_operator(checkpoint, number, batch) for number in numbers)
 
 
-def relocate(checkpoint: Folder, batch: int) -> None:
+def relocate(checkpoint: Tree, batch: int) -> None:
     """Make a copy of a checkpoint stand on its own: descriptions that name schema files by the paths of the original
     name those of the copy."""
     for operator in read_metadata(checkpoint, batch):
@@ -122,7 +122,7 @@ def relocate(checkpoint: Folder, batch: int) -> None:
             operator.write(checkpoint)
 
 
-def _operator(checkpoint: Folder, operator: int, batch: int) -> OperatorMetadata:
+def _operator(checkpoint: Tree, operator: int, batch: int) -> OperatorMetadata:
     root = f"state/{operator}"
     versions = [int(name) for name in checkpoint.names(f"{root}/_metadata/v2") if name.isdigit() and int(name) <= batch]
     number = max(versions, default=0)

@@ -18,7 +18,8 @@ from penstock.epoch import protocol
 from penstock.epoch.inflight.drainer import MARK
 from penstock.epoch.log_repair import look, query_of
 from penstock.errors import ConfigurationError
-from penstock.storage.storage import LocalStorage, Storage, local_path
+from penstock.storage.local import LocalStorage
+from penstock.storage.storage import Storage, local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

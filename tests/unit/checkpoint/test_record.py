@@ -24,7 +24,8 @@ from penstock.checkpoint.record import (
 from penstock.epoch.recorder import Recorder
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture
 from penstock.spark.state_size import state_sizes
-from penstock.storage.storage import LocalStorage, MemoryStorage
+from penstock.storage.local import LocalStorage
+from penstock.storage.storage import MemoryStorage
 
 DATA = Path(__file__).parents[2] / "data"
 OPERATOR = OperatorState("stateStoreSave", 2000, 100, 3, 65_536, 40_960, "rocksdb", 4)

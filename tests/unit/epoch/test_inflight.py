@@ -24,7 +24,7 @@ from penstock.epoch.task import _write, committable
 from penstock.errors import JobStopped, LedgerCorrupt, LedgerFromTheFuture, UidChanged
 from penstock.events import Events
 from penstock.failpoints import POINTS, InjectedFault, hooked
-from penstock.storage.storage import LocalStorage
+from penstock.storage.local import LocalStorage
 from tests.support.memory_sink import MemorySink
 
 DATA = Path(__file__).parents[2] / "data"

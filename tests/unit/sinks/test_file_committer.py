@@ -38,7 +38,7 @@ def prepare(
 
 
 def receipts(files: MemoryFiles) -> list[list[str]]:
-    return [files.files[f"{RECEIPTS}/{name}"].decode().split("\n")[:-1] for name in files.names(RECEIPTS)]
+    return [files.files[f"{RECEIPTS}/{name}"].decode().split("\n")[:-1] for name in files.file_names(RECEIPTS)]
 
 
 def staged_of(*ones: Committable) -> list[str]:
@@ -46,7 +46,7 @@ def staged_of(*ones: Committable) -> list[str]:
 
 
 def visible(files: MemoryFiles) -> list[str]:
-    return files.names("") + sorted(name for name in files.files if "/" not in name)
+    return files.file_names("") + sorted(name for name in files.files if "/" not in name)
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_prepared_files_are_renamed_after_their_receipt_and_synced(files: Memory
         ("sync", ""),
         ("sync", STAGED),
     ]
-    [receipt] = files.names(RECEIPTS)
+    [receipt] = files.file_names(RECEIPTS)
     assert receipt.startswith("e0000000007-")
     assert len(receipt) == len("e0000000007-") + 12
 
@@ -270,7 +270,7 @@ def test_after_the_deadline_nothing_is_renamed(files: MemoryFiles) -> None:
 def test_only_the_receipts_of_the_last_epochs_are_kept(files: MemoryFiles) -> None:
     for epoch in (7, 8, 24):
         committer(files).commit(epoch, [prepare(files, 0, epoch=epoch)], soon())
-    assert [name[:11] for name in files.names(RECEIPTS)] == ["e0000000008", "e0000000024"]
+    assert [name[:11] for name in files.file_names(RECEIPTS)] == ["e0000000008", "e0000000024"]
 
 
 # Aborting and sweeping

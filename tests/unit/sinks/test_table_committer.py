@@ -19,7 +19,7 @@ from penstock.errors import PreCommitFailed, StorageFull, SystemUnavailable
 from penstock.sinks.tables.columns import types_of
 from penstock.sinks.tables.committer import TableCommitter
 from penstock.sinks.tables.target import Change, Journal, Known, Target, Written, marker_name, private_folder
-from penstock.storage.files import Storage
+from penstock.storage.tree import Tree
 from tests.support.memory_files import MemoryFiles
 from tests.support.sleeping import sleeping
 
@@ -72,7 +72,7 @@ class Table(Target):
     def create(self, schema: pa.Schema) -> None:
         raise NotImplementedError
 
-    def storage(self, known: Known) -> Storage:
+    def storage(self, known: Known) -> Tree:
         assert isinstance(known, Known)
         return self.files
 
@@ -155,7 +155,7 @@ def names(*ones: Committable) -> list[str]:
 
 
 def markers(table: Table) -> list[str]:
-    return table.files.names(OPEN)
+    return table.files.file_names(OPEN)
 
 
 def fails(times: int, error: BaseException) -> Callable[[Change], None]:

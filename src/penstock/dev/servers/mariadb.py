@@ -27,7 +27,7 @@ from penstock.dev.servers.child import Child
 from penstock.dev.servers.packages import install, may_install, run
 from penstock.dev.servers.ports import HOST, free_port
 from penstock.errors import DevelopmentError
-from penstock.storage.locks import only_one
+from penstock.storage.private import only_one
 
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 30.0  # a clean stop writes its dirty pages

@@ -30,7 +30,7 @@ from penstock.dev.servers.ports import HOST, free_port
 from penstock.dev.servers.postgres_programs import binaries
 from penstock.dev.servers.process import end_process
 from penstock.errors import DevelopmentError
-from penstock.storage.own import create_own
+from penstock.storage.private import create_own
 
 _READY_SECONDS = 60.0  # one second when idle; recovery after SIGKILL on a busy machine takes longer
 _STOP_SECONDS = 15.0

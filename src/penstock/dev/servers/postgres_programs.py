@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.caches import user_cache
 from penstock.errors import DevelopmentError
-from penstock.storage.locks import only_one
+from penstock.storage.private import only_one
 
 _SYSTEM = Path("/var/cache/penstock")  # root's, and everybody can look into it
 _DEBIAN = Path("/usr/lib/postgresql")

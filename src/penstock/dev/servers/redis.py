@@ -25,7 +25,7 @@ from penstock.dev.servers.packages import install, may_install
 from penstock.dev.servers.packages import run as _run
 from penstock.dev.servers.ports import HOST, free_port
 from penstock.errors import DevelopmentError
-from penstock.storage.locks import only_one
+from penstock.storage.private import only_one
 
 _READY_SECONDS = 30.0
 _STOP_SECONDS = 15.0

@@ -18,7 +18,7 @@ from penstock.dev.servers.broker import Broker
 from penstock.dev.servers.ports import HOST, answers_kafka, free_port, is_free
 from penstock.dev.servers.process import end_process, is_alive
 from penstock.errors import DevelopmentError
-from penstock.storage.locks import only_one
+from penstock.storage.private import only_one
 
 DEFAULT_PORT = 9092
 _STOP_SECONDS = 15.0

@@ -42,7 +42,8 @@ from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, Writ
 from penstock.errors import PreCommitFailed
 from penstock.failpoints import failpoint
 from penstock.safe_names import safe_name, safe_part
-from penstock.storage.files import StagedFile, Storage, full_disk_named, is_full
+from penstock.storage.storage import is_full
+from penstock.storage.tree import StagedFile, Tree, full_disk_named
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,7 +103,7 @@ class FileWriter(Writer):
         with full_disk_named(self._staged, "nothing of this epoch is visible"):
             self._encoder.close()
             try:
-                size = self._file.settle()
+                size = self._file.finish()
             except FileNotFoundError as error:
                 raise PreCommitFailed(
                     f"The hidden file {self._staged} was removed while it was written: a newer run has taken over, or "
@@ -119,7 +120,7 @@ class FileWriter(Writer):
 class FileCommitter(Committer):
     """Renames, proves, sweeps."""
 
-    def __init__(self, storage: Storage, scope: SinkScope) -> None:
+    def __init__(self, storage: Tree, scope: SinkScope) -> None:
         self._storage = storage
         self._scope = scope
         self._staged = f"{private_folder(scope)}/staged"
@@ -207,7 +208,7 @@ class FileCommitter(Committer):
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
         found = []
-        for name in self._storage.names(self._staged):
+        for name in self._storage.file_names(self._staged):
             match, staged = _STAGED.match(name), f"{self._staged}/{name}"
             if match is None or int(match["generation"]) > self._scope.generation:
                 continue
@@ -219,7 +220,7 @@ class FileCommitter(Committer):
         return found
 
     def _all_staged(self) -> list[tuple[str, int]]:
-        matches = ((name, _STAGED.match(name)) for name in self._storage.names(self._staged))
+        matches = ((name, _STAGED.match(name)) for name in self._storage.file_names(self._staged))
         return [(f"{self._staged}/{name}", int(match["generation"])) for name, match in matches if match]
 
     def _remove(self, staged: Sequence[str]) -> int:
@@ -258,7 +259,7 @@ class FileCommitter(Committer):
         return self._storage.read(receipt).decode(errors="replace").split("\n")[:-1]
 
     def _all_receipts(self) -> list[tuple[int, str]]:
-        matches = ((name, _RECEIPT.match(name)) for name in self._storage.names(self._receipts))
+        matches = ((name, _RECEIPT.match(name)) for name in self._storage.file_names(self._receipts))
         return [(int(match["epoch"]), f"{self._receipts}/{name}") for name, match in matches if match]
 
     def _drop_receipts_before(self, epoch: int) -> None:
