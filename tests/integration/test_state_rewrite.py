@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import functions as f
 from typer.testing import CliRunner
 
-from penstock.checkpoint.spark_offsets import conf_of
+from penstock.checkpoint.spark_files import conf_of
 from penstock.cli.main import app
 from penstock.config.state import CHANGELOG, PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, SavepointError

@@ -14,7 +14,7 @@ from pyarrow.fs import LocalFileSystem
 
 from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.inflight_log import LogFile, read_log
-from penstock.checkpoint.ledger import seal
+from penstock.checkpoint.layout import seal
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import UnsafeName

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.layout import INFLIGHT_VERSION
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture, PreCommitFailed, StorageNotShared
 from penstock.storage.durable import ensure_folder
 from penstock.storage.open import task_tree
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from penstock.storage.tree import Tree
 
-VERSION = 1
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of every Arrow IPC stream that was closed
 _KEY = b"penstock.inflight.version"
 
@@ -117,7 +117,7 @@ class LogWriter:
         self._name = name
         self._file = task_tree(location).stage(name)
         self._counted = _Counted(self._file.stream)
-        marked = schema.with_metadata({**(schema.metadata or {}), _KEY: str(VERSION).encode()})
+        marked = schema.with_metadata({**(schema.metadata or {}), _KEY: str(INFLIGHT_VERSION).encode()})
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         self._writer = pa.ipc.new_stream(pa.PythonFile(self._counted, mode="w"), marked, options=options)
         self._schema = marked
@@ -150,9 +150,9 @@ def read_log(location: str, file: LogFile) -> Iterator[pa.RecordBatch]:
         raise _corrupt(where, f"it has {len(data)} bytes and another checksum than the {file.bytes} that were decided")
     with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
         version = int((stream.schema.metadata or {}).get(_KEY, b"0"))
-        if version > VERSION:
+        if version > INFLIGHT_VERSION:
             raise LedgerFromTheFuture(
-                f"{where} has version {version}; this Penstock reads up to {VERSION}.",
+                f"{where} has version {version}; this Penstock reads up to {INFLIGHT_VERSION}.",
                 safe="nothing of it was delivered; the rows stay in the log.",
                 to_do="run this job with the Penstock that wrote the log, or a newer one.",
             )

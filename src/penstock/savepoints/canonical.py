@@ -22,7 +22,8 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.spark_offsets import conf_of
+from penstock.checkpoint.layout import CANONICAL, CANONICAL_VERSION
+from penstock.checkpoint.spark_files import conf_of
 from penstock.config.state import Backend, backend_of
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
 from penstock.safe_names import safe_name, safe_part
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 
     from penstock.storage.tree import Tree
 
-LAYOUT = "layout.json"
-VERSION = 1
+LAYOUT = CANONICAL
 _POSITION = "position"
 _NO_MARK = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
 
@@ -80,7 +80,13 @@ def export(spark: SparkSession, source: str, batch: int, folder: str) -> None:
                     "files": {name: base64.b64encode(data).decode() for name, data in operator.files.items()},
                 }
             )
-    body = {"version": VERSION, "batch": batch, "spark": str(spark.version), "conf": conf, "operators": described}
+    body = {
+        "version": CANONICAL_VERSION,
+        "batch": batch,
+        "spark": str(spark.version),
+        "conf": conf,
+        "operators": described,
+    }
     goal.put(LAYOUT, json.dumps(body, indent=1).encode())
 
 
@@ -122,9 +128,9 @@ def layout(folder: Tree) -> dict[str, Any]:
             safe="nothing was changed.",
             to_do="use another savepoint.",
         ) from error
-    if version > VERSION:
+    if version > CANONICAL_VERSION:
         raise LedgerFromTheFuture(
-            f"{folder.location}/{LAYOUT} is of version {version}; this version of Penstock knows {VERSION}.",
+            f"{folder.location}/{LAYOUT} is of version {version}; this version of Penstock knows {CANONICAL_VERSION}.",
             safe="nothing was changed.",
             to_do="use the version of Penstock that wrote it, or a newer one.",
         )

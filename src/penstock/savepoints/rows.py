@@ -110,7 +110,7 @@ def _reading(one: Kept, spark: SparkSession) -> Iterator[Any]:
 
 
 def _frame(one: Kept, work: SparkSession) -> Any:
-    from penstock.checkpoint.spark_offsets import conf_of
+    from penstock.checkpoint.spark_files import conf_of
     from penstock.spark_state.raw import raw_rows
     from penstock.spark_state.rewrite import join_format
     from penstock.spark_state.typed import typed_rows

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.ledger import seal, unseal
+from penstock.checkpoint.layout import SAVEPOINT, seal, unseal
 from penstock.errors import SavepointCorrupt, SavepointIncomplete
 from penstock.safe_names import safe_name, safe_part
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from penstock.storage.tree import Tree
 
-METADATA = "_metadata"
+METADATA = SAVEPOINT
 _KIND = "savepoint"
 _NAME = re.compile(r"^savepoint-.+-[0-9a-f]{12}$")
 

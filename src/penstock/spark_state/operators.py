@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.spark_offsets import conf_of
+from penstock.checkpoint.spark_files import conf_of
 from penstock.config.spark_conf import PARTITIONS
 from penstock.spark_state.metadata import DEFAULT, read_metadata
 from penstock.storage.open import tree_at

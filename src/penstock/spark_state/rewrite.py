@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.spark_offsets import conf_of, set_conf
+from penstock.checkpoint import layout
+from penstock.checkpoint.spark_files import conf_of, set_conf
 from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, LedgerCorrupt
@@ -150,18 +151,20 @@ class Goal:
 
 def copy_logs(origin: Tree, goal: Tree, batch: int) -> None:
     """The query's id, its positions and commits up to `batch`, and what its sources keep: what is not there yet."""
-    wanted = [name for folder in ("offsets", "commits") for name in origin.files(folder) if _number(name) <= batch]
-    wanted += ["metadata", *origin.files("sources")]
+    wanted = [
+        name for folder in (layout.OFFSETS, layout.COMMITS) for name in origin.files(folder) if _number(name) <= batch
+    ]
+    wanted += [layout.QUERY_ID, *origin.files(layout.SOURCES)]
     present = goal.files()
     goal.take(origin, {name: name for name in wanted if name not in present})
 
 
 def require_format(origin: Tree, batch: int) -> None:
     """The commit of the batch must be there, and of the format that does not name the state's files."""
-    commit = origin.storage.read(f"commits/{batch}")
+    commit = origin.storage.read(layout.commits(batch))
     if commit is None:
         raise LedgerCorrupt(
-            f"{origin.location} has no commits/{batch}: batch {batch} is not complete there.",
+            f"{origin.location} has no {layout.commits(batch)}: batch {batch} is not complete there.",
             safe="nothing was changed.",
             to_do="name the last complete batch.",
         )
@@ -179,7 +182,7 @@ def join_format(conf: Mapping[str, str], operator: OperatorMetadata) -> int | No
 
 
 def _require_no_state(goal: Tree) -> None:
-    if goal.names("state"):
+    if goal.names(layout.STATE):
         raise ConfigurationError(
             f"{goal.location} holds state already.",
             safe="nothing was changed.",

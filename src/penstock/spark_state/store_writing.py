@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
 from penstock.errors import PenstockError, SavepointError
 from penstock.spark_state.hashmap_files import snapshot
 from penstock.spark_state.raw import KEY, VALUE
@@ -87,7 +88,7 @@ def write_hashmap(target: Tree, batch: int, operators: Sequence[OperatorMetadata
     """State version `batch` + 1 of every store."""
     for operator in operators:
         for store in operator.stores:
-            file = f"state/{operator.id}/{store.folder('{partition}')}/{batch + 1}.snapshot"
+            file = f"{layout.operator(operator.id)}/{store.folder('{partition}')}/{batch + 1}.snapshot"
             try:
                 if isinstance(target.storage, LocalStorage):
                     _write_on_executors(rows(operator, store), target.location, file, codec)

@@ -148,8 +148,7 @@ class Tree:
 
     def put(self, name: str, data: bytes) -> None:
         """Write a small file, replacing one of that name, and the `.crc` beside it that would condemn the new one."""
-        folder, _, last = name.rpartition("/")
-        self.storage.delete(f"{folder}/.{last}.crc" if folder else f".{last}.crc")
+        self.storage.delete(checksum_file(name))
         self.storage.delete(name)
         self.storage.create(name, data)
 
@@ -170,6 +169,12 @@ class Tree:
 
     def _refusal(self, what: str) -> io.UnsupportedOperation:
         return io.UnsupportedOperation(f"{type(self).__name__}.{what}")
+
+
+def checksum_file(name: str) -> str:
+    """The hidden file in which Hadoop keeps a checksum of the file `name`, beside it."""
+    folder, _, last = name.rpartition("/")
+    return f"{folder}/.{last}.crc" if folder else f".{last}.crc"
 
 
 @contextlib.contextmanager

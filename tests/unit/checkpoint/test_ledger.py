@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome
-from penstock.checkpoint.ledger import Ledger, seal, unseal
+from penstock.checkpoint.layout import seal, unseal
+from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.open import require_trust
 from penstock.config import Checkpoints
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic

@@ -124,7 +124,7 @@ def test_what_is_written_today_is_what_the_golden_record_holds() -> None:
 
 def test_a_field_of_a_later_version_is_passed_over() -> None:
     """A field may be added without a new version; who does not know it reads the rest."""
-    from penstock.checkpoint.ledger import seal, unseal
+    from penstock.checkpoint.layout import seal, unseal
 
     body = unseal("checkpoint", RECORD.to_bytes(), "here")
     body["colour"] = "blue"

@@ -73,7 +73,7 @@ def test_a_log_of_version_1_is_read() -> None:
 
 
 def test_a_log_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.checkpoint.inflight_log.VERSION", 2)
+    monkeypatch.setattr("penstock.checkpoint.inflight_log.INFLIGHT_VERSION", 2)
     file = logged(tmp_path, batch(1))
     monkeypatch.undo()
     with pytest.raises(LedgerFromTheFuture):

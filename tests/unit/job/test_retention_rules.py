@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint.ledger import Ledger, unseal
+from penstock.checkpoint.layout import unseal
+from penstock.checkpoint.ledger import Ledger
 from penstock.errors import LedgerError
 from penstock.job.retention import KEPT_BATCHES, JobFolder, kept_batches
 from penstock.storage.local import LocalStorage, LocalTree

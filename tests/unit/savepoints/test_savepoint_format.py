@@ -74,7 +74,7 @@ def test_the_first_version_is_read() -> None:
 
 
 def test_a_field_of_a_later_minor_version_is_passed_over(tmp_path: Path) -> None:
-    from penstock.checkpoint.ledger import seal
+    from penstock.checkpoint.layout import seal
 
     body = dataclasses.asdict(make(tmp_path / "a", {}))
     body["queries"]["totals"]["unheard"] = 1

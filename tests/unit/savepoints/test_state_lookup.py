@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from penstock.checkpoint.ledger import seal
+from penstock.checkpoint.layout import seal
 from penstock.cli.main import app
 from penstock.errors import ConfigurationError, LedgerCorrupt, LedgerFromTheFuture, SavepointIncomplete
 from penstock.savepoints.rows import rows, wanted_key

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.checkpoint.spark_offsets import conf_of, set_conf
+from penstock.checkpoint.spark_files import conf_of, set_conf
 from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.spark_state.metadata import families, read_metadata, relocate
 from penstock.spark_state.operators import operators

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from penstock.checkpoint.decision import Committable, Outcome
+from penstock.checkpoint.layout import PRIVATE
 from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, WriterScope
 from penstock.errors import PreCommitFailed
 from penstock.failpoints import failpoint
@@ -67,13 +68,13 @@ def label(name: str) -> str:
 
 
 def private_folder(scope: SinkScope) -> str:
-    return f"_penstock/{label(scope.job)}/{label(scope.uid)}"
+    return f"{PRIVATE}/{label(scope.job)}/{label(scope.uid)}"
 
 
 def staged_of(committable: Committable) -> str:
     """The hidden name, which a ledger tells: never that of a file which is not ours."""
     name = safe_name(committable.payload["staged"], "the output folder")
-    return name if name.startswith("_penstock/") else safe_name(f"/{name}", "_penstock")
+    return name if name.startswith(f"{PRIVATE}/") else safe_name(f"/{name}", PRIVATE)
 
 
 def names_of(scope: WriterScope, ending: str) -> tuple[str, str]:
