@@ -27,7 +27,7 @@ from penstock.savepoints.rows import count, rows
 from penstock.savepoints.stores import overview, places
 from penstock.spark.session import session
 from penstock.spark_state.rewrite import rewrite
-from penstock.storage.folder import LocalFolder
+from penstock.storage.local import LocalTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,7 @@ class Bench:
         with PeakMemory() as memory:
             work(self._at(target))
         seconds = time.monotonic() - began
-        size = sum(LocalFolder(self._root / target).files().values())
+        size = sum(LocalTree(self._root / target).files().values())
         one = {
             "step": name,
             "seconds": round(seconds, 1),
@@ -124,8 +124,8 @@ class Bench:
         shutil.rmtree(self._root / source)
 
     def _load(self, target: str) -> None:
-        logs = [name for name in LocalFolder(self._root / "4").files() if not name.startswith("state/")]
-        LocalFolder(Path(target)).take(LocalFolder(self._root / "4"), {name: name for name in logs})
+        logs = [name for name in LocalTree(self._root / "4").files() if not name.startswith("state/")]
+        LocalTree(Path(target)).take(LocalTree(self._root / "4"), {name: name for name in logs})
         load(self._spark, self._at("5"), target, 0, partitions=self._partitions, backend="rocksdb")
 
     def _prove(self, target: str) -> None:

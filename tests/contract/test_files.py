@@ -17,7 +17,7 @@ from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, StorageFull
 from penstock.sinks.files import FileSink
 from penstock.sinks.files.commit import KEPT_RECEIPTS, FileCommitter
-from penstock.storage.files_hadoop import ArrowStorage
+from penstock.storage.arrow import ArrowTree
 from penstock.testing.sink_contract import LOST, SinkContract, SinkHarness
 
 TEXT = ["plain", None, "", "Zażółć gęślą jaźń", "日本語", "🚀 \u2028 line", 'comma, "quote"']
@@ -124,7 +124,7 @@ class TestFilesThroughArrow(SinkContract):
         from pyarrow.fs import LocalFileSystem
 
         self.harness = ParquetHarness(tmp_path / "out")
-        monkeypatch.setattr("penstock.sinks.files.open_storage", lambda path: ArrowStorage(LocalFileSystem(), path))
+        monkeypatch.setattr("penstock.sinks.files.open_tree", lambda path: ArrowTree(LocalFileSystem(), path))
 
 
 class Story(SinkContract):
@@ -257,9 +257,9 @@ def test_what_tasks_left_on_hdfs_is_synced_by_the_driver_before_the_decision(
     from pyarrow.fs import LocalFileSystem
 
     synced: list[str] = []
-    monkeypatch.setattr("penstock.storage.files_hadoop.hsync", synced.append)
-    storage = ArrowStorage(LocalFileSystem(), str(tmp_path), address="hdfs://nn/out/")
-    monkeypatch.setattr("penstock.sinks.files.open_storage", lambda path: storage)
+    monkeypatch.setattr("penstock.storage.arrow.hsync", synced.append)
+    storage = ArrowTree(LocalFileSystem(), str(tmp_path), address="hdfs://nn/out/")
+    monkeypatch.setattr("penstock.sinks.files.open_tree", lambda path: storage)
     told = Story()
     told.harness = ParquetHarness(tmp_path)
     sink = told.harness.make_sink()
@@ -267,5 +267,5 @@ def test_what_tasks_left_on_hdfs_is_synced_by_the_driver_before_the_decision(
     assert synced == [f"hdfs://nn/out/{one.payload['staged']}"]
     assert told.commit(sink, [one]) == {Outcome.COMMITTED}
     assert synced[1].startswith("hdfs://nn/out/_penstock/"), "the receipt, before the rename"
-    ArrowStorage(LocalFileSystem(), str(tmp_path), address="s3://bucket").secure("x")
+    ArrowTree(LocalFileSystem(), str(tmp_path), address="s3://bucket").secure("x")
     assert len(synced) == 2

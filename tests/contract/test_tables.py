@@ -698,7 +698,7 @@ def test_a_full_disk_is_named_and_the_epoch_waits(story: Story, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.storage.files_local.LocalStorage.stage", no_space)
+        patched.setattr("penstock.storage.local.LocalTree.stage", no_space)
         with pytest.raises(StorageFull):
             story.open_writer(sink, story.scope(), epoch=1).write(rows)
         patched.setattr(type(committer._target), "append", no_space)
@@ -878,7 +878,7 @@ def test_what_an_earlier_version_decided_with_its_statistics_is_committed(by_day
     ]
     for one in prepared:
         for file in one.payload["files"]:  # a marker of that version has no values
-            marker = committer._target.storage(known)._root / committer._marker(1, file["name"])  # type: ignore[attr-defined]
+            marker = committer._target.storage(known).root / committer._marker(1, file["name"])  # type: ignore[attr-defined]
             marker.write_text(json.dumps({"position": one.payload["position"]}))
     old = [one.with_payload(files=files) for one in prepared]
     assert by_day.commit(sink, old) == {Outcome.COMMITTED}

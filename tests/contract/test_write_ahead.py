@@ -365,13 +365,13 @@ def test_the_log_may_be_anywhere_arrow_reaches(tmp_path: Path, monkeypatch: pyte
 
     from penstock.checkpoint import inflight_log as log
     from penstock.sinks.write_ahead import journal
-    from penstock.storage.files_hadoop import ArrowStorage
+    from penstock.storage.arrow import ArrowTree
 
-    def arrow(location: str) -> ArrowStorage:
-        return ArrowStorage(LocalFileSystem(), str(tmp_path / location.rpartition("/")[2]))
+    def arrow(location: str) -> ArrowTree:
+        return ArrowTree(LocalFileSystem(), str(tmp_path / location.rpartition("/")[2]))
 
-    monkeypatch.setattr(log, "log_storage", arrow)
-    monkeypatch.setattr(journal, "log_storage", arrow)
+    monkeypatch.setattr(log, "task_tree", arrow)
+    monkeypatch.setattr(journal, "task_tree", arrow)
     story = tell(tmp_path)
     target = target_of(story)
     sink = WriteAheadSink(target.append_with_id, log="s3://bucket/waiting", marker=target.ids)

@@ -26,7 +26,7 @@ from penstock.failpoints import POINTS, InjectedFault, hooked
 from penstock.savepoints.savepoint import Kind, read, verify
 from penstock.savepoints.take import Standing, Taker
 from penstock.sinks.files import FileSink
-from penstock.storage.folder import LocalFolder
+from penstock.storage.local import LocalTree
 from tests.contract.test_kafka import KafkaHarness
 from tests.support.points import LOGGED
 from tests.support.postgres import PostgresHarness
@@ -169,9 +169,9 @@ def test_a_savepoint_is_whole_or_none(disk: Disk) -> None:
             disk.cut()
             for left in (disk.root / "savepoints").glob("*"):
                 with contextlib.suppress(SavepointIncomplete):
-                    verify(LocalFolder(left), read(LocalFolder(left)))
+                    verify(LocalTree(left), read(LocalTree(left)))
         path = take()
         disk.cut()
-    whole = LocalFolder(Path(path.removeprefix("file:")))
+    whole = LocalTree(Path(path.removeprefix("file:")))
     verify(whole, read(whole))
     assert Counter(target.seen()) == Counter(range(40))

@@ -16,7 +16,7 @@ from penstock.config.load import OPTIONS_VARIABLE
 from penstock.errors import SavepointIncomplete
 from penstock.failpoints import POINTS
 from penstock.savepoints import savepoint as savepoints
-from penstock.storage.folder import LocalFolder
+from penstock.storage.local import LocalTree
 from tests.support.case import Case
 
 SAVEPOINT = [name for name, process in POINTS.items() if process == "savepoint"]
@@ -42,7 +42,7 @@ def options(**given: object) -> dict[str, str]:
 
 
 def files(folder: Path) -> dict[str, int]:
-    return {name: hash((folder / name).read_bytes()) for name in LocalFolder(folder).files()}
+    return {name: hash((folder / name).read_bytes()) for name in LocalTree(folder).files()}
 
 
 def test_killed_at_every_step_of_a_savepoint(case: Callable[..., Case], tmp_path: Path) -> None:
@@ -69,11 +69,11 @@ def test_killed_at_every_step_of_a_savepoint(case: Callable[..., Case], tmp_path
         for other in folder.iterdir():
             if other != good and point != "savepoint.written":
                 with pytest.raises(SavepointIncomplete):
-                    savepoints.read(LocalFolder(other))
+                    savepoints.read(LocalTree(other))
                 savepoints.dispose(str(other))
     whole = [other for other in folder.iterdir() if other != good]
     assert len(whole) == 1, "killed after `_metadata`, it is there"
-    savepoints.verify(LocalFolder(whole[0]), savepoints.read(LocalFolder(whole[0])))
+    savepoints.verify(LocalTree(whole[0]), savepoints.read(LocalTree(whole[0])))
     run = world.start()
     world.source.feed(50)
     world.finish(run)

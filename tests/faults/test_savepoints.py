@@ -17,7 +17,7 @@ from penstock.config.spark_conf import PARTITIONS
 from penstock.errors import ConfigurationError, NotRestorable, SavepointCorrupt, SavepointIncomplete
 from penstock.savepoints import savepoint as savepoints
 from penstock.spark.settings import claim
-from penstock.storage.folder import LocalFolder
+from penstock.storage.local import LocalTree
 from tests.conftest import create_topic
 from tests.support.case import Case, Running, running
 from tests.support.kafka import Tail, assert_nothing_open, read_committed
@@ -103,7 +103,7 @@ def test_a_stopped_job_goes_on_elsewhere_from_a_moved_savepoint(story: Callable[
     run = told.start()
     told.more(run, 200)
     made = told.stop(run)
-    saved = savepoints.read(LocalFolder(made))
+    saved = savepoints.read(LocalTree(made))
     assert set(saved.queries) == {"copy", "count"}
     assert saved.queries["count"].backend == "hashmap"
     assert str(tmp_path) not in (made / "_metadata").read_text()
@@ -125,7 +125,7 @@ def test_a_running_job_gives_a_savepoint_and_goes_on(story: Callable[..., Story]
     run = told.start()
     told.more(run, 200)
     made = Path(run.job.savepoint(str(told.savepoints), kind=kind))
-    epoch = savepoints.read(LocalFolder(made)).queries["copy"].epoch
+    epoch = savepoints.read(LocalTree(made)).queries["copy"].epoch
     told.more(run)
     fork = told.start(
         **{RESTORE: made, "penstock_fork_name": f"{told.world.config.name}-fork", "penstock_fork_suffix": "-v2"}
@@ -401,5 +401,5 @@ def test_drain_emits_what_windows_hold(broker: Broker, session: SparkSession, tm
         assert row["start"] not in found
         found[row["start"]] = row["count"]
     assert found == {1_000_000 + start: 10 for start in range(0, 100, 10)}
-    assert savepoints.read(LocalFolder(made)).drained
+    assert savepoints.read(LocalTree(made)).drained
     assert_nothing_open(broker.servers, "windows")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job, KafkaSink, KafkaSource, PenstockError, RestartStrategy
-from penstock.checkpoint.ledger import seal
+from penstock.checkpoint.layout import seal
 from penstock.errors import (
     AccessDenied,
     ConfigurationError,

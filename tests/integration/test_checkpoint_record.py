@@ -13,7 +13,7 @@ import pytest
 from penstock import Checkpoints, FileSink, Job, KafkaSource, RestartStrategy
 from penstock.checkpoint.record import CheckpointRecord, records
 from penstock.spark.alignment import Alignment, measure
-from penstock.storage.storage import LocalStorage
+from penstock.storage.local import LocalStorage
 from tests.support.running import Kafka, Numbers, Watched, until
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from penstock.checkpoint.open import ledger_at
 from penstock.errors import LedgerError, StorageFull, StorageNotAtomic
 from penstock.failpoints import InjectedFault, hooked
 from penstock.storage.hadoop import HadoopStorage
+from penstock.storage.local import LocalStorage
 from penstock.storage.open import storage_at
-from penstock.storage.storage import AlreadyExists, LocalStorage, MemoryStorage, Storage
+from penstock.storage.storage import AlreadyExists, MemoryStorage, Storage
 from tests.support.running import CrashAt, Numbers, failing, run_all
 
 if TYPE_CHECKING:

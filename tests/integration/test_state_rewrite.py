@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import functions as f
 from typer.testing import CliRunner
 
-from penstock.checkpoint.spark_offsets import conf_of
+from penstock.checkpoint.spark_files import conf_of
 from penstock.cli.main import app
 from penstock.config.state import CHANGELOG, PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, SavepointError
@@ -28,7 +28,8 @@ from penstock.spark_state.operators import Operator, operators
 from penstock.spark_state.program import program_operators
 from penstock.spark_state.raw import JOIN_FORMAT
 from penstock.spark_state.rewrite import CODEC, rewrite
-from penstock.storage.folder import HadoopFolder, LocalFolder
+from penstock.storage.hadoop import HadoopStorage, HadoopTree
+from penstock.storage.local import LocalTree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -246,7 +247,7 @@ def test_the_query_goes_on(spark: SparkSession, tmp_path: Path, name: str) -> No
             else:
                 assert rewrite(spark, str(checkpoint), batch, str(target), **change) == batch
             assert digest(checkpoint) == before
-            conf = conf_of(LocalFolder(target), batch)
+            conf = conf_of(LocalTree(target), batch)
             assert (backend_of(conf), conf[PARTITIONS]) == (backend, str(partitions))
             checkpoint = target
         assert story.run(checkpoint) == alone.run(tmp_path / "alone"), f"step {step}"
@@ -262,9 +263,9 @@ def schemas(operator: Operator) -> list[Any]:
 
 
 def through_parquet(spark: SparkSession, checkpoint: Path, batch: int, target: Path, **change: Any) -> None:
-    source, parquet = LocalFolder(checkpoint), f"{target}-parquet"
+    source, parquet = LocalTree(checkpoint), f"{target}-parquet"
     export(spark, str(checkpoint), batch, parquet)
-    LocalFolder(target).take(source, {one: one for one in source.files() if not one.startswith("state/")})
+    LocalTree(target).take(source, {one: one for one in source.files() if not one.startswith("state/")})
     assert load(spark, parquet, str(target), batch, **change) == batch
 
 
@@ -272,7 +273,7 @@ def test_on_storage_that_only_the_jvm_reaches(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on HDFS or an object store: what the executors make goes through the driver."""
-    monkeypatch.setattr(rewriting, "folder_at", lambda path, spark: HadoopFolder(spark, f"file://{path}"))
+    monkeypatch.setattr(rewriting, "tree_at", lambda path, spark: HadoopTree(HadoopStorage(spark, f"file://{path}")))
     case = CASES["windows"]
     story, alone = Story(spark, tmp_path / "a", case), Story(spark, tmp_path / "b", case)
     use(spark, "rocksdb", 2)

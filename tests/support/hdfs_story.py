@@ -19,9 +19,8 @@ from penstock.failpoints import InjectedFault, hooked
 from penstock.savepoints.savepoint import Savepoint, dispose
 from penstock.spark.jars import jar_set
 from penstock.spark.session import session
-from penstock.storage.folder import folder_at
-from penstock.storage.hsync import hsync
-from penstock.storage.open import storage_at
+from penstock.storage.hadoop import hsync
+from penstock.storage.open import storage_at, tree_at
 from penstock.storage.storage import AlreadyExists
 from tests.support.case import Running
 from tests.support.running import Numbers
@@ -78,9 +77,7 @@ def savepoints(spark: Any, hdfs: str, folder: Path) -> dict[str, Any]:
     there = first.job.savepoint(f"{hdfs}/savepoints")
     here = first.job.stop_with_savepoint(str(folder / "savepoints"))
     first.join()
-    told["savepoint_on_hdfs"] = sorted(
-        Savepoint.of(folder_at(there, spark).storage.read("_metadata") or b"", "").queries
-    )
+    told["savepoint_on_hdfs"] = sorted(Savepoint.of(tree_at(there, spark).storage.read("_metadata") or b"", "").queries)
     again = counting(spark, hdfs, folder, {"execution.state-recovery.path": here, "parallelism.default": "3"})
     again.job.stop()
     again.join()
@@ -90,7 +87,7 @@ def savepoints(spark: Any, hdfs: str, folder: Path) -> dict[str, Any]:
     forked.job.stop()
     forked.join()
     dispose(there, spark)
-    told["left"] = folder_at(f"{hdfs}/savepoints", spark).files()
+    told["left"] = tree_at(f"{hdfs}/savepoints", spark).files()
     told["counts"] = sorted(row["count"] for row in rows_in(folder / "counts"))
     told["forked"] = min(row["count"] for row in rows_in(folder / "counts-v2"))
     return told

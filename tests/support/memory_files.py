@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from penstock.storage.files import StagedFile, Storage
+from penstock.storage.tree import StagedFile, Tree
 
 
 class MemoryStaged(StagedFile):
@@ -14,23 +14,23 @@ class MemoryStaged(StagedFile):
 
     def __init__(self, files: MemoryFiles, name: str) -> None:
         self._files, self._name, self.stream = files, name, io.BytesIO()
-        files.files[name] = b""
+        files.contents[name] = b""
 
-    def settle(self) -> int:
-        if self._name not in self._files.files:
+    def finish(self) -> int:
+        if self._name not in self._files.contents:
             raise FileNotFoundError(self._name)
-        self._files.files[self._name] = self.stream.getvalue()
-        return len(self._files.files[self._name])
+        self._files.contents[self._name] = self.stream.getvalue()
+        return len(self._files.contents[self._name])
 
     def discard(self) -> None:
-        self._files.files.pop(self._name, None)
+        self._files.contents.pop(self._name, None)
 
 
-class MemoryFiles(Storage):
+class MemoryFiles(Tree):
     """`did` lists every change, `before` is called ahead of each: a test may look, or raise, or interfere."""
 
     def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
+        self.contents: dict[str, bytes] = {}
         self.folders: list[str] = []
         self.did: list[tuple[str, ...]] = []
         self.secured: list[str] = []
@@ -44,15 +44,15 @@ class MemoryFiles(Storage):
         return MemoryStaged(self, name)
 
     def size(self, name: str) -> int | None:
-        return len(self.files[name]) if name in self.files else None
+        return len(self.contents[name]) if name in self.contents else None
 
     def rename(self, source: str, target: str) -> None:
         self.before("rename", source)
-        if source not in self.files:
+        if source not in self.contents:
             raise FileNotFoundError(source)
-        if target in self.files:
+        if target in self.contents:
             raise FileExistsError(target)
-        self.files[target] = self.files.pop(source)
+        self.contents[target] = self.contents.pop(source)
         self.did.append(("rename", source, target))
 
     def sync(self, folder: str) -> None:
@@ -60,13 +60,13 @@ class MemoryFiles(Storage):
 
     def write_durably(self, name: str, content: bytes) -> None:
         self.before("write", name)
-        self.files[name] = content
+        self.contents[name] = content
         self.did.append(("write", name, content.decode()))
 
     def read(self, name: str) -> bytes:
-        if name not in self.files:
+        if name not in self.contents:
             raise FileNotFoundError(name)
-        return self.files[name]
+        return self.contents[name]
 
     def secure(self, name: str) -> None:
         self.secured.append(name)
@@ -77,8 +77,8 @@ class MemoryFiles(Storage):
     def remove(self, name: str) -> bool:
         self.before("remove", name)
         self.did.append(("remove", name))
-        return self.files.pop(name, None) is not None
+        return self.contents.pop(name, None) is not None
 
-    def names(self, folder: str) -> list[str]:
-        found = (name.removeprefix(f"{folder}/") for name in self.files if name.startswith(f"{folder}/"))
+    def file_names(self, folder: str) -> list[str]:
+        found = (name.removeprefix(f"{folder}/") for name in self.contents if name.startswith(f"{folder}/"))
         return sorted(name for name in found if "/" not in name)

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from penstock.storage import durable, storage
+from penstock.storage import durable, local
 
 
 class PowerCut(BaseException):
@@ -58,7 +58,7 @@ class Disk:
 
             patch.setattr(os, "fsync", sync)
             patch.setattr(os, "fdatasync", sync)
-            patch.setattr(storage, "sync_file_system", sync_everything)
+            patch.setattr(local, "sync_file_system", sync_everything)
             yield self
 
     def sync(self, handle: int) -> None:
@@ -90,6 +90,15 @@ class Disk:
         self._content.clear()
         self._entries.clear()
         self.sync_all()
+
+    def copy_durable(self, where: Path) -> None:
+        """Write to `where` what a power cut would leave now; this disk goes on."""
+        where.mkdir()
+        self._rebuild(where, self._restored(os.stat(self.root).st_ino))
+
+    def forget(self, folder: Path) -> None:
+        """As if the process had died before it synced that folder."""
+        self._entries.pop(os.stat(folder).st_ino, None)
 
     def _sync_folder(self, folder: Path) -> None:
         entries = {}
@@ -124,3 +133,29 @@ class Disk:
 def fails() -> None:
     """For a failpoint: the power fails here."""
     raise PowerCut
+
+
+class Steps:
+    """Every sync, and every name taken away, in order, by its path from `root`."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.did = root, list[tuple[str, str]]()
+        fsync, unlink = os.fsync, os.unlink
+
+        def sync(handle: int) -> None:
+            self._note("sync", Path(os.readlink(f"/proc/self/fd/{handle}")))
+            fsync(handle)
+
+        def remove(path: Path, missing_ok: bool = False) -> None:
+            self._note("unlink", path)
+            unlink(path)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(Path, "unlink", remove)
+
+    def _note(self, what: str, path: Path) -> None:
+        self.did.append((what, os.path.relpath(path, self.root)))
+
+    @property
+    def synced(self) -> set[str]:
+        return {name for what, name in self.did if what == "sync"}

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock import Job, Source, failpoints
-from penstock.checkpoint.ledger import unseal
+from penstock.checkpoint.layout import unseal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

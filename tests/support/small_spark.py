@@ -27,7 +27,7 @@ from penstock.epoch.inflight.manager import InFlight
 from penstock.epoch.outputs import EpochOutputs
 from penstock.epoch.task import _write, committable
 from penstock.events import Events
-from penstock.storage.storage import LocalStorage
+from penstock.storage.local import LocalStorage
 
 WRITERS = 2
 

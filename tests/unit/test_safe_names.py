@@ -14,7 +14,7 @@ from pyarrow.fs import LocalFileSystem
 
 from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.inflight_log import LogFile, read_log
-from penstock.checkpoint.ledger import seal
+from penstock.checkpoint.layout import seal
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import UnsafeName
@@ -24,10 +24,9 @@ from penstock.savepoints.savepoint import Savepoint
 from penstock.sinks.files import FileSink
 from penstock.sinks.write_ahead.journal import Journal
 from penstock.spark_state.metadata import read_metadata
-from penstock.storage.files_hadoop import ArrowStorage
-from penstock.storage.files_local import LocalStorage as Output
-from penstock.storage.folder import LocalFolder
-from penstock.storage.storage import LocalStorage
+from penstock.storage.arrow import ArrowTree
+from penstock.storage.local import LocalStorage, LocalTree
+from penstock.storage.local import LocalTree as Output
 
 BAD = ["..", "../x", "a/../../x", "/etc/passwd", "a//b", "./a", "a/.", "a\0b", "a\\..\\b", "a\nb", "a/", None, 7]
 GOOD = ["a", "a/b", "..a", "a..b", ".hidden", "a b", "ż/ü", "%2F"]
@@ -58,8 +57,8 @@ def test_what_is_to_be_one_part(name: str) -> None:
 def test_the_storages_themselves(name: str, tmp_path: Path) -> None:
     root = tmp_path / "root"
     ledger, output = LocalStorage(root), Output(str(root))
-    arrow = ArrowStorage(LocalFileSystem(), str(root))
-    folder, other = LocalFolder(root), LocalFolder(tmp_path / "other")
+    arrow = ArrowTree(LocalFileSystem(), str(root))
+    folder, other = LocalTree(root), LocalTree(tmp_path / "other")
     other.put("file", b"")
     ledger.create("a", b"")
     doors: list[Callable[[], Any]] = [
@@ -107,7 +106,7 @@ def test_a_savepoint_is_refused_before_anything_is_copied(name: str, where: str,
 
 def test_a_link_inside_a_savepoint_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
-    source, target = LocalFolder(tmp_path / "savepoint"), LocalFolder(tmp_path / "target")
+    source, target = LocalTree(tmp_path / "savepoint"), LocalTree(tmp_path / "target")
     source.root.mkdir()
     for name in ("1.delta", "metadata"):
         (source.root / name).symlink_to(tmp_path / "secret")
@@ -138,7 +137,7 @@ def test_the_layout_of_a_canonical_savepoint() -> None:
 
 
 def test_the_schema_files_that_spark_s_description_names(tmp_path: Path) -> None:
-    checkpoint = LocalFolder(tmp_path)
+    checkpoint = LocalTree(tmp_path)
     for path in ("/anywhere/state/0/../../../x", "/etc/passwd"):
         store = {"storeName": "default", "numColsPrefixKey": 0, "numPartitions": 1, "stateSchemaFilePaths": [path]}
         body = {"operatorInfo": {"operatorId": 0, "operatorName": "agg"}, "stateStoreInfo": [store]}

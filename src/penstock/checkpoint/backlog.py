@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable
-from penstock.checkpoint.inflight_log import LogFile, log_storage
-from penstock.checkpoint.ledger import seal, unseal
+from penstock.checkpoint.inflight_log import LogFile
+from penstock.checkpoint.layout import BACKLOG, DRAINED, numbered, numbers, seal, unseal
+from penstock.storage.open import task_tree
 from penstock.storage.storage import AlreadyExists, Storage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_NUMBERED = re.compile(r"^(\d{10})\.json$")
 _LOG = re.compile(r"^(\d{10})\.g(\d{8})\.")
 
 
@@ -127,9 +127,9 @@ class Backlog:
         }
         entry, fresh = Entry(epoch, tuple(committables)), True
         try:
-            self._storage.create(f"{self._folder}/backlog/{epoch:010d}.json", seal("backlog", body))
+            self._storage.create(numbered(f"{self._folder}/{BACKLOG}", epoch), seal("backlog", body))
         except AlreadyExists:
-            entry, fresh = self._read(epoch) or entry, False
+            entry, fresh = read_entry(self._storage, self._folder, epoch) or entry, False
         with self._changed:
             self._entries[epoch] = entry
             self._changed.notify_all()
@@ -138,57 +138,60 @@ class Backlog:
     def mark(self, epoch: int) -> None:
         """Everything up to `epoch` is visible in the sink. After this it is never delivered again."""
         try:
-            self._storage.create(f"{self._folder}/drained/{epoch:010d}.json", seal("drained", {"epoch": epoch}))
+            self._storage.create(numbered(f"{self._folder}/{DRAINED}", epoch), seal("drained", {"epoch": epoch}))
         except AlreadyExists:
             pass
         self._drained = max(self._drained, epoch)
 
     def forget(self, entry: Entry) -> None:
         """Remove the record and the log of a marked epoch, and older marks."""
-        self._storage.delete(f"{self._folder}/backlog/{entry.epoch:010d}.json")
+        self._storage.delete(numbered(f"{self._folder}/{BACKLOG}", entry.epoch))
         self.remove_logs([log_of(one).name for one in entry.committables])
-        for number in self._numbers("drained"):
+        for number in numbers(self._storage.list(f"{self._folder}/{DRAINED}")):
             if number < self._drained:
-                self._storage.delete(f"{self._folder}/drained/{number:010d}.json")
+                self._storage.delete(numbered(f"{self._folder}/{DRAINED}", number))
         with self._changed:
             self._entries.pop(entry.epoch, None)
             self._changed.notify_all()
 
     def remove_logs(self, names: Collection[str]) -> None:
-        storage = log_storage(self.logs)
+        tree = task_tree(self.logs)
         for name in names:
-            storage.remove(name)
+            tree.remove(name)
 
     def remove_strays(self, generation: int, keep: Collection[Committable]) -> None:
         """Remove log files that no epoch needs, of attempts that failed in this and older runs."""
-        storage = log_storage(self.logs)
+        tree = task_tree(self.logs)
         needed = {log_of(one).name for one in keep if is_logged(one)}
         needed.update(log_of(one).name for entry in self.entries() for one in entry.committables)
-        for name in storage.names(""):
+        for name in tree.file_names(""):
             match = _LOG.match(name)
             if match and int(match[2]) <= generation and name not in needed:
-                storage.remove(name)
+                tree.remove(name)
 
     def _load(self) -> None:
-        for folder in ("drained", "backlog"):
+        for folder in (DRAINED, BACKLOG):
             # A run that died may have given a name and not synced it; epochs are about to be completed by what is here.
             self._storage.settle(f"{self._folder}/{folder}")
-        self._drained = max(self._numbers("drained"), default=-1)
-        for number in self._numbers("backlog"):
-            entry = self._read(number)
+        self._drained = drained_up_to(self._storage, self._folder)
+        for number in numbers(self._storage.list(f"{self._folder}/{BACKLOG}")):
+            entry = read_entry(self._storage, self._folder, number)
             if entry is not None and number <= self._drained:
                 self.forget(entry)
             elif entry is not None:
                 self._entries[number] = entry
 
-    def _read(self, epoch: int) -> Entry | None:
-        name = f"{self._folder}/backlog/{epoch:010d}.json"
-        data = self._storage.read(name)
-        if data is None:
-            return None
-        body = unseal("backlog", data, f"{self._storage.location}/{name}")
-        return Entry(epoch, tuple(Committable(*fields) for fields in body["committables"]))
 
-    def _numbers(self, folder: str) -> list[int]:
-        names = self._storage.list(f"{self._folder}/{folder}")
-        return sorted(int(match[1]) for name in names if (match := _NUMBERED.match(name)))
+def drained_up_to(storage: Storage, folder: str) -> int:
+    """Everything up to this epoch is delivered, says the newest mark in a sink's folder; -1 where there is none."""
+    return max(numbers(storage.list(f"{folder}/{DRAINED}")), default=-1)
+
+
+def read_entry(storage: Storage, folder: str, epoch: int) -> Entry | None:
+    """What a sink's folder records of an epoch, None where it records nothing."""
+    name = numbered(f"{folder}/{BACKLOG}", epoch)
+    data = storage.read(name)
+    if data is None:
+        return None
+    body = unseal("backlog", data, f"{storage.location}/{name}")
+    return Entry(epoch, tuple(Committable(*fields) for fields in body["committables"]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.checkpoint import layout
+from penstock.checkpoint.layout import COMMITS, FIRST, OFFSETS
 from penstock.errors import LedgerCorrupt, LedgerError, UidChanged
 
 if TYPE_CHECKING:
@@ -11,15 +13,13 @@ if TYPE_CHECKING:
     from penstock.checkpoint.ledger import Ledger
     from penstock.checkpoint.spark_log import SparkLog
 
-_FIRST = "spark"  # what runs of earlier versions were on, which did not say so
-
 
 def check_sources(ledger: Ledger, log: SparkLog, query: str, sources: tuple[str, ...]) -> None:
     """The program must have the sources the checkpoint was written with: Spark knows their positions by order. A run
     on another history says nothing: a restore has put the positions into the program's order."""
     newest = ledger.newest_generation()
     before = ledger.generation(newest) if newest else None
-    if before is None or before.get("history", _FIRST) != history_of(log):
+    if before is None or before.get("history", FIRST) != history_of(log):  # earlier versions did not say
         return
     if tuple(before["sources"]) != sources and log.query_id() is not None:
         raise UidChanged(
@@ -45,14 +45,15 @@ def check_barrier(ledger: Ledger, log: SparkLog, epoch: int, query_id: str, deci
     barrier = log.barrier(epoch) if manifests else None
     if barrier and all(one.barrier not in (None, barrier.digest) for one in manifests):
         raise LedgerCorrupt(
-            f"{log.location}/offsets/{epoch} is not the file epoch {epoch} was decided on.",
+            f"{log.location}/{layout.offsets(epoch)} is not the file epoch {epoch} was decided on.",
             safe="nothing was started; what is committed stays committed.",
             to_do="see whether another program writes to this checkpoint. The ledger has the right file: stop that"
-            f" program, remove offsets/{epoch} and every later file of offsets and commits, and start the job again.",
+            f" program, remove {layout.offsets(epoch)} and every later file of {OFFSETS} and {COMMITS}, and start"
+            " the job again.",
         )
 
 
-def strangers(query: str, found: str) -> LedgerError:
+def mismatch(query: str, found: str) -> LedgerError:
     """The error for a ledger and a checkpoint that are not each other's."""
     return LedgerError(
         f"Spark runs an epoch of query {query!r}, but {found}: ledger and checkpoint do not belong together.",

@@ -12,11 +12,10 @@ overwritten, so a driver that was believed dead goes on writing into the old fol
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.ledger import seal, unseal
+from penstock.checkpoint.layout import FIRST, RESTORES, is_history, numbered, numbers, seal, unseal
 from penstock.errors import SavepointError
 from penstock.storage.storage import AlreadyExists
 
@@ -25,11 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.storage.storage import Storage
 
-FIRST = "spark"
-FOLDER = "restores"
 _KEPT = 2
-_NAME = re.compile(r"^(\d{10})\.json$")
-_HISTORY = re.compile(r"^spark-[0-9a-f]{12}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +52,7 @@ class Histories:
         """Oldest first."""
         found = []
         for number in self._numbers():
-            name = f"{FOLDER}/{number:010d}.json"
+            name = numbered(RESTORES, number)
             data = self._storage.read(name)
             if data is not None:
                 body = unseal("restore", data, f"{self._storage.location}/{name}")
@@ -83,7 +78,7 @@ class Histories:
         number = max(self._numbers(), default=0) + 1
         body = {**dataclasses.asdict(restored), "number": number}
         try:
-            self._storage.create(f"{FOLDER}/{number:010d}.json", seal("restore", body))
+            self._storage.create(numbered(RESTORES, number), seal("restore", body))
         except AlreadyExists:
             raise SavepointError(
                 f"Somebody else has restored into {self._storage.location} at the same moment.",
@@ -98,11 +93,7 @@ class Histories:
         return [f"{uid}/{name}" for name in self._storage.list(uid) if is_history(name) and name not in kept]
 
     def _numbers(self) -> list[int]:
-        return sorted(int(match[1]) for name in self._storage.list(FOLDER) if (match := _NAME.match(name)))
-
-
-def is_history(name: str) -> bool:
-    return name == FIRST or _HISTORY.match(name) is not None
+        return numbers(self._storage.list(RESTORES))
 
 
 def _known(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,14 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.layout import INFLIGHT_VERSION
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture, PreCommitFailed, StorageNotShared
+from penstock.storage.durable import ensure_folder
+from penstock.storage.open import task_tree
+from penstock.storage.storage import local_path, storage_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.storage.files import Storage
+    from penstock.storage.tree import Tree
 
-VERSION = 1
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of every Arrow IPC stream that was closed
 _KEY = b"penstock.inflight.version"
 
@@ -40,31 +43,8 @@ class LogFile:
         return {"name": self.name, "bytes": self.bytes, "crc": self.crc}
 
 
-def log_storage(location: str) -> Storage:
-    """The folder of log files, as tasks reach it: this machine's disk, or what pyarrow can open."""
-    from penstock.storage.files_local import LocalStorage
-    from penstock.storage.storage import local_path
-
-    path = local_path(location)
-    if path is not None:
-        return LocalStorage(str(path))
-    from penstock.storage.files_hadoop import ArrowStorage
-
-    return ArrowStorage(*_arrow(location), address=location)
-
-
-def _arrow(location: str) -> tuple[Any, str]:
-    from pyarrow.fs import FileSystem
-
-    scheme, _, rest = location.partition("://")
-    return FileSystem.from_uri(f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}")  # type: ignore[no-any-return]
-
-
 def make_folder(location: str) -> None:
     """In the driver, before tasks write there: a task that makes a folder may die before it has synced it."""
-    from penstock.storage.durable import ensure_folder
-    from penstock.storage.storage import local_path, storage_errors
-
     path = local_path(location)
     if path is not None:
         with storage_errors(f"making {path}"):
@@ -77,9 +57,9 @@ def confirm(location: str, files: Iterable[LogFile]) -> None:
 
     Their checksums are proven when they are delivered: to read every byte again here would cost each epoch more than
     all the rest."""
-    storage = log_storage(location)
+    tree = task_tree(location)
     for file in files:
-        size, end = storage.size(file.name), b""
+        size, end = tree.size(file.name), b""
         if size is None:
             raise StorageNotShared(
                 f"A task has written {file.name} ({file.bytes:,} bytes) to the in-flight log, but the driver does not"
@@ -89,7 +69,7 @@ def confirm(location: str, files: Iterable[LogFile]) -> None:
                 " that is mounted on each machine); a plain or file: path is a disk of each machine's own.",
             )
         if size == file.bytes:
-            end = _last_bytes(location, file.name, size)
+            end = _last_bytes(tree, file.name, size)
         if end != _END:
             raise PreCommitFailed(
                 f"{location}/{file.name} of the in-flight log is not as its writer left it: it has {size:,} bytes where"
@@ -97,21 +77,14 @@ def confirm(location: str, files: Iterable[LogFile]) -> None:
                 safe="the epoch was not decided; nothing of it is visible, and it replays from the same positions.",
                 to_do="if this repeats, see to the storage of the checkpoints.",
             )
-        storage.secure(file.name)
-    storage.sync("")
+        tree.secure(file.name)
+    tree.sync("")
 
 
-def _last_bytes(location: str, name: str, size: int) -> bytes:
-    from penstock.storage.storage import local_path
-
-    at, path = max(0, size - len(_END)), local_path(location)
-    if path is not None:
-        with (path / name).open("rb") as file:
-            file.seek(at)
-            return file.read()
-    system, root = _arrow(location)
-    with system.open_input_file(f"{root.rstrip('/')}/{name}") as stream:
-        return bytes(stream.read_at(len(_END), at))
+def _last_bytes(tree: Tree, name: str, size: int) -> bytes:
+    with tree.open(name) as file:
+        file.seek(max(0, size - len(_END)))
+        return bytes(file.read())
 
 
 class _Counted:
@@ -142,9 +115,9 @@ class LogWriter:
         import pyarrow as pa
 
         self._name = name
-        self._file = log_storage(location).stage(name)
+        self._file = task_tree(location).stage(name)
         self._counted = _Counted(self._file.stream)
-        marked = schema.with_metadata({**(schema.metadata or {}), _KEY: str(VERSION).encode()})
+        marked = schema.with_metadata({**(schema.metadata or {}), _KEY: str(INFLIGHT_VERSION).encode()})
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         self._writer = pa.ipc.new_stream(pa.PythonFile(self._counted, mode="w"), marked, options=options)
         self._schema = marked
@@ -156,7 +129,7 @@ class LogWriter:
         """Durable when this returns."""
         self._writer.close()
         self._file.stream.close()
-        size = self._file.settle()
+        size = self._file.finish()
         return LogFile(self._name, size, self._counted.crc)
 
     def discard(self) -> None:
@@ -170,16 +143,16 @@ def read_log(location: str, file: LogFile) -> Iterator[pa.RecordBatch]:
 
     where = f"{location}/{file.name}"
     try:
-        data = log_storage(location).read(file.name)
+        data = task_tree(location).read(file.name)
     except FileNotFoundError:
         raise _corrupt(where, "it is gone") from None
     if len(data) != file.bytes or zlib.crc32(data) != file.crc:
         raise _corrupt(where, f"it has {len(data)} bytes and another checksum than the {file.bytes} that were decided")
     with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
         version = int((stream.schema.metadata or {}).get(_KEY, b"0"))
-        if version > VERSION:
+        if version > INFLIGHT_VERSION:
             raise LedgerFromTheFuture(
-                f"{where} has version {version}; this Penstock reads up to {VERSION}.",
+                f"{where} has version {version}; this Penstock reads up to {INFLIGHT_VERSION}.",
                 safe="nothing of it was delivered; the rows stay in the log.",
                 to_do="run this job with the Penstock that wrote the log, or a newer one.",
             )

@@ -7,62 +7,31 @@
     begun/0000000012.<query id>.json   at most once: epoch 12 was begun and is never begun again
     rulings/0000000012.<random>.json   somebody's word on writers of epoch 12 of which nothing can be proven
 
-A sealed file is one line of JSON with its format's name and version, and a SHA-256 of its body: a half-written or
-altered file is told from a good one, and a file of a newer version is refused, never misread.
+How a file is sealed, and what its folder is called, says `layout`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import re
 import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
 from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, WriterId
-from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
+from penstock.checkpoint.layout import seal, unseal
+from penstock.errors import LedgerError, StorageNotAtomic
 from penstock.storage.probe import PROBES, race
 from penstock.storage.storage import AlreadyExists, Storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-VERSION = 1
-"""Of every file here. A change of meaning raises it, and `unseal` keeps reading the older ones."""
-
 _MANIFEST = re.compile(r"^(\d{10})\.g(\d{8})\.json$")
 _NUMBERED = re.compile(r"^(\d{8})\.json$")
 _KEEP = 20  # generations and claims: enough to see who ran before whom; the newest of each is what counts
-
-
-def seal(kind: str, body: Mapping[str, Any]) -> bytes:
-    """The bytes of a ledger file."""
-    text = _canonical(body)
-    sealed = {"format": f"penstock/{kind}", "version": VERSION, "sha256": _digest(text), "body": body}
-    return (_canonical(sealed) + "\n").encode()
-
-
-def unseal(kind: str, data: bytes, where: str) -> dict[str, Any]:
-    """The body of a ledger file, or the error that says what is wrong with it."""
-    try:
-        sealed = json.loads(data)
-        found, version, body = sealed["format"], sealed["version"], sealed["body"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _corrupt(where, "it is not a whole ledger file") from error
-    if not isinstance(version, int) or version < 1 or found != f"penstock/{kind}":
-        raise _corrupt(where, f"it says {found!r} where 'penstock/{kind}' belongs")
-    if version > VERSION:
-        raise LedgerFromTheFuture(
-            f"{where} has version {version}; this Penstock reads up to {VERSION}.",
-            safe="nothing was read further, started or changed.",
-            to_do="run this job with the Penstock that wrote the ledger, or a newer one.",
-        )
-    if not isinstance(body, dict) or sealed.get("sha256") != _digest(_canonical(body)):
-        raise _corrupt(where, "its checksum does not match its content")
-    return body
 
 
 class Ledger:
@@ -83,7 +52,7 @@ class Ledger:
         so this is no proof by itself: see `penstock.checkpoint.open` for which storage is tried at all."""
         token = secrets.token_hex(8)
         for number in range(PROBES):
-            name = f"probe/{token}-{number}.json"
+            name = f"{layout.PROBE}/{token}-{number}.json"
             try:
                 won = race(self._storage, name)
                 if len(won) == 1 and self._storage.read(name) == won[0] and not self._created(name):
@@ -105,14 +74,14 @@ class Ledger:
 
     def settle(self) -> None:
         """What is found in the ledger survives a power cut, also what a process created that died before its sync."""
-        for folder in ("generations", "claims", "epochs"):
+        for folder in (layout.GENERATIONS, layout.CLAIMS, layout.EPOCHS):
             self._storage.settle(folder)
 
     def identity(self) -> str:
         """A random name given to this ledger at its first use; it moves with the checkpoint."""
         with contextlib.suppress(AlreadyExists):
-            self._storage.create("identity.json", seal("identity", {"id": secrets.token_hex(6)}))
-        body = self._body("identity", "identity.json")
+            self._storage.create(layout.IDENTITY, seal("identity", {"id": secrets.token_hex(6)}))
+        body = self._body("identity", layout.IDENTITY)
         assert body is not None
         return str(body["id"])
 
@@ -124,36 +93,37 @@ class Ledger:
         while True:
             try:
                 self._storage.create(
-                    f"generations/{generation:08d}.json", seal("generation", {**facts, "registered": self._now()})
+                    f"{layout.GENERATIONS}/{generation:08d}.json",
+                    seal("generation", {**facts, "registered": self._now()}),
                 )
             except AlreadyExists:
                 generation += 1
             else:
-                self._forget("generations")
-                self._forget("claims")
+                self._forget(layout.GENERATIONS)
+                self._forget(layout.CLAIMS)
                 return generation
 
     def newest_generation(self) -> int:
         """The newest registered generation, 0 before the first."""
-        return max(self._numbered("generations"), default=0)
+        return max(self._numbered(layout.GENERATIONS), default=0)
 
     def generation(self, number: int) -> dict[str, Any] | None:
         """What generation `number` said of itself."""
-        return self._body("generation", f"generations/{number:08d}.json")
+        return self._body("generation", f"{layout.GENERATIONS}/{number:08d}.json")
 
     # Claims
 
     def claim(self, claim: Claim, query: str | None) -> None:
         honours = claim.honours and [claim.honours.epoch, claim.honours.generation]
         body = {"generation": claim.generation, "epoch": claim.epoch, "honours": honours, "query": query}
-        self._storage.create(f"claims/{claim.generation:08d}.json", seal("claim", body))
+        self._storage.create(f"{layout.CLAIMS}/{claim.generation:08d}.json", seal("claim", body))
 
     def claims(self, query: str | None) -> tuple[Claim, ...]:
         """The claims made for this Spark query, or before it had an id; another query's (the checkpoint was replaced)
         say nothing of it."""
         found = []
-        for number in self._numbered("claims"):
-            body = self._body("claim", f"claims/{number:08d}.json")
+        for number in self._numbered(layout.CLAIMS):
+            body = self._body("claim", f"{layout.CLAIMS}/{number:08d}.json")
             if body is not None and body["query"] in (query, None):
                 honours = DecisionId(*body["honours"]) if body["honours"] else None
                 found.append(Claim(body["generation"], body["epoch"], honours))
@@ -164,12 +134,14 @@ class Ledger:
     def begin(self, epoch: int, query: str | None) -> bool:
         """Mark the epoch as begun, durably; False if it was before."""
         try:
-            self._storage.create(f"begun/{epoch:010d}.{query}.json", seal("begun", {"epoch": epoch, "query": query}))
+            self._storage.create(
+                f"{layout.BEGUN}/{epoch:010d}.{query}.json", seal("begun", {"epoch": epoch, "query": query})
+            )
         except AlreadyExists:
             return False
-        for name in self._storage.list("begun"):
+        for name in self._storage.list(layout.BEGUN):
             if int(name.partition(".")[0]) < epoch - 1:
-                self._storage.delete(f"begun/{name}")
+                self._storage.delete(f"{layout.BEGUN}/{name}")
         return True
 
     # Manifests
@@ -200,7 +172,7 @@ class Ledger:
                 for one in decision.committables
             ],
         }
-        name = f"epochs/{decision.id.epoch:010d}.g{decision.id.generation:08d}.json"
+        name = f"{layout.EPOCHS}/{decision.id.epoch:010d}.g{decision.id.generation:08d}.json"
         try:
             self._storage.create(name, seal("manifest", body))
         except AlreadyExists:
@@ -224,7 +196,7 @@ class Ledger:
 
     def last_query(self, history: str) -> str | None:
         """The Spark query that the newest run with decisions of its own had on this history, if there was one."""
-        by = sorted({int(match[2]) for match in map(_MANIFEST.match, self._storage.list("epochs")) if match})
+        by = sorted({int(match[2]) for match in map(_MANIFEST.match, self._storage.list(layout.EPOCHS)) if match})
         for generation in reversed(by):
             newest = max(self._manifests(lambda _, found: found == generation), key=_by_id, default=None)  # noqa: B023
             if newest is not None and newest.history == history:
@@ -233,10 +205,10 @@ class Ledger:
 
     def _manifests(self, wanted: Callable[[int, int], bool]) -> Iterator[Manifest]:
         """Those of the epochs and generations that are wanted, by name."""
-        for name in self._storage.list("epochs"):
+        for name in self._storage.list(layout.EPOCHS):
             match = _MANIFEST.match(name)
             if match and wanted(int(match[1]), int(match[2])):
-                body = self._body("manifest", f"epochs/{name}")
+                body = self._body("manifest", f"{layout.EPOCHS}/{name}")
                 if body is not None:
                     yield Manifest.of(body)
 
@@ -246,12 +218,12 @@ class Ledger:
         """Keep a person's word on how these ended."""
         writers = [[one.sink, one.writer, dict(one.payload)] for one in committables]
         body = {"epoch": epoch, "query": query, "outcome": outcome.value, "writers": writers, "ruled": self._now()}
-        self._storage.create(f"rulings/{epoch:010d}.{secrets.token_hex(6)}.json", seal("ruling", body))
+        self._storage.create(f"{layout.RULINGS}/{epoch:010d}.{secrets.token_hex(6)}.json", seal("ruling", body))
 
     def ruled(self, epoch: int, query: str | None, committables: Sequence[Committable]) -> dict[WriterId, Outcome]:
         """What was ruled of these very committables; the first word counts."""
-        names = [name for name in self._storage.list("rulings") if name.startswith(f"{epoch:010d}.")]
-        bodies = [body for name in names if (body := self._body("ruling", f"rulings/{name}")) is not None]
+        names = [name for name in self._storage.list(layout.RULINGS) if name.startswith(f"{epoch:010d}.")]
+        bodies = [body for name in names if (body := self._body("ruling", f"{layout.RULINGS}/{name}")) is not None]
         found: dict[WriterId, Outcome] = {}
         for body in sorted((one for one in bodies if one["query"] == query), key=lambda one: float(one["ruled"])):
             for one in committables:
@@ -263,13 +235,13 @@ class Ledger:
         """Forget manifests that are too old to be needed, now that `epoch` is complete."""
         if epoch % 50:
             return  # one listing now and then instead of one per epoch
-        for name in self._storage.list("epochs"):
+        for name in self._storage.list(layout.EPOCHS):
             match = _MANIFEST.match(name)
             if match and int(match[1]) < epoch - self._retained:
-                self._storage.delete(f"epochs/{name}")
-        for name in self._storage.list("rulings"):
+                self._storage.delete(f"{layout.EPOCHS}/{name}")
+        for name in self._storage.list(layout.RULINGS):
             if int(name.partition(".")[0]) < epoch - self._retained:
-                self._storage.delete(f"rulings/{name}")
+                self._storage.delete(f"{layout.RULINGS}/{name}")
 
     def _numbered(self, folder: str) -> list[int]:
         return [int(match[1]) for name in self._storage.list(folder) if (match := _NUMBERED.match(name))]
@@ -311,20 +283,3 @@ class Manifest:
 
 def _by_id(manifest: Manifest) -> DecisionId:
     return manifest.decision.id
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _corrupt(where: str, why: str) -> LedgerCorrupt:
-    return LedgerCorrupt(
-        f"{where} cannot be trusted: {why}.",
-        safe="nothing was committed, aborted or started because of it; what is prepared stays as it is.",
-        to_do="restore the file from a copy. If it is a manifest and none of that epoch's transactions was committed,"
-        " it may be deleted instead: the epoch then replays from the same positions.",
-    )

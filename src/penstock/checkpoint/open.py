@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.errors import StorageNotAtomic
+from penstock.storage.local import LocalStorage
 from penstock.storage.open import storage_at
-from penstock.storage.storage import LocalStorage, Storage
+from penstock.storage.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -3,19 +3,23 @@
     checkpoints/chk-12.json                        epoch 12, complete
     checkpoints/chk-12.failed-1767225600250.json   an attempt at it that failed, by the time it was opened
 
-Records are for people and pages. Recovery never reads one: a record that is missing or damaged changes nothing.
+These are for people and pages. Recovery never reads one: a record that is missing or damaged changes nothing.
+
+A job's global checkpoints have records of their own, in the job's folder, each naming one decided epoch of every query:
+
+    global/0000000012.json
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.checkpoint.ledger import seal, unseal
+from penstock.checkpoint import layout
+from penstock.checkpoint.layout import CHECKPOINTS, GLOBAL, seal, unseal
 from penstock.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -26,13 +30,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-FOLDER = "checkpoints"
 COMPLETE, FAILED = "complete", "failed"
 MOST_PARTITIONS = 100
 """How many partitions of an alignment are kept by name; of more, those that were waited for longest."""
 
 _KIND = "checkpoint"
-_NAME = re.compile(r"^chk-(?P<epoch>\d+)(?:\.failed-(?P<opened>\d+))?\.json$")
 _T = TypeVar("_T")
 
 
@@ -183,8 +185,7 @@ class CheckpointRecord:
     @property
     def file(self) -> str:
         """Where it is kept, below the query's folder."""
-        failed = "" if self.outcome == COMPLETE else f".failed-{round(self.opened * 1000)}"
-        return f"{FOLDER}/chk-{self.epoch}{failed}.json"
+        return layout.record_file(self.epoch, None if self.outcome == COMPLETE else round(self.opened * 1000))
 
     def to_bytes(self) -> bytes:
         return seal(_KIND, dataclasses.asdict(self))
@@ -224,8 +225,8 @@ def records(storage: Storage) -> list[CheckpointRecord]:
     """The records in a query's folder, oldest first. One that is damaged, or of a newer version, is left out and
     warned of."""
     found = []
-    for name in _ordered(storage.list(FOLDER)):
-        where = f"{FOLDER}/{name}"
+    for name in layout.record_names(storage.list(CHECKPOINTS)):
+        where = f"{CHECKPOINTS}/{name}"
         try:
             data = storage.read(where)
             if data is not None:  # tidied away meanwhile
@@ -237,18 +238,29 @@ def records(storage: Storage) -> list[CheckpointRecord]:
 
 def tidy(storage: Storage, keep: int) -> None:
     """Keep the newest `keep` complete records, and as many of failed attempts."""
-    names = _ordered(storage.list(FOLDER))
-    failed = [name for name in names if ".failed-" in name]
-    complete = [name for name in names if ".failed-" not in name]
+    names = layout.record_names(storage.list(CHECKPOINTS))
+    failed = [name for name in names if layout.is_failed(name)]
+    complete = [name for name in names if not layout.is_failed(name)]
     for name in [*complete[:-keep], *failed[:-keep]]:
-        storage.delete(f"{FOLDER}/{name}")
+        storage.delete(f"{CHECKPOINTS}/{name}")
 
 
-def _ordered(names: Iterable[str]) -> list[str]:
-    """Of one epoch, the failed attempts come before the complete one. Files of other names are not ours."""
-    matches = [match for match in map(_NAME.match, names) if match]
-    matches.sort(key=lambda match: (int(match["epoch"]), match["opened"] is None, int(match["opened"] or 0)))
-    return [match.string for match in matches]
+def global_numbers(storage: Storage) -> list[int]:
+    """The numbers of the global checkpoints that are there, oldest first. `storage` is the job's folder."""
+    return layout.numbers(storage.list(GLOBAL))
+
+
+def read_global(storage: Storage, number: int) -> dict[str, Any] | None:
+    """The record of a global checkpoint of a job, verified; None where there is none of that number."""
+    name = layout.numbered(GLOBAL, number)
+    data = storage.read(name)
+    return None if data is None else unseal("global", data, f"{storage.location}/{name}")
+
+
+def newest_global(storage: Storage) -> dict[str, Any] | None:
+    """The newest global checkpoint of a job, verified; None where there is none."""
+    there = global_numbers(storage)
+    return read_global(storage, there[-1]) if there else None
 
 
 def _make(kind: type[_T], body: Mapping[str, Any], **made: Any) -> _T:

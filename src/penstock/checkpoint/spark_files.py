@@ -1,4 +1,4 @@
-"""Which files of Spark's checkpoint make up the query after epoch N, and which do not.
+"""Spark's checkpoint as a tree: which files make up the query after epoch N, and the settings that Spark fixed for it.
 
     metadata            the query's id
     offsets/N-1, N      the positions before and after; Spark looks at both when it starts
@@ -9,6 +9,8 @@
 
 Of the state of a partition, version N+1 is the newest whole picture up to it (`.snapshot` with hashmap, `.zip` with
 RocksDB) and the changes after that (`.delta`, `.changelog`). A RocksDB picture names the `SSTs` it consists of.
+
+Of `offsets/N` only the settings are looked at, so it does not matter how the sources write their positions.
 """
 
 from __future__ import annotations
@@ -17,43 +19,46 @@ import io
 import json
 import re
 import zipfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.errors import SavepointError
+from penstock.checkpoint import layout
+from penstock.checkpoint.layout import QUERY_ID, SOURCES, STATE
+from penstock.checkpoint.spark_log import compact, join_offsets, split_offsets
+from penstock.errors import LedgerCorrupt, SavepointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.storage.folder import Folder
+    from penstock.storage.tree import Tree
 
 _VERSIONED = re.compile(r"^(?P<version>\d+)(?:_[0-9a-zA-Z-]+)*\.(?P<kind>delta|snapshot|zip|changelog)$")
 _WHOLE = ("snapshot", "zip")
 
 
-def needed(checkpoint: Folder, epoch: int) -> list[str]:
+def needed(checkpoint: Tree, epoch: int) -> list[str]:
     """The names of all files that a copy of the checkpoint at `epoch` needs. Raises where it is not complete there."""
     present = checkpoint.files()
-    log = [f"{kind}/{number}" for kind in ("offsets", "commits") for number in (epoch - 1, epoch) if number >= 0]
-    for name in ("metadata", f"offsets/{epoch}", f"commits/{epoch}"):
+    log = [kind(number) for kind in (layout.offsets, layout.commits) for number in (epoch - 1, epoch) if number >= 0]
+    for name in (QUERY_ID, layout.offsets(epoch), layout.commits(epoch)):
         if name not in present:
             raise SavepointError(
                 f"{checkpoint.location} has no complete epoch {epoch}: {name} is missing.",
                 safe="nothing was changed.",
                 to_do="name an epoch that is complete and still kept; `num_retained` says how many are.",
             )
-    found = ["metadata", *(name for name in log if name in present)]
-    found += [name for name in present if name.startswith("sources/")]
-    found += _state(checkpoint, [name for name in present if name.startswith("state/")], epoch + 1)
+    found = [QUERY_ID, *(name for name in log if name in present)]
+    found += [name for name in present if name.startswith(f"{SOURCES}/")]
+    found += _state(checkpoint, [name for name in present if name.startswith(f"{STATE}/")], epoch + 1)
     return found
 
 
-def _state(checkpoint: Folder, names: Iterable[str], version: int) -> list[str]:
+def _state(checkpoint: Tree, names: Iterable[str], version: int) -> list[str]:
     stores: dict[str, list[str]] = {}
     found: list[str] = []
     for name in names:
         folder, _, last = name.rpartition("/")
         if any(part.startswith("_") for part in folder.split("/")):  # descriptions and schemas
-            if not (folder.endswith("/_metadata/v2") and last.isdigit() and int(last) >= version):
+            if not (folder.endswith(f"/{layout.DESCRIPTIONS}") and last.isdigit() and int(last) >= version):
                 found.append(name)
         elif folder.endswith("/SSTs"):
             stores.setdefault(folder.removesuffix("/SSTs"), []).append(f"SSTs/{last}")
@@ -64,7 +69,7 @@ def _state(checkpoint: Folder, names: Iterable[str], version: int) -> list[str]:
     return found
 
 
-def _store(checkpoint: Folder, folder: str, files: list[str], version: int) -> list[str]:
+def _store(checkpoint: Tree, folder: str, files: list[str], version: int) -> list[str]:
     matches = [match for match in map(_VERSIONED.match, files) if match and int(match["version"]) <= version]
     if not matches:
         return []
@@ -87,7 +92,7 @@ def _store(checkpoint: Folder, folder: str, files: list[str], version: int) -> l
     return own
 
 
-def _tables(checkpoint: Folder, pictures: Iterable[str], present: list[str]) -> list[str]:
+def _tables(checkpoint: Tree, pictures: Iterable[str], present: list[str]) -> list[str]:
     """The tables that the pictures name; all that are there where a picture cannot be read by us."""
     wanted: set[str] = set()
     for picture in pictures:
@@ -113,3 +118,38 @@ def tables_of(picture: bytes) -> set[str] | None:
             return {one["dfsSstFileName"] for one in parsed.get("sstFiles") or []}
     except (ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return None
+
+
+def conf_of(checkpoint: Tree, batch: int) -> dict[str, str]:
+    """The settings in `offsets/<batch>`."""
+    return dict(_offsets(checkpoint, batch)[1]["conf"])
+
+
+def set_conf(checkpoint: Tree, batch: int, changes: Mapping[str, str]) -> None:
+    """Change settings in `offsets/<batch>`. Spark obeys them at the next start."""
+    version, metadata, rest = _offsets(checkpoint, batch)
+    if changes.items() <= metadata["conf"].items():
+        return
+    body = compact({**metadata, "conf": {**metadata["conf"], **changes}})
+    checkpoint.put(layout.offsets(batch), join_offsets(version, body, rest))
+
+
+def _offsets(checkpoint: Tree, batch: int) -> tuple[str, dict[str, Any], list[str]]:
+    data = checkpoint.storage.read(layout.offsets(batch))
+    if data is None:
+        raise LedgerCorrupt(
+            f"{checkpoint.location} has no positions of batch {batch} ({layout.offsets(batch)}).",
+            safe="nothing was changed.",
+            to_do="name a batch that the checkpoint holds, or restore the file from a copy.",
+        )
+    try:
+        version, line, rest = split_offsets(data)
+        metadata = json.loads(line)
+        metadata["conf"].items()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LedgerCorrupt(
+            f"Spark's checkpoint file {checkpoint.location}/{layout.offsets(batch)} cannot be read.",
+            safe="nothing was changed.",
+            to_do="restore the file from a copy of the checkpoint.",
+        ) from error
+    return version, metadata, rest

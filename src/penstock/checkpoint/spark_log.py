@@ -14,10 +14,16 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
+from penstock.checkpoint.layout import COMMITS, OFFSETS, QUERY_ID, SOURCES, STATE
 from penstock.errors import LedgerCorrupt
 from penstock.storage.storage import AlreadyExists, Storage
+from penstock.storage.tree import checksum_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 """Spark's setting that makes commits list state ids; only 1 does not."""
@@ -58,24 +64,24 @@ class SparkLog:
         """The id Spark gave this checkpoint, None before its first start. It never changes once given."""
         if self._query_id is not None:
             return self._query_id
-        data = self._storage.read("metadata")
+        data = self._storage.read(QUERY_ID)
         if not data:  # empty: torn
             return None
         try:
             self._query_id = str(json.loads(data)["id"])
             return self._query_id
         except (ValueError, KeyError, TypeError) as error:
-            raise self._unreadable("metadata") from error
+            raise self._unreadable(QUERY_ID) from error
 
     def next_epoch(self) -> tuple[int, bool]:
         """The epoch that comes next, and whether its barrier is written already."""
-        barrier, committed = self._newest("offsets"), self._newest("commits")
+        barrier, committed = self._newest(OFFSETS), self._newest(COMMITS)
         return (barrier, True) if barrier > committed else (committed + 1, False)
 
     def torn(self) -> list[str]:
         """The newest files of the log that were begun and never finished: nobody can read them, Spark neither."""
-        found = [f"{folder}/{number}" for folder in ("offsets", "commits") for number in self._torn_in(folder)]
-        return found + ["metadata"] * (self._storage.read("metadata") == b"")
+        found = [f"{folder}/{number}" for folder in (OFFSETS, COMMITS) for number in self._torn_in(folder)]
+        return found + [QUERY_ID] * (self._storage.read(QUERY_ID) == b"")
 
     def damaged(self) -> bool:
         """Whether Spark cannot go on from its log as it stands: files are torn, or missing in its middle."""
@@ -83,10 +89,10 @@ class SparkLog:
         return (before >= 0 and not self.has_barrier(before)) or bool(self.torn())
 
     def has_barrier(self, epoch: int) -> bool:
-        return self._whole("offsets", epoch) is not None
+        return self._whole(OFFSETS, epoch) is not None
 
     def has_commit(self, epoch: int) -> bool:
-        return self._whole("commits", epoch) is not None
+        return self._whole(COMMITS, epoch) is not None
 
     def names(self, folder: str) -> list[str]:
         """What lies beside the log in Spark's checkpoint: state, and the sources' own files."""
@@ -94,21 +100,20 @@ class SparkLog:
 
     def barrier(self, epoch: int) -> Barrier | None:
         """The positions at which epoch `epoch` ends."""
-        data = self._storage.read(f"offsets/{epoch}")
+        data = self._storage.read(layout.offsets(epoch))
         return None if data is None else self.parse_barrier(epoch, data)
 
     def parse_barrier(self, epoch: int, data: bytes) -> Barrier:
         try:
-            text = data.decode()
-            _, metadata, *offsets = text.rstrip("\n").split("\n")
+            _, metadata, offsets = split_offsets(data)
             parsed = tuple(None if line == "-" else json.loads(line) for line in offsets)
-            return Barrier(hashlib.sha256(data).hexdigest(), json.loads(metadata), parsed, text)
+            return Barrier(hashlib.sha256(data).hexdigest(), json.loads(metadata), parsed, data.decode())
         except ValueError as error:
-            raise self._unreadable(f"offsets/{epoch}") from error
+            raise self._unreadable(layout.offsets(epoch)) from error
 
     def committed_watermark(self, epoch: int) -> int | None:
         """The watermark in `commits/N`, None where there is no such file or it is of a format we do not know."""
-        data = self._storage.read(f"commits/{epoch}")
+        data = self._storage.read(layout.commits(epoch))
         return None if data is None else _watermark(data)
 
     def finish(self, epoch: int, watermark: int | None) -> bool:
@@ -117,22 +122,22 @@ class SparkLog:
         barrier = self.barrier(epoch)
         if watermark is None or barrier is None or not self._format_known(epoch, barrier):
             return False
-        if self._whole("commits", epoch) is None:
-            self.write_again(f"commits/{epoch}", commit_text(watermark))
+        if self._whole(COMMITS, epoch) is None:
+            self.write_again(layout.commits(epoch), commit_text(watermark))
         return True
 
     def end_of_time(self, epoch: int) -> None:
         """Write `offsets/N` with the positions of the epoch before and a watermark beyond every event, replacing one
         that is there: an epoch that reads nothing and closes every window. Only for an epoch that was not begun."""
-        before = self._storage.read(f"offsets/{epoch - 1}")
+        before = self._storage.read(layout.offsets(epoch - 1))
         if before is None:
-            raise self._unreadable(f"offsets/{epoch - 1}")
-        version, metadata, *offsets = before.decode().rstrip("\n").split("\n")
+            raise self._unreadable(layout.offsets(epoch - 1))
+        version, metadata, offsets = split_offsets(before)
         changed = {**json.loads(metadata), "batchWatermarkMs": END_OF_TIME}
-        self._storage.delete(f"offsets/.{epoch}.crc")
-        self._storage.delete(f"offsets/{epoch}")
-        lines = [version, json.dumps(changed, separators=(",", ":")), *offsets]
-        self._storage.create(f"offsets/{epoch}", "\n".join(lines).encode())
+        name = layout.offsets(epoch)
+        self._storage.delete(checksum_file(name))
+        self._storage.delete(name)
+        self._storage.create(name, join_offsets(version, compact(changed), offsets))
 
     def write_again(self, name: str, text: str) -> None:
         """Put back a file of the log that was lost, durably, in place of a torn one. Nothing where it is whole."""
@@ -145,9 +150,8 @@ class SparkLog:
 
     def remove_torn(self, name: str) -> None:
         """Remove a torn file, and what Spark keeps beside it: a checksum of another content would condemn ours."""
-        folder, _, number = name.rpartition("/")
-        self._storage.delete(f"{folder}/.{number}.crc" if folder else f".{number}.crc")
-        if name == "metadata" or _is_torn(self._storage.read(name) or b""):
+        self._storage.delete(checksum_file(name))
+        if name == QUERY_ID or _is_torn(self._storage.read(name) or b""):
             self._storage.delete(name)
 
     def sync(self) -> None:
@@ -159,13 +163,13 @@ class SparkLog:
     def stateful(self) -> bool:
         """Whether the query keeps state. To be asked after an epoch's tasks have ended."""
         if self._stateful is None:
-            self._stateful = bool(self._storage.list("state"))
+            self._stateful = bool(self._storage.list(STATE))
         return self._stateful
 
     def _grows(self) -> bool:
         """Whether every epoch leaves more than barrier and commit: state, or the log of a source that reads files."""
         return self.stateful() or any(
-            name != "0" for source in self.names("sources") for name in self.names(f"sources/{source}")
+            name != "0" for source in self.names(SOURCES) for name in self.names(layout.source(source))
         )
 
     def _newest(self, folder: str) -> int:
@@ -184,7 +188,7 @@ class SparkLog:
     def _format_known(self, epoch: int, barrier: Barrier) -> bool:
         if state_format_of(barrier, self.state_format) != "1":
             return False
-        before = self._whole("commits", epoch - 1) if epoch else None
+        before = self._whole(COMMITS, epoch - 1) if epoch else None
         return before is None or _watermark(before) is not None
 
     def _numbers(self, folder: str) -> list[int]:
@@ -198,6 +202,23 @@ class SparkLog:
         )
 
 
+def split_offsets(data: bytes) -> tuple[str, str, list[str]]:
+    """The lines of `offsets/N`: version, the batch's metadata in JSON, and an offset a source. `ValueError` where it is
+    no such file."""
+    version, metadata, *offsets = data.decode().rstrip("\n").split("\n")
+    return version, metadata, offsets
+
+
+def join_offsets(version: str, metadata: str, offsets: Sequence[str]) -> bytes:
+    """An `offsets/N` of these lines."""
+    return "\n".join([version, metadata, *offsets]).encode()
+
+
+def compact(body: Mapping[str, Any]) -> str:
+    """JSON as Spark writes it."""
+    return json.dumps(body, separators=(",", ":"))
+
+
 def state_format_of(barrier: Barrier, otherwise: str) -> str:
     """The format of the state store that the epoch was run with."""
     return str(barrier.metadata.get("conf", {}).get(STATE_FORMAT, otherwise))
@@ -205,8 +226,7 @@ def state_format_of(barrier: Barrier, otherwise: str) -> str:
 
 def commit_text(watermark: int) -> str:
     """What Spark writes into `commits/N`."""
-    body = json.dumps({"nextBatchWatermarkMs": watermark}, separators=(",", ":"))
-    return f"{_V1}\n{body}"
+    return f"{_V1}\n{compact({'nextBatchWatermarkMs': watermark})}"
 
 
 def _is_torn(data: bytes) -> bool:

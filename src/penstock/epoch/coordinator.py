@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.backlog import is_logged, prepared_of
-from penstock.checkpoint.belonging import check_sources, history_of, strangers
+from penstock.checkpoint.belonging import check_sources, history_of, mismatch
 from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.config import Checkpoints
 from penstock.deadline import Deadline
@@ -213,7 +213,7 @@ class Coordinator(Conductor):
         self._barrier = self._log.barrier(epoch)
         if self._barrier is None:
             # Spark writes it before it calls us: the checkpoint we read is not the one it writes.
-            raise strangers(self._query, f"{self._log.location} has no offsets/{epoch}")
+            raise mismatch(self._query, f"{self._log.location} has no offsets/{epoch}")
         self._gate.pause(self._last_completed + self._limits.min_pause_seconds - time.monotonic())
         self._open_inflight()
         while not self._attempt(epoch, replay):
@@ -278,7 +278,7 @@ class Coordinator(Conductor):
         try:
             replay = protocol.replay_of(self._resume, epoch)
         except protocol.LogBehind as stop:
-            raise strangers(self._query, f"{self._ledger.location} was recovered for epoch {stop.epoch}") from None
+            raise mismatch(self._query, f"{self._ledger.location} was recovered for epoch {stop.epoch}") from None
         self._resume = Resume(self._generation, epoch + 1, "none")
         return replay
 

@@ -15,6 +15,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
 from penstock.checkpoint.belonging import check_barrier, history_of
 from penstock.checkpoint.spark_log import commit_text, state_format_of
 from penstock.epoch import protocol
@@ -59,7 +60,7 @@ def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | Non
     query = query_of(ledger, log)
     wanted: dict[str, str] = {}  # in the order in which they are written
     if query is not None and log.query_id() is None:
-        wanted["metadata"] = json.dumps({"id": query}, separators=(",", ":"))
+        wanted[layout.QUERY_ID] = json.dumps({"id": query}, separators=(",", ":"))
     before = _manifest(ledger, epoch - 1, query, None)
     of_epoch = _manifest(ledger, epoch, query, decided) if decided is not None else None
     for number, manifest in ((epoch - 1, before), (epoch, of_epoch)):
@@ -67,12 +68,12 @@ def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | Non
             continue
         if manifest is None or manifest.offsets is None:
             return False
-        wanted[f"offsets/{number}"] = manifest.offsets
+        wanted[layout.offsets(number)] = manifest.offsets
     if epoch > 0 and not log.has_commit(epoch - 1):
         commit = _commit_before(log, epoch, before, of_epoch, wanted)
         if commit is None:
             return False
-        wanted[f"commits/{epoch - 1}"] = commit
+        wanted[layout.commits(epoch - 1)] = commit
     newest = epoch if decided is not None else epoch - 1
     if wanted and newest >= 0 and not _left_whole(log, newest, before, of_epoch, wanted):
         return False
@@ -110,7 +111,7 @@ def _commit_before(
 
 
 def _barrier(log: SparkLog, epoch: int, wanted: dict[str, str]) -> Barrier | None:
-    text = wanted.get(f"offsets/{epoch}")
+    text = wanted.get(layout.offsets(epoch))
     return log.parse_barrier(epoch, text.encode()) if text is not None else log.barrier(epoch)
 
 
@@ -127,7 +128,7 @@ def _left_whole(
     offsets: tuple[Any, ...] = barrier.offsets if barrier is not None else ()
     for index, offset in enumerate(offsets):
         if isinstance(offset, dict) and offset.keys() == {"logOffset"}:
-            logged = [int(match[1]) for name in log.names(f"sources/{index}") if (match := _LOGGED.match(name))]
+            logged = [int(match[1]) for name in log.names(layout.source(index)) if (match := _LOGGED.match(name))]
             if max(logged, default=-1) < offset["logOffset"]:
                 return False
     return True
@@ -135,9 +136,9 @@ def _left_whole(
 
 def _stores(log: SparkLog) -> Iterator[set[int]]:
     """The versions that each state store has on disk. A store lies in its partition's folder, or below it by name."""
-    for operator in log.names("state"):
-        for partition in filter(_PARTITION.match, log.names(f"state/{operator}")):
-            folder = f"state/{operator}/{partition}"
+    for operator in log.names(layout.STATE):
+        for partition in filter(_PARTITION.match, log.names(layout.operator(operator))):
+            folder = f"{layout.operator(operator)}/{partition}"
             names = log.names(folder)
             below = [log.names(f"{folder}/{name}") for name in names if "." not in name]
             for files in (names, *below):

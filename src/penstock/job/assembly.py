@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.layout import INFLIGHT, LEDGER
 from penstock.checkpoint.open import ledger_at, spark_log_at
 from penstock.config import Mode
 from penstock.epoch.coordinator import Coordinator
@@ -38,7 +39,7 @@ def coordinator_for(
         query=plan.uid,
         sinks=plan.sinks,
         sources=list(plan.sources),
-        ledger=ledger_at(f"{folder}/ledger", spark, retained=retained, trusted=checkpoints.trusted_schemes),
+        ledger=ledger_at(f"{folder}/{LEDGER}", spark, retained=retained, trusted=checkpoints.trusted_schemes),
         log=spark_log_at(f"{folder}/{history}", spark),
         events=events,
         body=plan.body,
@@ -59,7 +60,7 @@ def _inflight(
     retained: int,
 ) -> InFlight | None:
     """None where no epoch needs the log and no earlier run has left one."""
-    location = f"{folder}/inflight"
+    location = f"{folder}/{INFLIGHT}"
     storage = storage_at(location, spark)
     if not checkpoints.logged and not storage.list(""):
         return None

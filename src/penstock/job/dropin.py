@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.layout import PRIVATE
 from penstock.checkpoint.open import ledger_at, spark_log_at
 from penstock.config import Checkpoints, Mode
 from penstock.contracts.sink import CheckContext, TwoPhaseSink
@@ -118,7 +119,7 @@ class ExactlyOnce:
             outputs.write(batch, self._uid)
 
         limits = self._limits
-        where = f"{checkpoint.rstrip('/')}/_penstock"
+        where = f"{checkpoint.rstrip('/')}/{PRIVATE}"
         ledger = ledger_at(where, self._spark, retained=limits.retained, trusted=limits.trusted_schemes)
         return Coordinator(
             job=self._job or f"penstock-{ledger.identity()}",

@@ -1,6 +1,6 @@
 """The global checkpoint: one complete epoch of every query, such that together they are a consistent cut.
 
-    <storage>/<job>/global/0000000012.json      with the history it belongs to, see `state.history`
+    <storage>/<job>/global/0000000012.json      with the history it belongs to, see `checkpoint.history`
 
 Consistent means: whatever the recorded epoch of a query has consumed from a topic that another query of the job writes
 was written by that one's recorded epoch, or an earlier one. Downstream is never ahead of upstream.
@@ -24,9 +24,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.global_record import record_name, recorded
-from penstock.checkpoint.history import FIRST
-from penstock.checkpoint.ledger import seal
+from penstock.checkpoint.layout import FIRST, GLOBAL, numbered, seal
+from penstock.checkpoint.record import global_numbers
 from penstock.config import Mode
 from penstock.job.links import circle, downstream_first, links
 from penstock.storage.storage import AlreadyExists
@@ -103,7 +102,7 @@ class GlobalCheckpoints:
         """The number of the newest one that was written, 0 before the first."""
         if self._next is not None:
             return self._next - 1
-        return max(recorded(self._storage), default=0)
+        return max(global_numbers(self._storage), default=0)
 
     def began(self) -> None:
         """The queries start, for the first time or again: what an older start was about to do counts no more."""
@@ -151,9 +150,9 @@ class GlobalCheckpoints:
             number = self._next
             queries = {uid: {"epoch": epoch, "generation": run} for uid, (epoch, run) in found.items()}
             body = {"number": number, "queries": queries, "time": self._now(), "history": self._history}
-            self._storage.create(record_name(number), seal("global", body))
+            self._storage.create(numbered(GLOBAL, number), seal("global", body))
             self._next, self._last, self._written = number + 1, found, self._clock()
-            self._storage.delete(record_name(number - self._kept))
+            self._storage.delete(numbered(GLOBAL, number - self._kept))
         except AlreadyExists:
             self._refused = "another run of the job writes them"  # it is the newer one, or this one would be told
         except Exception as error:  # whatever it is, the queries do not need this record
@@ -165,9 +164,9 @@ class GlobalCheckpoints:
             self._events.emit("global_checkpoint", query=None, number=number, epochs=_epochs(found))
 
     def _first_free(self) -> int:
-        there = recorded(self._storage)
+        there = global_numbers(self._storage)
         for number in there[: -self._kept]:
-            self._storage.delete(record_name(number))
+            self._storage.delete(numbered(GLOBAL, number))
         return there[-1] + 1 if there else 1
 
     def _refusal(self, linked: Sequence[Link], checkpoints: Checkpoints) -> str:

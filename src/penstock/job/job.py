@@ -34,9 +34,8 @@ from penstock.sources.frame import as_source
 from penstock.spark import session as spark_session
 from penstock.spark.lineage import Lineage
 from penstock.spark.settings import lay_over, settle
-from penstock.storage.open import storage_at
+from penstock.storage.open import storage_at, tree_of
 from penstock.storage.storage import local_path
-from penstock.storage.trees import trees_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -216,7 +215,7 @@ class Job:
             if not self._ready(events, restarts):
                 return
             storage = storage_at(f"{self.checkpoints.storage.rstrip('/')}/{self.name}", self.spark)
-            folder = JobFolder(storage, trees_at(storage))
+            folder = JobFolder(storage, tree_of(storage))
             folder.finish_deletion(self._plans)
             start = Beginning(self.name, self._plans, self.settings, storage, self.spark, self._allow_non_restored)
             history = start.history(events)

@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.history import FIRST
+from penstock.checkpoint.layout import FIRST
 from penstock.checkpoint.open import spark_log_at
 from penstock.contracts.source import reader_name
 from penstock.deadline import Deadline

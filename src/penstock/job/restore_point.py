@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.history import Histories
+from penstock.checkpoint.layout import QUERIES, QUERY_VERSION, query_file, query_uids
 from penstock.errors import UidChanged
 from penstock.savepoints.claim import Claim
 from penstock.savepoints.restore import Restorer, tell
@@ -48,8 +49,8 @@ class Beginning:
         histories = Histories(self._storage)
         current = histories.current()
         if outcome is not None and outcome.mapped is not None:
-            for name in self._storage.list("queries"):
-                self._storage.delete(f"queries/{name}")  # what the program takes over was settled with the restore
+            for name in self._storage.list(QUERIES):
+                self._storage.delete(f"{QUERIES}/{name}")  # what the program takes over was settled with the restore
             tell(outcome, events)
         else:
             require_same_parallelism(self._spark, self._storage.location, current, self._plans, self._settings)
@@ -61,7 +62,7 @@ class Beginning:
     def check_uids(self) -> None:
         """A query that only the checkpoint knows would be lost silently, a renamed one would start over."""
         storage = self._storage
-        known = {name.removesuffix(".json") for name in storage.list("queries") if name.endswith(".json")}
+        known = set(query_uids(storage.list(QUERIES)))
         gone = sorted(known - self._plans.keys())
         if gone and not self._allow:
             new = sorted(self._plans.keys() - known)
@@ -73,8 +74,8 @@ class Beginning:
                 to_do="give the query its former uid, or leave it behind on purpose by allow_non_restored_state=True.",
             )
         for uid in gone:
-            storage.delete(f"queries/{uid}.json")  # allowed once, not asked again; its folder stays as it is
+            storage.delete(query_file(uid))  # allowed once, not asked again; its folder stays as it is
         for uid, plan in self._plans.items():
             with suppress(AlreadyExists):
-                facts = {"version": 1, "sources": list(plan.sources), "sinks": sorted(plan.sinks)}
-                storage.create(f"queries/{uid}.json", json.dumps(facts).encode())
+                facts = {"version": QUERY_VERSION, "sources": list(plan.sources), "sinks": sorted(plan.sinks)}
+                storage.create(query_file(uid), json.dumps(facts).encode())

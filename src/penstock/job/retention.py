@@ -27,10 +27,26 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.global_record import FOLDER as GLOBAL
-from penstock.checkpoint.history import FIRST, is_history
-from penstock.checkpoint.history import FOLDER as RESTORES
-from penstock.checkpoint.ledger import seal
+from penstock.checkpoint.layout import (
+    BACKLOG,
+    CHECKPOINTS,
+    CLAIMS,
+    DELETING,
+    EPOCHS,
+    FIRST,
+    GENERATIONS,
+    GLOBAL,
+    IDENTITY,
+    INFLIGHT,
+    LEDGER,
+    PROBE,
+    QUERIES,
+    RESTORES,
+    is_history,
+    query_file,
+    query_uids,
+    seal,
+)
 from penstock.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -39,16 +55,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.storage.storage import Storage
-    from penstock.storage.trees import Trees
+    from penstock.storage.tree import Tree
 
 log = logging.getLogger("penstock")
 
 KEPT_BATCHES = "spark.sql.streaming.minBatchesToRetain"
 _LEAST_BATCHES = 2  # recovery looks at the epoch before the last
-_MARKS = "deleting"
 _MARK = re.compile(r"^[0-9a-f]{12}\.json$")
 _NUMBERED = re.compile(r"^(\d+)\.json$")
-_OF_A_QUERY = ("inflight", "checkpoints", "ledger/epochs", "ledger/claims", "ledger/probe")
+_OF_A_QUERY = (INFLIGHT, CHECKPOINTS, f"{LEDGER}/{EPOCHS}", f"{LEDGER}/{CLAIMS}", f"{LEDGER}/{PROBE}")
 
 
 @contextlib.contextmanager
@@ -69,7 +84,7 @@ def kept_batches(spark: SparkSession, num_retained: int) -> Iterator[None]:
 class JobFolder:
     """The folder of one job's checkpoints: deleted as a whole, or not at all."""
 
-    def __init__(self, storage: Storage, trees: Trees) -> None:
+    def __init__(self, storage: Storage, trees: Tree) -> None:
         self._storage, self._trees = storage, trees
 
     def refuse_marked(self) -> None:
@@ -111,7 +126,7 @@ class JobFolder:
                 return f"query {uid} has not run"
             if self._newest(uid) > own:
                 return f"generation {self._newest(uid)} of query {uid} has taken over"
-            waiting = self._waiting(f"{uid}/inflight")
+            waiting = self._waiting(f"{uid}/{INFLIGHT}")
             if waiting:
                 return f"{waiting} holds rows that are not delivered yet"
             for part in self._parts(uid):
@@ -124,45 +139,45 @@ class JobFolder:
         return [FIRST, *(name for name in self._storage.list(uid) if is_history(name) and name != FIRST), *_OF_A_QUERY]
 
     def _newest(self, uid: str) -> int:
-        names = self._storage.list(f"{uid}/ledger/generations")
+        names = self._storage.list(f"{uid}/{LEDGER}/{GENERATIONS}")
         return max((int(match[1]) for name in names if (match := _NUMBERED.match(name))), default=0)
 
     def _waiting(self, folder: str, depth: int = 2) -> str:
         """The first backlog with something in it: `<query>/inflight/<id>/<sink>/backlog`."""
-        if self._storage.list(f"{folder}/backlog"):
-            return f"{folder}/backlog"
+        if self._storage.list(f"{folder}/{BACKLOG}"):
+            return f"{folder}/{BACKLOG}"
         below = self._storage.list(folder) if depth else []
         return next(filter(None, (self._waiting(f"{folder}/{name}", depth - 1) for name in below)), "")
 
     def _delete(self, queries: Iterable[str], generations: Mapping[str, int]) -> str:
         """Delete all that is ours; stops, and says why, where a run newer than `generations` is met: this one then has
         stood still for so long that somebody else finished the deletion and began anew."""
-        known = {name.removesuffix(".json") for name in self._storage.list("queries") if name.endswith(".json")}
+        known = set(query_uids(self._storage.list(QUERIES)))
         for uid in sorted(known | set(queries)):
             for part in self._parts(uid):
                 if uid in generations and self._newest(uid) > generations[uid]:
                     return f"generation {self._newest(uid)} of query {uid} has taken over"
                 self._trees.delete(f"{uid}/{part}")
-            self._storage.delete(f"{uid}/ledger/identity.json")
+            self._storage.delete(f"{uid}/{LEDGER}/{IDENTITY}")
         for folder in (GLOBAL, RESTORES):
             for name in self._storage.list(folder):
                 if _NUMBERED.match(name):
                     self._storage.delete(f"{folder}/{name}")
         for uid in known:
-            self._storage.delete(f"queries/{uid}.json")
-        for folder in (GLOBAL, RESTORES, "queries"):
+            self._storage.delete(query_file(uid))
+        for folder in (GLOBAL, RESTORES, QUERIES):
             self._trees.delete_if_empty(folder)
         return ""
 
     def _marks(self) -> list[str]:
-        return [f"{_MARKS}/{name}" for name in self._storage.list(_MARKS) if _MARK.match(name)]
+        return [f"{DELETING}/{name}" for name in self._storage.list(DELETING) if _MARK.match(name)]
 
     def _mark(self, generations: Mapping[str, int]) -> str:
-        name = f"{_MARKS}/{secrets.token_hex(6)}.json"
+        name = f"{DELETING}/{secrets.token_hex(6)}.json"
         self._storage.create(name, seal("deleting", {"generations": dict(generations), "time": time.time()}))
         return name
 
     def _unmark(self, *marks: str) -> None:
         for mark in marks:
             self._storage.delete(mark)
-        self._trees.delete_if_empty(_MARKS)
+        self._trees.delete_if_empty(DELETING)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock.processes import is_running
-from penstock.storage.own import create_own, own_folder, read_own
+from penstock.storage.private import create_own, own_folder, read_own
 
 HOME_VARIABLE = "PENSTOCK_HOME"
 """The registry's folder."""

@@ -22,7 +22,8 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.spark_offsets import conf_of
+from penstock.checkpoint.layout import CANONICAL, CANONICAL_VERSION
+from penstock.checkpoint.spark_files import conf_of
 from penstock.config.state import Backend, backend_of
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
 from penstock.naming import safe_name, safe_part
@@ -31,17 +32,16 @@ from penstock.spark_state.raw import FAMILY, KEY, PARTITION, VALUE, numbered, ra
 from penstock.spark_state.rewrite import Goal, join_format, readable, require_format
 from penstock.spark_state.typed import typed_rows
 from penstock.spark_state.working import working
-from penstock.storage.folder import folder_at
+from penstock.storage.open import tree_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.storage.folder import Folder
+    from penstock.storage.tree import Tree
 
-LAYOUT = "layout.json"
-VERSION = 1
+LAYOUT = CANONICAL
 _POSITION = "position"
 _NO_MARK = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
 
@@ -49,7 +49,7 @@ _NO_MARK = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
 def export(spark: SparkSession, source: str, batch: int, folder: str) -> None:
     """Write the state of the checkpoint `source` after `batch` into `folder`, which is empty or not there yet. It is
     complete when its `layout.json` is there, which comes last."""
-    origin, goal = folder_at(source, spark), folder_at(folder, spark)
+    origin, goal = tree_at(source, spark), tree_at(folder, spark)
     conf = conf_of(origin, batch)
     operators = read_metadata(origin, batch)
     require_format(origin, batch)
@@ -80,7 +80,13 @@ def export(spark: SparkSession, source: str, batch: int, folder: str) -> None:
                     "files": {name: base64.b64encode(data).decode() for name, data in operator.files.items()},
                 }
             )
-    body = {"version": VERSION, "batch": batch, "spark": str(spark.version), "conf": conf, "operators": described}
+    body = {
+        "version": CANONICAL_VERSION,
+        "batch": batch,
+        "spark": str(spark.version),
+        "conf": conf,
+        "operators": described,
+    }
     goal.put(LAYOUT, json.dumps(body, indent=1).encode())
 
 
@@ -95,7 +101,7 @@ def load(
 ) -> int:
     """Make the state in `folder` the state of the checkpoint `target` after `batch`, which it returns. The target
     holds everything of the checkpoint but its state. It is complete when this returns, and of no use before."""
-    origin, goal = folder_at(folder, spark), folder_at(target, spark)
+    origin, goal = tree_at(folder, spark), tree_at(target, spark)
     body = layout(origin)
     operators = tuple(operator_of(one) for one in body["operators"])
     plan = Goal.of(body["conf"], operators, partitions, backend)
@@ -110,7 +116,7 @@ def load(
     return batch
 
 
-def layout(folder: Folder) -> dict[str, Any]:
+def layout(folder: Tree) -> dict[str, Any]:
     """What `layout.json` says."""
     data = folder.storage.read(LAYOUT)
     try:
@@ -122,16 +128,16 @@ def layout(folder: Folder) -> dict[str, Any]:
             safe="nothing was changed.",
             to_do="use another savepoint.",
         ) from error
-    if version > VERSION:
+    if version > CANONICAL_VERSION:
         raise LedgerFromTheFuture(
-            f"{folder.location}/{LAYOUT} is of version {version}; this version of Penstock knows {VERSION}.",
+            f"{folder.location}/{LAYOUT} is of version {version}; this version of Penstock knows {CANONICAL_VERSION}.",
             safe="nothing was changed.",
             to_do="use the version of Penstock that wrote it, or a newer one.",
         )
     return body
 
 
-def spread_rows(work: SparkSession, origin: Folder, store: dict[str, Any], partitions: int) -> DataFrame:
+def spread_rows(work: SparkSession, origin: Tree, store: dict[str, Any], partitions: int) -> DataFrame:
     """The rows of all families of a store, as `spark_state.raw` gives them, where the query will look for them."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
@@ -154,7 +160,7 @@ def spread_rows(work: SparkSession, origin: Folder, store: dict[str, Any], parti
 
 
 def _export(
-    work: SparkSession, goal: Folder, operator: OperatorMetadata, store: Store, raw: DataFrame
+    work: SparkSession, goal: Tree, operator: OperatorMetadata, store: Store, raw: DataFrame
 ) -> list[dict[str, Any]]:
     from pyspark.sql import functions as f
 

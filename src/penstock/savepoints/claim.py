@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SavepointIncomplete
 from penstock.savepoints import savepoint
-from penstock.storage.folder import folder_at
+from penstock.storage.open import tree_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,7 +39,7 @@ class Claim:
         if restored is None or not restored.claim:
             return None
         try:
-            found = savepoint.read(folder_at(restored.source, spark))
+            found = savepoint.read(tree_at(restored.source, spark))
         except SavepointIncomplete:
             return None
         return cls(restored, queries, spark) if found.id == restored.savepoint else None

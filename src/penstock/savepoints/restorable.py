@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.history import FIRST, Histories
-from penstock.checkpoint.ledger import Ledger, unseal
-from penstock.checkpoint.record import CheckpointRecord
+from penstock.checkpoint import layout
+from penstock.checkpoint.history import Histories
+from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.record import CheckpointRecord, global_numbers, read_global
 from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.config.spark_conf import PARTITIONS
@@ -26,16 +26,14 @@ from penstock.config.state import backend_of
 from penstock.errors import LedgerError, SavepointError, SavepointIncomplete
 from penstock.savepoints import savepoint
 from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, Savepoint
-from penstock.storage.folder import folder_at
+from penstock.storage.open import tree_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import SparkSession
 
-    from penstock.storage.folder import Folder
-
-_CHECKPOINT = re.compile(r"^(?P<rest>.+)/chk-(?P<number>\d+)(?:\.json)?/?$")
+    from penstock.storage.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,8 @@ class Origin:
     path: str
     saved: Savepoint
     retained: bool
-    folders: dict[str, Folder]  # Spark's checkpoint of each query
-    root: Folder
+    folders: dict[str, Tree]  # Spark's checkpoint of each query
+    root: Tree
 
     def verify(self) -> None:
         """See that all of it is there and whole, before anything is built on it."""
@@ -58,31 +56,29 @@ class Origin:
         folder, query = self.folders[uid], self.saved.queries[uid]
         if self.retained:
             return needed(folder, query.epoch)
-        start = f"queries/{uid}/spark/"
+        start = f"{layout.saved_checkpoint(uid)}/"
         return [name.removeprefix(start) for name in self.saved.files if name.startswith(start)]
 
 
 def open_origin(path: str, spark: SparkSession) -> Origin:
     """Raises `SavepointIncomplete` where nothing complete is found under that path."""
     path = path.rstrip("/")
-    match = _CHECKPOINT.match(path)
-    if match:
-        return _retained(path, match["rest"], int(match["number"]), spark)
-    root = folder_at(path, spark)
+    named = layout.split_checkpoint(path)
+    if named is not None:
+        return _retained(path, *named, spark)
+    root = tree_at(path, spark)
     names = root.names()
-    if METADATA not in names and "queries" in names and any(name.endswith(".json") for name in root.names("queries")):
+    if METADATA not in names and layout.query_uids(root.names(layout.QUERIES)):
         return _retained(path, path, None, spark)
     saved = savepoint.read(root)
-    return Origin(path, saved, False, {uid: root.at(f"queries/{uid}/spark") for uid in saved.queries}, root)
+    return Origin(path, saved, False, {uid: root.at(layout.saved_checkpoint(uid)) for uid in saved.queries}, root)
 
 
 def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> Origin:
     rest = rest.rstrip("/")
-    only = None
-    if rest.endswith("/checkpoints"):
-        rest, _, only = rest.removesuffix("/checkpoints").rpartition("/")
-    root = folder_at(rest, spark)
-    uids = sorted(name.removesuffix(".json") for name in root.names("queries") if name.endswith(".json"))
+    rest, only = layout.split_query_checkpoints(rest) or (rest, None)
+    root = tree_at(rest, spark)
+    uids = layout.query_uids(root.names(layout.QUERIES))
     if not uids:
         raise SavepointIncomplete(
             f"{path} names a checkpoint, but {root.location} is not the folder of a job.",
@@ -98,38 +94,35 @@ def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> 
         _refuse_waiting(root, uid)
     queries = {uid: _query(root, uid, folders[uid], epoch, spark) for uid, epoch in epochs.items()}
     job = root.location.rpartition("/")[2]
-    identity = f"{job}-chk-{'-'.join(str(one) for one in epochs.values())}-{history}"
+    identity = f"{job}-{layout.checkpoint_name('-'.join(str(one) for one in epochs.values()))}-{history}"
     saved = Savepoint(identity, Kind.NATIVE, job, 0.0, "", str(spark.version), queries, {})
     return Origin(path, saved, True, folders, root)
 
 
-def _cut(root: Folder, number: int | None) -> tuple[str, dict[str, int]]:
+def _cut(root: Tree, number: int | None) -> tuple[str, dict[str, int]]:
     """History and epochs of a global checkpoint, the newest where none is named."""
-    from penstock.checkpoint.global_record import FOLDER, recorded
-
-    there = recorded(root.storage)
+    there = global_numbers(root.storage)
     number = there[-1] if number is None and there else number
-    data = None if number is None else root.storage.read(f"{FOLDER}/{number:010d}.json")
-    if data is None:
+    body = None if number is None else read_global(root.storage, number)
+    if body is None:
         raise SavepointIncomplete(
             f"There is no global checkpoint {number} in {root.location}; there are {there}.",
             safe="nothing was started or changed.",
             to_do="name one of those, or take a savepoint.",
         )
-    body = unseal("global", data, f"{root.location}/{FOLDER}")
     epochs = {uid: int(one["epoch"]) for uid, one in body["queries"].items()}
-    return str(body.get("history", FIRST)), epochs
+    return str(body.get("history", layout.FIRST)), epochs
 
 
-def _epoch(root: Folder, uid: str, number: int | None, path: str) -> tuple[str, dict[str, int]]:
+def _epoch(root: Tree, uid: str, number: int | None, path: str) -> tuple[str, dict[str, int]]:
     """History and epoch of one query: in the history that counts, or else in the one before it."""
     kept = Histories(root.storage).kept()
     if number is None:
         number = SparkLog(root.at(f"{uid}/{kept[0]}").storage).next_epoch()[0] - 1
     for history in kept:
-        if root.storage.read(f"{uid}/{history}/commits/{number}") is not None:
+        if root.storage.read(f"{uid}/{history}/{layout.commits(number)}") is not None:
             return history, {uid: number}
-    complete = [name for name in root.names(f"{uid}/{kept[0]}/commits") if name.isdigit()]
+    complete = [name for name in root.names(f"{uid}/{kept[0]}/{layout.COMMITS}") if name.isdigit()]
     raise SavepointIncomplete(
         f"{path} is not there: epoch {number} of query {uid!r} is not complete, or not kept any more.",
         safe="nothing was started or changed.",
@@ -137,8 +130,8 @@ def _epoch(root: Folder, uid: str, number: int | None, path: str) -> tuple[str, 
     )
 
 
-def _refuse_waiting(root: Folder, uid: str) -> None:
-    waiting = [name for name in root.files(f"{uid}/inflight") if "/backlog/" in name]
+def _refuse_waiting(root: Tree, uid: str) -> None:
+    waiting = [name for name in root.files(f"{uid}/{layout.INFLIGHT}") if f"/{layout.BACKLOG}/" in name]
     if waiting:
         raise SavepointError(
             f"Query {uid!r} in {root.location} has {len(waiting)} epochs in its in-flight log that are not delivered"
@@ -148,7 +141,7 @@ def _refuse_waiting(root: Folder, uid: str) -> None:
         )
 
 
-def _query(root: Folder, uid: str, folder: Folder, epoch: int, spark: SparkSession) -> SavedQuery:
+def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) -> SavedQuery:
     from penstock.spark_state.operators import operators
 
     spark_log = SparkLog(folder.storage)
@@ -157,9 +150,9 @@ def _query(root: Folder, uid: str, folder: Folder, epoch: int, spark: SparkSessi
         needed(folder, epoch)  # says what is missing
         raise AssertionError("unreachable")
     conf: dict[str, Any] = barrier.metadata.get("conf", {})
-    stateful = bool(folder.names("state"))
+    stateful = bool(folder.names(layout.STATE))
     found = operators(spark, folder.location, epoch) if stateful else ()
-    ledger = Ledger(root.at(f"{uid}/ledger").storage)
+    ledger = Ledger(root.at(f"{uid}/{layout.LEDGER}").storage)
     return SavedQuery(
         epoch=epoch,
         query_id=query_id,
@@ -174,9 +167,9 @@ def _query(root: Folder, uid: str, folder: Folder, epoch: int, spark: SparkSessi
     )
 
 
-def _sources(root: Folder, uid: str, epoch: int, ledger: Ledger, offsets: Sequence[Any]) -> tuple[str | None, ...]:
+def _sources(root: Tree, uid: str, epoch: int, ledger: Ledger, offsets: Sequence[Any]) -> tuple[str | None, ...]:
     """The uids behind the positions: from the checkpoint's record, or from what the last run said of itself."""
-    name = f"{uid}/checkpoints/chk-{epoch}.json"
+    name = f"{uid}/{layout.record_file(epoch)}"
     data = root.storage.read(name)
     if data is not None:
         try:

@@ -20,15 +20,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
 from penstock.checkpoint.history import Histories, Restored
-from penstock.checkpoint.spark_log import SparkLog
+from penstock.checkpoint.spark_log import SparkLog, join_offsets, split_offsets
 from penstock.errors import NotRestorable
 from penstock.failpoints import failpoint
 from penstock.savepoints.mapping import Mapped, ProgramQuery, QueryMapping, compare
 from penstock.savepoints.restorable import Origin, open_origin
 from penstock.savepoints.savepoint import Kind
 from penstock.spark_state.metadata import read_metadata, relocate
-from penstock.storage.folder import folder_at
+from penstock.storage.open import tree_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.config.recovery import Recovery
     from penstock.epoch.plan import QueryPlan
     from penstock.events import Events
-    from penstock.storage.folder import Folder
+    from penstock.storage.tree import Tree
 
 log = logging.getLogger("penstock")
 
@@ -56,7 +57,7 @@ class Restorer:
 
     def __init__(self, job: str, location: str, spark: SparkSession) -> None:
         self._job, self._spark = job, spark
-        self._folder = folder_at(location, spark)
+        self._folder = tree_at(location, spark)
         self._histories = Histories(self._folder.storage)
 
     def restore(self, recovery: Recovery, plans: Mapping[str, QueryPlan], asked: Mapping[str, Any]) -> Outcome:
@@ -78,11 +79,11 @@ class Restorer:
         mapped.require(recovery.path)
         beyond = self._beyond(origin)
         failpoint("restore.verified")
-        history = f"spark-{secrets.token_hex(6)}"
+        history = layout.history(secrets.token_hex(6))
         for uid, mapping in mapped.queries.items():
             target = self._folder.at(f"{uid}/{history}")
             self._build(origin, uid, mapping, target)
-            target.settle()  # before it counts: Spark has synced neither the state that was linked nor what it wrote
+            target.sync_all()  # before it counts: Spark has synced neither the state that was linked nor what it wrote
         made = self._histories.record(
             Restored(
                 id=restore_id,
@@ -112,7 +113,7 @@ class Restorer:
             list(plan.positions), list(plan.sinks), operators, asked.get("partitions"), asked.get("backend")
         )
 
-    def _build(self, origin: Origin, uid: str, mapping: QueryMapping, target: Folder) -> None:
+    def _build(self, origin: Origin, uid: str, mapping: QueryMapping, target: Tree) -> None:
         saved, source = origin.saved.queries[uid], origin.folders[uid]
         names = origin.files(uid)
         rewrites = mapping.partitions is not None or mapping.backend is not None
@@ -124,7 +125,7 @@ class Restorer:
                 safe="nothing was started or changed.",
                 to_do="do it in two steps: restore the changed program first, take a savepoint, then rescale.",
             )
-        logs = [name for name in names if not name.startswith("state/")]
+        logs = [name for name in names if not name.startswith(f"{layout.STATE}/")]
         canonical = origin.saved.kind is Kind.CANONICAL
         if canonical or rewrites:
             target.take(source, {name: name for name in logs})
@@ -137,7 +138,7 @@ class Restorer:
 
             load(
                 self._spark,
-                f"{origin.root.location}/queries/{uid}/state",
+                f"{origin.root.location}/{layout.saved_state(uid)}",
                 target.location,
                 saved.epoch,
                 partitions=mapping.partitions or saved.partitions,
@@ -158,29 +159,29 @@ class Restorer:
             failpoint("restore.rewritten")
         self._make_own(target, mapping, len(saved.sources))
 
-    def _make_own(self, target: Folder, mapping: QueryMapping, positions: int) -> None:
+    def _make_own(self, target: Tree, mapping: QueryMapping, positions: int) -> None:
         """An id of its own, so that the original may run beside it; positions in the program's order."""
-        target.put("metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
+        target.put(layout.QUERY_ID, json.dumps({"id": str(uuid.uuid4())}).encode())
         if mapping.sources == list(range(positions)):
             return
-        for name in target.names("offsets"):
-            data = target.storage.read(f"offsets/{name}")
+        for epoch in target.names(layout.OFFSETS):
+            data = target.storage.read(layout.offsets(epoch))
             assert data is not None
-            version, metadata, *offsets = data.decode().rstrip("\n").split("\n")
+            version, metadata, offsets = split_offsets(data)
             chosen = ["-" if one is None or one >= len(offsets) else offsets[one] for one in mapping.sources]
-            target.put(f"offsets/{name}", "\n".join([version, metadata, *chosen]).encode())
-        notes = target.files("sources")
+            target.put(layout.offsets(epoch), join_offsets(version, metadata, chosen))
+        notes = target.files(layout.SOURCES)
         if notes:
             moved = {}
             for new, old in enumerate(mapping.sources):
-                start = f"sources/{old}/"
+                start = f"{layout.source(str(old))}/"
                 moved.update({name: f"moved/{new}/{name[len(start) :]}" for name in notes if name.startswith(start)})
             target.take(target, moved)
-            target.delete("sources")
-            target.take(target, {name: f"sources/{name.removeprefix('moved/')}" for name in target.files("moved")})
+            target.delete(layout.SOURCES)
+            target.take(target, {name: layout.source(name.removeprefix("moved/")) for name in target.files("moved")})
             target.delete("moved")
 
-    def _describe(self, source: Folder, target: Folder, epoch: int, chosen: list[int] | None) -> None:
+    def _describe(self, source: Tree, target: Tree, epoch: int, chosen: list[int] | None) -> None:
         """Spark's description of an operator carries its number, and some carry full paths: those of the copy."""
         if chosen is None:
             relocate(target, epoch)
@@ -220,10 +221,10 @@ def _renumbered(names: list[str], chosen: list[int] | None) -> dict[str, str]:
     found = {}
     for name in names:
         top, *rest = name.split("/")
-        if top != "state":
+        if top != layout.STATE:
             found[name] = name
         elif rest[0] in new:
-            found[name] = "/".join(["state", new[rest[0]], *rest[1:]])
+            found[name] = "/".join([layout.STATE, new[rest[0]], *rest[1:]])
     return found
 
 

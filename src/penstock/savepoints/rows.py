@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError, PenstockError, SavepointError
-from penstock.storage.folder import LocalFolder
+from penstock.storage.local import LocalTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ def wanted_key(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 def rows(one: Kept, key: str | None, limit: int, session: Callable[[], SparkSession]) -> list[dict[str, Any]]:
     """At most `limit` rows as dictionaries with `key` and `value`. `session` is called only where Spark is needed."""
     wanted = None if key is None else wanted_key(key, one.family.key)
-    if one.parquet is not None and isinstance(one.place.folder, LocalFolder):
+    if one.parquet is not None and isinstance(one.place.folder, LocalTree):
         return _by_arrow(one, wanted, limit)
     return _by_spark(one, wanted, limit, session())
 
@@ -60,7 +60,7 @@ def _by_arrow(one: Kept, wanted: Mapping[str, Any] | None, limit: int) -> list[d
     import pyarrow.dataset as ds
 
     folder = one.place.folder
-    assert isinstance(folder, LocalFolder)
+    assert isinstance(folder, LocalTree)
     data = ds.dataset(folder.root / str(one.parquet), format="parquet")
     chosen: Any = None
     if wanted is not None:
@@ -110,7 +110,7 @@ def _reading(one: Kept, spark: SparkSession) -> Iterator[Any]:
 
 
 def _frame(one: Kept, work: SparkSession) -> Any:
-    from penstock.checkpoint.spark_offsets import conf_of
+    from penstock.checkpoint.spark_files import conf_of
     from penstock.spark_state.raw import raw_rows
     from penstock.spark_state.rewrite import join_format
     from penstock.spark_state.typed import typed_rows

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.ledger import seal, unseal
+from penstock.checkpoint.layout import SAVEPOINT, seal, unseal
 from penstock.errors import SavepointCorrupt, SavepointIncomplete
 from penstock.naming import safe_name, safe_part
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from penstock.storage.folder import Folder
+    from penstock.storage.tree import Tree
 
-METADATA = "_metadata"
+METADATA = SAVEPOINT
 _KIND = "savepoint"
 _NAME = re.compile(r"^savepoint-.+-[0-9a-f]{12}$")
 
@@ -106,7 +106,7 @@ def new_name(job: str) -> tuple[str, str]:
     return made, f"savepoint-{job}-{made}"
 
 
-def read(folder: Folder) -> Savepoint:
+def read(folder: Tree) -> Savepoint:
     """The savepoint in `folder`; `SavepointIncomplete` where there is none."""
     data = folder.storage.read(METADATA)
     if data is None:
@@ -122,7 +122,7 @@ def read(folder: Folder) -> Savepoint:
     return Savepoint.of(data, f"{folder.location}/{METADATA}")
 
 
-def verify(folder: Folder, saved: Savepoint) -> None:
+def verify(folder: Tree, saved: Savepoint) -> None:
     """See that every file is there and unaltered; `SavepointCorrupt` names the first that is not."""
     present = folder.files()
     for name, (size, _) in saved.files.items():
@@ -137,9 +137,9 @@ def verify(folder: Folder, saved: Savepoint) -> None:
 def dispose(path: str, spark: SparkSession | None = None) -> int:
     """Delete a savepoint, finished or not, and say how many files it had. `_metadata` goes first: from then on it is
     none. A folder that is not one is refused."""
-    from penstock.storage.folder import folder_at
+    from penstock.storage.open import tree_at
 
-    folder = folder_at(path, spark)
+    folder = tree_at(path, spark)
     files = folder.files()
     if METADATA in files:
         read(folder)  # of a newer version, or altered: not ours to delete
@@ -150,7 +150,7 @@ def dispose(path: str, spark: SparkSession | None = None) -> int:
     return len(files)
 
 
-def _altered(folder: Folder, what: str) -> SavepointCorrupt:
+def _altered(folder: Tree, what: str) -> SavepointCorrupt:
     return SavepointCorrupt(
         f"The savepoint {folder.location} is damaged: {what}.",
         safe="nothing was started or changed.",

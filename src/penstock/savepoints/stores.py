@@ -15,15 +15,18 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.checkpoint import layout
 from penstock.checkpoint.history import Histories
-from penstock.checkpoint.ledger import unseal
-from penstock.checkpoint.spark_offsets import conf_of
+from penstock.checkpoint.record import read_global
+from penstock.checkpoint.spark_files import conf_of
 from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import backend_of
 from penstock.errors import ConfigurationError, SavepointIncomplete
 from penstock.savepoints import savepoint
 from penstock.spark_state.metadata import DEFAULT, read_metadata
-from penstock.storage.folder import Folder, LocalFolder, folder_at
+from penstock.storage.local import LocalTree
+from penstock.storage.open import tree_at
+from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,15 +35,13 @@ if TYPE_CHECKING:
 
     from penstock.spark_state.metadata import Family, OperatorMetadata, Store
 
-_CHECKPOINT = re.compile(r"^(?P<job>.+)/chk-(?P<number>\d+)/?$")
-
 
 @dataclass(frozen=True)
 class Place:
     """The state of one query at one moment. `canonical`: the folder holds Parquet, else a checkpoint of Spark's."""
 
     query: str | None
-    folder: Folder
+    folder: Tree
     batch: int
     canonical: bool = False
 
@@ -66,20 +67,25 @@ class Kept:
 
 def places(path: str, spark: SparkSession | None = None) -> list[Place]:
     """The state under a path, a place per query."""
-    match = _CHECKPOINT.match(path)
-    folder = folder_at(match["job"] if match else path.rstrip("/"), spark)
+    named = layout.split_checkpoint(path)
+    folder = tree_at(named[0] if named else path.rstrip("/"), spark)
     names = folder.names()
-    if match is None and savepoint.METADATA in names:
+    if named is None and savepoint.METADATA in names:
         saved = savepoint.read(folder)
         canonical = saved.kind is savepoint.Kind.CANONICAL
         return [
-            Place(uid, folder.at(f"queries/{uid}/{'state' if canonical else 'spark'}"), query.epoch, canonical)
+            Place(
+                uid,
+                folder.at(layout.saved_state(uid) if canonical else layout.saved_checkpoint(uid)),
+                query.epoch,
+                canonical,
+            )
             for uid, query in saved.queries.items()
             if query.operators
         ]
-    if match is None and "offsets" in names:
+    if named is None and layout.OFFSETS in names:
         return [Place(None, folder, _newest(folder))]
-    uids = [name.removesuffix(".json") for name in folder.names("queries") if name.endswith(".json")]
+    uids = layout.query_uids(folder.names(layout.QUERIES))
     if not uids:
         raise SavepointIncomplete(
             f"{path} is no savepoint, no job's folder and no checkpoint of Spark's.",
@@ -87,7 +93,7 @@ def places(path: str, spark: SparkSession | None = None) -> list[Place]:
             to_do="give a savepoint, STORAGE/JOB, STORAGE/JOB/chk-N, or the folder that holds `offsets`.",
         )
     history = Histories(folder.storage).current()
-    epochs = _epochs(folder, uids, int(match["number"])) if match else dict.fromkeys(sorted(uids))
+    epochs = _epochs(folder, uids, named[1]) if named else dict.fromkeys(sorted(uids))
     found = []
     for uid, epoch in epochs.items():
         checkpoint = folder.at(f"{uid}/{history}")
@@ -101,10 +107,10 @@ def overview(place: Place) -> Iterator[Kept]:
         yield from _canonical(place)
         return
     conf = conf_of(place.folder, place.batch)
-    sizes = place.folder.files("state")
+    sizes = place.folder.files(layout.STATE)
     for operator in read_metadata(place.folder, place.batch):
         for store in operator.stores:
-            inside = re.compile(rf"state/{operator.id}/{store.folder('[0-9]+')}/")
+            inside = re.compile(rf"{layout.operator(operator.id)}/{store.folder('[0-9]+')}/")
             total = sum(size for name, size in sizes.items() if inside.match(name))
             for family in store.families:
                 yield Kept(place, operator, store, family, int(conf[PARTITIONS]), backend_of(conf), total)
@@ -151,16 +157,16 @@ def _canonical(place: Place) -> Iterator[Kept]:
                 )
 
 
-def _count(folder: Folder, name: str) -> int | None:
-    if not isinstance(folder, LocalFolder):
+def _count(folder: Tree, name: str) -> int | None:
+    if not isinstance(folder, LocalTree):
         return None
     import pyarrow.parquet as pq
 
     return sum(int(pq.read_metadata(folder.root / file).num_rows) for file in folder.files(name))
 
 
-def _newest(checkpoint: Folder) -> int:
-    complete = [int(name) for name in checkpoint.names("commits") if name.isdigit()]
+def _newest(checkpoint: Tree) -> int:
+    complete = [int(name) for name in checkpoint.names(layout.COMMITS) if name.isdigit()]
     if not complete:
         raise SavepointIncomplete(
             f"{checkpoint.location} has no complete batch.",
@@ -170,16 +176,14 @@ def _newest(checkpoint: Folder) -> int:
     return max(complete)
 
 
-def _epochs(folder: Folder, uids: list[str], number: int) -> dict[str, int | None]:
+def _epochs(folder: Tree, uids: list[str], number: int) -> dict[str, int | None]:
     if len(uids) == 1:
         return {uids[0]: number}
-    from penstock.checkpoint.global_record import FOLDER
-
-    data = folder.storage.read(f"{FOLDER}/{number:010d}.json")
-    if data is None:
+    body = read_global(folder.storage, number)
+    if body is None:
         raise SavepointIncomplete(
             f"There is no global checkpoint {number} in {folder.location}.",
             safe="nothing was changed.",
-            to_do=f"name one that is in {folder.location}/{FOLDER}.",
+            to_do=f"name one that is in {folder.location}/{layout.GLOBAL}.",
         )
-    return {uid: int(one["epoch"]) for uid, one in unseal("global", data, folder.location)["queries"].items()}
+    return {uid: int(one["epoch"]) for uid, one in body["queries"].items()}

@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
 from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.config.spark_conf import PARTITIONS
@@ -29,7 +30,8 @@ from penstock.errors import PenstockError, SavepointError
 from penstock.failpoints import failpoint
 from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, SavedSink, Savepoint, new_name
 from penstock.spark_state.metadata import read_metadata
-from penstock.storage.folder import Folder, folder_at
+from penstock.storage.open import tree_at
+from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +80,7 @@ class Taker:
         as it was."""
         made, name = new_name(self._job)
         path = f"{directory.rstrip('/')}/{name}"
-        folder = folder_at(path, self._spark)
+        folder = tree_at(path, self._spark)
         began = time.monotonic()
         try:
             with self._hold() as standing:
@@ -94,7 +96,7 @@ class Taker:
                     self._write_out(one, folder)
             files = folder.files()
             digests = folder.digests(files)
-            folder.settle()
+            folder.sync_all()
             saved = Savepoint(
                 made,
                 kind,
@@ -129,9 +131,9 @@ class Taker:
             total_ms=round((ended - began) * 1000, 1),
         )
 
-    def _copy(self, one: Standing, folder: Folder) -> None:
-        source = folder_at(one.location, self._spark)
-        target = folder.at(f"queries/{one.plan.uid}/spark")
+    def _copy(self, one: Standing, folder: Tree) -> None:
+        source = tree_at(one.location, self._spark)
+        target = folder.at(layout.saved_checkpoint(one.plan.uid))
         for attempt in range(1, _TRIES + 1):
             try:
                 target.take(source, {name: name for name in needed(source, one.epoch)})
@@ -142,21 +144,21 @@ class Taker:
                     raise
                 target.delete()
 
-    def _describe(self, one: Standing, folder: Folder) -> SavedQuery:
+    def _describe(self, one: Standing, folder: Tree) -> SavedQuery:
         from penstock.spark_state.operators import operators
 
-        copy = folder.at(f"queries/{one.plan.uid}/spark")
+        copy = folder.at(layout.saved_checkpoint(one.plan.uid))
         spark_log = SparkLog(copy.storage)
         barrier = spark_log.barrier(one.epoch)
         query_id = spark_log.query_id()
         assert barrier is not None
         assert query_id is not None
         conf: dict[str, Any] = barrier.metadata.get("conf", {})
-        stateful = bool(copy.names("state"))
+        stateful = bool(copy.names(layout.STATE))
         found = operators(self._spark, copy.location, one.epoch) if stateful else ()
         for described in read_metadata(copy, one.epoch):
             if described.version > 1:  # Spark names schema files by full paths; a savepoint has none
-                copy.put(f"state/{described.id}/_metadata/v2/{described.number}", described.body("."))
+                copy.put(layout.operator_description(described.id, described.number), described.body("."))
         return SavedQuery(
             epoch=one.epoch,
             query_id=query_id,
@@ -173,13 +175,15 @@ class Taker:
             operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in found),
         )
 
-    def _write_out(self, one: Standing, folder: Folder) -> None:
+    def _write_out(self, one: Standing, folder: Tree) -> None:
         from penstock.savepoints.canonical import export
 
-        query = folder.at(f"queries/{one.plan.uid}")
-        if query.names("spark/state"):
-            export(self._spark, f"{query.location}/spark", one.epoch, f"{query.location}/state")
-            query.delete("spark/state")
+        uid = one.plan.uid
+        copied = f"{layout.saved_checkpoint(uid)}/{layout.STATE}"
+        if folder.names(copied):
+            checkpoint, state = layout.saved_checkpoint(uid), layout.saved_state(uid)
+            export(self._spark, f"{folder.location}/{checkpoint}", one.epoch, f"{folder.location}/{state}")
+            folder.delete(copied)
 
 
 def _version() -> str:

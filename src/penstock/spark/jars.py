@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from penstock.caches import user_cache
 from penstock.errors import DevelopmentError
 from penstock.spark.ivy import Coordinate, coordinate_of, place, retrieve
-from penstock.storage.locks import only_one
+from penstock.storage.private import only_one
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

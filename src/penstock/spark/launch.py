@@ -17,7 +17,7 @@ from pathlib import Path
 from penstock.caches import user_cache
 from penstock.secrets import is_secret, masked
 from penstock.spark.java import find_java, wrapped_home
-from penstock.storage.own import create_own
+from penstock.storage.private import create_own
 
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _LOGGING = "LOG4J_CONFIGURATION_FILE"

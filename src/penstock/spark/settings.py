@@ -6,6 +6,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
+from penstock.checkpoint.layout import STATE
 from penstock.checkpoint.open import spark_log_at
 from penstock.config.levels import CODE, OPTIONS, describe_setting
 from penstock.config.spark_conf import PARTITIONS
@@ -93,7 +94,7 @@ def require_same_backend(spark: SparkSession, location: str, query: str) -> None
     spark_log = spark_log_at(location, spark)
     epoch, pending = spark_log.next_epoch()
     barrier = spark_log.barrier(epoch if pending else epoch - 1)
-    if barrier is None or (epoch > 0 and not storage_at(location, spark).list("state")):
+    if barrier is None or (epoch > 0 and not storage_at(location, spark).list(STATE)):
         return
     session = {PROVIDER: spark.conf.get(PROVIDER, None)}
     check_backend(barrier.metadata.get("conf", {}), session, query=query)
@@ -111,7 +112,7 @@ def require_same_parallelism(
         spark_log = spark_log_at(where, spark)
         epoch, pending = spark_log.next_epoch()
         barrier = spark_log.barrier(epoch if pending else epoch - 1)
-        if barrier is None or not storage_at(where, spark).list("state"):
+        if barrier is None or not storage_at(where, spark).list(STATE):
             continue
         recorded = str(barrier.metadata.get("conf", {}).get(PARTITIONS, wanted.value))
         if recorded != wanted.value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
 from penstock.contracts.source import EpochRead
 from penstock.storage.open import storage_at
 
@@ -33,7 +34,7 @@ def verified(plan: QueryPlan, checkpoint: str, spark: SparkSession, log: Callabl
             end = None if now is None else now.offsets[index]
             start = None if before is None else before.offsets[index]
             if end is not None and end != start:
-                notes = storage_at(f"{checkpoint}/sources/{folders[index]}", spark)
+                notes = storage_at(f"{checkpoint}/{layout.source(folders[index])}", spark)
                 plan.sources[uid].verify(uid, EpochRead(spark, outputs.epoch, start, end, notes))
         plan.body(batch, outputs)
 

@@ -16,13 +16,14 @@ import struct
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
 from penstock.errors import LedgerCorrupt
 from penstock.naming import safe_name, safe_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.storage.folder import Folder
+    from penstock.storage.tree import Tree
 
 DEFAULT = "default"
 """The name of a store that is an operator's only one, and of a store's only column family."""
@@ -80,7 +81,9 @@ class OperatorMetadata:
                 "numPartitions": store.partitions,
             }
             if self.version > 1:
-                one["stateSchemaFilePaths"] = [f"{location}/state/{self.id}/{name}" for name in store.schema_files]
+                one["stateSchemaFilePaths"] = [
+                    f"{location}/{layout.operator(self.id)}/{name}" for name in store.schema_files
+                ]
             stores.append(one)
         body: dict[str, Any] = {
             "operatorInfo": {"operatorId": self.id, "operatorName": self.name},
@@ -90,31 +93,33 @@ class OperatorMetadata:
             body["operatorPropertiesJson"] = self.properties or ""
         return f"v{self.version}\n{json.dumps(body, separators=(',', ':'))}".encode()
 
-    def write(self, checkpoint: Folder) -> None:
+    def write(self, checkpoint: Tree) -> None:
         """Write description and schemas into `checkpoint`, replacing what is there."""
         for name, data in self.files.items():
-            checkpoint.put(f"state/{self.id}/{name}", data)
-        name = "_metadata/metadata" if self.version == 1 else f"_metadata/v2/{self.number}"
-        checkpoint.put(f"state/{self.id}/{name}", self.body(checkpoint.location))
+            checkpoint.put(f"{layout.operator(self.id)}/{name}", data)
+        name = layout.operator_description(self.id, None if self.version == 1 else self.number)
+        checkpoint.put(name, self.body(checkpoint.location))
 
-    def stands_in(self, checkpoint: Folder) -> bool:
+    def stands_in(self, checkpoint: Tree) -> bool:
         """Whether the description in `checkpoint` names its schema files where they are, so that Spark can read it."""
         if self.version == 1:
             return True
-        found = checkpoint.storage.read(f"state/{self.id}/_metadata/v2/{self.number}") or b""
+        found = checkpoint.storage.read(layout.operator_description(self.id, self.number)) or b""
         paths = [path for one in _parse(found, "")[1]["stateStoreInfo"] for path in one["stateSchemaFilePaths"]]
         root = checkpoint.location.partition(":")[2].lstrip("/")
-        return all(path.partition(":")[2].lstrip("/").startswith(f"{root}/state/{self.id}/") for path in paths)
+        return all(
+            path.partition(":")[2].lstrip("/").startswith(f"{root}/{layout.operator(self.id)}/") for path in paths
+        )
 
 
-def read_metadata(checkpoint: Folder, batch: int) -> tuple[OperatorMetadata, ...]:
+def read_metadata(checkpoint: Tree, batch: int) -> tuple[OperatorMetadata, ...]:
     """Every stateful operator of the checkpoint as it was after `batch`, in the plan's order; none for a query that
     keeps no state. `LedgerCorrupt` where an operator has state and no description of it."""
-    numbers = sorted(int(name) for name in checkpoint.names("state") if name.isdigit())
+    numbers = sorted(int(name) for name in checkpoint.names(layout.STATE) if name.isdigit())
     return tuple(_operator(checkpoint, number, batch) for number in numbers)
 
 
-def relocate(checkpoint: Folder, batch: int) -> None:
+def relocate(checkpoint: Tree, batch: int) -> None:
     """Make a copy of a checkpoint stand on its own: descriptions that name schema files by the paths of the original
     name those of the copy."""
     for operator in read_metadata(checkpoint, batch):
@@ -122,11 +127,12 @@ def relocate(checkpoint: Folder, batch: int) -> None:
             operator.write(checkpoint)
 
 
-def _operator(checkpoint: Folder, operator: int, batch: int) -> OperatorMetadata:
-    root = f"state/{operator}"
-    versions = [int(name) for name in checkpoint.names(f"{root}/_metadata/v2") if name.isdigit() and int(name) <= batch]
+def _operator(checkpoint: Tree, operator: int, batch: int) -> OperatorMetadata:
+    root = layout.operator(operator)
+    numbers = [int(name) for name in checkpoint.names(f"{root}/{layout.DESCRIPTIONS}") if name.isdigit()]
+    versions = [number for number in numbers if number <= batch]
     number = max(versions, default=0)
-    name = f"{root}/_metadata/v2/{number}" if versions else f"{root}/_metadata/metadata"
+    name = layout.operator_description(operator, number if versions else None)
     data = checkpoint.storage.read(name)
     if data is None:
         raise LedgerCorrupt(
@@ -142,9 +148,9 @@ def _operator(checkpoint: Folder, operator: int, batch: int) -> OperatorMetadata
     for one in body["stateStoreInfo"]:
         if version == 1:
             store = Store(one["storeName"], int(one["numColsPrefixKey"]), int(one["numPartitions"]), ())
-            names: tuple[str, ...] = (f"{store.folder(0)}/_metadata/schema",)
+            names: tuple[str, ...] = (f"{store.folder(0)}/{layout.STORE_SCHEMA}",)
         else:
-            marker = f"/state/{operator}/"
+            marker = f"/{root}/"
             names = tuple(path.rpartition(marker)[2] for path in one["stateSchemaFilePaths"])
             store = Store(one["storeName"], int(one["numColsPrefixKey"]), int(one["numPartitions"]), (), names)
         safe_part(store.name, name)

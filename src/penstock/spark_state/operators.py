@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.spark_offsets import conf_of
+from penstock.checkpoint.spark_files import conf_of
 from penstock.config.spark_conf import PARTITIONS
 from penstock.spark_state.metadata import DEFAULT, read_metadata
-from penstock.storage.folder import folder_at
+from penstock.storage.open import tree_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.spark_state.metadata import OperatorMetadata
-    from penstock.storage.folder import Folder
+    from penstock.storage.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Operator:
 def operators(spark: SparkSession | None, checkpoint: str, batch: int) -> tuple[Operator, ...]:
     """The stateful operators of a checkpoint as they were after `batch`; none for a query that keeps no state.
     Reads a few small files. Without a session only a local disk can be reached."""
-    folder = folder_at(checkpoint, spark)
+    folder = tree_at(checkpoint, spark)
     partitions = _partitions(folder, batch)
     return tuple(described(one, partitions) for one in read_metadata(folder, batch))
 
@@ -57,6 +57,6 @@ def described(operator: OperatorMetadata, partitions: int | None = None) -> Oper
     return Operator(operator.id, operator.name, stores, count)
 
 
-def _partitions(folder: Folder, batch: int) -> int | None:
+def _partitions(folder: Tree, batch: int) -> int | None:
     said = conf_of(folder, batch).get(PARTITIONS)
     return None if said is None else int(said)

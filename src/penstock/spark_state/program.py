@@ -7,10 +7,11 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
 from penstock.spark_state.metadata import read_metadata
 from penstock.spark_state.operators import Operator, described
 from penstock.spark_state.working import option, working
-from penstock.storage.folder import LocalFolder
+from penstock.storage.local import LocalTree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,7 +25,7 @@ def program_operators(frame: DataFrame, output_mode: str) -> tuple[Operator, ...
     spark = frame.sparkSession
     jvm: Any = spark._jvm
     with tempfile.TemporaryDirectory(prefix="penstock-plan-") as folder, working(spark) as work:
-        LocalFolder(Path(folder)).put("offsets/0", b"")  # there before the first batch is planned, and looked for
+        LocalTree(Path(folder)).put(layout.offsets(0), b"")  # there before the first batch is planned, and looked for
         runtime: Any = jvm.org.apache.spark.sql.execution.streaming.runtime
         propagator = getattr(getattr(runtime, "WatermarkPropagator$"), "MODULE$").noop()
         none: Any = jvm.PythonUtils.toScalaMap({})
@@ -32,7 +33,7 @@ def program_operators(frame: DataFrame, output_mode: str) -> tuple[Operator, ...
             work._jsparkSession,
             frame._jdf.queryExecution().analyzed(),
             getattr(jvm.org.apache.spark.sql.streaming.OutputMode, output_mode.capitalize())(),
-            Path(folder, "state").as_uri(),
+            Path(folder, layout.STATE).as_uri(),
             _uuid(jvm),
             _uuid(jvm),
             0,
@@ -46,7 +47,7 @@ def program_operators(frame: DataFrame, output_mode: str) -> tuple[Operator, ...
             False,
         )
         execution.executedPlan()
-        return tuple(described(one) for one in read_metadata(LocalFolder(Path(folder)), 0))
+        return tuple(described(one) for one in read_metadata(LocalTree(Path(folder)), 0))
 
 
 def _uuid(jvm: Any) -> Any:

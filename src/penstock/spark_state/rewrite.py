@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.spark_offsets import conf_of, set_conf
+from penstock.checkpoint import layout
+from penstock.checkpoint.spark_files import conf_of, set_conf
 from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, LedgerCorrupt
@@ -21,7 +22,8 @@ from penstock.spark_state.metadata import OperatorMetadata, Store, read_metadata
 from penstock.spark_state.raw import JOIN_FORMAT, raw_rows, spread
 from penstock.spark_state.store_writing import Rows, write_hashmap, write_rocksdb
 from penstock.spark_state.working import working
-from penstock.storage.folder import Folder, folder_at
+from penstock.storage.open import tree_at
+from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +60,7 @@ def rewrite(
     that backend (None: as it is), and return the batch it stands at. Of the target only the state must not be there
     yet; positions and the like are copied where they are missing. What cannot be done is refused before anything is
     written."""
-    origin, goal = folder_at(source, spark), folder_at(target, spark)
+    origin, goal = tree_at(source, spark), tree_at(target, spark)
     conf = conf_of(origin, batch)
     operators = read_metadata(origin, batch)
     require_format(origin, batch)
@@ -125,13 +127,13 @@ class Goal:
             _check(conf, operator, goal.backend)
         return goal
 
-    def prepare(self, origin: Folder, goal: Folder, batch: int, operators: Sequence[OperatorMetadata]) -> None:
+    def prepare(self, origin: Tree, goal: Tree, batch: int, operators: Sequence[OperatorMetadata]) -> None:
         """All of the target but its state."""
         _require_no_state(goal)
         copy_logs(origin, goal, batch)
         self.describe(goal, batch, operators)
 
-    def describe(self, goal: Folder, batch: int, operators: Sequence[OperatorMetadata]) -> None:
+    def describe(self, goal: Tree, batch: int, operators: Sequence[OperatorMetadata]) -> None:
         """What Spark must find written down about the state to come."""
         _require_no_state(goal)
         set_conf(goal, batch, self.settings)
@@ -139,7 +141,7 @@ class Goal:
             operator.rescaled(self.partitions).write(goal)
 
     def write(
-        self, work: SparkSession, goal: Folder, batch: int, operators: Sequence[OperatorMetadata], rows: Rows
+        self, work: SparkSession, goal: Tree, batch: int, operators: Sequence[OperatorMetadata], rows: Rows
     ) -> None:
         if self.backend is Backend.ROCKSDB:
             write_rocksdb(work, goal, batch, operators, rows)
@@ -147,20 +149,22 @@ class Goal:
             write_hashmap(goal, batch, operators, rows, self.codec)
 
 
-def copy_logs(origin: Folder, goal: Folder, batch: int) -> None:
+def copy_logs(origin: Tree, goal: Tree, batch: int) -> None:
     """The query's id, its positions and commits up to `batch`, and what its sources keep: what is not there yet."""
-    wanted = [name for folder in ("offsets", "commits") for name in origin.files(folder) if _number(name) <= batch]
-    wanted += ["metadata", *origin.files("sources")]
+    wanted = [
+        name for folder in (layout.OFFSETS, layout.COMMITS) for name in origin.files(folder) if _number(name) <= batch
+    ]
+    wanted += [layout.QUERY_ID, *origin.files(layout.SOURCES)]
     present = goal.files()
     goal.take(origin, {name: name for name in wanted if name not in present})
 
 
-def require_format(origin: Folder, batch: int) -> None:
+def require_format(origin: Tree, batch: int) -> None:
     """The commit of the batch must be there, and of the format that does not name the state's files."""
-    commit = origin.storage.read(f"commits/{batch}")
+    commit = origin.storage.read(layout.commits(batch))
     if commit is None:
         raise LedgerCorrupt(
-            f"{origin.location} has no commits/{batch}: batch {batch} is not complete there.",
+            f"{origin.location} has no {layout.commits(batch)}: batch {batch} is not complete there.",
             safe="nothing was changed.",
             to_do="name the last complete batch.",
         )
@@ -177,8 +181,8 @@ def join_format(conf: Mapping[str, str], operator: OperatorMetadata) -> int | No
     return int(conf.get(JOIN_FORMAT, "1")) if operator.name == _JOIN else None
 
 
-def _require_no_state(goal: Folder) -> None:
-    if goal.names("state"):
+def _require_no_state(goal: Tree) -> None:
+    if goal.names(layout.STATE):
         raise ConfigurationError(
             f"{goal.location} holds state already.",
             safe="nothing was changed.",
@@ -210,7 +214,7 @@ def _check(conf: Mapping[str, str], operator: OperatorMetadata, backend: Backend
 
 
 @contextmanager
-def readable(origin: Folder, goal: Folder, operators: Sequence[OperatorMetadata]) -> Iterator[str]:
+def readable(origin: Tree, goal: Tree, operators: Sequence[OperatorMetadata]) -> Iterator[str]:
     """Where Spark can read the source. That is the source, unless it was moved since and its descriptions name files
     by the paths they had: then a copy with these put right."""
     if all(operator.stands_in(origin) for operator in operators):

@@ -12,17 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
 from penstock.errors import PenstockError, SavepointError
 from penstock.spark_state.hashmap_files import snapshot
 from penstock.spark_state.raw import KEY, VALUE
 from penstock.spark_state.working import cause, hadoop_conf, option, resolved
-from penstock.storage.storage import LocalStorage, local_path
+from penstock.storage.local import LocalStorage
+from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.spark_state.metadata import OperatorMetadata, Store
-    from penstock.storage.folder import Folder
+    from penstock.storage.tree import Tree
 
 Rows = Callable[["OperatorMetadata", "Store"], "DataFrame"]
 """The rows of a store, spread over the partitions they are to be written to."""
@@ -31,7 +33,7 @@ _CHUNK = 4 << 20
 
 
 def write_rocksdb(
-    work: SparkSession, target: Folder, batch: int, operators: Sequence[OperatorMetadata], rows: Rows
+    work: SparkSession, target: Tree, batch: int, operators: Sequence[OperatorMetadata], rows: Rows
 ) -> None:
     """State version `batch` + 1 of every store. The target must hold `offsets/<batch>` that say RocksDB,
     `commits/<batch>`, and the operators' descriptions."""
@@ -82,11 +84,11 @@ class _Supply:
             raise
 
 
-def write_hashmap(target: Folder, batch: int, operators: Sequence[OperatorMetadata], rows: Rows, codec: str) -> None:
+def write_hashmap(target: Tree, batch: int, operators: Sequence[OperatorMetadata], rows: Rows, codec: str) -> None:
     """State version `batch` + 1 of every store."""
     for operator in operators:
         for store in operator.stores:
-            file = f"state/{operator.id}/{store.folder('{partition}')}/{batch + 1}.snapshot"
+            file = f"{layout.operator(operator.id)}/{store.folder('{partition}')}/{batch + 1}.snapshot"
             try:
                 if isinstance(target.storage, LocalStorage):
                     _write_on_executors(rows(operator, store), target.location, file, codec)
@@ -105,7 +107,7 @@ def _write_on_executors(rows: DataFrame, location: str, file: str, codec: str) -
     rows.select(KEY, VALUE).mapInArrow(task, "bytes long").collect()
 
 
-def _write_through_driver(rows: DataFrame, target: Folder, file: str, codec: str) -> None:
+def _write_through_driver(rows: DataFrame, target: Tree, file: str, codec: str) -> None:
     """Where executors' Python cannot reach the storage: the bytes come here, and go out through the JVM."""
     spark = rows.sparkSession
     jvm: Any = spark._jvm
@@ -168,7 +170,7 @@ class _ChunkTask:
         yield pa.RecordBatch.from_arrays([partition, pa.array([bytes(waiting)])], ["partition", "piece"])
 
 
-def _failed(target: Folder, error: Exception) -> SavepointError:
+def _failed(target: Tree, error: Exception) -> SavepointError:
     return SavepointError(
         f"State could not be written to {target.location}: {cause(error)}",
         safe="what it was read from is untouched; what was written is not complete and must not be used.",

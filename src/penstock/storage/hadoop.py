@@ -1,4 +1,4 @@
-"""The ledger's storage on any Hadoop file system, through the driver's JVM.
+"""Small files and trees on any Hadoop file system, through the driver's JVM.
 
 `hdfs`: written aside, flushed to disk on the data nodes, then renamed without overwriting, which the name node does in
 one step.
@@ -10,21 +10,30 @@ Any other scheme is written as on HDFS, and nobody answers for it: a file system
 Hadoop's own rename, which looks for the target first and renames then. So it is refused unless the user vouches for it,
 see `checkpoint.open`. Whatever a storage says of itself, `Ledger.prove_atomic` lets several creates race at every
 start.
+
+Closing a file on HDFS leaves its bytes to the operating systems of the data nodes. What is written here is synced
+before it is closed. What others wrote, through pyarrow, which cannot ask for that, is opened again for an append of
+nothing and synced then. That reaches a file's last block; blocks that were full before are synced when they are full
+where `dfs.datanode.synconclose` is on.
 """
 
 from __future__ import annotations
 
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import LedgerError, StorageFull
+from penstock.errors import LedgerError, StorageFull, SystemUnavailable
 from penstock.failpoints import failpoint
 from penstock.naming import safe_name
+from penstock.storage.durable import sync
 from penstock.storage.storage import AlreadyExists, Storage
+from penstock.storage.tree import AT_ONCE, Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -51,24 +60,48 @@ def sync_closed(jvm: Any, conf: Any, path: Any) -> None:
         system.close()
 
 
+def hsync(address: str) -> None:
+    """In the driver: the file is on the disks of its data nodes when this returns. In a task, which has no JVM, this
+    does nothing: what tasks leave is synced by the driver before it decides."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None:
+        return
+    from py4j.protocol import Py4JJavaError
+
+    jvm: Any = context._jvm
+    jsc: Any = context._jsc
+    try:
+        sync_closed(jvm, jsc.hadoopConfiguration(), jvm.org.apache.hadoop.fs.Path(address))
+    except Py4JJavaError as error:
+        message = f"{error.java_exception.getClass().getName()}: {error.java_exception.getMessage()}"
+        raise SystemUnavailable(
+            f"{address} could not be synced: {message}.",
+            safe="nothing was decided that relies on it.",
+            to_do="see that HDFS is reachable and allows appends; the job tries again by its restart strategy.",
+        ) from error
+
+
 class HadoopStorage(Storage):
     """A folder on a Hadoop file system."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
+        self.spark = spark
         jvm: Any = spark._jvm
-        self._jvm = jvm
-        self._conf = spark._jsc.hadoopConfiguration()
-        self._root = jvm.org.apache.hadoop.fs.Path(location)
-        self._fs = self._root.getFileSystem(self._conf)
-        self.location = str(self._fs.makeQualified(self._root).toString())
-        self.scheme = str(self._fs.getScheme())
+        self.jvm = jvm
+        self.conf = spark._jsc.hadoopConfiguration()
+        self.root = jvm.org.apache.hadoop.fs.Path(location)
+        self.system = self.root.getFileSystem(self.conf)
+        self.location = str(self.system.makeQualified(self.root).toString())
+        self.scheme = str(self.system.getScheme())
         self._object_store = self.scheme in _OBJECT_STORES
 
     def create(self, name: str, data: bytes) -> None:
-        target = self._path(name)
+        target = self.path(name)
         what = f"writing {self.location}/{name}"
         with self.errors(what):
-            self._fs.mkdirs(target.getParent())
+            self.system.mkdirs(target.getParent())
         with self.errors(what, creating=name):
             if self._object_store:
                 self._put(target, data)
@@ -77,10 +110,10 @@ class HadoopStorage(Storage):
 
     def read(self, name: str) -> bytes | None:
         with self.errors(f"reading {self.location}/{name}"):
-            path = self._path(name)
-            if not self._fs.exists(path):
+            path = self.path(name)
+            if not self.system.exists(path):
                 return None
-            stream = self._fs.open(path)
+            stream = self.system.open(path)
             try:
                 return bytes(stream.readAllBytes())
             finally:
@@ -88,23 +121,18 @@ class HadoopStorage(Storage):
 
     def list(self, folder: str) -> list[str]:
         with self.errors(f"listing {self.location}/{folder}"):
-            path = self._path(folder)
-            if not self._fs.exists(path):
+            path = self.path(folder)
+            if not self.system.exists(path):
                 return []
-            names = [str(status.getPath().getName()) for status in self._fs.listStatus(path)]
+            names = [str(status.getPath().getName()) for status in self.system.listStatus(path)]
             return sorted(name for name in names if not name.startswith("."))
 
     def delete(self, name: str) -> None:
         with self.errors(f"deleting {self.location}/{name}"):
-            self._fs.delete(self._path(name), False)
-
-    def delete_tree(self, folder: str) -> None:
-        """Gone with all that is in it when this returns; no error if it was gone before."""
-        with self.errors(f"deleting {self.location}/{folder}"):
-            self._fs.delete(self._path(folder), True)
+            self.system.delete(self.path(name), False)
 
     def _put(self, target: Any, data: bytes) -> None:
-        stream = self._fs.createFile(target).overwrite(False).must(_CONDITIONAL, True).build()
+        stream = self.system.createFile(target).overwrite(False).must(_CONDITIONAL, True).build()
         stream.write(data)
         failpoint("ledger.aside")
         stream.close()
@@ -112,15 +140,15 @@ class HadoopStorage(Storage):
     def write_synced(self, path: Any, fill: Callable[[Any], object], *, overwrite: bool) -> None:
         """Fill a file and close it when its bytes are on the disks of the data nodes. Without SYNC_BLOCK a block that
         is full goes unsynced, and closing a file leaves its last block to the operating systems over there."""
-        flags = self._jvm.org.apache.hadoop.fs.CreateFlag
+        flags = self.jvm.org.apache.hadoop.fs.CreateFlag
         chosen = [flags.CREATE, flags.SYNC_BLOCK, *([flags.OVERWRITE] if overwrite else [])]
-        stream = self._fs.create(
+        stream = self.system.create(
             path,
-            self._jvm.org.apache.hadoop.fs.permission.FsPermission.getFileDefault(),
-            self._jvm.java.util.EnumSet.of(*chosen),
+            self.jvm.org.apache.hadoop.fs.permission.FsPermission.getFileDefault(),
+            self.jvm.java.util.EnumSet.of(*chosen),
             _BUFFER,
-            self._fs.getDefaultReplication(path),
-            self._fs.getDefaultBlockSize(path),
+            self.system.getDefaultReplication(path),
+            self.system.getDefaultBlockSize(path),
             None,
         )
         try:
@@ -130,32 +158,25 @@ class HadoopStorage(Storage):
         finally:
             stream.close()
 
-    def settle_file(self, name: str) -> None:
-        """See that a file which somebody else wrote is on the disks. HDFS alone needs it, and its last block is what
-        an append can still reach."""
-        if self.scheme != "hdfs":
-            return
-        with self.errors(f"syncing {self.location}/{name}"):
-            sync_closed(self._jvm, self._conf, self._path(name))
-
     def _write_and_rename(self, target: Any, data: bytes) -> None:
-        aside = self._jvm.org.apache.hadoop.fs.Path(
+        aside = self.jvm.org.apache.hadoop.fs.Path(
             target.getParent(), f".{target.getName()}.{secrets.token_hex(8)}.tmp"
         )
         try:
             self.write_synced(aside, lambda stream: stream.write(data), overwrite=False)
             failpoint("ledger.aside")
-            context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(target.toUri(), self._conf)
-            options = self._jvm.java.lang.reflect.Array.newInstance(
-                self._jvm.java.lang.Class.forName("org.apache.hadoop.fs.Options$Rename"), 0
+            context = self.jvm.org.apache.hadoop.fs.FileContext.getFileContext(target.toUri(), self.conf)
+            options = self.jvm.java.lang.reflect.Array.newInstance(
+                self.jvm.java.lang.Class.forName("org.apache.hadoop.fs.Options$Rename"), 0
             )
             context.rename(aside, target, options)
         finally:
-            self._fs.delete(aside, False)
+            self.system.delete(aside, False)
 
-    def _path(self, name: str) -> Any:
+    def path(self, name: str) -> Any:
+        """Hadoop's own for a name."""
         safe_name(name, self.location)
-        return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root  # Hadoop refuses ""
+        return self.jvm.org.apache.hadoop.fs.Path(self.root, name) if name else self.root  # Hadoop refuses ""
 
     @contextmanager
     def errors(self, what: str, creating: str | None = None) -> Iterator[None]:
@@ -167,17 +188,101 @@ class HadoopStorage(Storage):
             yield
         except Py4JJavaError as error:
             kind = str(error.java_exception.getClass().getName())
-            said = str(error.java_exception.getMessage())
+            message = str(error.java_exception.getMessage())
             if creating is not None and ("FileAlreadyExists" in kind or "PathExists" in kind):
                 raise AlreadyExists(creating) from None
-            if "No space left" in said or "QuotaExceeded" in kind:
+            if "No space left" in message or "QuotaExceeded" in kind:
                 raise StorageFull(
-                    f"No space left while {what}: {said}.",
+                    f"No space left while {what}: {message}.",
                     safe="no decision was lost: an epoch whose decision could not be written is replayed.",
                     to_do="free space where the checkpoints are; the job then goes on if its strategy retries.",
                 ) from error
             raise LedgerError(
-                f"The storage refused while {what}: {kind}: {said}.",
+                f"The storage refused while {what}: {kind}: {message}.",
                 safe="nothing was decided by this attempt that a restart would not find.",
                 to_do="see that the location exists, is reachable and may be written by this user.",
             ) from error
+
+
+class HadoopTree(Tree):
+    """Through the driver's JVM. Bytes pass through it once for a copy and once for a checksum, never through Python."""
+
+    def __init__(self, storage: HadoopStorage) -> None:
+        self.storage: HadoopStorage = storage
+        self.location = storage.location
+
+    def at(self, name: str) -> HadoopTree:
+        return HadoopTree(HadoopStorage(self.storage.spark, f"{self.location}/{safe_name(name, self.location)}"))
+
+    def files(self, folder: str = "") -> dict[str, int]:
+        found: dict[str, int] = {}
+        with self.storage.errors(f"listing {self.location}/{folder}"):
+            start = self.storage.path(folder)
+            if not self.storage.system.exists(start):
+                return {}
+            root = str(self.storage.system.makeQualified(self.storage.root).toString()).rstrip("/") + "/"
+            listing = self.storage.system.listFiles(start, True)
+            while listing.hasNext():
+                status = listing.next()
+                name = str(status.getPath().toString()).removeprefix(root)
+                if not any(part.startswith(".") for part in name.split("/")):
+                    found[name] = int(status.getLen())
+        return dict(sorted(found.items()))
+
+    def take(self, source: Tree, names: Mapping[str, str]) -> None:
+        origin = self.storage.jvm.org.apache.hadoop.fs.Path(source.location)
+        system = origin.getFileSystem(self.storage.conf)
+        for name in {name.rpartition("/")[0] for name in names.values()}:
+            with self.storage.errors(f"writing {self.location}/{name}"):
+                self.storage.system.mkdirs(self.storage.path(name))
+
+        def copy(pair: tuple[str, str]) -> None:
+            path = self.storage.jvm.org.apache.hadoop.fs.Path(origin, safe_name(pair[0], source.location))
+            with self.storage.errors(f"copying {pair[0]} to {self.location}"):
+                if not system.exists(path):
+                    raise FileNotFoundError(pair[0])
+                given = system.open(path)
+                try:
+                    self.storage.write_synced(
+                        self.storage.path(pair[1]),
+                        lambda out: self.storage.jvm.org.apache.hadoop.io.IOUtils.copyBytes(given, out, _BUFFER, False),
+                        overwrite=True,
+                    )
+                finally:
+                    given.close()
+
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-copy") as pool:
+            list(pool.map(copy, names.items()))
+
+    def fetch(self, name: str, path: Path) -> None:
+        with self.storage.errors(f"reading {self.location}/{name}"):
+            local = self.storage.jvm.org.apache.hadoop.fs.Path(f"file://{path}")
+            raw = self.storage.jvm.org.apache.hadoop.fs.LocalFileSystem().getRawFileSystem()
+            raw.initialize(local.toUri(), self.storage.conf)
+            self.storage.jvm.org.apache.hadoop.fs.FileUtil.copy(
+                self.storage.system, self.storage.path(name), raw, local, False, True, self.storage.conf
+            )
+        sync(path)
+
+    def secure(self, name: str) -> None:
+        """HDFS alone needs it, and a file's last block is what an append can still reach."""
+        if self.storage.scheme != "hdfs":
+            return
+        with self.storage.errors(f"syncing {self.location}/{name}"):
+            sync_closed(self.storage.jvm, self.storage.conf, self.storage.path(name))
+
+    def sync_all(self) -> None:
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-sync") as pool:
+            list(pool.map(self.secure, self.files()))
+
+    def digest(self, name: str) -> str:
+        with self.storage.errors(f"reading {self.location}/{name}"):
+            stream = self.storage.system.open(self.storage.path(name))
+            try:
+                return str(self.storage.jvm.org.apache.commons.codec.digest.DigestUtils.sha256Hex(stream))
+            finally:
+                stream.close()
+
+    def delete(self, name: str = "") -> None:
+        with self.storage.errors(f"deleting {self.location}/{name}"):
+            self.storage.system.delete(self.storage.path(name), True)

@@ -1,14 +1,21 @@
-"""From a location to the storage behind it."""
+"""From a location to the storage or tree behind it."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse
 
-from penstock.storage.storage import LocalStorage, Storage, local_path
+from penstock.errors import ConfigurationError
+from penstock.storage.local import LocalStorage, LocalTree
+from penstock.storage.storage import Storage, local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from penstock.storage.tree import Tree
+
+_ARROW_SCHEMES = ("hdfs", "viewfs")
 
 
 def storage_at(location: str, spark: SparkSession) -> Storage:
@@ -19,6 +26,74 @@ def storage_at(location: str, spark: SparkSession) -> Storage:
     from penstock.storage.hadoop import HadoopStorage
 
     return HadoopStorage(spark, location)
+
+
+def tree_at(location: str, spark: SparkSession | None) -> Tree:
+    """The tree at any location, for work on whole folders. Without a session only a local disk can be reached."""
+    if spark is not None:
+        return tree_of(storage_at(location, spark))
+    path = local_path(location)
+    if path is None:
+        raise ConfigurationError(
+            f"{location} can be reached through Spark only, and there is no session.",
+            safe="nothing was changed.",
+            to_do="run this where a Spark session is running, or give a path on this machine.",
+        )
+    return LocalTree(path)
+
+
+def tree_of(storage: Storage) -> Tree:
+    """The tree at the location of a storage that `storage_at` returned."""
+    if isinstance(storage, LocalStorage):
+        return LocalTree(storage.root)
+    from penstock.storage.hadoop import HadoopStorage, HadoopTree
+
+    assert isinstance(storage, HadoopStorage)
+    return HadoopTree(storage)
+
+
+def task_tree(location: str) -> Tree:
+    """The tree at a location as tasks reach it, for work on single files: this machine's disk, or what pyarrow can
+    open."""
+    path = local_path(location)
+    if path is not None:
+        return LocalTree(path)
+    from pyarrow.fs import FileSystem
+
+    from penstock.storage.arrow import ArrowTree
+
+    scheme, _, rest = location.partition("://")
+    address = f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}"
+    return ArrowTree(*FileSystem.from_uri(address), address=location)
+
+
+def normalise(path: str) -> str:
+    """An absolute local path, or the address of a storage with an atomic rename; anything else is refused."""
+    scheme = urlparse(path).scheme
+    if scheme in _ARROW_SCHEMES:
+        return path
+    if scheme == "file":
+        return os.path.abspath(unquote(urlparse(path).path))
+    if "://" in path:
+        raise ConfigurationError(
+            f"FileSink cannot write to {scheme}://: the storage has no atomic rename, so a crash in a commit could "
+            "show half an epoch or lose one.",
+            safe="nothing was started.",
+            to_do="write to a local or mounted folder (a plain path or file:) or to hdfs://; for an object store use a "
+            "table format, whose log gives the atomic step.",
+        )
+    return os.path.abspath(path)
+
+
+def is_local(path: str) -> bool:
+    return "://" not in path
+
+
+def open_tree(path: str) -> Tree:
+    """The tree at a path that `normalise` returned."""
+    if is_local(path):
+        return LocalTree(path)
+    return task_tree(path)
 
 
 def _default_is_local(location: str, spark: SparkSession) -> bool:

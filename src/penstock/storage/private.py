@@ -1,14 +1,55 @@
-"""Folders that nobody but their owner can look into: what is received may be anything."""
+"""Folders and files of this user on this machine, closed to others, in places that others may have been to before; and
+locks between this user's processes."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.errors import AccessDenied
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def own_folder(path: Path) -> Path:
+    """Have `path` as a folder of this user's that nobody else can look into. Folders above it that are missing are made
+    the same way. Raises `PermissionError` for one that is somebody else's or a link to one: its owner could put other
+    files in the place of ours."""
+    if not path.parent.exists():
+        own_folder(path.parent)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        found = path.stat()
+        if found.st_uid != os.geteuid():
+            raise PermissionError(f"{path} belongs to another user") from None
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(f"{path} is not a folder") from None
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            path.chmod(0o700)
+    return path
+
+
+def create_own(path: Path, flags: int = os.O_EXCL) -> int:
+    """A descriptor for writing a file that only this user can read; never one behind a link."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+
+
+def read_own(path: Path) -> str:
+    """What this user wrote there; root may read what anybody wrote. Raises `PermissionError` for what somebody else has
+    put there, `OSError` for a link."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
+        owner, me = os.fstat(file.fileno()).st_uid, os.geteuid()
+        if owner != me and me != 0:
+            raise PermissionError(f"{path} belongs to another user")
+        return file.read()
 
 
 def make_private(folder: Path) -> None:
@@ -53,3 +94,12 @@ def _close(path: Path) -> None:
             safe="nothing was received; what is there is as it was.",
             to_do="take the rights of other users away, or name another folder.",
         ) from error
+
+
+@contextmanager
+def only_one(path: Path) -> Iterator[None]:
+    """Holds the lock file `path` alone among all processes of this machine; waits for whoever has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released by closing, also when this process dies
+        yield

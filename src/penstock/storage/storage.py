@@ -4,17 +4,15 @@ Everything the ledger writes goes through `Storage`. Names are relative, with `/
 
 | implementation | where | how a create is atomic |
 |---|---|---|
-| `LocalStorage` | `file:` and plain paths | written aside, synced, then hard-linked, which fails if the name exists |
-| `MemoryStorage` | nowhere | a dictionary behind a lock; for tests |
+| `LocalStorage` | `file:` and plain paths | see `penstock.storage.local` |
 | `HadoopStorage` | any other scheme | see `penstock.storage.hadoop` |
+| `MemoryStorage` | nowhere | a dictionary behind a lock; for tests |
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import secrets
 import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -22,9 +20,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
 from penstock.errors import LedgerError, StorageFull
-from penstock.failpoints import failpoint
-from penstock.naming import safe_name
-from penstock.storage.durable import ensure_folder, sync, sync_file_system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,13 +63,18 @@ class Storage(ABC):
         return
 
 
+def is_full(error: OSError) -> bool:
+    """Whether this is the error of a full disk or an exhausted quota."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 @contextlib.contextmanager
 def storage_errors(what: str) -> Iterator[None]:
     """Turns the operating system's refusals into the ledger's."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             raise StorageFull(
                 f"No space left while {what}.",
                 safe="no decision was lost: an epoch whose decision could not be written is replayed.",
@@ -85,69 +85,6 @@ def storage_errors(what: str) -> Iterator[None]:
             safe="nothing was decided by this attempt that a restart would not find.",
             to_do="see that the folder exists, is reachable and may be written by this user.",
         ) from error
-
-
-class LocalStorage(Storage):
-    """A folder on a POSIX file system."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self.location = f"file://{root}"
-        self.scheme = "file"
-
-    def create(self, name: str, data: bytes) -> None:
-        target = self._at(name)
-        # By chance and not by process: containers of one mount have the same process ids. What a run that dies here
-        # leaves behind is hidden, small, and never looked at again.
-        aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-        with storage_errors(f"writing {target}"):
-            ensure_folder(target.parent)
-            try:
-                with open(aside, "xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                failpoint("ledger.aside")
-                try:
-                    os.link(aside, target)
-                except FileExistsError:
-                    sync(target.parent)  # whoever was first may have died before it did this
-                    raise AlreadyExists(name) from None
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(aside)
-            sync(target.parent)
-
-    def read(self, name: str) -> bytes | None:
-        with storage_errors(f"reading {self._root / name}"):
-            try:
-                return self._at(name).read_bytes()
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-
-    def list(self, folder: str) -> list[str]:
-        with storage_errors(f"listing {self._root / folder}"):
-            try:
-                return sorted(name for name in os.listdir(self._at(folder)) if not name.startswith("."))
-            except (FileNotFoundError, NotADirectoryError):
-                return []
-
-    def delete(self, name: str) -> None:
-        with storage_errors(f"deleting {self._root / name}"), contextlib.suppress(FileNotFoundError):
-            os.unlink(self._at(name))
-
-    def settle(self, folder: str) -> None:
-        with storage_errors(f"syncing {self._root / folder}"), contextlib.suppress(FileNotFoundError):
-            sync(self._at(folder))
-
-    def sync(self) -> bool:
-        """One call for the whole file system: cheaper than a call for each of many state files, and none is missed."""
-        with storage_errors(f"syncing {self._root}"):
-            sync_file_system(self._root)
-        return True
-
-    def _at(self, name: str) -> Path:
-        return self._root / safe_name(name, self.location)
 
 
 class MemoryStorage(Storage):

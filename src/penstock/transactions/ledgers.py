@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.backlog import Entry, is_logged, prepared_of
+from penstock.checkpoint import layout
+from penstock.checkpoint.backlog import Entry, drained_up_to, is_logged, prepared_of, read_entry
 from penstock.checkpoint.decision import Committable, Decision
 from penstock.checkpoint.history import Histories
-from penstock.checkpoint.ledger import Ledger, unseal
+from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.contracts.sink import SinkScope
 from penstock.epoch import protocol
 from penstock.epoch.inflight.drainer import MARK
 from penstock.epoch.log_repair import look, query_of
 from penstock.errors import ConfigurationError
-from penstock.storage.storage import LocalStorage, Storage, local_path
+from penstock.storage.local import LocalStorage
+from penstock.storage.storage import Storage, local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_NUMBERED = re.compile(r"^(\d{10})\.json$")
 _OWN_NAME = re.compile(r"_[0-9a-f]{8}-[0-9a-f]{4}-")  # in state files of the format that lists ids
-_DROP_IN = "_penstock"
 
 Place = Callable[[str], Storage]
 
@@ -98,15 +98,11 @@ class QueryLedger:
         query = query_of(self.ledger, self.log)
         if self._inflight is None or query is None:
             return []
-        drained = max(self._numbers(f"{query}/{sink}/drained"), default=-1)
-        entries = []
-        for number in self._numbers(f"{query}/{sink}/backlog"):
-            name = f"{query}/{sink}/backlog/{number:010d}.json"
-            data = self._inflight.read(name) if number > drained else None
-            if data is not None:
-                body = unseal("backlog", data, f"{self._inflight.location}/{name}")
-                entries.append(Entry(number, tuple(Committable(*fields) for fields in body["committables"])))
-        return entries
+        folder = f"{query}/{sink}"
+        drained = drained_up_to(self._inflight, folder)
+        epochs = layout.numbers(self._inflight.list(f"{folder}/{layout.BACKLOG}"))
+        entries = (read_entry(self._inflight, folder, epoch) for epoch in epochs if epoch > drained)
+        return [entry for entry in entries if entry is not None]
 
     def scopes(self, job: str, sink: str) -> Iterator[SinkScope]:
         """Under which names a sink may have left something: the query's, and those of its drainer."""
@@ -131,11 +127,7 @@ class QueryLedger:
         query = query_of(self.ledger, self.log)
         if self._below is None or query is None:
             return None
-        return Ledger(self._below(f"/{query}/{sink}/ledger"))
-
-    def _numbers(self, folder: str) -> list[int]:
-        assert self._inflight is not None
-        return sorted(int(match[1]) for name in self._inflight.list(folder) if (match := _NUMBERED.match(name)))
+        return Ledger(self._below(f"/{query}/{sink}/{layout.LEDGER}"))
 
 
 @dataclass(frozen=True)
@@ -152,17 +144,17 @@ class JobLedgers:
         place = _place(spark)
         storage, queries = place(location), []
         root = location.rstrip("/")
-        if storage.list(f"{_DROP_IN}/generations"):
-            one = QueryLedger("", place(f"{root}/{_DROP_IN}"), storage, None, _state_format(storage, spark))
+        if storage.list(f"{layout.PRIVATE}/{layout.GENERATIONS}"):
+            one = QueryLedger("", place(f"{root}/{layout.PRIVATE}"), storage, None, _state_format(storage, spark))
             one.uid = next(iter(one.sinks), "")
             queries.append(one)
         else:
             history = Histories(storage).current()
             for uid in storage.list(""):
-                if storage.list(f"{uid}/ledger/generations"):
+                if storage.list(f"{uid}/{layout.LEDGER}/{layout.GENERATIONS}"):
                     folder, log = f"{root}/{uid}", place(f"{root}/{uid}/{history}")
-                    below = partial(_below, place, f"{folder}/inflight")
-                    ledger = place(f"{folder}/ledger")
+                    below = partial(_below, place, f"{folder}/{layout.INFLIGHT}")
+                    ledger = place(f"{folder}/{layout.LEDGER}")
                     queries.append(QueryLedger(uid, ledger, log, below, _state_format(log, spark)))
         if not queries:
             raise ConfigurationError(
@@ -205,5 +197,5 @@ def _state_format(log: Storage, spark: SparkSession | None) -> str:
     are too few to tell, it is none: then Spark's log is left for the job itself to complete."""
     if spark is not None:
         return str(spark.conf.get(STATE_FORMAT, "1"))
-    own_names = any(_OWN_NAME.search(name) for name in log.list("state/0/0"))
-    return "1" if log.list("commits") and not own_names else ""
+    own_names = any(_OWN_NAME.search(name) for name in log.list(f"{layout.operator(0)}/0"))
+    return "1" if log.list(layout.COMMITS) and not own_names else ""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import Checkpoints, Job, KafkaSink, KafkaSource, RestartStrategy
-from penstock.checkpoint.ledger import unseal
+from penstock.checkpoint.layout import unseal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

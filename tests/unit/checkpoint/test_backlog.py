@@ -10,7 +10,7 @@ import pytest
 
 from penstock.checkpoint.backlog import Backlog, Entry, is_logged, log_of, prepared_of, with_prepared
 from penstock.checkpoint.decision import Committable
-from penstock.checkpoint.ledger import seal, unseal
+from penstock.checkpoint.layout import seal, unseal
 from penstock.errors import LedgerCorrupt
 from penstock.storage.storage import AlreadyExists, MemoryStorage
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint.belonging import check_barrier, check_sources, history_of, strangers
+from penstock.checkpoint.belonging import check_barrier, check_sources, history_of, mismatch
 from penstock.checkpoint.decision import Decision, DecisionId
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import SparkLog
@@ -118,4 +118,4 @@ def test_epoch_zero_is_compared_like_any_other() -> None:
 
 
 def test_the_error_for_two_that_are_not_each_others_names_both() -> None:
-    assert "query 'copy', but the log is elsewhere:" in strangers("copy", "the log is elsewhere").happened
+    assert "query 'copy', but the log is elsewhere:" in mismatch("copy", "the log is elsewhere").happened

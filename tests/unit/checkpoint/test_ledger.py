@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome
-from penstock.checkpoint.ledger import Ledger, seal, unseal
+from penstock.checkpoint.layout import seal, unseal
+from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.open import require_trust
 from penstock.config import Checkpoints
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
+from penstock.storage.local import LocalStorage
 from penstock.storage.probe import RACERS
-from penstock.storage.storage import AlreadyExists, LocalStorage, MemoryStorage
+from penstock.storage.storage import AlreadyExists, MemoryStorage
 
 DATA = Path(__file__).parents[2] / "data"
 BODY = {"text": "Zażółć 日本", "number": 12.5, "none": None, "list": [1, "a", {"b": True}]}

@@ -24,7 +24,8 @@ from penstock.checkpoint.record import (
 from penstock.epoch.recorder import Recorder
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture
 from penstock.spark.state_size import state_sizes
-from penstock.storage.storage import LocalStorage, MemoryStorage
+from penstock.storage.local import LocalStorage
+from penstock.storage.storage import MemoryStorage
 
 DATA = Path(__file__).parents[2] / "data"
 OPERATOR = OperatorState("stateStoreSave", 2000, 100, 3, 65_536, 40_960, "rocksdb", 4)
@@ -123,7 +124,7 @@ def test_what_is_written_today_is_what_the_golden_record_holds() -> None:
 
 def test_a_field_of_a_later_version_is_passed_over() -> None:
     """A field may be added without a new version; who does not know it reads the rest."""
-    from penstock.checkpoint.ledger import seal, unseal
+    from penstock.checkpoint.layout import seal, unseal
 
     body = unseal("checkpoint", RECORD.to_bytes(), "here")
     body["colour"] = "blue"

@@ -31,7 +31,7 @@ from penstock.events import Events
 from penstock.process.registry import Entry, Registry, State
 from penstock.processes import mark
 from penstock.sinks.files.commit import FileCommitter
-from penstock.storage.storage import LocalStorage
+from penstock.storage.local import LocalStorage
 from penstock.transactions import settlement
 from penstock.transactions.kafka import _own_prefix, _uid, client_options
 from penstock.transactions.ledgers import Decided, JobLedgers, QueryLedger

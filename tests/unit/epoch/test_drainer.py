@@ -26,7 +26,7 @@ from penstock.epoch.inflight.pen import Pen
 from penstock.epoch.task import _write, committable
 from penstock.errors import LedgerCorrupt, SchemaMismatch, Superseded, SystemUnavailable
 from penstock.failpoints import InjectedFault, hooked
-from penstock.storage.storage import LocalStorage
+from penstock.storage.local import LocalStorage
 from tests.support.memory_sink import MemorySink
 from tests.unit.epoch.test_inflight import World, batch, rows
 

@@ -24,7 +24,7 @@ from penstock.epoch.task import _write, committable
 from penstock.errors import JobStopped, LedgerCorrupt, LedgerFromTheFuture, UidChanged
 from penstock.events import Events
 from penstock.failpoints import POINTS, InjectedFault, hooked
-from penstock.storage.storage import LocalStorage
+from penstock.storage.local import LocalStorage
 from tests.support.memory_sink import MemorySink
 
 DATA = Path(__file__).parents[2] / "data"
@@ -73,7 +73,7 @@ def test_a_log_of_version_1_is_read() -> None:
 
 
 def test_a_log_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.checkpoint.inflight_log.VERSION", 2)
+    monkeypatch.setattr("penstock.checkpoint.inflight_log.INFLIGHT_VERSION", 2)
     file = logged(tmp_path, batch(1))
     monkeypatch.undo()
     with pytest.raises(LedgerFromTheFuture):

@@ -206,7 +206,7 @@ class _File:
     def close(self) -> None:
         pass
 
-    def settle(self) -> int:
+    def finish(self) -> int:
         self._files.held[self._name] = b"".join(self._parts)
         return len(self._files.held[self._name])
 
@@ -341,8 +341,8 @@ class Run:
 def led(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything in memory, and the drainer's threads led by the test."""
     files = Files()
-    monkeypatch.setattr("penstock.checkpoint.inflight_log.log_storage", lambda _: files)
-    monkeypatch.setattr("penstock.checkpoint.backlog.log_storage", lambda _: files)
+    monkeypatch.setattr("penstock.checkpoint.inflight_log.task_tree", lambda _: files)
+    monkeypatch.setattr("penstock.checkpoint.backlog.task_tree", lambda _: files)
     for of_a_disk in ("confirm", "make_folder"):
         monkeypatch.setattr(f"penstock.epoch.inflight.manager.{of_a_disk}", lambda *_: None)
     monkeypatch.setattr(Drainer, "start", lambda _: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,61 +14,20 @@ from penstock.epoch.inflight.manager import InFlight
 from penstock.epoch.task import _write, committable
 from penstock.errors import PreCommitFailed, StorageNotShared
 from penstock.failpoints import POINTS, hooked
+from tests.support.power import Disk, PowerCut
 from tests.unit.epoch.test_inflight import World, batch, rows, scope
 
 
-class Disk:
-    """Remembers what was synced below `root`: of a folder its names, of a file its bytes."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._names: dict[str, dict[str, int]] = {}
-        self._bytes: dict[int, bytes] = {}
-        self.handles: list[int] = []  # kept open, or the number of a file that was deleted would be given to another
-
-    def synced(self, handle: int) -> None:
-        path = os.readlink(f"/proc/self/fd/{handle}")
-        if os.path.isdir(path):
-            self._names[path] = {one.name: one.inode() for one in os.scandir(path)}
-        else:
-            self.handles.append(os.dup(handle))
-            size = os.fstat(handle).st_size
-            with open(f"/proc/self/fd/{handle}", "rb") as file:
-                self._bytes[os.fstat(handle).st_ino] = file.read(size)
-
-    def forget(self, folder: Path) -> None:
-        """As if the process had died before it synced that folder."""
-        self._names.pop(str(folder), None)
-
-    def after_a_power_cut(self, where: Path) -> None:
-        """Copy to `where` what is left."""
-        self._copy(str(self._root), where)
-
-    def _copy(self, folder: str, where: Path) -> None:
-        where.mkdir()
-        for name, inode in self._names.get(folder, {}).items():
-            path = f"{folder}/{name}"
-            if path in self._names or os.path.isdir(path):
-                self._copy(path, where / name)
-            elif not name.startswith("."):
-                (where / name).write_bytes(self._bytes.get(inode, b""))
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with Disk(tmp_path / "disk").watched() as disk:
+        yield disk
 
 
 @pytest.fixture
-def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    made = Disk(tmp_path)
-    fsync, fdatasync = os.fsync, os.fdatasync
-    monkeypatch.setattr(os, "fsync", lambda handle: (fsync(handle), made.synced(handle)))
-    monkeypatch.setattr(os, "fdatasync", lambda handle: (fdatasync(handle), made.synced(handle)))
-    yield made
-    for handle in made.handles:
-        os.close(handle)
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    (tmp_path / "checkpoint").mkdir()  # by Spark, which does not sync it
-    made = World(tmp_path / "checkpoint" / "inflight")
+def world(disk: Disk) -> Iterator[World]:
+    (disk.root / "checkpoint").mkdir()  # by Spark, which does not sync it
+    made = World(disk.root / "checkpoint" / "inflight")
     yield made
     for driver in made.made:
         driver.close()
@@ -87,7 +45,7 @@ def logged(world: World, driver: InFlight, epoch: int, *numbers: int) -> Committ
 
 def succeeded(world: World, disk: Disk, where: Path) -> tuple[World, InFlight]:
     """The machine comes up again with what its disk has kept; the sink was elsewhere."""
-    disk.after_a_power_cut(where)
+    disk.copy_durable(where)
     after = World(where / "checkpoint" / "inflight")
     after.sink, after.generation = world.sink, world.generation
     return after, after.driver()
@@ -142,11 +100,8 @@ def test_what_a_run_that_died_has_left_is_durable_before_it_is_relied_on(
 def test_the_drainer_is_succeeded_after_a_power_cut_anywhere(
     world: World, disk: Disk, tmp_path: Path, point: str, how: How
 ) -> None:
-    class PowerCut(BaseException):
-        """Nobody handles it."""
-
     def cut() -> None:
-        disk.after_a_power_cut(tmp_path / "after")
+        disk.copy_durable(tmp_path / "after")
         raise PowerCut
 
     driver = world.driver()

@@ -16,7 +16,8 @@ from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.epoch.log_repair import look, query_of, restore
 from penstock.epoch.protocol import honoured, next_epoch
 from penstock.errors import CheckpointBehind, LedgerCorrupt
-from penstock.storage.storage import LocalStorage, MemoryStorage
+from penstock.storage.local import LocalStorage
+from penstock.storage.storage import MemoryStorage
 from tests.support.memory_sink import MemorySink
 from tests.support.power import Disk
 from tests.support.small_spark import SmallSpark

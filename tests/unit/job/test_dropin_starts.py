@@ -15,7 +15,7 @@ from penstock.epoch.coordinator import Coordinator
 from penstock.errors import Superseded, SystemUnavailable
 from penstock.job import dropin
 from penstock.job.dropin import ExactlyOnce, exactly_once
-from penstock.storage.storage import LocalStorage
+from penstock.storage.local import LocalStorage
 from tests.support.memory_sink import MemorySink
 
 

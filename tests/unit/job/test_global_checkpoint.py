@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from penstock import Checkpoints, KafkaSink, KafkaSource
-from penstock.checkpoint.global_record import newest_record, recorded
-from penstock.checkpoint.ledger import unseal
+from penstock.checkpoint.layout import unseal
+from penstock.checkpoint.record import global_numbers, newest_global
 from penstock.epoch.plan import Progress, QueryPlan
 from penstock.errors import LedgerCorrupt, LedgerError
 from penstock.events import Events
@@ -215,7 +215,7 @@ class Job:
 
     def records(self) -> list[dict[str, int]]:
         found = []
-        for number in recorded(self.storage):
+        for number in global_numbers(self.storage):
             data = self.storage.read(f"global/{number:010d}.json")
             assert data is not None
             body = unseal("global", data, "here")
@@ -230,7 +230,7 @@ def test_a_record_says_all_that_is_needed() -> None:
     job.down.at(2, generation=5)
     job.look()
     queries = {"up": {"epoch": 4, "generation": 3}, "down": {"epoch": 2, "generation": 5}}
-    assert newest_record(job.storage) == {"number": 1, "queries": queries, "time": 110.0, "history": "spark"}
+    assert newest_global(job.storage) == {"number": 1, "queries": queries, "time": 110.0, "history": "spark"}
     [event] = job.told
     assert (event["event"], event["number"], event["epochs"]) == ("global_checkpoint", 1, {"down": 2, "up": 4})
 
@@ -298,7 +298,7 @@ def test_the_newest_are_kept(num_retained: int, kept: int) -> None:
         job.down.at(epoch)
         job.look()
     assert [one["up"] for one in job.records()] == list(range(6))[-kept:]
-    assert recorded(job.storage)[-1] == 6
+    assert global_numbers(job.storage)[-1] == 6
 
 
 def test_numbers_go_on_after_a_restart_of_the_process() -> None:
@@ -308,7 +308,7 @@ def test_numbers_go_on_after_a_restart_of_the_process() -> None:
         job.down.at(1)
         job.look()
         job.begin()
-    assert recorded(job.storage) == [1, 2]
+    assert global_numbers(job.storage) == [1, 2]
 
 
 def test_the_end_is_recorded_at_once() -> None:
@@ -354,7 +354,7 @@ def test_another_run_that_writes_them_is_left_alone() -> None:
     job.look()
     job.up.at(3)
     job.look()
-    assert recorded(job.storage) == [1, 2]
+    assert global_numbers(job.storage) == [1, 2]
 
 
 def test_storage_that_refuses_is_told_once_and_tried_again(
@@ -385,4 +385,4 @@ def test_an_altered_record_is_not_believed() -> None:
         b'"epoch":1', b'"epoch":2'
     )
     with pytest.raises(LedgerCorrupt):
-        newest_record(job.storage)
+        newest_global(job.storage)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint.ledger import Ledger, unseal
+from penstock.checkpoint.layout import unseal
+from penstock.checkpoint.ledger import Ledger
 from penstock.errors import LedgerError
 from penstock.job.retention import KEPT_BATCHES, JobFolder, kept_batches
-from penstock.storage.storage import LocalStorage
-from penstock.storage.trees import LocalTrees, trees_at
+from penstock.storage.local import LocalStorage, LocalTree
+from penstock.storage.open import tree_of
 
 
 class Died(Exception):
@@ -25,7 +26,7 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.storage = LocalStorage(root)
-        self.job = JobFolder(self.storage, trees_at(self.storage))
+        self.job = JobFolder(self.storage, tree_of(self.storage))
         for uid, runs in (("copy", 2), ("count", 1)):
             self.register(uid, runs)
             for name in ("metadata", "offsets/0", "commits/0", "state/0/0/1.delta"):
@@ -138,23 +139,23 @@ def test_kept_when_a_newer_run_registers_just_then(folder: Folder, monkeypatch: 
 
 
 def test_a_run_that_registers_during_the_deletion_begins_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    delete = LocalTrees.delete
+    delete = LocalTree.delete
 
-    def look_like_a_start(trees: LocalTrees, name: str) -> None:
+    def look_like_a_start(trees: LocalTree, name: str) -> None:
         with pytest.raises(LedgerError, match="is being deleted"):
             folder.job.refuse_marked()
         delete(trees, name)
 
-    monkeypatch.setattr(LocalTrees, "delete", look_like_a_start)
+    monkeypatch.setattr(LocalTree, "delete", look_like_a_start)
     assert folder.job.delete(folder.generations) == ""
     folder.job.refuse_marked()
 
 
 def test_a_deletion_that_stood_still_stops_at_a_newer_run(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else has finished it meanwhile and begun anew; nothing of that may be deleted."""
-    delete, steps = LocalTrees.delete, []
+    delete, steps = LocalTree.delete, []
 
-    def stand_still(trees: LocalTrees, name: str) -> None:
+    def stand_still(trees: LocalTree, name: str) -> None:
         steps.append(name)
         delete(trees, name)
         if len(steps) == 1:
@@ -164,7 +165,7 @@ def test_a_deletion_that_stood_still_stops_at_a_newer_run(folder: Folder, monkey
             folder.write("copy/spark/metadata")
             folder.write("queries/copy.json")
 
-    monkeypatch.setattr(LocalTrees, "delete", stand_still)
+    monkeypatch.setattr(LocalTree, "delete", stand_still)
     assert folder.job.delete(folder.generations).endswith("has taken over")
     assert {"copy/spark/metadata", "queries/copy.json"} <= folder.files()
 
@@ -219,7 +220,7 @@ def test_a_crash_leaves_a_whole_checkpoint_or_one_that_is_recognisably_gone(tmp_
         before = folder.files()
         with pytest.raises(Died):
             CountingSteps(folder, die_at).run()
-        again = JobFolder(folder.storage, trees_at(folder.storage))
+        again = JobFolder(folder.storage, tree_of(folder.storage))
         if again.finish_deletion(["copy", "count"]):
             assert folder.files() == folder.numbers
         elif before <= folder.files():
@@ -327,14 +328,14 @@ def test_rows_are_looked_for_where_they_lie_and_no_deeper(folder: Folder) -> Non
 
 
 def test_which_run_took_over_is_named_when_it_comes_late(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    delete = LocalTrees.delete
+    delete = LocalTree.delete
 
-    def register_later(trees: LocalTrees, name: str) -> None:
+    def register_later(trees: LocalTree, name: str) -> None:
         delete(trees, name)
         if name == "copy/spark":
             folder.register("copy")
 
-    monkeypatch.setattr(LocalTrees, "delete", register_later)
+    monkeypatch.setattr(LocalTree, "delete", register_later)
     assert folder.job.delete(folder.generations) == "generation 3 of query copy has taken over"
 
 

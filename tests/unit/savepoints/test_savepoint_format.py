@@ -22,8 +22,8 @@ from penstock.errors import (
 )
 from penstock.savepoints import savepoint
 from penstock.savepoints.savepoint import Kind, SavedQuery, SavedSink, Savepoint
-from penstock.storage.folder import LocalFolder
-from penstock.storage.storage import LocalStorage, MemoryStorage
+from penstock.storage.local import LocalStorage, LocalTree
+from penstock.storage.storage import MemoryStorage
 
 DATA = Path(__file__).parents[2] / "data"
 QUERY = SavedQuery(
@@ -45,7 +45,7 @@ def make(folder: Path, files: dict[str, bytes]) -> Savepoint:
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    there = LocalFolder(folder)
+    there = LocalTree(folder)
     sizes = there.files()
     digests = there.digests(sizes)
     saved = Savepoint(
@@ -58,7 +58,7 @@ def make(folder: Path, files: dict[str, bytes]) -> Savepoint:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     saved = make(tmp_path, {"queries/totals/spark/metadata": b"{}"})
-    folder = LocalFolder(tmp_path)
+    folder = LocalTree(tmp_path)
     assert savepoint.read(folder) == saved
     savepoint.verify(folder, saved)
     assert saved.size == 2
@@ -74,7 +74,7 @@ def test_the_first_version_is_read() -> None:
 
 
 def test_a_field_of_a_later_minor_version_is_passed_over(tmp_path: Path) -> None:
-    from penstock.checkpoint.ledger import seal
+    from penstock.checkpoint.layout import seal
 
     body = dataclasses.asdict(make(tmp_path / "a", {}))
     body["queries"]["totals"]["unheard"] = 1
@@ -101,7 +101,7 @@ def test_damage_is_found(tmp_path: Path, damage: object, said: str) -> None:
     saved = make(tmp_path, {"queries/totals/spark/metadata": b"{}"})
     damage(tmp_path / "queries/totals/spark/metadata")  # type: ignore[operator]
     with pytest.raises(SavepointCorrupt, match=said):
-        savepoint.verify(LocalFolder(tmp_path), saved)
+        savepoint.verify(LocalTree(tmp_path), saved)
 
 
 def test_a_folder_without_metadata_is_no_savepoint(tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ def test_a_folder_without_metadata_is_no_savepoint(tmp_path: Path) -> None:
     make(half, {"queries/totals/spark/metadata": b"{}"})
     (half / "_metadata").unlink()
     with pytest.raises(SavepointIncomplete, match="never finished"):
-        savepoint.read(LocalFolder(half))
+        savepoint.read(LocalTree(half))
     with pytest.raises(SavepointIncomplete, match="not a savepoint"):
-        savepoint.read(LocalFolder(tmp_path))
+        savepoint.read(LocalTree(tmp_path))
 
 
 def test_disposing_deletes_savepoints_and_halves_and_nothing_else(tmp_path: Path) -> None:
@@ -132,11 +132,11 @@ def test_disposing_deletes_savepoints_and_halves_and_nothing_else(tmp_path: Path
 
 
 class TestFilesOfAnEpoch:
-    def folder(self, root: Path, *names: str) -> LocalFolder:
+    def folder(self, root: Path, *names: str) -> LocalTree:
         for name in names:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes(b"")
-        return LocalFolder(root)
+        return LocalTree(root)
 
     LOG = ("metadata", *(f"{kind}/{number}" for kind in ("offsets", "commits") for number in range(6)), "offsets/6")
 
@@ -221,7 +221,7 @@ class TestHistories:
 def test_every_folder_of_a_copy_is_synced_up_to_one_that_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = LocalFolder(tmp_path / "source")
+    source = LocalTree(tmp_path / "source")
     names = ["metadata", "state/0/1/2.delta"]
     for name in names:
         source.put(name, b"x")
@@ -232,7 +232,7 @@ def test_every_folder_of_a_copy_is_synced_up_to_one_that_was_there(
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    LocalFolder(tmp_path / "new" / "savepoint").take(source, {name: name for name in names})
+    LocalTree(tmp_path / "new" / "savepoint").take(source, {name: name for name in names})
     made = ["new", "new/savepoint", "new/savepoint/state", "new/savepoint/state/0", "new/savepoint/state/0/1"]
     assert {".", *made, "new/savepoint/metadata"} <= synced
 
@@ -250,7 +250,7 @@ def test_what_spark_wrote_is_synced_file_by_file_and_folder_by_folder(
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    LocalFolder(root).settle()
+    LocalTree(root).sync_all()
     folders = {".", "savepoint", "savepoint/queries", "savepoint/queries/in", "savepoint/queries/in/state"}
     assert folders | {"savepoint/queries/in/state/part-0.parquet"} <= synced
 
@@ -260,6 +260,6 @@ def test_state_is_linked_and_positions_are_copied(tmp_path: Path) -> None:
     (source / "state").mkdir(parents=True)
     (source / "state" / "1.delta").write_bytes(b"state")
     (source / "metadata").write_bytes(b"{}")
-    LocalFolder(target).take(LocalFolder(source), {"state/1.delta": "state/1.delta", "metadata": "metadata"})
+    LocalTree(target).take(LocalTree(source), {"state/1.delta": "state/1.delta", "metadata": "metadata"})
     assert os.stat(target / "state/1.delta").st_ino == os.stat(source / "state/1.delta").st_ino
     assert os.stat(target / "metadata").st_ino != os.stat(source / "metadata").st_ino

@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from penstock.checkpoint.ledger import seal
+from penstock.checkpoint.layout import seal
 from penstock.cli.main import app
 from penstock.errors import ConfigurationError, LedgerCorrupt, LedgerFromTheFuture, SavepointIncomplete
 from penstock.savepoints.rows import rows, wanted_key
 from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, Savepoint
 from penstock.savepoints.stores import choose, overview, places
 from penstock.spark_state.typed import shown
-from penstock.storage.folder import LocalFolder
+from penstock.storage.local import LocalTree
 from tests.unit.spark_state.test_state_metadata import HASHMAP, KEY, PARTITIONS, PROVIDER, aggregation
 
 
@@ -150,8 +150,8 @@ def test_a_checkpoint_of_sparks(tmp_path: Path) -> None:
     assert kept.family.key == KEY
 
 
-def job(root: Path, uids: tuple[str, ...], history: str = "spark") -> LocalFolder:
-    folder = LocalFolder(root)
+def job(root: Path, uids: tuple[str, ...], history: str = "spark") -> LocalTree:
+    folder = LocalTree(root)
     for uid in uids:
         folder.put(f"queries/{uid}.json", b"{}")
         aggregation(root / uid / history)

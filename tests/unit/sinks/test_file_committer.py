@@ -33,12 +33,12 @@ def prepare(
 ) -> Committable:
     scope = WriterScope(SinkScope("job", "out", generation), epoch, 1, writer, 0, {})
     staged, final = names_of(scope, ".parquet")
-    files.files[staged] = content
+    files.contents[staged] = content
     return Committable("out", writer, 5, 0, {"staged": staged, "final": final, "bytes": len(content)})
 
 
 def receipts(files: MemoryFiles) -> list[list[str]]:
-    return [files.files[f"{RECEIPTS}/{name}"].decode().split("\n")[:-1] for name in files.names(RECEIPTS)]
+    return [files.contents[f"{RECEIPTS}/{name}"].decode().split("\n")[:-1] for name in files.file_names(RECEIPTS)]
 
 
 def staged_of(*ones: Committable) -> list[str]:
@@ -46,7 +46,7 @@ def staged_of(*ones: Committable) -> list[str]:
 
 
 def visible(files: MemoryFiles) -> list[str]:
-    return files.names("") + sorted(name for name in files.files if "/" not in name)
+    return files.file_names("") + sorted(name for name in files.contents if "/" not in name)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_writer_hands_back_what_a_commit_needs(files: MemoryFiles) -> None:
 
 def test_a_writer_whose_file_was_removed_has_nothing_prepared(files: MemoryFiles) -> None:
     writer = FileWriter("hidden", "final", files.stage("hidden"), Encoder())  # type: ignore[arg-type]
-    files.files.clear()
+    files.contents.clear()
     with pytest.raises(PreCommitFailed, match="hidden was removed"):
         writer.pre_commit()
 
@@ -122,7 +122,7 @@ def test_a_full_disk_is_named_and_other_errors_pass(files: MemoryFiles) -> None:
             step()
         assert refused.value.safe == "nothing of this epoch is visible"
     full.abort()
-    assert files.files == {}
+    assert files.contents == {}
 
 
 # Sealing
@@ -151,9 +151,9 @@ def test_what_is_there_as_it_was_written_is_sealed(files: MemoryFiles) -> None:
 @pytest.mark.parametrize("harm", [b"row", b"rows!", None])
 def test_what_is_gone_or_of_another_size_is_not_sealed(files: MemoryFiles, harm: bytes | None) -> None:
     ones = [prepare(files, 0), prepare(files, 1)]
-    files.files.pop(staged_of(ones[1])[0])
+    files.contents.pop(staged_of(ones[1])[0])
     if harm is not None:
-        files.files[staged_of(ones[1])[0]] = harm
+        files.contents[staged_of(ones[1])[0]] = harm
     with pytest.raises(PreCommitFailed, match="is gone" if harm is None else "not as it was written"):
         committer(files).seal(ones, soon())
 
@@ -171,7 +171,7 @@ def test_prepared_files_are_renamed_after_their_receipt_and_synced(files: Memory
         ("sync", ""),
         ("sync", STAGED),
     ]
-    [receipt] = files.names(RECEIPTS)
+    [receipt] = files.file_names(RECEIPTS)
     assert receipt.startswith("e0000000007-")
     assert len(receipt) == len("e0000000007-") + 12
 
@@ -195,9 +195,9 @@ def test_a_commit_cut_short_is_finished_and_only_the_rest_gets_a_receipt(files: 
 def test_a_file_that_a_reader_moved_away_was_committed(files: MemoryFiles) -> None:
     one = prepare(files, 0)
     committer(files).commit(7, [one], soon())
-    del files.files[one.payload["final"]]
+    del files.contents[one.payload["final"]]
     assert committer(files).commit(7, [one], soon()) == {0: Outcome.ALREADY_COMMITTED}
-    files.files[one.payload["final"]] = b"changed since"
+    files.contents[one.payload["final"]] = b"changed since"
     assert committer(files).commit(7, [one], soon()) == {0: Outcome.ALREADY_COMMITTED}
 
 
@@ -212,27 +212,27 @@ def test_a_file_that_a_reader_moved_away_was_committed(files: MemoryFiles) -> No
 )
 def test_without_a_receipt_the_final_file_tells(files: MemoryFiles, final: bytes | None, outcome: Outcome) -> None:
     one = prepare(files, 0)
-    files.files.clear()
+    files.contents.clear()
     if final is not None:
-        files.files[one.payload["final"]] = final
+        files.contents[one.payload["final"]] = final
     assert committer(files).commit(7, [one], soon()) == {0: outcome}
 
 
 def test_a_receipt_cut_short_by_a_crash_proves_only_its_whole_names(files: MemoryFiles) -> None:
     ones = [prepare(files, 0), prepare(files, 1)]
     whole, cut = staged_of(*ones)
-    files.files.clear()
-    files.files[f"{RECEIPTS}/e0000000007-abcdef"] = f"{whole}\n{cut[:-3]}".encode()
-    files.files[f"{RECEIPTS}/notes.txt"] = f"{cut}\n".encode()
+    files.contents.clear()
+    files.contents[f"{RECEIPTS}/e0000000007-abcdef"] = f"{whole}\n{cut[:-3]}".encode()
+    files.contents[f"{RECEIPTS}/notes.txt"] = f"{cut}\n".encode()
     assert committer(files).commit(7, ones, soon()) == {0: Outcome.ALREADY_COMMITTED, 1: Outcome.LOST}
 
 
 def test_a_file_of_ours_under_a_name_that_is_taken_is_for_a_person(files: MemoryFiles) -> None:
     ones = [prepare(files, 0), prepare(files, 1)]
-    files.files[ones[0].payload["final"]] = b"theirs"
+    files.contents[ones[0].payload["final"]] = b"theirs"
     assert committer(files).commit(7, ones, soon()) == {0: Outcome.UNKNOWN, 1: Outcome.COMMITTED}
-    assert files.files[ones[0].payload["final"]] == b"theirs"
-    assert staged_of(ones[0])[0] in files.files, "it stays prepared"
+    assert files.contents[ones[0].payload["final"]] == b"theirs"
+    assert staged_of(ones[0])[0] in files.contents, "it stays prepared"
 
 
 def test_a_rename_that_failed_because_another_driver_was_first_is_proven(files: MemoryFiles) -> None:
@@ -240,7 +240,7 @@ def test_a_rename_that_failed_because_another_driver_was_first_is_proven(files: 
 
     def other_was_first(what: str, name: str) -> None:
         if what == "rename":
-            files.files[one.payload["final"]] = files.files.pop(name)
+            files.contents[one.payload["final"]] = files.contents.pop(name)
             raise PermissionError("stale handle")
 
     files.before = other_was_first
@@ -264,13 +264,13 @@ def test_a_full_disk_while_renaming_is_no_outcome(files: MemoryFiles) -> None:
 def test_after_the_deadline_nothing_is_renamed(files: MemoryFiles) -> None:
     one = prepare(files, 0)
     assert committer(files).commit(7, [one], LATE) == {0: Outcome.UNKNOWN}
-    assert staged_of(one)[0] in files.files
+    assert staged_of(one)[0] in files.contents
 
 
 def test_only_the_receipts_of_the_last_epochs_are_kept(files: MemoryFiles) -> None:
     for epoch in (7, 8, 24):
         committer(files).commit(epoch, [prepare(files, 0, epoch=epoch)], soon())
-    assert [name[:11] for name in files.names(RECEIPTS)] == ["e0000000008", "e0000000024"]
+    assert [name[:11] for name in files.file_names(RECEIPTS)] == ["e0000000008", "e0000000024"]
 
 
 # Aborting and sweeping
@@ -279,10 +279,10 @@ def test_only_the_receipts_of_the_last_epochs_are_kept(files: MemoryFiles) -> No
 def test_what_is_aborted_is_struck_from_its_receipt_before_it_goes(files: MemoryFiles) -> None:
     ones = [prepare(files, 0), prepare(files, 1)]
     keep, gone = staged_of(*ones)
-    files.files[f"{RECEIPTS}/e0000000007-aa"] = f"{keep}\n{gone}\n".encode()
-    files.files[f"{RECEIPTS}/e0000000006-bb"] = b"another\n"
+    files.contents[f"{RECEIPTS}/e0000000007-aa"] = f"{keep}\n{gone}\n".encode()
+    files.contents[f"{RECEIPTS}/e0000000006-bb"] = b"another\n"
     committer(files).abort([ones[1]], soon())
-    assert gone not in files.files
+    assert gone not in files.contents
     assert receipts(files) == [["another"], [keep]]
     kinds = [step[0] if step[0] == "write" else step[:2] for step in files.did]
     assert kinds[:4] == ["write", ("remove", f"{RECEIPTS}/e0000000007-aa"), ("sync", RECEIPTS), ("remove", gone)]
@@ -291,9 +291,9 @@ def test_what_is_aborted_is_struck_from_its_receipt_before_it_goes(files: Memory
 
 def test_a_receipt_with_nothing_left_goes(files: MemoryFiles) -> None:
     one = prepare(files, 0)
-    files.files[f"{RECEIPTS}/e0000000007-aa"] = f"{staged_of(one)[0]}\n".encode()
+    files.contents[f"{RECEIPTS}/e0000000007-aa"] = f"{staged_of(one)[0]}\n".encode()
     committer(files).abort([one], soon())
-    assert files.files == {}
+    assert files.contents == {}
 
 
 def test_a_receipt_written_while_a_file_was_being_removed_is_struck_too(files: MemoryFiles) -> None:
@@ -303,7 +303,7 @@ def test_a_receipt_written_while_a_file_was_being_removed_is_struck_too(files: M
 
     def receipt_first(what: str, removed: str) -> None:
         if what == "remove" and removed == name:
-            files.files[f"{RECEIPTS}/e0000000007-aa"] = f"{name}\n".encode()
+            files.contents[f"{RECEIPTS}/e0000000007-aa"] = f"{name}\n".encode()
 
     files.before = receipt_first
     committer(files).abort([one], soon())
@@ -321,33 +321,33 @@ def test_aborting_what_is_gone_changes_nothing(files: MemoryFiles) -> None:
 
 def test_a_sweep_takes_what_older_runs_left_and_spares_the_rest(files: MemoryFiles) -> None:
     kept, own, older, newer = (prepare(files, 0, generation=number) for number in (3, 3, 2, 4))
-    files.files[f"{STAGED}/readme.txt"] = b"theirs"
+    files.contents[f"{STAGED}/readme.txt"] = b"theirs"
     assert committer(files, 3).abort_dangling([kept], soon()) == 2
-    left = set(files.files)
+    left = set(files.contents)
     assert left == {*staged_of(kept, newer), f"{STAGED}/readme.txt"}
     assert not {*staged_of(own, older)} & left
 
 
 def test_leftovers_are_told_as_they_are(files: MemoryFiles) -> None:
     own, newer = prepare(files, 4, content=b"12345"), prepare(files, 5, generation=4)
-    files.files[f"{STAGED}/readme.txt"] = b"theirs"
+    files.contents[f"{STAGED}/readme.txt"] = b"theirs"
     [name] = staged_of(own)
     found: Sequence[Leftover] = committer(files, 3).leftovers(soon())
     assert found == [Leftover(name, 3, 7, 4, payload={"staged": name}, details={"bytes": 5})]
     assert len(committer(files, 4).leftovers(soon())) == 2
-    assert newer.payload["staged"] in files.files
+    assert newer.payload["staged"] in files.contents
 
 
 def test_a_stranger_among_the_staged_files_hides_no_leftover(files: MemoryFiles) -> None:
-    files.files[f"{STAGED}/a stranger"] = b"theirs"
+    files.contents[f"{STAGED}/a stranger"] = b"theirs"
     one = prepare(files, 0)
     assert [found.name for found in committer(files).leftovers(soon())] == staged_of(one)
 
 
 def test_a_receipt_that_is_no_text_proves_nothing(files: MemoryFiles) -> None:
     one = prepare(files, 0)
-    files.files.clear()
-    files.files[f"{RECEIPTS}/e0000000007-aa"] = b"\xff\xfe\n"
+    files.contents.clear()
+    files.contents[f"{RECEIPTS}/e0000000007-aa"] = b"\xff\xfe\n"
     assert committer(files).commit(7, [one], soon()) == {0: Outcome.LOST}
 
 

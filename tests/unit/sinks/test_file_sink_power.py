@@ -14,38 +14,8 @@ from penstock.deadline import Deadline
 from penstock.sinks.files import FileSink
 from penstock.sinks.files.commit import FileCommitter
 from penstock.storage import durable
-from penstock.storage.files_local import LocalStorage
-
-
-class Died(BaseException):
-    """The process is gone."""
-
-
-class Disk:
-    """Every sync, and every name taken away, in order."""
-
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root, self.did = root, list[tuple[str, str]]()
-        sync, unlink = os.fsync, os.unlink
-
-        def fsync(fd: int) -> None:
-            self.note("sync", Path(os.readlink(f"/proc/self/fd/{fd}")))
-            sync(fd)
-
-        monkeypatch.setattr(os, "fsync", fsync)
-
-        def forget(path: Path, missing_ok: bool = False) -> None:
-            self.note("unlink", path)
-            unlink(path)
-
-        monkeypatch.setattr(Path, "unlink", forget)
-
-    def note(self, what: str, path: Path) -> None:
-        self.did.append((what, os.path.relpath(path, self.root)))
-
-    @property
-    def synced(self) -> set[str]:
-        return {name for what, name in self.did if what == "sync"}
+from penstock.storage.local import LocalTree
+from tests.support.power import PowerCut, Steps
 
 
 @pytest.fixture
@@ -60,11 +30,11 @@ def prepared(sink: FileSink, writer: int = 0) -> Committable:
 
 
 def cut_before_the_sync(sink: FileSink, one: Committable, monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(storage: LocalStorage, folder: str) -> None:
-        raise Died
+    def die(storage: LocalTree, folder: str) -> None:
+        raise PowerCut
 
-    with monkeypatch.context() as patch, pytest.raises(Died):
-        patch.setattr(LocalStorage, "sync", die)
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        patch.setattr(LocalTree, "sync", die)
         sink.open_committer(SinkScope("job", "out", 1)).commit(0, [one], Deadline(5))
 
 
@@ -72,10 +42,10 @@ def test_what_was_renamed_by_a_run_that_died_is_synced_by_the_next(out: Path, mo
     sink = FileSink(str(out))
     one = prepared(sink)
     cut_before_the_sync(sink, one, monkeypatch)
-    disk = Disk(out, monkeypatch)
+    steps = Steps(out, monkeypatch)
     committer = sink.open_committer(SinkScope("job", "out", 2))
     assert committer.commit(0, [one], Deadline(5)) == {0: Outcome.ALREADY_COMMITTED}
-    assert {".", "_penstock/job/out/staged"} <= disk.synced
+    assert {".", "_penstock/job/out/staged"} <= steps.synced
 
 
 def test_a_name_leaves_its_receipt_for_good_before_its_file_goes(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,11 +55,11 @@ def test_a_name_leaves_its_receipt_for_good_before_its_file_goes(out: Path, monk
     committer = sink.open_committer(SinkScope("job", "out", 1))
     assert isinstance(committer, FileCommitter)
     committer._write_receipt(0, [one.payload["staged"]])
-    disk = Disk(out, monkeypatch)
+    steps = Steps(out, monkeypatch)
     committer.abort([one], Deadline(5))
-    removed = disk.did.index(("unlink", one.payload["staged"]))
-    receipt = next(n for n, (what, name) in enumerate(disk.did) if what == "unlink" and "/receipts/" in name)
-    assert ("sync", "_penstock/job/out/receipts") in disk.did[receipt:removed]
+    removed = steps.did.index(("unlink", one.payload["staged"]))
+    receipt = next(n for n, (what, name) in enumerate(steps.did) if what == "unlink" and "/receipts/" in name)
+    assert ("sync", "_penstock/job/out/receipts") in steps.did[receipt:removed]
     assert committer.commit(0, [one], Deadline(5)) == {0: Outcome.LOST}
 
 
@@ -106,7 +76,7 @@ def test_a_name_that_a_power_cut_left_in_both_folders_is_committed(out: Path) ->
 
 def test_folders_made_by_a_process_that_died_are_synced_too(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (out / "_penstock" / "job" / "out" / "staged").mkdir(parents=True)
-    disk = Disk(out, monkeypatch)
+    steps = Steps(out, monkeypatch)
     prepared(FileSink(str(out)))
     assert {
         "_penstock/job/out/staged",
@@ -116,13 +86,13 @@ def test_folders_made_by_a_process_that_died_are_synced_too(out: Path, monkeypat
         ".",
         "..",
         "../..",
-    } <= disk.synced
+    } <= steps.synced
 
 
 def test_a_folder_is_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     durable.ensure_folder(tmp_path / "a" / "b")
-    disk = Disk(tmp_path, monkeypatch)
+    steps = Steps(tmp_path, monkeypatch)
     durable.ensure_folder(tmp_path / "a" / "b")
-    assert not disk.did
+    assert not steps.did
     durable.ensure_folder(tmp_path / "a" / "c")
-    assert disk.synced == {"a"}
+    assert steps.synced == {"a"}

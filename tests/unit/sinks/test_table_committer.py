@@ -19,7 +19,7 @@ from penstock.errors import PreCommitFailed, StorageFull, SystemUnavailable
 from penstock.sinks.tables.columns import types_of
 from penstock.sinks.tables.committer import TableCommitter
 from penstock.sinks.tables.target import Change, Journal, Known, Target, Written, marker_name, private_folder
-from penstock.storage.files import Storage
+from penstock.storage.tree import Tree
 from tests.support.memory_files import MemoryFiles
 from tests.support.sleeping import sleeping
 
@@ -73,7 +73,7 @@ class Table(Target):
     def create(self, schema: pa.Schema) -> None:
         raise NotImplementedError
 
-    def storage(self, known: Known) -> Storage:
+    def storage(self, known: Known) -> Tree:
         assert isinstance(known, Known)
         return self.files
 
@@ -132,10 +132,10 @@ def prepare(
     names = [f"e0000000007-a1-p{writer:05d}-out-{token}-{n}.parquet" for n in range(files)]
     at = {"version": len(table.log) if position is None else position}
     for name in names:
-        table.files.files[name] = ROWS
+        table.files.contents[name] = ROWS
         if marker:
             place = marker_name(SinkScope("job", "out", generation), name)
-            table.files.files[place] = json.dumps({"position": at, "values": ["monday"]}).encode()
+            table.files.contents[place] = json.dumps({"position": at, "values": ["monday"]}).encode()
     payload = {
         "token": token,
         "generation": generation,
@@ -156,7 +156,7 @@ def names(*ones: Committable) -> list[str]:
 
 
 def markers(table: Table) -> list[str]:
-    return table.files.names(OPEN)
+    return table.files.file_names(OPEN)
 
 
 def fails(times: int, error: BaseException) -> Callable[[Change], None]:
@@ -196,9 +196,9 @@ def test_what_fits_and_is_there_whole_is_sealed(table: Table) -> None:
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda table, one: table.files.files.pop(names(one)[1]), "is gone"),
-        (lambda table, one: table.files.files.update({names(one)[1]: b"row"}), "is not as it was written"),
-        (lambda table, one: table.files.files.update({names(one)[1]: b"rows!"}), "is not as it was written"),
+        (lambda table, one: table.files.contents.pop(names(one)[1]), "is gone"),
+        (lambda table, one: table.files.contents.update({names(one)[1]: b"row"}), "is not as it was written"),
+        (lambda table, one: table.files.contents.update({names(one)[1]: b"rows!"}), "is not as it was written"),
         (lambda table, one: setattr(table, "partition_by", ()), "partitioned otherwise"),
         (lambda table, one: setattr(table, "schema", SCHEMA.remove(0)), "id"),
         (lambda table, one: setattr(table, "there", False), "the table is gone"),
@@ -216,12 +216,12 @@ def test_what_cannot_be_committed_is_not_added_later_either(table: Table, harm: 
     """It is kept as it is: a person may put the table right."""
     good, bad = prepare(table, 0), prepare(table, 1)
     if harm == "files":
-        table.files.files[names(bad)[0]] = b"row"
+        table.files.contents[names(bad)[0]] = b"row"
     else:
         bad = bad.with_payload(partition_by=["other"])
     assert committer(table).commit(7, [good, bad], soon()) == {0: Outcome.COMMITTED, 1: Outcome.UNKNOWN}
     assert [change.added for change in table.log] == [[token(good)]]
-    assert names(bad)[0] in table.files.files
+    assert names(bad)[0] in table.files.contents
 
 
 # Committing
@@ -236,7 +236,7 @@ def test_an_epoch_is_one_commit_of_the_table(table: Table) -> None:
     assert change.added == [token(one) for one in ones]
     assert change.swept == ()
     assert markers(table) == [], "what is in the table is nobody's leftover"
-    assert set(names(*ones)) <= table.files.files.keys()
+    assert set(names(*ones)) <= table.files.contents.keys()
 
 
 def test_an_epoch_without_rows_asks_nothing(table: Table) -> None:
@@ -248,7 +248,7 @@ def test_an_epoch_without_rows_asks_nothing(table: Table) -> None:
 def test_a_commit_that_is_asked_again_is_proven_by_the_log(table: Table) -> None:
     ones = [prepare(table, 0), prepare(table, 1)]
     committer(table).commit(7, ones, soon())
-    table.files.files.clear()
+    table.files.contents.clear()
     noise(table)
     again = committer(table, 4).commit(7, ones, soon())
     assert again == {0: Outcome.ALREADY_COMMITTED, 1: Outcome.ALREADY_COMMITTED}
@@ -316,7 +316,7 @@ def test_what_a_newer_run_gave_up_is_lost(table: Table) -> None:
 
 def test_a_file_that_is_gone_without_a_word_is_lost(table: Table) -> None:
     ones = [prepare(table, 0, files=2), prepare(table, 1)]
-    del table.files.files[names(ones[0])[1]]
+    del table.files.contents[names(ones[0])[1]]
     assert committer(table).commit(7, ones, soon()) == {0: Outcome.LOST, 1: Outcome.COMMITTED}
     assert [change.added for change in table.log] == [[token(ones[1])]]
 
@@ -339,7 +339,7 @@ def test_a_table_that_is_gone_proves_nothing(table: Table) -> None:
     assert markers(table)
     committer(table).abort([one], soon())
     assert committer(table).abort_dangling([], soon()) == 0
-    assert names(one)[0] in table.files.files
+    assert names(one)[0] in table.files.contents
 
 
 def test_a_marker_that_cannot_be_removed_is_left_to_the_sweep(table: Table) -> None:
@@ -353,12 +353,12 @@ def test_a_marker_that_cannot_be_removed_is_left_to_the_sweep(table: Table) -> N
     table.files.before = lambda what, name: None
     assert committer(table).abort_dangling([], soon()) == 0
     assert markers(table) == []
-    assert names(one)[0] in table.files.files
+    assert names(one)[0] in table.files.contents
 
 
 def test_markers_of_what_is_not_in_the_table_stay(table: Table) -> None:
     lost, good = prepare(table, 0), prepare(table, 1)
-    del table.files.files[names(lost)[0]]
+    del table.files.contents[names(lost)[0]]
     committer(table).commit(7, [lost, good], soon())
     assert markers(table) == [f"g00000003-{names(lost)[0]}"]
 
@@ -377,7 +377,7 @@ def test_exactly_these_are_aborted_unless_they_are_in_the_table(table: Table) ->
     gone, taken, other = prepare(table, 0, files=2), prepare(table, 1, position=0), prepare(table, 2)
     table.log.append(Change("", added=[token(taken)]))
     committer(table).abort([gone, taken], soon())
-    assert sorted(name for name in table.files.files if "/" not in name) == sorted(names(taken, other))
+    assert sorted(name for name in table.files.contents if "/" not in name) == sorted(names(taken, other))
     assert len(markers(table)) == 2
     assert len(table.log) == 1, "what is this run's own need not be said in the log"
 
@@ -387,7 +387,7 @@ def test_what_the_history_no_longer_tells_is_not_aborted(table: Table) -> None:
     noise(table)
     table.expired = 1
     committer(table).abort([one], soon())
-    assert names(one)[0] in table.files.files
+    assert names(one)[0] in table.files.contents
 
 
 def test_a_file_that_its_writer_completed_while_it_was_removed_goes_too(table: Table) -> None:
@@ -395,11 +395,11 @@ def test_a_file_that_its_writer_completed_while_it_was_removed_goes_too(table: T
 
     def complete(what: str, name: str) -> None:
         if name.startswith(OPEN):
-            table.files.files[names(one)[0]] = ROWS
+            table.files.contents[names(one)[0]] = ROWS
 
     table.files.before = complete
     committer(table).abort([one], soon())
-    assert table.files.files == {}
+    assert table.files.contents == {}
 
 
 # Sweeping
@@ -408,9 +408,9 @@ def test_a_file_that_its_writer_completed_while_it_was_removed_goes_too(table: T
 def test_a_sweep_takes_what_older_runs_left_and_spares_the_rest(table: Table) -> None:
     kept, own, newer = prepare(table, 0), prepare(table, 1, files=2), prepare(table, 2, generation=4)
     older = [prepare(table, 3 + n, generation=2) for n in range(2)]
-    table.files.files[f"{OPEN}/readme.txt"] = b"theirs"
+    table.files.contents[f"{OPEN}/readme.txt"] = b"theirs"
     assert committer(table).abort_dangling([kept], soon()) == 3
-    left = sorted(name for name in table.files.files if "/" not in name)
+    left = sorted(name for name in table.files.contents if "/" not in name)
     assert left == sorted(names(kept, newer))
     assert len(markers(table)) == 3
     assert names(own)[0] not in left
@@ -423,7 +423,7 @@ def test_a_sweep_takes_what_older_runs_left_and_spares_the_rest(table: Table) ->
 def test_older_runs_are_told_before_their_files_go(table: Table) -> None:
     one = prepare(table, 0, generation=2)
     present: list[bool] = []
-    table.before = lambda change: present.append(names(one)[0] in table.files.files)
+    table.before = lambda change: present.append(names(one)[0] in table.files.contents)
     committer(table).abort_dangling([], soon())
     assert present == [True]
     assert committer(table, 2).commit(7, [one], soon()) == {0: Outcome.LOST}
@@ -434,7 +434,7 @@ def test_an_older_run_is_told_once(table: Table) -> None:
     table.log.append(Change("", swept=[token(one)]))
     assert committer(table).abort_dangling([], soon()) == 1
     assert len(table.log) == 1
-    assert table.files.files == {}
+    assert table.files.contents == {}
 
 
 def test_an_older_run_that_commits_at_the_last_moment_wins(table: Table) -> None:
@@ -447,24 +447,24 @@ def test_an_older_run_that_commits_at_the_last_moment_wins(table: Table) -> None
 
     table.before = commit_first
     assert committer(table).abort_dangling([], soon()) == 0
-    assert names(one)[0] in table.files.files
+    assert names(one)[0] in table.files.contents
     assert markers(table) == [], "only the marker was left"
 
 
 def test_a_sweep_that_cannot_tell_in_time_removes_nothing(table: Table) -> None:
     prepare(table, 0, generation=2)
-    before = dict(table.files.files)
+    before = dict(table.files.contents)
     table.before = lambda change: noise(table)
     assert committer(table).abort_dangling([], Deadline(0)) == 0
-    assert table.files.files == before
+    assert table.files.contents == before
 
 
 def test_a_table_that_goes_away_while_it_is_swept_keeps_its_files(table: Table) -> None:
     prepare(table, 0, generation=2)
-    before = dict(table.files.files)
+    before = dict(table.files.contents)
     table.after = lambda change: setattr(table, "there", False)
     assert committer(table).abort_dangling([], soon()) == 0
-    assert table.files.files == before
+    assert table.files.contents == before
 
 
 def test_nothing_to_sweep_asks_for_no_history(table: Table) -> None:
@@ -477,11 +477,11 @@ def test_a_marker_cut_short_is_proven_from_the_beginning(table: Table, body: byt
     one = prepare(table, 0)
     taken = prepare(table, 1, marker=False)
     for done in (one, taken):
-        table.files.files[marker_name(SCOPE, names(done)[0])] = body
+        table.files.contents[marker_name(SCOPE, names(done)[0])] = body
     noise(table)
     table.log.insert(0, Change("", added=[token(taken)]))
     assert committer(table).abort_dangling([], soon()) == 1
-    assert sorted(table.files.files) == names(taken)
+    assert sorted(table.files.contents) == names(taken)
 
 
 def test_a_marker_that_goes_while_it_is_read_is_no_obstacle(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,7 +492,7 @@ def test_a_marker_that_goes_while_it_is_read_is_no_obstacle(table: Table, monkey
 
     monkeypatch.setattr(table.files, "read", gone)
     assert committer(table).abort_dangling([], soon()) == 1
-    assert names(one)[0] not in table.files.files
+    assert names(one)[0] not in table.files.contents
 
 
 def test_each_writer_is_looked_for_since_it_began(table: Table) -> None:
@@ -511,7 +511,7 @@ def test_a_sweep_looks_since_the_position_in_the_marker(table: Table) -> None:
     table.expired = 1
     one = prepare(table, 0)
     assert committer(table).abort_dangling([], soon()) == 1
-    assert names(one)[0] not in table.files.files
+    assert names(one)[0] not in table.files.contents
 
 
 def test_a_file_goes_before_its_marker(table: Table) -> None:
@@ -553,7 +553,7 @@ def test_what_is_sealed_is_secured_with_its_marker(table: Table, monkeypatch: py
     committer(table).seal(ones, soon())
     assert secured == [place for name in names(*ones) for place in (name, marker_name(SCOPE, name))]
     secured.clear()
-    table.files.files[names(ones[1])[0]] = b"row"
+    table.files.contents[names(ones[1])[0]] = b"row"
     with pytest.raises(PreCommitFailed):
         committer(table).seal(ones, soon())
     assert secured == []

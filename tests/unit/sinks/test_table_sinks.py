@@ -24,7 +24,7 @@ from penstock.sinks.tables.datafile import DataFile, by_partition
 from penstock.sinks.tables.delta_stats import PREFIX, partition_values, statistics, supported
 from penstock.sinks.tables.faults import fault, shown
 from penstock.sinks.tables.target import data_name, marker_name, parse_marker, token_of
-from penstock.storage.files import StagedFile
+from penstock.storage.tree import StagedFile
 
 
 class Kept(io.BytesIO):
@@ -40,7 +40,7 @@ class InMemory(StagedFile):
     def __init__(self, lost: int = 0) -> None:
         self.stream, self._lost = Kept(), lost
 
-    def settle(self) -> int:
+    def finish(self) -> int:
         return int(self.stream.size) - self._lost
 
     def discard(self) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.checkpoint.spark_offsets import conf_of, set_conf
+from penstock.checkpoint.spark_files import conf_of, set_conf
 from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.spark_state.metadata import families, read_metadata, relocate
 from penstock.spark_state.operators import operators
 from penstock.spark_state.rewrite import Goal
-from penstock.storage.folder import LocalFolder
+from penstock.storage.local import LocalTree
 
 KEY = {"type": "struct", "fields": [{"name": "k", "type": "string", "nullable": True, "metadata": {}}]}
 VALUE = {"type": "struct", "fields": [{"name": "n", "type": "long", "nullable": False, "metadata": {}}]}
@@ -50,15 +50,15 @@ def description(version: int, name: str, stores: list[dict[str, object]], **more
     return f"v{version}\n{json.dumps(body, separators=(',', ':'))}".encode()
 
 
-def checkpoint(root: Path, conf: dict[str, str] | None = None) -> LocalFolder:
-    folder = LocalFolder(root)
+def checkpoint(root: Path, conf: dict[str, str] | None = None) -> LocalTree:
+    folder = LocalTree(root)
     metadata = json.dumps({"batchWatermarkMs": 7, "conf": conf or {PROVIDER: HASHMAP, PARTITIONS: "2"}})
     folder.put("offsets/3", f'v1\n{metadata}\n{{"next": 1}}\n-'.encode())
     folder.put("commits/3", b'v1\n{"nextBatchWatermarkMs":7}')
     return folder
 
 
-def aggregation(root: Path) -> LocalFolder:
+def aggregation(root: Path) -> LocalTree:
     folder = checkpoint(root)
     store = {"storeName": "default", "numColsPrefixKey": 0, "numPartitions": 2}
     folder.put("state/0/_metadata/metadata", description(1, "stateStoreSave", [store]))
@@ -66,7 +66,7 @@ def aggregation(root: Path) -> LocalFolder:
     return folder
 
 
-def transform(root: Path, original: str) -> LocalFolder:
+def transform(root: Path, original: str) -> LocalTree:
     folder = checkpoint(root, {PROVIDER: ROCKSDB, PARTITIONS: "2"})
     for number in (0, 2, 9):
         store = {
@@ -91,7 +91,7 @@ def test_an_aggregation(tmp_path: Path) -> None:
 
 def test_what_is_written_again_is_the_same(tmp_path: Path) -> None:
     folder = aggregation(tmp_path / "a")
-    other = LocalFolder(tmp_path / "b")
+    other = LocalTree(tmp_path / "b")
     [operator] = read_metadata(folder, 3)
     operator.write(other)
     for name in ("state/0/_metadata/metadata", "state/0/0/_metadata/schema"):

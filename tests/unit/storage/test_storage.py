@@ -14,7 +14,8 @@ import pytest
 from penstock.errors import LedgerError, StorageFull
 from penstock.failpoints import hooked
 from penstock.storage.durable import ensure_folder
-from penstock.storage.storage import AlreadyExists, LocalStorage, MemoryStorage, Storage, local_path
+from penstock.storage.local import LocalStorage
+from penstock.storage.storage import AlreadyExists, MemoryStorage, Storage, local_path
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -78,7 +79,8 @@ def test_of_eight_processes_one_wins(tmp_path: Path) -> None:
     script = """
 import sys, time
 from pathlib import Path
-from penstock.storage.storage import AlreadyExists, LocalStorage
+from penstock.storage.local import LocalStorage
+from penstock.storage.storage import AlreadyExists
 root, number = Path(sys.argv[1]), sys.argv[2]
 storage = LocalStorage(root)
 storage.create(f"ready/{number}", b"")
@@ -156,7 +158,7 @@ def test_two_containers_of_one_mount_do_not_write_into_each_other_s_file(tmp_pat
     # Every container has a process 1, and counts from 0.
     aside = []
     program = (
-        "import os, sys; from pathlib import Path; from penstock.storage.storage import LocalStorage\n"
+        "import os, sys; from pathlib import Path; from penstock.storage.local import LocalStorage\n"
         "os.getpid = lambda: 1; link = os.link; os.link = lambda old, new: (print(old), link(old, new))\n"
         "LocalStorage(Path(sys.argv[1])).create('folder/name', b'')"
     )

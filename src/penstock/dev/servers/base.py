@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, ClassVar, Self
 from penstock.dev.servers.host import end_process, free_port
 from penstock.errors import DevelopmentError
 from penstock.processes import has_running_thread
-from penstock.storage.own import create_own
+from penstock.storage.private import create_own
 
 _POLL_SECONDS = 0.02
 _LOG_LINES = 20  # how many of the log's last lines go into an error

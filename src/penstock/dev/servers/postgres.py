@@ -24,7 +24,7 @@ from penstock.dev.servers import packages
 from penstock.dev.servers.base import Server
 from penstock.dev.servers.host import HOST, unprivileged_account
 from penstock.errors import DevelopmentError
-from penstock.storage.own import create_own
+from penstock.storage.private import create_own
 
 _FORMAT_SECONDS = 120.0
 _USER = "penstock"

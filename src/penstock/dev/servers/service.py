@@ -18,7 +18,7 @@ from penstock.dev.servers.broker import Broker, answers_kafka
 from penstock.dev.servers.host import HOST, end_process, free_port, is_alive, is_free
 from penstock.errors import DevelopmentError
 from penstock.processes import command_line
-from penstock.storage.locks import only_one
+from penstock.storage.private import only_one
 
 DEFAULT_PORT = 9092
 _STOP_SECONDS = 15.0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.backlog import Backlog, log_of, prepared_of, with_prepared
 from penstock.checkpoint.decision import Committable, Outcome, WriterId
 from penstock.checkpoint.inflight_log import confirm, make_folder
+from penstock.checkpoint.layout import BACKLOG, LEDGER, LOGS
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.epoch.channel import How, Writing
@@ -75,7 +76,7 @@ class InFlight:
             )
         for uid in self._sinks:
             folder = f"{query_id}/{uid}"
-            backlog = self._backlogs[uid] = Backlog(self._storage, folder, f"{self._location}/{folder}/logs")
+            backlog = self._backlogs[uid] = Backlog(self._storage, folder, f"{self._location}/{folder}/{LOGS}")
             if self._limits.logged:
                 make_folder(backlog.logs)
 
@@ -93,7 +94,7 @@ class InFlight:
                 sink=self._sinks[uid],
                 own_scope=SinkScope(self._job, uid, self._generation),
                 backlog=backlog,
-                ledger=self._ledger_of(f"{self._location}/{self._id}/{uid}/ledger"),
+                ledger=self._ledger_of(f"{self._location}/{self._id}/{uid}/{LEDGER}"),
                 events=self._events,
                 timing=Timing(self._limits.commit_timeout_seconds, self._limits.abort_timeout_seconds),
                 pen=self._pens[uid],
@@ -258,7 +259,7 @@ class InFlight:
                 return
 
     def _waits(self, query_id: str, uid: str) -> bool:
-        return bool(self._storage.list(f"{query_id}/{uid}/backlog"))
+        return bool(self._storage.list(f"{query_id}/{uid}/{BACKLOG}"))
 
 
 def _newest(own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from penstock.errors import ConfigurationError
 from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
 from penstock.sinks.files.encode import COMPRESSIONS, check_options, encoder, shape
 from penstock.sinks.files.room import check_folder
-from penstock.storage.files import full_disk_named, is_local, normalise, open_storage
+from penstock.storage.open import is_local, normalise, open_tree
+from penstock.storage.tree import full_disk_named
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -62,7 +63,7 @@ class FileSink(TwoPhaseSink):
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         if not is_local(self.path):
-            open_storage(self.path).names("")
+            open_tree(self.path).file_names("")
             return ()
         return check_folder(self.path, uid, what="a folder of files")
 
@@ -74,11 +75,11 @@ class FileSink(TwoPhaseSink):
         ending = f".{self.format}{COMPRESSIONS[self.format][self.compression]}"
         staged, final = names_of(scope, ending)
         with full_disk_named(self.path, "nothing of this epoch is visible"):
-            file = open_storage(self.path).stage(staged)
+            file = open_tree(self.path).stage(staged)
         return FileWriter(staged, final, file, encoder(self.format, file.stream, self.compression, self.options))
 
     def open_committer(self, scope: SinkScope) -> Committer:
-        return FileCommitter(open_storage(self.path), scope)
+        return FileCommitter(open_tree(self.path), scope)
 
     def describe(self) -> str:
         return f"{self.format} files in {self.path}"

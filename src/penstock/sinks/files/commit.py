@@ -38,11 +38,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from penstock.checkpoint.decision import Committable, Outcome
+from penstock.checkpoint.layout import PRIVATE
 from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, WriterScope
 from penstock.errors import PreCommitFailed
 from penstock.failpoints import failpoint
 from penstock.naming import safe_name, safe_part
-from penstock.storage.files import StagedFile, Storage, full_disk_named, is_full
+from penstock.storage.storage import is_full
+from penstock.storage.tree import StagedFile, Tree, full_disk_named
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,13 +68,13 @@ def label(name: str) -> str:
 
 
 def private_folder(scope: SinkScope) -> str:
-    return f"_penstock/{label(scope.job)}/{label(scope.uid)}"
+    return f"{PRIVATE}/{label(scope.job)}/{label(scope.uid)}"
 
 
 def staged_of(committable: Committable) -> str:
     """The hidden name, which a ledger tells: never that of a file which is not ours."""
     name = safe_name(committable.payload["staged"], "the output folder")
-    return name if name.startswith("_penstock/") else safe_name(f"/{name}", "_penstock")
+    return name if name.startswith(f"{PRIVATE}/") else safe_name(f"/{name}", PRIVATE)
 
 
 def names_of(scope: WriterScope, ending: str) -> tuple[str, str]:
@@ -102,7 +104,7 @@ class FileWriter(Writer):
         with full_disk_named(self._staged, "nothing of this epoch is visible"):
             self._encoder.close()
             try:
-                size = self._file.settle()
+                size = self._file.finish()
             except FileNotFoundError as error:
                 raise PreCommitFailed(
                     f"The hidden file {self._staged} was removed while it was written: a newer run has taken over, or "
@@ -119,7 +121,7 @@ class FileWriter(Writer):
 class FileCommitter(Committer):
     """Renames, proves, sweeps."""
 
-    def __init__(self, storage: Storage, scope: SinkScope) -> None:
+    def __init__(self, storage: Tree, scope: SinkScope) -> None:
         self._storage = storage
         self._scope = scope
         self._staged = f"{private_folder(scope)}/staged"
@@ -207,7 +209,7 @@ class FileCommitter(Committer):
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
         found = []
-        for name in self._storage.names(self._staged):
+        for name in self._storage.file_names(self._staged):
             match, staged = _STAGED.match(name), f"{self._staged}/{name}"
             if match is None or int(match["generation"]) > self._scope.generation:
                 continue
@@ -219,7 +221,7 @@ class FileCommitter(Committer):
         return found
 
     def _all_staged(self) -> list[tuple[str, int]]:
-        matches = ((name, _STAGED.match(name)) for name in self._storage.names(self._staged))
+        matches = ((name, _STAGED.match(name)) for name in self._storage.file_names(self._staged))
         return [(f"{self._staged}/{name}", int(match["generation"])) for name, match in matches if match]
 
     def _remove(self, staged: Sequence[str]) -> int:
@@ -258,7 +260,7 @@ class FileCommitter(Committer):
         return self._storage.read(receipt).decode(errors="replace").split("\n")[:-1]
 
     def _all_receipts(self) -> list[tuple[int, str]]:
-        matches = ((name, _RECEIPT.match(name)) for name in self._storage.names(self._receipts))
+        matches = ((name, _RECEIPT.match(name)) for name in self._storage.file_names(self._receipts))
         return [(int(match["epoch"]), f"{self._receipts}/{name}") for name, match in matches if match]
 
     def _drop_receipts_before(self, epoch: int) -> None:

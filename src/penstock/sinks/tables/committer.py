@@ -49,7 +49,7 @@ from penstock.sinks.tables.target import (
     parse_marker,
     private_folder,
 )
-from penstock.storage.files import Storage
+from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline
@@ -126,7 +126,7 @@ class TableCommitter(Committer):
             )
         return committables
 
-    def _secure(self, committables: Sequence[Committable], storage: Storage) -> None:
+    def _secure(self, committables: Sequence[Committable], storage: Tree) -> None:
         for one in committables:
             for file in one.payload["files"]:
                 storage.secure(file["name"])
@@ -207,7 +207,7 @@ class TableCommitter(Committer):
             return "the table is partitioned otherwise than when the rows were written"
         return changed(one.payload["columns"], known.schema)
 
-    def _altered(self, one: Committable, storage: Storage) -> str | None:
+    def _altered(self, one: Committable, storage: Tree) -> str | None:
         for file in one.payload["files"]:
             found = storage.size(safe_part(file["name"], self._target.where))
             if found != file["bytes"]:
@@ -266,7 +266,7 @@ class TableCommitter(Committer):
                 return 0
             storage = self._target.storage(known)
             found = []
-            for name in storage.names(private_folder(self._scope)):
+            for name in storage.file_names(private_folder(self._scope)):
                 parsed = parse_marker(name)
                 if parsed and parsed[0] <= self._scope.generation and parsed[2] not in kept:
                     position = _position(storage, f"{private_folder(self._scope)}/{name}")
@@ -331,7 +331,7 @@ class _Journals:
         return journal.complete and token not in journal.added
 
 
-def _position(storage: Storage, marker: str) -> Mapping[str, Any]:
+def _position(storage: Tree, marker: str) -> Mapping[str, Any]:
     try:
         return marked_position(storage.read(marker))
     except FileNotFoundError:

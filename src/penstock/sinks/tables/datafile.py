@@ -17,7 +17,7 @@ from penstock.sinks.files.statistics import leaves
 from penstock.sinks.tables.target import Written
 
 if TYPE_CHECKING:
-    from penstock.storage.files import StagedFile
+    from penstock.storage.tree import StagedFile
 
 
 class DataFile:
@@ -81,7 +81,7 @@ class DataFile:
         self._writer.close()
         written = self._file.stream.tell()
         self._file.stream.close()
-        size = self._file.settle()
+        size = self._file.finish()
         if size != written:
             raise OSError(f"{self.name} has {size} bytes where it is kept, but {written} were written")
         return Written(self.name, size, self._writer.writer.metadata, self.values)

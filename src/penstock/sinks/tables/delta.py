@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError, TableMissing
 from penstock.sinks.tables.faults import shown
-from penstock.storage.files import normalise
+from penstock.storage.open import normalise
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -27,7 +27,8 @@ from penstock.sinks.tables.faults import shown, told
 from penstock.sinks.tables.places import open_folder
 from penstock.sinks.tables.target import Change, Journal, Known, Target, Written, token_of
 from penstock.storage.durable import ensure_folder, sync
-from penstock.storage.files import Storage, is_local
+from penstock.storage.open import is_local
+from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
     from penstock.contracts.sink import SinkScope
@@ -61,7 +62,7 @@ class DeltaTarget(Target):
         self._table: Any = None
         self._entry = ""  # digest of the log's entry that the state ends with
         self._settled = -1  # all entries up to this one are known to be on the disk
-        self._opened: Storage | None = None
+        self._opened: Tree | None = None
 
     def look(self) -> Known | None:
         with self.told():
@@ -132,10 +133,10 @@ class DeltaTarget(Target):
             )
             self._sync([0])
 
-    def storage(self, known: Known) -> Storage:
+    def storage(self, known: Known) -> Tree:
         return self._storage()
 
-    def _storage(self) -> Storage:
+    def _storage(self) -> Tree:
         if self._opened is None:
             self._opened = open_folder(self._path, self._options)
         return self._opened

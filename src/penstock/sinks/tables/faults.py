@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from penstock.errors import AccessDenied, PenstockError, StorageFull, SystemUnavailable
 from penstock.secrets import without_secrets
-from penstock.storage.files import is_full
+from penstock.storage.storage import is_full
 
 _DENIED = re.compile(r"\b(401|403)\b|unauthori[sz]ed|forbidden|access ?denied|permission denied|authentication", re.I)
 _FULL = re.compile(r"no space left|disk quota exceeded|disk is full", re.I)

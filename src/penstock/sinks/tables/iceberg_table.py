@@ -23,7 +23,7 @@ from penstock.sinks.tables.columns import check_partitions, strict_inside
 from penstock.sinks.tables.delta_stats import told as told_bounds
 from penstock.sinks.tables.faults import told
 from penstock.sinks.tables.target import Change, Journal, Known, Target, Written
-from penstock.storage.files import Storage
+from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
@@ -70,7 +70,7 @@ class IcebergTarget(Target):
         self.where = f"Iceberg table {table} of catalog {catalog}"
         self._catalog: Any = None
         self._table: Any = None
-        self._opened: tuple[str, Storage] | None = None
+        self._opened: tuple[str, Tree] | None = None
 
     def look(self) -> Known | None:
         library()
@@ -130,25 +130,24 @@ class IcebergTarget(Target):
                     for name in self._partition_by:
                         spec.add_identity(name)
 
-    def storage(self, known: Known) -> Storage:
+    def storage(self, known: Known) -> Tree:
         root = known.extra["root"]
         if self._opened is None or self._opened[0] != root:
-            self._opened = (root, self._open_storage(root))
+            self._opened = (root, self._open_tree(root))
         return self._opened[1]
 
-    def _open_storage(self, root: str) -> Storage:
+    def _open_tree(self, root: str) -> Tree:
         library()
         from pyiceberg.io.pyarrow import PyArrowFileIO
 
         scheme, host, path = PyArrowFileIO.parse_location(root)
         if scheme == "file":
-            from penstock.storage.files_local import LocalStorage
+            from penstock.storage.local import LocalTree
 
-            return LocalStorage(path)
-        from penstock.sinks.tables.places import ObjectStorage
-        from penstock.storage.files_hadoop import ArrowStorage
+            return LocalTree(path)
+        from penstock.storage.arrow import ArrowTree, ObjectTree
 
-        kind = ArrowStorage if scheme in ("hdfs", "viewfs") else ObjectStorage
+        kind = ArrowTree if scheme in ("hdfs", "viewfs") else ObjectTree
         with self.told():
             if self._table is None:
                 # Not from the driver's hints: a catalog may hand out credentials, and those stay where they are.

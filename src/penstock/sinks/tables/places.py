@@ -8,8 +8,9 @@ from urllib.parse import urlsplit
 
 from penstock.contracts.sink import Finding
 from penstock.sinks.files import room
-from penstock.storage.files import Storage, is_local
-from penstock.storage.files_hadoop import ArrowStorage
+from penstock.storage.arrow import ObjectTree
+from penstock.storage.open import is_local
+from penstock.storage.tree import Tree
 
 #: What pyarrow calls what the environment, and `deltalake`, call so.
 _S3 = {
@@ -21,27 +22,19 @@ _S3 = {
 }
 
 
-class ObjectStorage(ArrowStorage):
-    """Objects with long names. The one thing this sink never asks for is a rename, which such storage does not have:
-    the step from unseen to seen is the table's log."""
-
-    def create_folder(self, name: str) -> None:
-        return None  # pyarrow would put an empty object there
-
-
-def open_folder(path: str, options: Mapping[str, str]) -> Storage:
-    """Storage for a table at a local path or an `s3://` address, with the options that `deltalake` takes."""
+def open_folder(path: str, options: Mapping[str, str]) -> Tree:
+    """The tree of a table at a local path or an `s3://` address, with the options that `deltalake` takes."""
     if is_local(path):
-        from penstock.storage.files_local import LocalStorage
+        from penstock.storage.local import LocalTree
 
-        return LocalStorage(path)
+        return LocalTree(path)
     from pyarrow.fs import S3FileSystem
 
     given = {key.lower(): value for key, value in options.items()}
     chosen = {ours: given.get(theirs, os.environ.get(theirs.upper())) for ours, theirs in _S3.items()}
     named = {key: value for key, value in chosen.items() if value}
     parts = urlsplit(path)
-    return ObjectStorage(S3FileSystem(**named), f"{parts.netloc}{parts.path}")
+    return ObjectTree(S3FileSystem(**named), f"{parts.netloc}{parts.path}")
 
 
 def check_folder(path: str, uid: str) -> Sequence[Finding]:

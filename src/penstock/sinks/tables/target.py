@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
     from penstock.contracts.sink import SinkScope, WriterScope
-    from penstock.storage.files import Storage
+    from penstock.storage.tree import Tree
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _DATA = re.compile(r"-(?P<token>[0-9a-f]{20})-\d+\.parquet$")
@@ -92,7 +92,7 @@ class Target(ABC):
         """Make the table, unless somebody else just did."""
 
     @abstractmethod
-    def storage(self, known: Known) -> Storage:
+    def storage(self, known: Known) -> Tree:
         """The folder of the data files."""
 
     @abstractmethod

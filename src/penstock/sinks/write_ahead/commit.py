@@ -24,7 +24,7 @@ from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, Writ
 from penstock.errors import LedgerError, PenstockError, PreCommitFailed
 from penstock.failpoints import failpoint
 from penstock.sinks.write_ahead.journal import KEPT_EPOCHS, Journal, rows_name
-from penstock.storage.files import full_disk_named
+from penstock.storage.tree import full_disk_named
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,11 +15,12 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.inflight_log import LogFile, LogWriter, log_storage, read_log
+from penstock.checkpoint.inflight_log import LogFile, LogWriter, read_log
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.naming import safe_part
 from penstock.sinks.files.commit import label
-from penstock.storage.files import full_disk_named
+from penstock.storage.open import task_tree
+from penstock.storage.tree import full_disk_named
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +45,7 @@ class Journal:
     def __init__(self, location: str, scope: SinkScope) -> None:
         self._location = location
         self._folder = f"{label(scope.job)}/{label(scope.uid)}"
-        self._storage = log_storage(location)
+        self._storage = task_tree(location)
 
     def create(self) -> None:
         with full_disk_named(self._location, "nothing was started"):
@@ -71,7 +72,7 @@ class Journal:
 
     def waiting(self) -> dict[str, int]:
         """The names of all rows there are, with their generation."""
-        found = ((name, _ROWS.fullmatch(name)) for name in self._storage.names(f"{self._folder}/rows"))
+        found = ((name, _ROWS.fullmatch(name)) for name in self._storage.file_names(f"{self._folder}/rows"))
         return {name: int(match["generation"]) for name, match in found if match}
 
     # Notes
@@ -97,7 +98,7 @@ class Journal:
                 self._storage.remove(note)
 
     def _notes(self) -> list[tuple[str, re.Match[str]]]:
-        found = ((name, _NOTE.fullmatch(name)) for name in self._storage.names(f"{self._folder}/notes"))
+        found = ((name, _NOTE.fullmatch(name)) for name in self._storage.file_names(f"{self._folder}/notes"))
         return [(f"{self._folder}/notes/{name}", match) for name, match in found if match]
 
     def _rows(self, name: str) -> str:

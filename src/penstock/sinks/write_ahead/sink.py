@@ -86,8 +86,8 @@ class WriteAheadSink(TwoPhaseSink):
         )
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        from penstock.checkpoint.inflight_log import log_storage
         from penstock.sinks.files import FileSink
+        from penstock.storage.open import task_tree
         from penstock.storage.storage import local_path
 
         path = local_path(self.log)
@@ -95,7 +95,7 @@ class WriteAheadSink(TwoPhaseSink):
         if path is not None:
             found += FileSink(str(path)).check(context, uid)
         else:
-            log_storage(self.log).names("")
+            task_tree(self.log).file_names("")
         if self.marker is not None:
             self.ids_in_target()
         return found

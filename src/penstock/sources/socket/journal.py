@@ -45,8 +45,9 @@ from penstock.sources.socket.journal_format import (
 )
 from penstock.sources.socket.journal_state import State
 from penstock.storage import durable
+from penstock.storage.local import LocalStorage
 from penstock.storage.private import make_private, private_file
-from penstock.storage.storage import AlreadyExists, LocalStorage
+from penstock.storage.storage import AlreadyExists
 
 IDENTITY = "journal.json"
 LOCK = "lock"

@@ -1,4 +1,4 @@
-"""The file sink's storage on HDFS, through pyarrow."""
+"""Trees behind pyarrow, which tasks can use: HDFS and object stores."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlparse
 
 from penstock.naming import safe_name
-from penstock.storage.files import StagedFile, Storage
-from penstock.storage.hsync import hsync
+from penstock.storage.hadoop import hsync
+from penstock.storage.tree import StagedFile, Tree
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 
 class _ArrowFile(StagedFile):
-    def __init__(self, storage: ArrowStorage, name: str, stream: Any) -> None:
-        self._storage = storage
+    def __init__(self, tree: ArrowTree, name: str, stream: Any) -> None:
+        self._tree = tree
         self._name = name
         self.stream = stream
 
-    def settle(self) -> int:
-        size = self._storage.size(self._name)
+    def finish(self) -> int:
+        size = self._tree.size(self._name)
         if size is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._name)
         return size
@@ -32,16 +32,17 @@ class _ArrowFile(StagedFile):
     def discard(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             self.stream.close()
-        self._storage.remove(self._name)
+        self._tree.remove(self._name)
 
 
-class ArrowStorage(Storage):
+class ArrowTree(Tree):
     """A folder behind `pyarrow.fs`: HDFS, whose name node renames atomically and never over an existing file, and
     whose names are durable at once. Its closed files are not, see `secure`. `address` is the folder's, for Hadoop."""
 
     def __init__(self, system: FileSystem, root: str, *, address: str = "") -> None:
         self._system = system
         self._root = root.rstrip("/")
+        self.location = address.rstrip("/") or self._root
         self._address = address.rstrip("/") if urlparse(address).scheme in ("hdfs", "viewfs") else ""
 
     def _at(self, name: str) -> str:
@@ -91,8 +92,16 @@ class ArrowStorage(Storage):
             return False
         return True
 
-    def names(self, folder: str) -> list[str]:
+    def file_names(self, folder: str) -> list[str]:
         from pyarrow.fs import FileSelector
 
         infos = self._system.get_file_info(FileSelector(self._at(folder), allow_not_found=True))
         return sorted(info.base_name for info in infos if info.is_file)
+
+
+class ObjectTree(ArrowTree):
+    """Objects with long names. It has no folders, and nobody may ask it for a rename, which such storage does not have:
+    the step from unseen to seen is a table's log."""
+
+    def create_folder(self, name: str) -> None:
+        return None  # pyarrow would put an empty object there

@@ -1,0 +1,257 @@
+"""Where everything stands in a checkpoint, and how durable files are sealed. Nobody else spells these names.
+
+    STORAGE/JOB/
+      queries/UID.json                        what the job consists of
+      global/0000000012.json                  one decided epoch of every query, see `record`
+      restores/0000000002.json                which history counts since when, see `history`
+      deleting/3f2a9c41d07e.json              the checkpoint is being deleted
+      UID/
+        spark/, spark-3f2a9c41d07e/           Spark's checkpoint of the query: one folder per history
+          metadata                            the query's id
+          offsets/12, commits/12              the barrier of epoch 12, and that it is complete, see `spark_log`
+          sources/0/…, state/0/0/…            what sources and stateful operators keep
+        ledger/                               see `ledger`
+        inflight/QUERY-ID/SINK/               see `backlog`; with a ledger of the drainer's own
+        checkpoints/chk-12.json               what is known of epoch 12, see `record`
+    SAVEPOINT/
+      _metadata                               written last, over everything below
+      queries/UID/spark/, queries/UID/state/  Spark's checkpoint; the state of a canonical one
+    CHECKPOINT/_penstock/                     the ledger of a drop-in, inside Spark's checkpoint
+    OUTPUT/_penstock/                         what the file and table sinks keep beside their data
+
+A sealed file is one line of JSON with its format's name and version, and a SHA-256 of its body: a half-written or
+altered file is told from a good one, and a file of a newer version is refused, never misread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Versions. A change of meaning raises one, and readers keep reading the older ones.
+
+VERSION = 1
+"""Of every sealed file."""
+INFLIGHT_VERSION = 1
+"""Of a file of the in-flight log."""
+CANONICAL_VERSION = 1
+"""Of the state in a canonical savepoint."""
+QUERY_VERSION = 1
+"""Of what a job's folder says of a query."""
+
+# A job's folder
+
+QUERIES = "queries"
+GLOBAL = "global"
+RESTORES = "restores"
+DELETING = "deleting"
+
+# A query's folder
+
+FIRST = "spark"
+"""The history that began with the job; and Spark's checkpoint in a savepoint."""
+LEDGER = "ledger"
+INFLIGHT = "inflight"
+CHECKPOINTS = "checkpoints"
+
+# Spark's checkpoint
+
+OFFSETS = "offsets"
+COMMITS = "commits"
+SOURCES = "sources"
+STATE = "state"
+QUERY_ID = "metadata"
+DESCRIPTIONS = "_metadata/v2"
+"""Of an operator whose stores hold several column families: one a batch."""
+STORE_SCHEMA = "_metadata/schema"
+"""Of a store without column families."""
+
+# A ledger
+
+IDENTITY = "identity.json"
+GENERATIONS = "generations"
+CLAIMS = "claims"
+EPOCHS = "epochs"
+BEGUN = "begun"
+RULINGS = "rulings"
+PROBE = "probe"
+
+# The in-flight log of a sink
+
+LOGS = "logs"
+BACKLOG = "backlog"
+DRAINED = "drained"
+
+# Elsewhere
+
+PRIVATE = "_penstock"
+"""Ours, inside a folder that is not: a drop-in's ledger, what sinks keep beside their files."""
+SAVEPOINT = "_metadata"
+"""What makes a folder a savepoint."""
+CANONICAL = "layout.json"
+"""What makes a folder the state of a canonical savepoint."""
+
+_HISTORY = re.compile(r"^spark-[0-9a-f]{12}$")
+_NUMBERED = re.compile(r"^(\d{10})\.json$")
+_CHECKPOINT = re.compile(r"^chk-(?P<epoch>\d+)(?:\.failed-(?P<opened>\d+))?\.json$")
+_CHECKPOINT_PATH = re.compile(r"^(?P<folder>.+)/chk-(?P<number>\d+)(?:\.json)?/?$")
+
+
+# Names
+
+
+def numbered(folder: str, number: int) -> str:
+    """A file of a folder that counts: global checkpoints, restores, the in-flight log."""
+    return f"{folder}/{number:010d}.json"
+
+
+def numbers(names: Iterable[str]) -> list[int]:
+    """The numbers of such files, in order. Files of other names are not ours."""
+    return sorted(int(match[1]) for name in names if (match := _NUMBERED.match(name)))
+
+
+def query_file(uid: str) -> str:
+    return f"{QUERIES}/{uid}.json"
+
+
+def query_uids(names: Iterable[str]) -> list[str]:
+    """The uids of the files in `QUERIES`, in order."""
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
+
+
+def is_history(name: str) -> bool:
+    return name == FIRST or _HISTORY.match(name) is not None
+
+
+def history(token: str) -> str:
+    """The name of a history that begins with a restore; `token` has 12 hexadecimal digits."""
+    return f"{FIRST}-{token}"
+
+
+def checkpoint_name(number: int | str) -> str:
+    """What people call a checkpoint."""
+    return f"chk-{number}"
+
+
+def record_file(epoch: int, failed_at: int | None = None) -> str:
+    """The record of an epoch, or of an attempt at it that failed, by the milliseconds at which it was opened."""
+    failed = "" if failed_at is None else f".failed-{failed_at}"
+    return f"{CHECKPOINTS}/{checkpoint_name(epoch)}{failed}.json"
+
+
+def record_names(names: Iterable[str]) -> list[str]:
+    """Those that are records, by epoch; of one epoch, failed attempts before the complete one."""
+    matches = [match for match in map(_CHECKPOINT.match, names) if match]
+    matches.sort(key=lambda match: (int(match["epoch"]), match["opened"] is None, int(match["opened"] or 0)))
+    return [match.string for match in matches]
+
+
+def is_failed(record: str) -> bool:
+    """Whether this is the name of the record of a failed attempt."""
+    return ".failed-" in record
+
+
+def split_checkpoint(path: str) -> tuple[str, int] | None:
+    """The folder and the number of a path that names a checkpoint, `…/chk-N` or its record; None for any other path."""
+    match = _CHECKPOINT_PATH.match(path)
+    return None if match is None else (match["folder"], int(match["number"]))
+
+
+def split_query_checkpoints(folder: str) -> tuple[str, str] | None:
+    """The job's folder and the query's uid of `STORAGE/JOB/QUERY/checkpoints`; None for any other folder."""
+    if not folder.endswith(f"/{CHECKPOINTS}"):
+        return None
+    job, _, uid = folder.removesuffix(f"/{CHECKPOINTS}").rpartition("/")
+    return job, uid
+
+
+def offsets(epoch: int | str) -> str:
+    return f"{OFFSETS}/{epoch}"
+
+
+def commits(epoch: int | str) -> str:
+    return f"{COMMITS}/{epoch}"
+
+
+def source(index: int | str) -> str:
+    """What one source of Spark's keeps for itself."""
+    return f"{SOURCES}/{index}"
+
+
+def operator(number: int | str) -> str:
+    """The state of one stateful operator."""
+    return f"{STATE}/{number}"
+
+
+def operator_description(number: int, batch: int | None = None) -> str:
+    """Spark's description of an operator: the only one, or that of a batch."""
+    return f"{operator(number)}/_metadata/metadata" if batch is None else f"{operator(number)}/{DESCRIPTIONS}/{batch}"
+
+
+def saved_query(uid: str) -> str:
+    """The folder of a query in a savepoint."""
+    return f"{QUERIES}/{uid}"
+
+
+def saved_checkpoint(uid: str) -> str:
+    """Spark's checkpoint of a query in a savepoint."""
+    return f"{saved_query(uid)}/{FIRST}"
+
+
+def saved_state(uid: str) -> str:
+    """The state of a query in a canonical savepoint."""
+    return f"{saved_query(uid)}/{STATE}"
+
+
+# Sealed files
+
+
+def seal(kind: str, body: Mapping[str, Any]) -> bytes:
+    """The bytes of a sealed file."""
+    text = _canonical(body)
+    sealed = {"format": f"penstock/{kind}", "version": VERSION, "sha256": _digest(text), "body": body}
+    return (_canonical(sealed) + "\n").encode()
+
+
+def unseal(kind: str, data: bytes, where: str) -> dict[str, Any]:
+    """The body of a sealed file, or the error that says what is wrong with it."""
+    try:
+        sealed = json.loads(data)
+        found, version, body = sealed["format"], sealed["version"], sealed["body"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _corrupt(where, "it is not a whole ledger file") from error
+    if not isinstance(version, int) or version < 1 or found != f"penstock/{kind}":
+        raise _corrupt(where, f"it says {found!r} where 'penstock/{kind}' belongs")
+    if version > VERSION:
+        raise LedgerFromTheFuture(
+            f"{where} has version {version}; this Penstock reads up to {VERSION}.",
+            safe="nothing was read further, started or changed.",
+            to_do="run this job with the Penstock that wrote the ledger, or a newer one.",
+        )
+    if not isinstance(body, dict) or sealed.get("sha256") != _digest(_canonical(body)):
+        raise _corrupt(where, "its checksum does not match its content")
+    return body
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _corrupt(where: str, why: str) -> LedgerCorrupt:
+    return LedgerCorrupt(
+        f"{where} cannot be trusted: {why}.",
+        safe="nothing was committed, aborted or started because of it; what is prepared stays as it is.",
+        to_do="restore the file from a copy. If it is a manifest and none of that epoch's transactions was committed,"
+        " it may be deleted instead: the epoch then replays from the same positions.",
+    )

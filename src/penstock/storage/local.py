@@ -1,0 +1,269 @@
+"""Small files and trees on a disk of this machine, or on anything mounted like one.
+
+A small file is written aside, synced, then hard-linked, which fails if the name exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import posixpath
+import secrets
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from penstock.failpoints import failpoint
+from penstock.naming import refuse_link, safe_name
+from penstock.storage.durable import ensure_folder, sync, sync_file_system
+from penstock.storage.storage import AlreadyExists, Storage, storage_errors
+from penstock.storage.tree import AT_ONCE, StagedFile, Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_IMMUTABLE = (".sst", ".zip", ".delta", ".snapshot", ".changelog", ".parquet")
+"""Endings of files that nobody ever rewrites under their name."""
+
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
+
+
+class LocalStorage(Storage):
+    """A folder on a POSIX file system."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.location = f"file://{root}"
+        self.scheme = "file"
+
+    def create(self, name: str, data: bytes) -> None:
+        target = self._at(name)
+        # By chance and not by process: containers of one mount have the same process ids. What a run that dies here
+        # leaves behind is hidden, small, and never looked at again.
+        aside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+        with storage_errors(f"writing {target}"):
+            ensure_folder(target.parent)
+            try:
+                with open(aside, "xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                failpoint("ledger.aside")
+                try:
+                    os.link(aside, target)
+                except FileExistsError:
+                    sync(target.parent)  # whoever was first may have died before it did this
+                    raise AlreadyExists(name) from None
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(aside)
+            sync(target.parent)
+
+    def read(self, name: str) -> bytes | None:
+        with storage_errors(f"reading {self.root / name}"):
+            try:
+                return self._at(name).read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def list(self, folder: str) -> list[str]:
+        with storage_errors(f"listing {self.root / folder}"):
+            try:
+                return sorted(name for name in os.listdir(self._at(folder)) if not name.startswith("."))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def delete(self, name: str) -> None:
+        with storage_errors(f"deleting {self.root / name}"), contextlib.suppress(FileNotFoundError):
+            os.unlink(self._at(name))
+
+    def settle(self, folder: str) -> None:
+        with storage_errors(f"syncing {self.root / folder}"), contextlib.suppress(FileNotFoundError):
+            sync(self._at(folder))
+
+    def sync(self) -> bool:
+        """One call for the whole file system: cheaper than a call for each of many state files, and none is missed."""
+        with storage_errors(f"syncing {self.root}"):
+            sync_file_system(self.root)
+        return True
+
+    def _at(self, name: str) -> Path:
+        return self.root / safe_name(name, self.location)
+
+
+class _LocalFile(StagedFile):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        # The encoder closes its stream and we still have to sync: two descriptors of one file.
+        self.stream: IO[bytes] = os.fdopen(os.dup(self._fd), "wb", buffering=1 << 20)
+
+    def finish(self) -> int:
+        os.fsync(self._fd)
+        status = os.fstat(self._fd)
+        self._close()
+        if status.st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
+        ensure_folder(self._path.parent)
+        sync(self._path.parent)
+        return status.st_size
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.close()
+        self._close()
+        self._path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class LocalTree(Tree):
+    """A folder reached by system calls, with POSIX rename and links."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self.storage = LocalStorage(self.root)
+        self.location = self.storage.location
+
+    # Single files
+
+    def create_folder(self, name: str) -> None:
+        ensure_folder(self._at(name))
+
+    def stage(self, name: str) -> StagedFile:
+        path = self._at(name)
+        try:
+            return _LocalFile(path)
+        except FileNotFoundError:
+            self.create_folder(posixpath.dirname(name))
+            return _LocalFile(path)
+
+    def size(self, name: str) -> int | None:
+        try:
+            return self._at(name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def rename(self, source: str, target: str) -> None:
+        # POSIX rename would replace an existing file. Names carry a random token and only this sink makes them, so
+        # the look before cannot race; it turns a tampered folder into an error instead of a loss.
+        try:
+            there = self._at(target).stat()
+        except FileNotFoundError:
+            os.rename(self._at(source), self._at(target))
+            return
+        if not os.path.samestat(there, self._at(source).stat()):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        # One file under both names: a rename of which a power cut has kept only the first half.
+        os.unlink(self._at(source))
+
+    def sync(self, folder: str) -> None:
+        sync(self._at(folder))
+
+    def write_durably(self, name: str, content: bytes) -> None:
+        path = self._at(name)
+        self.create_folder(posixpath.dirname(name))
+        with path.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        sync(path.parent)
+
+    def read(self, name: str) -> bytes:
+        return self._at(name).read_bytes()
+
+    def open(self, name: str) -> IO[bytes]:
+        return self._at(name).open("rb")
+
+    def remove(self, name: str) -> bool:
+        try:
+            self._at(name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def file_names(self, folder: str) -> list[str]:
+        try:
+            with os.scandir(self._at(folder)) as entries:
+                return sorted(entry.name for entry in entries if entry.is_file())
+        except FileNotFoundError:
+            return []
+
+    # Whole folders
+
+    def at(self, name: str) -> LocalTree:
+        return LocalTree(self._at(name))
+
+    def files(self, folder: str = "") -> dict[str, int]:
+        found = {}
+        with storage_errors(f"listing {self.root / folder}"):
+            for where, folders, names in os.walk(self._at(folder)):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                for name in names:
+                    if not name.startswith("."):
+                        path = Path(where) / name
+                        found[path.relative_to(self.root).as_posix()] = path.stat().st_size
+        return dict(sorted(found.items()))
+
+    def take(self, source: Tree, names: Mapping[str, str]) -> None:
+        with storage_errors(f"writing {self.root}"):
+            folders = {self._at(name).parent for name in names.values()}
+            for folder in folders:
+                ensure_folder(folder)
+            for old, new in names.items():
+                source.fetch(old, self._at(new))
+            for folder in folders:
+                sync(folder)
+
+    def fetch(self, name: str, path: Path) -> None:
+        old = self._at(name)
+        refuse_link(old)
+        if old.name.endswith(_IMMUTABLE):
+            try:
+                os.link(old, path)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+            else:
+                return
+        shutil.copyfile(old, path)
+        sync(path)
+
+    def sync_all(self) -> None:
+        with storage_errors(f"syncing {self.root}"):
+            names = self.files()
+            above = {parent for name in names for parent in self._at(name).parents}
+            folders = [folder for folder in above if folder.is_relative_to(self.root)]
+            with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-sync") as pool:
+                list(pool.map(lambda name: sync(self._at(name)), names))
+            for folder in sorted(folders, reverse=True):
+                sync(folder)
+            ensure_folder(self.root)
+
+    def digest(self, name: str) -> str:
+        with storage_errors(f"reading {self.root / name}"), open(self._at(name), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def delete(self, name: str = "") -> None:
+        path = self._at(name)
+        with storage_errors(f"deleting {path}"), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def is_link(self, name: str) -> bool:
+        parts = name.split("/")
+        return any(self.root.joinpath(*parts[:length]).is_symlink() for length in range(1, len(parts) + 1))
+
+    def delete_if_empty(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            (self.root / name).rmdir()
+
+    def _at(self, name: str) -> Path:
+        return self.root / safe_name(name, self.location)
