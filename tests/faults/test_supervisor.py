@@ -18,7 +18,7 @@ import pytest
 
 from penstock import failpoints
 from penstock.process.lifeline import CRASHED, FAILED, GAVE_UP
-from penstock.process.sessions import members, sweep
+from penstock.process.supervisor import members, sweep
 from tests.support.case import SCRIPT, Case
 from tests.support.processes import JobProcess, command, descendants
 from tests.support.waiting import until

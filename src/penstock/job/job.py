@@ -27,12 +27,12 @@ from penstock.job.steering import Steering
 from penstock.naming import check_name
 from penstock.process import lifeline
 from penstock.process.error_class import classify
+from penstock.process.lifeline import stop_on_signals
 from penstock.process.restart import Restarts
-from penstock.process.signals import stopping_cleanly
 from penstock.server.serving import serving
 from penstock.sources.frame import as_source
 from penstock.spark import session as spark_session
-from penstock.spark.lineage import Lineage
+from penstock.spark.query import Lineage
 from penstock.spark.settings import lay_over, settle
 from penstock.storage.open import storage_at
 from penstock.storage.storage import local_path
@@ -209,7 +209,7 @@ class Job:
         lifeline.tell_strategy(self._restart)
         with (
             self._callbacks.following(events),
-            stopping_cleanly(self.stop),
+            stop_on_signals(self.stop),
             serving(self, self.settings, events),
             kept_batches(self.spark, self.checkpoints.num_retained),
         ):

@@ -20,8 +20,8 @@ from penstock.job.assembly import coordinator_for
 from penstock.savepoints.take import Standing
 from penstock.spark import query as spark_query
 from penstock.spark.observer import Observer
+from penstock.spark.query import with_verification
 from penstock.spark.settings import require_same_backend
-from penstock.spark.verify import verified
 from penstock.storage.open import storage_at
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class QueryRunner:
 
     def _once(self) -> None:
         """One start of the query: recover, run until it ends. Raises what made it fail."""
-        plan = verified(self.plan, self.checkpoint, self._spark, self._spark_log)
+        plan = with_verification(self.plan, self.checkpoint, self._spark, self._spark_log)
         observer = Observer(
             plan.uid,
             plan.positions,

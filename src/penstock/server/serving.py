@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.process import registration as registrations
 from penstock.process.registration import Registration
-from penstock.server.lifecycle import Lifecycle
+from penstock.server.lifecycle import Lifecycle, Steerable
 from penstock.server.operations import Operations
-from penstock.server.steerable import Steerable
 
 if TYPE_CHECKING:
     import uvicorn

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.checkpoint.record import Alignment, PartitionCut
 from penstock.deadline import Deadline
-from penstock.spark.scans import Scan, scans_of
-from penstock.spark.status import SparkStatus
+from penstock.spark.status import Scan, SparkStatus, scans_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

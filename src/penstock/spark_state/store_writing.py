@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, SavepointError
 from penstock.spark_state.hashmap_files import snapshot
-from penstock.spark_state.raw import KEY, VALUE
-from penstock.spark_state.working import cause, hadoop_conf, option, resolved
+from penstock.spark_state.store_rows import KEY, VALUE
+from penstock.spark_state.work_session import cause, hadoop_conf, option, resolved
 from penstock.storage.storage import LocalStorage, local_path
 
 if TYPE_CHECKING:

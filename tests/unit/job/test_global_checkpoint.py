@@ -16,8 +16,7 @@ from penstock.checkpoint.ledger import unseal
 from penstock.epoch.plan import Progress, QueryPlan
 from penstock.errors import LedgerCorrupt, LedgerError
 from penstock.events import Events
-from penstock.job.global_checkpoint import GlobalCheckpoints, cut
-from penstock.job.links import circle, downstream_first, links
+from penstock.job.global_checkpoint import GlobalCheckpoints, circle, cut, downstream_first, links
 from penstock.job.query import QueryRunner
 from penstock.storage.storage import MemoryStorage
 

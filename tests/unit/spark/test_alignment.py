@@ -12,8 +12,8 @@ import pytest
 
 from penstock.spark import alignment
 from penstock.spark.alignment import Alignment, measure, places
-from penstock.spark.scans import Scan, kafka_names, scans_of
-from penstock.spark.state_size import progress_of, state_sizes
+from penstock.spark.observer import progress_of, state_sizes
+from penstock.spark.status import Scan, kafka_names, scans_of
 
 ORDERS = Scan(3, "orders", ("orders-1", "orders-0", "orders-2"))
 TICKS = Scan(5, "ticks", ("ticks-0",))

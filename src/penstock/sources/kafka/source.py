@@ -11,7 +11,7 @@ from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError
 from penstock.kafka.options import for_admin, for_java, split_options
 from penstock.sources.kafka.group import GroupPublisher, admin_sender
-from penstock.sources.naming import reader
+from penstock.sources.spark_reader import reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
