@@ -18,7 +18,7 @@ import pytest
 
 from penstock import failpoints
 from penstock.process.lifeline import CRASHED, FAILED, GAVE_UP
-from penstock.process.supervisor import members, sweep
+from penstock.process.supervisor import end_session, session_members
 from tests.support.case import SCRIPT, Case
 from tests.support.processes import JobProcess, command, descendants
 from tests.support.waiting import until
@@ -80,7 +80,7 @@ class Supervised(JobProcess):
         return [event["action"] for event in self.told()]
 
     def members(self) -> list[int]:
-        return [*super().members(), *(pid for driver in self.drivers for pid in members(driver))]
+        return [*super().members(), *(pid for driver in self.drivers for pid in session_members(driver))]
 
 
 class Tiny:
@@ -198,10 +198,10 @@ def test_what_a_driver_leaves_behind_is_killed(tmp_path: Path) -> None:
     leader = subprocess.Popen([sys.executable, "-c", text], start_new_session=True, cwd=tmp_path)
     leader.wait()
     until(lambda: (tmp_path / "ready").exists(), "the grandchild")
-    left = members(leader.pid)
+    left = session_members(leader.pid)
     assert len(left) == 1
-    assert sweep(leader.pid, patience=0) == left
-    assert members(leader.pid) == []
+    assert end_session(leader.pid, patience=0) == left
+    assert session_members(leader.pid) == []
 
 
 def test_a_real_job(case: Callable[..., Case]) -> None:
@@ -215,13 +215,13 @@ def test_a_real_job(case: Callable[..., Case]) -> None:
         world.wait_acted("commit.first", run)
         world.wait_visible(run)
         assert len(run.drivers) == 2
-        assert members(run.drivers[0]) == []
+        assert session_members(run.drivers[0]) == []
 
         [java] = [pid for pid in descendants(run.drivers[1]) if "org.apache.spark.deploy" in command(pid)]
         os.kill(java, signal.SIGKILL)
         world.source.feed(200)
         until(lambda: len(run.drivers) == 3, run.tail)
-        assert members(run.drivers[1]) == []
+        assert session_members(run.drivers[1]) == []
         world.wait_visible(run)
 
         run.terminate()

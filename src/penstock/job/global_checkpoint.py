@@ -47,14 +47,14 @@ _HERE = {"localhost": "127.0.0.1"}
 
 log = logging.getLogger("penstock")
 
-_LEAST_SECONDS = 1.0  # between two records, however short the interval: each is a file, synced
-_LEAST_KEPT = 2
+_MIN_SECONDS = 1.0  # between two records, however short the interval: each is a file, synced
+_MIN_RECORDS = 2
 
 Cut = dict[str, "tuple[int, int]"]
 """Epoch and generation of each query."""
 
 
-def cut(order: Sequence[str], fed: frozenset[str], progress: Callable[[str], Progress | None]) -> Cut | None:
+def take_cut(order: Sequence[str], fed: frozenset[str], progress: Callable[[str], Progress | None]) -> Cut | None:
     """Steps 1 and 2. `order` is downstream first, `fed` the queries that feed another, `progress` is asked once for
     each, in that order. None where a query has no complete epoch yet."""
     found: Cut = {}
@@ -83,9 +83,9 @@ class GlobalCheckpoints:
         self._runners = {runner.plan.uid: runner for runner in runners}
         self._storage, self._events, self._now, self._clock = storage, events, now, clock
         self._history = history
-        self._pause = max(_LEAST_SECONDS, checkpoints.interval_seconds)
-        self._kept = max(_LEAST_KEPT, checkpoints.num_retained)
-        linked = links(runner.plan for runner in runners)
+        self._pause = max(_MIN_SECONDS, checkpoints.interval_seconds)
+        self._record_count = max(_MIN_RECORDS, checkpoints.num_retained)
+        linked = find_links(runner.plan for runner in runners)
         self._fed = frozenset(link.upstream for link in linked)
         self._order = downstream_first(list(self._runners), linked)
         self._refused = self._refusal(linked, checkpoints)
@@ -131,7 +131,7 @@ class GlobalCheckpoints:
 
     def _take(self) -> Cut | None:
         assert self._order is not None
-        return cut(self._order, self._fed, lambda uid: self._runners[uid].progress)
+        return take_cut(self._order, self._fed, lambda uid: self._runners[uid].progress)
 
     def _write_when_complete(self) -> None:
         pending = self._pending
@@ -157,7 +157,7 @@ class GlobalCheckpoints:
             body = {"number": number, "queries": queries, "time": self._now(), "history": self._history}
             self._storage.create(record_name(number), seal("global", body))
             self._next, self._last, self._written = number + 1, found, self._clock()
-            self._storage.delete(record_name(number - self._kept))
+            self._storage.delete(record_name(number - self._record_count))
         except AlreadyExists:
             self._refused = "another run of the job writes them"  # it is the newer one, or this one would be told
         except Exception as error:  # whatever it is, the queries do not need this record
@@ -170,13 +170,13 @@ class GlobalCheckpoints:
 
     def _first_free(self) -> int:
         there = recorded(self._storage)
-        for number in there[: -self._kept]:
+        for number in there[: -self._record_count]:
             self._storage.delete(record_name(number))
         return there[-1] + 1 if there else 1
 
     def _refusal(self, linked: Sequence[Link], checkpoints: Checkpoints) -> str:
         if self._order is None:
-            feeding = ", ".join(circle(list(self._runners), linked))
+            feeding = ", ".join(find_circle(list(self._runners), linked))
             return f"the queries {feeding} feed each other in a circle, so none of them is downstream"
         uncommitted = sorted({link.downstream for link in linked if not link.committed_only})
         if uncommitted:
@@ -200,7 +200,7 @@ class Link:
     committed_only: bool = True  # whether downstream reads committed rows alone
 
 
-def links(plans: Iterable[QueryPlan]) -> tuple[Link, ...]:
+def find_links(plans: Iterable[QueryPlan]) -> tuple[Link, ...]:
     """All links between different queries. One that reads its own output is always consistent with itself."""
     plans = list(plans)
     found = {
@@ -231,7 +231,7 @@ def downstream_first(queries: Sequence[str], linked: Iterable[Link]) -> tuple[st
     return tuple(order)
 
 
-def circle(queries: Sequence[str], linked: Iterable[Link]) -> list[str]:
+def find_circle(queries: Sequence[str], linked: Iterable[Link]) -> list[str]:
     """The queries that keep `downstream_first` from an answer: in a circle, or between two of them."""
     left, linked = set(queries), list(linked)
     while True:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 
-class Beginning:
+class RestorePoint:
     """One start of a job. `storage` is the job's folder; `allow`: what only the checkpoint knows is left behind."""
 
     def __init__(

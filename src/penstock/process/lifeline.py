@@ -93,7 +93,7 @@ def _watch(line: socket.socket) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class DriverReport:
     """What a driver said before it ended."""
 
     strategy: RestartStrategy | None = None
@@ -102,7 +102,7 @@ class Told:
     verdict: str | None = None
 
 
-def listen(line: socket.socket) -> Told:
+def listen(line: socket.socket) -> DriverReport:
     """All that was said so far. A line that is cut off, or not understood, counts as not said."""
     from penstock.config.restart_strategy import RestartStrategy
 
@@ -118,7 +118,7 @@ def listen(line: socket.socket) -> Told:
     if "strategy" in body:
         with contextlib.suppress(TypeError):
             strategy = RestartStrategy.from_dict(body["strategy"])
-    return Told(strategy, bool(body.get("stopping")), body.get("error"), body.get("verdict"))
+    return DriverReport(strategy, bool(body.get("stopping")), body.get("error"), body.get("verdict"))
 
 
 @contextmanager

@@ -42,7 +42,7 @@ _TRIES = 3  # a file that Spark's cleaning takes away between listing and linkin
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class HeldQuery:
     """A query that stands still: where Spark's checkpoint is, and the newest complete epoch there."""
 
     plan: QueryPlan
@@ -51,12 +51,12 @@ class Standing:
     generation: int
 
 
-Hold = Callable[[], AbstractContextManager[Sequence[Standing]]]
+Hold = Callable[[], AbstractContextManager[Sequence[HeldQuery]]]
 """Entered, the queries stand still and are given; left, they go on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenSavepoint:
     """A finished savepoint. `held_ms` is how long the queries stood still, `waited_ms` of it for the epoch under way
     to end."""
 
@@ -73,7 +73,7 @@ class Taker:
     def __init__(self, job: str, spark: SparkSession, hold: Hold, *, mode: str) -> None:
         self._job, self._spark, self._hold, self._mode = job, spark, hold, mode
 
-    def take(self, directory: str, kind: Kind, *, drained: bool = False) -> Taken:
+    def take(self, directory: str, kind: Kind, *, drained: bool = False) -> TakenSavepoint:
         """Raises `SavepointError`, or what storage and state refuse with; then there is no savepoint, and the job is
         as it was."""
         made, name = new_name(self._job)
@@ -81,16 +81,16 @@ class Taker:
         folder = folder_at(path, self._spark)
         began = time.monotonic()
         try:
-            with self._hold() as standing:
+            with self._hold() as held_queries:
                 held = time.monotonic()
                 failpoint("savepoint.held")
-                for one in standing:
+                for one in held_queries:
                     self._copy(one, folder)
                 released = time.monotonic()
             failpoint("savepoint.copied")
-            queries = {one.plan.uid: self._describe(one, folder) for one in standing}
+            queries = {one.plan.uid: self._describe(one, folder) for one in held_queries}
             if kind is Kind.CANONICAL:
-                for one in standing:
+                for one in held_queries:
                     self._write_out(one, folder)
             files = folder.files()
             digests = folder.digests(files)
@@ -121,7 +121,7 @@ class Taker:
                 to_do="see the cause, then ask for the savepoint again.",
             ) from error
         ended = time.monotonic()
-        return Taken(
+        return TakenSavepoint(
             path,
             saved,
             held_ms=round((released - began) * 1000, 1),
@@ -129,7 +129,7 @@ class Taker:
             total_ms=round((ended - began) * 1000, 1),
         )
 
-    def _copy(self, one: Standing, folder: Folder) -> None:
+    def _copy(self, one: HeldQuery, folder: Folder) -> None:
         source = folder_at(one.location, self._spark)
         target = folder.at(f"queries/{one.plan.uid}/spark")
         for attempt in range(1, _TRIES + 1):
@@ -142,7 +142,7 @@ class Taker:
                     raise
                 target.delete()
 
-    def _describe(self, one: Standing, folder: Folder) -> SavedQuery:
+    def _describe(self, one: HeldQuery, folder: Folder) -> SavedQuery:
         from penstock.spark_state.operators import operators
 
         copy = folder.at(f"queries/{one.plan.uid}/spark")
@@ -173,7 +173,7 @@ class Taker:
             operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in found),
         )
 
-    def _write_out(self, one: Standing, folder: Folder) -> None:
+    def _write_out(self, one: HeldQuery, folder: Folder) -> None:
         from penstock.savepoints.canonical import export
 
         query = folder.at(f"queries/{one.plan.uid}")

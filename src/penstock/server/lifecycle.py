@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from penstock.errors import JobStopped
-from penstock.process.registration import Registration, told
+from penstock.process.registration import Registration, error_fields
 from penstock.process.registry import State, now_ms
 
 
@@ -107,7 +107,7 @@ class Lifecycle:
             error = None
         if error is not None:
             state = State.FAILING if self._registration.entry.supervised else State.FAILED
-            self._go(state, error=told(error), end=None if state is State.FAILING else now_ms(), address=None)
+            self._go(state, error=error_fields(error), end=None if state is State.FAILING else now_ms(), address=None)
             return
         said = self.status().get("state")
         canceled = self._cancel_at_end or self.state is State.CANCELLING or said in (State.CANCELED, State.CANCELLING)

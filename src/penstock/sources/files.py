@@ -15,7 +15,7 @@ from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError, FilesMissing
 from penstock.secrets import masked
 from penstock.sources.spark_reader import reader
-from penstock.spark.query import execution
+from penstock.spark.query import current_execution
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -209,7 +209,7 @@ def _entries(data: bytes, wanted: set[int]) -> list[tuple[str, int]]:
 def listed(spark: SparkSession) -> set[str]:
     """The files that the epoch under way reads, from all file sources of its plan; called inside `foreachBatch`."""
     jvm: Any = spark._jvm
-    leaves = execution(spark).lastExecution().logical().collectLeaves()
+    leaves = current_execution(spark).lastExecution().logical().collectLeaves()
     files: set[str] = set()
     for index in range(leaves.size()):
         leaf = leaves.apply(index)

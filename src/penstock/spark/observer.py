@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.backlog import is_logged
 from penstock.checkpoint.record import COMPLETE, FAILED, CheckpointRecord, OperatorState, shares_of
 from penstock.epoch.recorder import LOOK_BACK, Measure, Recorder
-from penstock.spark.alignment import later
+from penstock.spark.alignment import measure_later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,10 @@ class Observer:
 
     def prepared(self, epoch: int, barrier: Barrier | None, opened: float, plan: Any) -> None:
         """All tasks of the epoch are done; `plan` is what Spark executed."""
-        self._measure = later(self._spark, plan, opened, epoch=epoch, sources=self._cut(barrier)) if plan else None
+        self._measure = None
+        if plan:
+            sources = self._positions_at(barrier)
+            self._measure = measure_later(self._spark, plan, opened, epoch=epoch, sources=sources)
 
     def ended(
         self, epoch: int, generation: int, barrier: Barrier | None, notes: EpochNotes, error: BaseException | None
@@ -68,7 +71,7 @@ class Observer:
             query=self._query,
             epoch=epoch,
             generation=generation,
-            mode=self._named(notes),
+            mode=self._mode_of(notes),
             outcome=COMPLETE if error is None else FAILED,
             why=None if error is None else f"{type(error).__name__}: {error}",
             opened=notes.opened,
@@ -78,17 +81,17 @@ class Observer:
             commit_ms=notes.commit_ms,
             sinks=shares_of(notes.committables),
             inflight_bytes=notes.inflight_bytes,
-            positions=self._cut(barrier),
+            positions=self._positions_at(barrier),
         )
         self._recorder.add(record, measure if error is None else None)
 
     def close(self) -> None:
         self._recorder.close()
 
-    def _cut(self, barrier: Barrier | None) -> tuple[tuple[str | None, Any], ...]:
+    def _positions_at(self, barrier: Barrier | None) -> tuple[tuple[str | None, Any], ...]:
         return tuple(zip(self._positions, barrier.offsets, strict=False)) if barrier is not None else ()
 
-    def _named(self, notes: EpochNotes) -> str:
+    def _mode_of(self, notes: EpochNotes) -> str:
         if self._mode != "exactly_once":
             return self._mode
         return "unaligned" if notes.logged and any(is_logged(one) for one in notes.committables) else "aligned"

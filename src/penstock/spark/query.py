@@ -54,7 +54,7 @@ def start(job: str, plan: QueryPlan, checkpoint: str, interval: float, coordinat
         return writer.start()
     except AnalysisException as error:
         raise ConfigurationError(
-            f"Spark refuses query {plan.uid!r}: {short(error)}",
+            f"Spark refuses query {plan.uid!r}: {short_text(error)}",
             safe="nothing of it was started.",
             to_do="change the query; for aggregations without a watermark use output_mode='update'.",
         ) from error
@@ -75,7 +75,7 @@ def give_up(query: StreamingQuery, uid: str) -> None:
         try:
             query.stop()
         except Exception as error:
-            log.warning("query %s: Spark did not stop it: %s", uid, short(error))
+            log.warning("query %s: Spark did not stop it: %s", uid, short_text(error))
 
     threading.Thread(target=stop, name=f"penstock-cancel-{uid}", daemon=True).start()
 
@@ -92,7 +92,7 @@ def wait_for_tasks(spark: SparkSession, run_id: str | None, patience: Deadline) 
         time.sleep(_POLL_SECONDS)
 
 
-def short(error: BaseException) -> str:
+def short_text(error: BaseException) -> str:
     """What an error of Spark's says, without its stack."""
     return "\n".join(str(getattr(error, "desc", None) or error).strip().splitlines()[:8])
 
@@ -119,7 +119,7 @@ def with_verification(plan: QueryPlan, checkpoint: str, spark: SparkSession, log
     return replace(plan, body=body)
 
 
-def execution(spark: SparkSession) -> Any:
+def current_execution(spark: SparkSession) -> Any:
     """The query under way, a JVM object; called inside `foreachBatch`."""
     query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     jvm: Any = spark._jvm
@@ -130,7 +130,7 @@ def source_folders(spark: SparkSession) -> list[int]:
     """For each position, the number of its folder in `sources`. One stream that a plan holds twice, as in a union with
     itself, has two positions and one folder."""
     jvm: Any = spark._jvm
-    streams = execution(spark).sources()
+    streams = current_execution(spark).sources()
     seen: dict[int, int] = {}
     numbers = []
     for index in range(streams.size()):

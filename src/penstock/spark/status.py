@@ -114,7 +114,7 @@ def scans_of(status: SparkStatus, plan: Any, sources: Sequence[tuple[str | None,
             source = _uid(leaf, sources)
             scans.append(Scan(int(leaf.inputRDD().id()), source, _names(status, leaf.partitions(), source)))
         elif kind == "FileSourceScanExec" and leaf.getStream().isDefined():
-            rdd, source = leaf.inputRDD(), _only(sources)
+            rdd, source = leaf.inputRDD(), _single(sources)
             scans.append(Scan(int(rdd.id()), source, _numbered(int(rdd.getNumPartitions()), source)))
         elif kind in _V1 and leaf.getStream().isDefined():
             unknown.append(f"Spark does not tell the partitions of a source of the first kind ({kind})")
@@ -137,10 +137,10 @@ def _leaves(plan: Any) -> Iterator[tuple[Any, str]]:
 def _uid(leaf: Any, sources: Sequence[tuple[str | None, Any]]) -> str | None:
     """The source whose offset in the barrier is where this scan ends; None where two sources are at the same one."""
     end = json.loads(leaf.end().json())
-    return _only([(uid, offset) for uid, offset in sources if offset == end]) or _only(sources)
+    return _single([(uid, offset) for uid, offset in sources if offset == end]) or _single(sources)
 
 
-def _only(sources: Sequence[tuple[str | None, Any]]) -> str | None:
+def _single(sources: Sequence[tuple[str | None, Any]]) -> str | None:
     uids = {uid for uid, _ in sources}
     return uids.pop() if len(uids) == 1 else None
 
