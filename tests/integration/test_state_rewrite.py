@@ -24,10 +24,9 @@ from penstock.errors import ConfigurationError, SavepointError
 from penstock.savepoints.canonical import export, load
 from penstock.spark_state import rewrite as rewriting
 from penstock.spark_state import store_writing
-from penstock.spark_state.operators import Operator, operators
-from penstock.spark_state.program import program_operators
-from penstock.spark_state.raw import JOIN_FORMAT
+from penstock.spark_state.operators import Operator, operators, program_operators
 from penstock.spark_state.rewrite import CODEC, rewrite
+from penstock.spark_state.store_rows import JOIN_FORMAT
 from penstock.storage.hadoop import HadoopStorage, HadoopTree
 from penstock.storage.local import LocalTree
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import SystemUnavailable, from_json
 from penstock.events import Events
-from penstock.process.registration import told
+from penstock.process.registration import error_fields
 from penstock.secrets import MASK, is_secret, masked, secrets_of, shown, without_secrets
 
 KAFKA = """
@@ -158,5 +158,5 @@ def test_an_event_and_the_registry_quote_none_either(tmp_path: Path, monkeypatch
     events.listen(lambda event: heard.append(str(event)))
     events.emit("failed", epoch=3, error=LEAK)
     assert json.loads(file.read_text())["epoch"] == 3
-    assert "hunter2" not in f"{file.read_text()} {heard} {told(RuntimeError(LEAK))}"
+    assert "hunter2" not in f"{file.read_text()} {heard} {error_fields(RuntimeError(LEAK))}"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -1,21 +1,27 @@
-"""`penstock list`, `savepoint`, `checkpoint`, `stop`, `cancel`: what is asked of jobs that run."""
+"""`penstock list`, `savepoint`, `checkpoint`, `stop`, `cancel`, `logs`: what is asked of jobs that run."""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections import deque
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from penstock.cli.job_target import Target, client_at, names, running
-from penstock.cli.output import Output
-from penstock.cli.time_text import span
+from penstock.cli.job_target import Target, client_at, known, names, running
+from penstock.cli.output import Output, span
 from penstock.errors import ControlError
 from penstock.process.registry import Entry, Registry, State, now_ms
 
 if TYPE_CHECKING:
     from typer._click import Context  # type: ignore[import-not-found, unused-ignore]
+
+_POLL_SECONDS = 0.1
+_CHUNK = 1 << 16
 
 
 class Kind(StrEnum):
@@ -187,6 +193,7 @@ def register(app: typer.Typer) -> None:
     app.command("checkpoint")(checkpoint)
     app.command("stop")(stop)
     app.command("cancel", cls=WithOptionalValue)(cancel)
+    app.command("logs")(logs)
 
 
 def _savepoint(target: Target, verb: str, body: dict[str, Any]) -> str:
@@ -248,3 +255,34 @@ def _row(entry: Entry) -> dict[str, Any]:
         "restarts": entry.restarts,
         "address": entry.address or "",
     }
+
+
+def logs(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its name, its id, or the beginning of it.")],
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
+    lines: Annotated[int | None, typer.Option("-n", "--lines", min=0, help="Only the last so many.")] = None,
+) -> None:
+    """Show what a detached job has written; also of one that has ended."""
+    entry = known(job)
+    if entry.log is None or not Path(entry.log).is_file():
+        raise ControlError(
+            f"Job {entry.name!r} ({entry.id}) has no log: its output went to whoever started it.",
+            to_do="start it with `penstock run -d` to have one.",
+        )
+    with Path(entry.log).open("rb") as file:
+        if lines is not None:
+            for line in deque(file, maxlen=lines):
+                _write(line)
+        while True:
+            now = Registry().get(entry.id) if follow else None
+            over = now is None or (now.state.ended and not now.supervised)  # asked before the last read
+            while part := file.read(_CHUNK):
+                _write(part)
+            if over:
+                return
+            time.sleep(_POLL_SECONDS)
+
+
+def _write(part: bytes) -> None:
+    sys.stdout.buffer.write(part)
+    sys.stdout.flush()

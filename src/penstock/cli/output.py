@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.errors import PenstockError
 
+
 _WIDE = 240
 
 
@@ -136,3 +137,11 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else str(value)
+
+
+def span(milliseconds: int) -> str:
+    """The two largest units: `3d 4h`, `12m 5s`, `7s`."""
+    seconds = max(0, milliseconds) // 1000
+    units = [(seconds // 86400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s")]
+    first = next((place for place, (count, _) in enumerate(units) if count), len(units) - 1)
+    return " ".join(f"{count}{unit}" for count, unit in units[first : first + 2])

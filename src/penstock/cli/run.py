@@ -26,35 +26,37 @@ PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
 _PATHS = (PATH, "execution.savepoint.path")
 
+FromSavepoint = Annotated[
+    str | None,
+    typer.Option(
+        "-s", "--from-savepoint", "--fromSavepoint", metavar="PATH", help="Start from this savepoint or checkpoint."
+    ),
+]
+AllowNonRestored = Annotated[
+    bool,
+    typer.Option("-n", "--allow-non-restored-state", "--allowNonRestoredState", help="State may be left behind in it."),
+]
+ClaimMode = Annotated[
+    str | None,
+    typer.Option(
+        "--claim-mode",
+        "--claimMode",
+        "-rm",
+        "--restoreMode",
+        metavar="claim|no_claim",
+        help="Whether the savepoint becomes the job's own, which then deletes it. Default no_claim.",
+    ),
+]
+
 
 def run(
     script: Annotated[
         Path, typer.Argument(metavar="JOB.py", exists=True, dir_okay=False, readable=True, help="The job to run.")
     ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Given to the job.")] = None,
-    savepoint: Annotated[
-        str | None,
-        typer.Option(
-            "-s", "--from-savepoint", "--fromSavepoint", metavar="PATH", help="Start from this savepoint or checkpoint."
-        ),
-    ] = None,
-    allow_non_restored: Annotated[
-        bool,
-        typer.Option(
-            "-n", "--allow-non-restored-state", "--allowNonRestoredState", help="State may be left behind in it."
-        ),
-    ] = False,
-    claim_mode: Annotated[
-        str | None,
-        typer.Option(
-            "--claim-mode",
-            "--claimMode",
-            "-rm",
-            "--restoreMode",
-            metavar="claim|no_claim",
-            help="Whether the savepoint becomes the job's own, which then deletes it. Default no_claim.",
-        ),
-    ] = None,
+    savepoint: FromSavepoint = None,
+    allow_non_restored: AllowNonRestored = False,
+    claim_mode: ClaimMode = None,
     parallelism: Annotated[
         int | None, typer.Option("-p", "--parallelism", metavar="N", help="Partitions of state and of every shuffle.")
     ] = None,
@@ -91,36 +93,39 @@ def run(
         FORK_NAME: fork,
         FORK_SUFFIX: suffix,
     }
-    _hand_over(options or [], config, {key: value for key, value in short.items() if value is not None})
+    _set_environment(options or [], config, {key: value for key, value in short.items() if value is not None})
+    if detached and not supervise:
+        raise typer.BadParameter("a detached job has a supervisor; leave --no-supervise out.", param_hint="-d")
+    sys.exit(_start(script, arguments or [], detached=detached, supervise=supervise, as_json=as_json))
+
+
+def _start(script: Path, arguments: list[str], *, detached: bool, supervise: bool, as_json: bool) -> int:
+    """In the background, under a supervisor, or in this very process; the exit status."""
     if detached:
-        if not supervise:
-            raise typer.BadParameter("a detached job has a supervisor; leave --no-supervise out.", param_hint="-d")
         from penstock.cli.detached import start
 
         _strategy()
-        sys.exit(start(script, arguments or [], as_json=as_json))
-    if supervise:
-        sys.exit(_supervised(script, arguments or []))
-    sys.exit(program.run(script, arguments or []))
+        return start(script, arguments, as_json=as_json)
+    return _run_supervised(script, arguments) if supervise else program.run(script, arguments)
 
 
-def _supervised(script: Path, arguments: list[str]) -> int:
+def _run_supervised(script: Path, arguments: list[str]) -> int:
     from penstock.events import Events
-    from penstock.process.registration import ID_VARIABLE, Supervised
+    from penstock.process.registration import ID_VARIABLE, SupervisorEntry
     from penstock.process.registry import Registry
     from penstock.process.supervisor import Supervisor, command
 
-    _speak()
+    _log_to_stderr()
     strategy = _strategy()
     given = os.environ.get(ID_VARIABLE)  # where `run -d` has started this one
-    entry = Supervised(script, id=given, log_file=Registry().log_file(given) if given else None)
+    entry = SupervisorEntry(script, id=given, log_file=Registry().log_file(given) if given else None)
     os.environ[ID_VARIABLE] = entry.id
     events = Events()
     events.listen(entry)
     return Supervisor(command(script, arguments), strategy, events=events).run()
 
 
-def _hand_over(options: list[str], config: Path | None, short: Mapping[str, str] | None = None) -> None:
+def _set_environment(options: list[str], config: Path | None, short: Mapping[str, str] | None = None) -> None:
     """Put `-D`, what has an option of its own (`short`), and `--config` where the job looks for them, on top of what is
     there already. A wish to start from a savepoint gets an id here, once, however often the driver is started."""
     given: dict[str, str] = {}
@@ -151,7 +156,7 @@ def _strategy() -> RestartStrategy:
         log.disabled = False
 
 
-def _speak() -> None:
+def _log_to_stderr() -> None:
     """The supervisor's lines go to stderr, among the job's own."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

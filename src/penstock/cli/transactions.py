@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import Output
-from penstock.cli.time_text import span
+from penstock.cli.output import Output, span
 from penstock.cli.transactions_target import Scene, scene
 from penstock.errors import PenstockError
 

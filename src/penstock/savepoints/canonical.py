@@ -28,10 +28,19 @@ from penstock.config.state import Backend, backend_of
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
 from penstock.naming import safe_name, safe_part
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
-from penstock.spark_state.raw import FAMILY, KEY, PARTITION, VALUE, numbered, raw_rows, spread, struct_of
 from penstock.spark_state.rewrite import Goal, join_format, readable, require_format
-from penstock.spark_state.typed import typed_rows
-from penstock.spark_state.working import working
+from penstock.spark_state.store_rows import (
+    FAMILY,
+    KEY,
+    PARTITION,
+    VALUE,
+    numbered,
+    raw_rows,
+    spread,
+    struct_of,
+    typed_rows,
+)
+from penstock.spark_state.work_session import working
 from penstock.storage.open import tree_at
 
 if TYPE_CHECKING:

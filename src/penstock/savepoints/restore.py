@@ -100,7 +100,7 @@ class Restorer:
         return Outcome(made, mapped, beyond, origin.saved.drained)
 
     def _program(self, plan: QueryPlan, asked: Mapping[str, Any]) -> ProgramQuery:
-        from penstock.spark_state.program import program_operators
+        from penstock.spark_state.operators import program_operators
 
         operators: list[dict[str, Any]] | None
         try:

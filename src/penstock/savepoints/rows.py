@@ -92,7 +92,7 @@ def _by_spark(one: Kept, wanted: Mapping[str, Any] | None, limit: int, spark: Sp
 @contextmanager
 def _reading(one: Kept, spark: SparkSession) -> Iterator[Any]:
     """The rows as a frame, and Spark's complaints as ours."""
-    from penstock.spark_state.working import cause, working
+    from penstock.spark_state.work_session import cause, working
 
     try:
         with working(spark) as work:
@@ -111,9 +111,8 @@ def _reading(one: Kept, spark: SparkSession) -> Iterator[Any]:
 
 def _frame(one: Kept, work: SparkSession) -> Any:
     from penstock.checkpoint.spark_files import conf_of
-    from penstock.spark_state.raw import raw_rows
     from penstock.spark_state.rewrite import join_format
-    from penstock.spark_state.typed import typed_rows
+    from penstock.spark_state.store_rows import raw_rows, typed_rows
 
     place = one.place
     if one.parquet is not None:

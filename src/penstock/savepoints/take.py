@@ -44,7 +44,7 @@ _TRIES = 3  # a file that Spark's cleaning takes away between listing and linkin
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class HeldQuery:
     """A query that stands still: where Spark's checkpoint is, and the newest complete epoch there."""
 
     plan: QueryPlan
@@ -53,12 +53,12 @@ class Standing:
     generation: int
 
 
-Hold = Callable[[], AbstractContextManager[Sequence[Standing]]]
+Hold = Callable[[], AbstractContextManager[Sequence[HeldQuery]]]
 """Entered, the queries stand still and are given; left, they go on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenSavepoint:
     """A finished savepoint. `held_ms` is how long the queries stood still, `waited_ms` of it for the epoch under way
     to end."""
 
@@ -75,7 +75,7 @@ class Taker:
     def __init__(self, job: str, spark: SparkSession, hold: Hold, *, mode: str) -> None:
         self._job, self._spark, self._hold, self._mode = job, spark, hold, mode
 
-    def take(self, directory: str, kind: Kind, *, drained: bool = False) -> Taken:
+    def take(self, directory: str, kind: Kind, *, drained: bool = False) -> TakenSavepoint:
         """Raises `SavepointError`, or what storage and state refuse with; then there is no savepoint, and the job is
         as it was."""
         made, name = new_name(self._job)
@@ -83,16 +83,16 @@ class Taker:
         folder = tree_at(path, self._spark)
         began = time.monotonic()
         try:
-            with self._hold() as standing:
+            with self._hold() as held_queries:
                 held = time.monotonic()
                 failpoint("savepoint.held")
-                for one in standing:
+                for one in held_queries:
                     self._copy(one, folder)
                 released = time.monotonic()
             failpoint("savepoint.copied")
-            queries = {one.plan.uid: self._describe(one, folder) for one in standing}
+            queries = {one.plan.uid: self._describe(one, folder) for one in held_queries}
             if kind is Kind.CANONICAL:
-                for one in standing:
+                for one in held_queries:
                     self._write_out(one, folder)
             files = folder.files()
             digests = folder.digests(files)
@@ -123,7 +123,7 @@ class Taker:
                 to_do="see the cause, then ask for the savepoint again.",
             ) from error
         ended = time.monotonic()
-        return Taken(
+        return TakenSavepoint(
             path,
             saved,
             held_ms=round((released - began) * 1000, 1),
@@ -131,7 +131,7 @@ class Taker:
             total_ms=round((ended - began) * 1000, 1),
         )
 
-    def _copy(self, one: Standing, folder: Tree) -> None:
+    def _copy(self, one: HeldQuery, folder: Tree) -> None:
         source = tree_at(one.location, self._spark)
         target = folder.at(layout.saved_checkpoint(one.plan.uid))
         for attempt in range(1, _TRIES + 1):
@@ -144,7 +144,7 @@ class Taker:
                     raise
                 target.delete()
 
-    def _describe(self, one: Standing, folder: Tree) -> SavedQuery:
+    def _describe(self, one: HeldQuery, folder: Tree) -> SavedQuery:
         from penstock.spark_state.operators import operators
 
         copy = folder.at(layout.saved_checkpoint(one.plan.uid))
@@ -175,7 +175,7 @@ class Taker:
             operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in found),
         )
 
-    def _write_out(self, one: Standing, folder: Tree) -> None:
+    def _write_out(self, one: HeldQuery, folder: Tree) -> None:
         from penstock.savepoints.canonical import export
 
         uid = one.plan.uid

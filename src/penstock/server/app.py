@@ -25,11 +25,10 @@ from starlette.routing import Mount, Route
 from penstock.errors import ControlError, PenstockError
 from penstock.process.registration import Registration
 from penstock.process.registry import ID, now_ms
-from penstock.server import bodies
-from penstock.server.lifecycle import Lifecycle
-from penstock.server.names import Asgi, KnownNames
+from penstock.server import requests
+from penstock.server.lifecycle import Lifecycle, Steerable
 from penstock.server.operations import Operations, in_words
-from penstock.server.steerable import Steerable
+from penstock.server.requests import Asgi, KnownNames
 
 ERROR_HEADER = "X-Penstock-Error"
 _MOST_IN_HEADER = 8000
@@ -156,9 +155,9 @@ class _Paths:
         return JSONResponse({}, 202)
 
     async def savepoint(self, request: Request) -> Response:
-        body = await bodies.read_object(request)
-        directory, kind = bodies.text(body, "target-directory"), bodies.kind(body)
-        cancel = bodies.flag(body, "cancel-job")
+        body = await requests.read_object(request)
+        directory, kind = requests.text(body, "target-directory"), requests.kind(body)
+        cancel = requests.flag(body, "cancel-job")
 
         def work(asked: str) -> dict[str, Any]:
             if cancel:
@@ -173,8 +172,9 @@ class _Paths:
         return self._start("savepoint", body, work)
 
     async def stop(self, request: Request) -> Response:
-        body = await bodies.read_object(request)
-        directory, kind, drain = bodies.text(body, "targetDirectory"), bodies.kind(body), bodies.flag(body, "drain")
+        body = await requests.read_object(request)
+        directory, kind = requests.text(body, "targetDirectory"), requests.kind(body)
+        drain = requests.flag(body, "drain")
 
         def work(asked: str) -> dict[str, Any]:
             path = self._on.job.stop_with_savepoint(directory, drain=drain, kind=kind)
@@ -184,12 +184,12 @@ class _Paths:
         return self._start("savepoint", body, work)  # one place to ask after both
 
     async def checkpoint(self, request: Request) -> Response:
-        body = await bodies.read_object(request)
+        body = await requests.read_object(request)
         return self._start("checkpoint", body, lambda _: {"checkpointId": self._on.job.checkpoint()})
 
     async def dispose(self, request: Request) -> Response:
-        body = await bodies.read_object(request)
-        path = bodies.text(body, "savepoint-path")
+        body = await requests.read_object(request)
+        path = requests.text(body, "savepoint-path")
         if path is None:
             raise HTTPException(400, "savepoint-path is missing")
 
@@ -211,7 +211,7 @@ class _Paths:
         return self._poll("disposal", request)
 
     def _start(self, kind: str, body: dict[str, Any], work: Callable[[str], dict[str, Any]]) -> Response:
-        asked = bodies.text(body, "triggerId")
+        asked = requests.text(body, "triggerId")
         if asked is not None and not ID.fullmatch(asked):
             raise HTTPException(400, f"triggerId {asked!r} is not 32 hexadecimal digits")
         return JSONResponse({"request-id": self._on.operations.start(kind, asked, work)}, 202)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError
-from penstock.sources.naming import refuse_named_sources
+from penstock.sources.spark_reader import refuse_named_sources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
-    from penstock.spark.lineage import Lineage
+    from penstock.spark.query import Lineage
 
 
 class FrameSource(Source):

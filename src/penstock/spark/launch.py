@@ -23,12 +23,12 @@ _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _LOGGING = "LOG4J_CONFIGURATION_FILE"
 _QUIET = Path(__file__).with_name("log4j2.properties")
 #: Whoever has said something about Java's logging has said it in one of these.
-_SAYING = (_ARGUMENTS, "SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
+_JAVA_VARIABLES = (_ARGUMENTS, "SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
 _OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 
 
 @contextmanager
-def launching(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def java_environment(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """While Java is being started: its environment is as it should be, and what is given here may stand on its command
     line. Where Java runs already, as under spark-submit, nothing is changed."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -73,8 +73,8 @@ def _quiet_java() -> Path:
 
 
 def _has_own_logging(conf: Mapping[str, str]) -> bool:
-    said = [os.environ.get(name, "") for name in _SAYING] + [conf.get(name, "") for name in _OPTIONS]
-    if _LOGGING in os.environ or any("log4j" in one for one in said):
+    settings = [os.environ.get(name, "") for name in _JAVA_VARIABLES] + [conf.get(name, "") for name in _OPTIONS]
+    if _LOGGING in os.environ or any("log4j" in one for one in settings):
         return True
     folder = _conf_folder()
     defaults = folder / "spark-defaults.conf"

@@ -10,9 +10,9 @@ from penstock.config.levels import LOG_LEVEL
 from penstock.config.spark_conf import PARTITIONS
 from penstock.spark.jars import is_present, jar_set
 from penstock.spark.java import find_java
-from penstock.spark.launch import launching
+from penstock.spark.launch import java_environment
 from penstock.spark.python_daemon import MODULE as _DAEMON
-from penstock.spark.settings import claim, gives_way
+from penstock.spark.settings import remember_defaults, warn_overridden
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -73,7 +73,7 @@ def session(
         for key, value in wanted.items():
             builder = builder.config(key, value)
         running = builder.getOrCreate()
-        claim(running, {key: value for key, value in defaults.items() if key == PARTITIONS})
+        remember_defaults(running, {key: value for key, value in defaults.items() if key == PARTITIONS})
         running.sparkContext.setLogLevel({**(file or {}), **conf}.get(LOG_LEVEL, "ERROR"))
     ensure_jars(running, jars)
     return running
@@ -94,7 +94,7 @@ def _given(conf: Mapping[str, str]) -> SparkConf:
 
     # Started from here, Spark takes itself for a shell and would turn its progress bar on as if the user had said so.
     wanted = {_PROGRESS: DEFAULTS[_PROGRESS], **conf}
-    with launching(wanted) as plain:
+    with java_environment(wanted) as plain:
         SparkContext._ensure_initialized(conf=SparkConf().setAll(list(plain.items())))
     return SparkConf()
 
@@ -103,11 +103,11 @@ def _not_given(file: Mapping[str, str], given: SparkConf) -> dict[str, str]:
     """What a configuration file says and spark-submit does not say otherwise."""
     left = {}
     for key, value in file.items():
-        told = given.get(key)
-        if told is None or told == value:
+        current = given.get(key)
+        if current is None or current == value:
             left[key] = value
         else:
-            gives_way(key, value, told)
+            warn_overridden(key, value, current)
     return left
 
 

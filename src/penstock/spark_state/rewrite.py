@@ -19,9 +19,9 @@ from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.spark_state.metadata import OperatorMetadata, Store, read_metadata
-from penstock.spark_state.raw import JOIN_FORMAT, raw_rows, spread
+from penstock.spark_state.store_rows import JOIN_FORMAT, raw_rows, spread
 from penstock.spark_state.store_writing import Rows, write_hashmap, write_rocksdb
-from penstock.spark_state.working import working
+from penstock.spark_state.work_session import working
 from penstock.storage.open import tree_at
 from penstock.storage.tree import Tree
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint import layout
 from penstock.errors import PenstockError, SavepointError
 from penstock.spark_state.hashmap_files import snapshot
-from penstock.spark_state.raw import KEY, VALUE
-from penstock.spark_state.working import cause, hadoop_conf, option, resolved
+from penstock.spark_state.store_rows import KEY, VALUE
+from penstock.spark_state.work_session import cause, hadoop_conf, option, resolved
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import local_path
 

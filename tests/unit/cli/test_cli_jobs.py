@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import main as cli
-from penstock.cli.output import TableOutput
-from penstock.cli.time_text import span
+from penstock.cli.output import TableOutput, span
 from penstock.errors import PreCommitFailed
 from penstock.process.registry import Entry, Registry, State
 from penstock.processes import mark

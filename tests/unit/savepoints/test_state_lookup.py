@@ -19,7 +19,7 @@ from penstock.errors import ConfigurationError, LedgerCorrupt, LedgerFromTheFutu
 from penstock.savepoints.rows import rows, wanted_key
 from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, Savepoint
 from penstock.savepoints.stores import choose, overview, places
-from penstock.spark_state.typed import shown
+from penstock.spark_state.store_rows import shown
 from penstock.storage.local import LocalTree
 from tests.unit.spark_state.test_state_metadata import HASHMAP, KEY, PARTITIONS, PROVIDER, aggregation
 

@@ -14,11 +14,10 @@ from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, DataError, MissingExtra, PenstockError, SchemaMismatch
-from penstock.sinks.redis.address import place
 from penstock.sinks.redis.check import findings
-from penstock.sinks.redis.client import fault
-from penstock.sinks.redis.layout import Layout, generation_of, hash_tag, name_of
+from penstock.sinks.redis.client import fault, place
 from penstock.sinks.redis.rows import laid_out
+from penstock.sinks.redis.scripts import Layout, generation_of, hash_tag, name_of
 from penstock.sinks.redis.writer import commands, portions
 
 URL = "redis://alice:s3cret@db.example:6380/2"

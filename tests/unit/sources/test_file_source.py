@@ -6,7 +6,7 @@ import pytest
 
 from penstock import FileSource, Guarantee
 from penstock.errors import ConfigurationError
-from penstock.sources.file_notes import noted
+from penstock.sources.files import noted
 from penstock.storage.storage import MemoryStorage
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError
+from penstock.sinks.files.check import check_folder
 from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
 from penstock.sinks.files.encode import COMPRESSIONS, check_options, encoder, shape
-from penstock.sinks.files.room import check_folder
 from penstock.storage.open import is_local, normalise, open_tree
 from penstock.storage.tree import full_disk_named
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
 from penstock.sinks.redis import client
-from penstock.sinks.redis.address import place
-from penstock.sinks.redis.client import answered, library
+from penstock.sinks.redis.client import answered, library, place
 
 if TYPE_CHECKING:
     from penstock.sinks.redis.writer import Target

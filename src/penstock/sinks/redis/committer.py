@@ -25,9 +25,8 @@ from penstock.contracts.sink import Committer, Leftover, SinkScope
 from penstock.errors import PreCommitFailed
 from penstock.failpoints import failpoint
 from penstock.sinks.redis import scripts
-from penstock.sinks.redis.address import place, scrubbed
-from penstock.sinks.redis.client import Script, answered, fault, is_away, library
-from penstock.sinks.redis.layout import Layout, generation_of, numbers_of
+from penstock.sinks.redis.client import Script, answered, fault, is_away, library, place, scrubbed
+from penstock.sinks.redis.scripts import Layout, generation_of, numbers_of
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline

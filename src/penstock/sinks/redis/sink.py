@@ -10,8 +10,8 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.durations import seconds
 from penstock.errors import ConfigurationError
-from penstock.sinks.redis.address import place, require_readable
-from penstock.sinks.redis.layout import hash_tag
+from penstock.sinks.redis.client import place, require_readable
+from penstock.sinks.redis.scripts import hash_tag
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

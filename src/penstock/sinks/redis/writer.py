@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed, ValueTooLarge
 from penstock.sinks.redis import scripts
-from penstock.sinks.redis.address import place
-from penstock.sinks.redis.client import Script, answered, connect
-from penstock.sinks.redis.layout import Layout, name_of
+from penstock.sinks.redis.client import Script, answered, connect, place
 from penstock.sinks.redis.rows import Rows, has_lengths, laid_out
+from penstock.sinks.redis.scripts import Layout, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ from penstock.sinks.tables.columns import strict_inside
 from penstock.sinks.tables.delta_stats import INDEXED, partition_values, statistics, supported
 from penstock.sinks.tables.faults import shown, told
 from penstock.sinks.tables.places import open_folder
-from penstock.sinks.tables.target import Change, Journal, Known, Target, Written, token_of
+from penstock.sinks.tables.target import Change, History, Known, Target, Written, token_of
 from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.open import is_local
 from penstock.storage.tree import Tree
@@ -148,10 +148,10 @@ class DeltaTarget(Target):
             "modified": int(time.time() * 1000),
         }
 
-    def journal(self, since: Mapping[str, Any]) -> Journal:
+    def history(self, since: Mapping[str, Any]) -> History:
         now = self._table.transaction_version(self._app)
         if now is not None and now == since.get("txn"):
-            return Journal()
+            return History()
         newest, start = self._table.version(), since.get("version", -1) + 1
         added: set[str] = set()
         swept: set[str] = set()
@@ -160,13 +160,13 @@ class DeltaTarget(Target):
                 try:
                     entry = self._storage().read(_entry(version))
                 except FileNotFoundError:
-                    return Journal(frozenset(added), frozenset(swept), complete=False)
+                    return History(frozenset(added), frozenset(swept), complete=False)
                 for action in _actions(entry):
                     token = token_of(action["add"]["path"]) if "add" in action else None
                     if token:
                         added.add(token)
                     swept.update(action.get("commitInfo", {}).get(_SWEPT, ()))
-        return Journal(frozenset(added), frozenset(swept))
+        return History(frozenset(added), frozenset(swept))
 
     def holds(self, names: Collection[str]) -> bool:
         with self.told():

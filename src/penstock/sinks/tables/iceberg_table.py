@@ -22,7 +22,7 @@ from penstock.errors import ConfigurationError, MissingExtra
 from penstock.sinks.tables.columns import check_partitions, strict_inside
 from penstock.sinks.tables.delta_stats import told as told_bounds
 from penstock.sinks.tables.faults import told
-from penstock.sinks.tables.target import Change, Journal, Known, Target, Written
+from penstock.sinks.tables.target import Change, History, Known, Target, Written
 from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
@@ -177,12 +177,12 @@ class IcebergTarget(Target):
         about["partition"] = [_internal(value) for value in file.values]
         return about
 
-    def journal(self, since: Mapping[str, Any]) -> Journal:
+    def history(self, since: Mapping[str, Any]) -> History:
         mark = self._marked()
         # A table that was dropped and made again has a history of its own.
         before = since.get("commits", 0) if since.get("table") == str(self._table.metadata.table_uuid) else 0
         entries = [entry for entry in mark["last"] if entry["commit"] > before]
-        return Journal(
+        return History(
             frozenset(token for entry in entries for token in entry["added"]),
             frozenset(token for entry in entries for token in entry["swept"]),
             complete=mark["commits"] >= before and len(entries) == mark["commits"] - before,

@@ -1,7 +1,7 @@
 """What a table format has to offer: the one interface between the shared halves of the sink and Delta or Iceberg.
 
 A table's own log is a line: every commit is made against the state before it, and of two made against the same state
-one fails. All proofs rest on that. A data file carries its writer's random token in its name, and `journal` tells
+one fails. All proofs rest on that. A data file carries its writer's random token in its name, and `history` tells
 which tokens the table has taken or given up since a position. `append` succeeds only against the very state that was
 last looked at, so between "not taken yet" and "taken now" nobody else can have taken it.
 """
@@ -55,7 +55,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class History:
     """What the table's own history says since a position. Not `complete`: it no longer reaches back so far."""
 
     added: frozenset[str] = frozenset()
@@ -100,12 +100,12 @@ class Target(ABC):
         """What the table's log will say about a data file, as JSON."""
 
     @abstractmethod
-    def journal(self, since: Mapping[str, Any]) -> Journal:
+    def history(self, since: Mapping[str, Any]) -> History:
         """History from `since` to the last look."""
 
     @abstractmethod
     def holds(self, names: Collection[str]) -> bool:
-        """Whether all those files are in the table as last looked at. Slow: for where the journal ends."""
+        """Whether all those files are in the table as last looked at. Slow: for where the history ends."""
 
     def settle(self, since: Mapping[str, Any]) -> None:
         """See that the history from `since` to the last look survives a power cut, whoever wrote it. Nothing to do

@@ -23,7 +23,7 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, WriterScope
 from penstock.errors import LedgerError, PenstockError, PreCommitFailed
 from penstock.failpoints import failpoint
-from penstock.sinks.write_ahead.journal import KEPT_EPOCHS, Journal, rows_name
+from penstock.sinks.write_ahead.row_log import KEPT_EPOCHS, RowLog, rows_name
 from penstock.storage.tree import full_disk_named
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class LoggingWriter(Writer):
     def __init__(self, location: str, scope: WriterScope) -> None:
         token = secrets.token_hex(6)
         self._location = location
-        self._journal = Journal(location, scope.sink)
+        self._row_log = RowLog(location, scope.sink)
         self._name = rows_name(scope, token)
         self._id = f"{scope.sink.prefix}:{scope.partition}:{scope.epoch}:{token}"
         self._log: LogWriter | None = None
@@ -53,7 +53,7 @@ class LoggingWriter(Writer):
     def write(self, batch: pa.RecordBatch) -> None:
         with full_disk_named(self._location, _NOTHING):
             if self._log is None:
-                self._log = self._journal.open(self._name, batch.schema)
+                self._log = self._row_log.open(self._name, batch.schema)
             self._log.write(batch)
 
     def pre_commit(self) -> Mapping[str, Any]:
@@ -82,12 +82,12 @@ class HandingCommitter(Committer):
     def __init__(self, sink: WriteAheadSink, scope: SinkScope) -> None:
         self._sink = sink
         self._scope = scope
-        self._journal = Journal(sink.log, scope)
-        self._journal.create()
+        self._row_log = RowLog(sink.log, scope)
+        self._row_log.create()
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         for one in committables:
-            if one.payload and self._journal.size(one.payload["rows"]) != one.payload["bytes"]:
+            if one.payload and self._row_log.size(one.payload["rows"]) != one.payload["bytes"]:
                 raise PreCommitFailed(
                     f"The log of writer {one.writer} of sink {one.sink!r} is gone or not as it was written: "
                     f"{one.payload['rows']}.",
@@ -95,19 +95,19 @@ class HandingCommitter(Committer):
                     to_do=f"if tasks run on several machines, see that all reach {self._sink.log}.",
                 )
             if one.payload:
-                self._journal.secure(one.payload["rows"])
+                self._row_log.secure(one.payload["rows"])
         return committables
 
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
         with full_disk_named(self._sink.log, "the epoch is decided, its rows wait in the log"):
-            begun, done = self._journal.noted()
+            begun, done = self._row_log.noted()
             outcomes, ready = self._proven(committables, begun, done)
             if deadline.passed():
                 return {**{one.writer: Outcome.UNKNOWN for one in ready}, **outcomes}
             fresh = [one.payload["rows"] for one in ready if one.payload["rows"] not in begun]
-            self._journal.note("begun", epoch, fresh)
+            self._row_log.note("begun", epoch, fresh)
             self._hand_over(epoch, ready, outcomes, deadline)
-            self._journal.forget(epoch - KEPT_EPOCHS)
+            self._row_log.forget(epoch - KEPT_EPOCHS)
         return outcomes
 
     def _proven(
@@ -124,8 +124,8 @@ class HandingCommitter(Committer):
                 outcomes[one.writer] = Outcome.COMMITTED  # it had no rows
             elif name in done or one.payload["id"] in taken:
                 outcomes[one.writer] = Outcome.ALREADY_COMMITTED
-                self._journal.remove([name])
-            elif self._journal.size(name) is not None:
+                self._row_log.remove([name])
+            elif self._row_log.size(name) is not None:
                 ready.append(one)
             else:
                 outcomes[one.writer] = Outcome.UNKNOWN if name in begun else Outcome.LOST
@@ -155,14 +155,14 @@ class HandingCommitter(Committer):
         self._finish(epoch, unnoted)
 
     def _finish(self, epoch: int, names: Sequence[str]) -> None:
-        self._journal.note("done", epoch, names)
-        self._journal.remove(names)
+        self._row_log.note("done", epoch, names)
+        self._row_log.remove(names)
 
     def _write(self, one: Committable, deadline: Deadline) -> Outcome:
         tries = 0
         while not deadline.passed():
             try:
-                rows = self._journal.read(one.payload["rows"], one.payload["bytes"], one.payload["crc"])
+                rows = self._row_log.read(one.payload["rows"], one.payload["bytes"], one.payload["crc"])
                 self._sink.write(rows, one.payload["id"])
                 return Outcome.COMMITTED
             except LedgerError as error:
@@ -192,16 +192,16 @@ class HandingCommitter(Committer):
         kept = {one.payload["rows"] for one in keep if one.payload}
         own = self._scope.generation
         return self._remove(
-            [name for name, number in self._journal.waiting().items() if number <= own and name not in kept]
+            [name for name, number in self._row_log.waiting().items() if number <= own and name not in kept]
         )
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
-        waiting, own = self._journal.waiting(), self._scope.generation
+        waiting, own = self._row_log.waiting(), self._scope.generation
         return [Leftover(name, run, payload={"rows": name}) for name, run in sorted(waiting.items()) if run <= own]
 
     def _remove(self, names: Sequence[str]) -> int:
         """What was begun is decided, and stays."""
         if not names:
             return 0
-        begun, _ = self._journal.noted()
-        return self._journal.remove([name for name in names if name not in begun])
+        begun, _ = self._row_log.noted()
+        return self._row_log.remove([name for name in names if name not in begun])

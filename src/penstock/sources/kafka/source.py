@@ -12,7 +12,7 @@ from penstock.errors import ConfigurationError
 from penstock.kafka.settings import split_options
 from penstock.kafka.translation import for_java, for_librdkafka
 from penstock.sources.kafka.group import GroupPublisher, admin_sender
-from penstock.sources.naming import reader
+from penstock.sources.spark_reader import reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

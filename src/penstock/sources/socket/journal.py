@@ -2,7 +2,7 @@
 
     FOLDER/journal.json         which source of which job it belongs to, for ever
     FOLDER/lock                 held while somebody appends, deletes or takes over
-    FOLDER/state                who owns it now, how far it is durable, see `journal_state`
+    FOLDER/state                who owns it now, how far it is durable, see `journal_format`
     FOLDER/<position>.lines     segments, see `journal_format`
 
 One process owns a journal: the last that opened it. Every change is made under the lock, by the owner alone, so a
@@ -32,18 +32,19 @@ from penstock.errors import (
     SystemUnavailable,
 )
 from penstock.failpoints import failpoint
-from penstock.sources.socket import journal_state
 from penstock.sources.socket.journal_format import (
     HEADER_BYTES,
+    JournalState,
     check_header,
     damaged,
     frames,
     pack_frame,
     pack_header,
+    read_state,
     segment_name,
     segment_start,
+    write_state,
 )
-from penstock.sources.socket.journal_state import State
 from penstock.storage import durable
 from penstock.storage.local import LocalStorage
 from penstock.storage.private import make_private, private_file
@@ -168,7 +169,7 @@ class Journal:
             self._tail = -1
 
     def _take_over(self, start: int) -> None:
-        before = journal_state.read(self._state) if os.fstat(self._state).st_size else None
+        before = read_state(self._state) if os.fstat(self._state).st_size else None
         if self._durable:
             durable.sync(self.folder)  # the owner before may have died before it synced the name of a segment
         self._segments = sorted(one for one in map(segment_start, os.listdir(self.folder)) if one is not None)
@@ -237,12 +238,12 @@ class Journal:
             _data_sync(handle)
 
     def _tell(self, error: str) -> None:
-        journal_state.write(self._state, State(self._owner, os.getpid(), self._end, error))
+        write_state(self._state, JournalState(self._owner, os.getpid(), self._end, error))
         if not error:
             self.untold = False
 
     def _require_ownership(self) -> None:
-        state = journal_state.read(self._state)
+        state = read_state(self._state)
         if state is None and self.untold:
             return  # half of a page, by our own hand: whoever takes over writes a whole one
         if state is None or state.owner != self._owner:
@@ -270,7 +271,7 @@ class Journal:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _held(self) -> SystemUnavailable:
-        state = journal_state.read(self._state)
+        state = read_state(self._state)
         holder = "another process" if state is None else f"process {state.pid}"
         return SystemUnavailable(
             f"The journal {self.folder} has been locked by {holder} for {LOCK_SECONDS:g} s.",

@@ -16,9 +16,9 @@ from penstock.config.option import size
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
 from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable
-from penstock.sources.naming import reader
 from penstock.sources.socket.journal import Journal, claim
 from penstock.sources.socket.receiver import Receiver
+from penstock.sources.spark_reader import reader
 from penstock.storage.private import require_own
 from penstock.storage.storage import local_path
 
@@ -69,8 +69,8 @@ class SocketSource(Source):
         self._committed: dict[str, dict[str, tuple[int, ...]]] = {}  # of each reader, the last two epochs
 
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
-        from penstock.sources.registration import register
         from penstock.sources.socket.reader import JournalledLines
+        from penstock.sources.spark_reader import register
 
         register(spark, JournalledLines)
         options = {

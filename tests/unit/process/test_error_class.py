@@ -15,9 +15,9 @@ from pyspark.errors import (
 
 from penstock import errors
 from penstock.errors import PenstockError
-from penstock.process.error_class import Verdict, chain, classify, jvm_gone, out_of_memory
+from penstock.process.error_class import ErrorClass, classify, error_chain, jvm_gone, out_of_memory
 
-RETRY, FATAL, UNKNOWN = Verdict.RETRY, Verdict.FATAL, Verdict.UNKNOWN
+RETRY, FATAL, UNKNOWN = ErrorClass.RETRY, ErrorClass.FATAL, ErrorClass.UNKNOWN
 
 
 def raised_from(cause: BaseException, error: BaseException) -> BaseException:
@@ -86,9 +86,9 @@ def test_penstocks_own_errors_by_their_class(kind: type[Exception]) -> None:
         (spark(in_worker("ConnectionRefusedError: [Errno 111] Connection refused")), RETRY),
         (spark(in_worker("MemoryError")), RETRY),
     ],
-    ids=lambda value: str(value)[:40] if isinstance(value, Verdict) else type(value).__name__,
+    ids=lambda value: str(value)[:40] if isinstance(value, ErrorClass) else type(value).__name__,
 )
-def test_sparks_errors(error: BaseException, verdict: Verdict) -> None:
+def test_sparks_errors(error: BaseException, verdict: ErrorClass) -> None:
     assert classify(error) is verdict
 
 
@@ -108,7 +108,7 @@ def test_sparks_errors(error: BaseException, verdict: Verdict) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_pythons_errors(error: BaseException, verdict: Verdict) -> None:
+def test_pythons_errors(error: BaseException, verdict: ErrorClass) -> None:
     assert classify(error) is verdict
 
 
@@ -124,14 +124,14 @@ def test_pythons_errors(error: BaseException, verdict: Verdict) -> None:
         (raised_from(errors.TopicMissing("gone"), RuntimeError("theirs")), FATAL),
     ],
 )
-def test_causes_are_looked_through(error: BaseException, verdict: Verdict) -> None:
+def test_causes_are_looked_through(error: BaseException, verdict: ErrorClass) -> None:
     assert classify(error) is verdict
 
 
 def test_an_error_that_is_its_own_cause() -> None:
     error = errors.SystemUnavailable("away")
     error.__cause__ = error
-    assert list(chain(error)) == [error]
+    assert list(error_chain(error)) == [error]
     assert classify(error) is RETRY
 
 

@@ -39,7 +39,7 @@ def rows_name(scope: WriterScope, token: str) -> str:
     )
 
 
-class Journal:
+class RowLog:
     """One sink's folder, reached from the driver and from tasks."""
 
     def __init__(self, location: str, scope: SinkScope) -> None:
