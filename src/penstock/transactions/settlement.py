@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, WriterId
+from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
@@ -207,12 +207,24 @@ class Settlement(Conductor):
 
     def abort(self, only: Collection[Orphan], others: Collection[Orphan]) -> None:
         self._others = [Committable(one.sink, -1, 1, 0, one.leftover.payload) for one in others if one.leftover]
-        self._drive(self._abort_undecided(only))
+        chosen = [(one.id, one.leftover) for one in only if one.leftover is not None]
+        decision = self._drive(
+            protocol.abort_undecided(lambda committable: any(names(leftover, committable) for _, leftover in chosen))
+        )
+        if decision is not None:  # since the list was made
+            first = next(
+                name for name, leftover in chosen if any(names(leftover, one) for one in decision.committables)
+            )
+            raise wrong_way(first, Verdict.DECIDED, decision.id.epoch)
 
     def resolve(self, only: Collection[WriterId], word: Word) -> list[Unprovable]:
         self._committing = True
-        decision, unknown = self._drive(self._commit_once_more())
+        decided = self._drive(protocol.commit_decided())
+        if decided is None:
+            raise self._nothing_decided()
+        decision, outcomes = decided
         epoch = decision.id.epoch
+        unknown = [one for one in decision.to_commit if outcomes.get(one.id, Outcome.UNKNOWN) is Outcome.UNKNOWN]
         unknown = [one for one in unknown if not only or one.id in only]
         found = []
         for uid in sorted({one.sink for one in unknown}):
@@ -227,21 +239,6 @@ class Settlement(Conductor):
             self._ledger.rule(epoch, self._query_id(), [one.committable for one in found], outcome)
         return found
 
-    def _commit_once_more(self) -> Generator[protocol.Action, Any, tuple[Decision, list[Committable]]]:
-        """The steps of a recovery up to its commit; what is not proven then is no error here."""
-        generation: int = yield protocol.Register()
-        found: protocol.Found = yield protocol.Look()
-        decision = protocol.honoured(found)
-        yield protocol.WriteClaim(Claim(generation, found.epoch, decision.id if decision else None))
-        newest: int = yield protocol.NewestGeneration()
-        if newest > generation:
-            raise protocol.Fenced(generation, newest)
-        if decision is None:
-            raise self._nothing_decided()
-        outcomes: dict[WriterId, Outcome] = yield protocol.Commit(decision)
-        left = [one for one in decision.to_commit if outcomes.get(one.id, Outcome.UNKNOWN) is Outcome.UNKNOWN]
-        return decision, left
-
     def _nothing_decided(self) -> TransactionRefused:
         return TransactionRefused(
             f"Nothing of query {self._query!r} is decided any more.",
@@ -251,21 +248,6 @@ class Settlement(Conductor):
 
     def close(self) -> None:
         self._close_committers()
-
-    def _abort_undecided(self, only: Collection[Orphan]) -> Generator[protocol.Action, Any, None]:
-        """The steps of a recovery without its commit: register, look, claim, look for newer generations, sweep."""
-        generation: int = yield protocol.Register()
-        found: protocol.Found = yield protocol.Look()
-        epoch, decision = protocol.next_epoch(found), protocol.honoured(found)
-        yield protocol.WriteClaim(Claim(generation, epoch, decision.id if decision else None))
-        newest: int = yield protocol.NewestGeneration()
-        if newest > generation:
-            raise protocol.Fenced(generation, newest)
-        kept = decision.committables if decision else ()
-        for one in only:
-            if one.leftover is not None and any(names(one.leftover, each) for each in kept):
-                raise wrong_way(one.id, Verdict.DECIDED, epoch)  # since the list was made
-        yield protocol.Sweep((*kept, *self._others))
 
     # What differs from an epoch's or a drainer's
 
@@ -294,7 +276,7 @@ class Settlement(Conductor):
 
     def _sweep(self, keep: Sequence[Committable]) -> None:
         if not self._committing:
-            super()._sweep(keep)
+            super()._sweep((*keep, *self._others))
 
     def _look_beyond(self, deadline: Deadline) -> None:
         """What the ledger does not know is listed, and left to whoever takes the blame."""
