@@ -20,7 +20,7 @@ from typing import Any
 from penstock.checkpoint.decision import Committable
 from penstock.contracts.sink import Leftover, TwoPhaseSink
 from penstock.deadline import Deadline
-from penstock.epoch.leftovers import of_all_generations
+from penstock.epoch.committers import of_all_generations
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.transactions.ledgers import Decided, JobLedgers, QueryLedger
 

@@ -20,8 +20,7 @@ from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outc
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
-from penstock.epoch.driver import Conductor, Timing
-from penstock.epoch.explain import explain_stop
+from penstock.epoch.driver import ProtocolDriver, Timing
 from penstock.epoch.log_repair import restore
 from penstock.errors import PenstockError, TransactionRefused, WritersLost
 from penstock.events import Events
@@ -166,7 +165,7 @@ def refuse_logged(query: QueryLedger) -> None:
         )
 
 
-class Settlement(Conductor):
+class Settlement(ProtocolDriver):
     """One run of a query's ledger that starts no query."""
 
     def __init__(self, ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> None:
@@ -233,9 +232,7 @@ class Settlement(Conductor):
             found += [Unprovable(self._query, epoch, one, seen.get(one.writer, "")) for one in own]
         outcome = word(found) if found else None
         if outcome is not None:
-            newest = self._ledger.newest_generation()
-            if newest > self._generation:
-                raise explain_stop(protocol.Fenced(self._generation, newest), self._query, self._where)
+            self.refuse_superseded()
             self._ledger.rule(epoch, self._query_id(), [one.committable for one in found], outcome)
         return found
 
@@ -247,7 +244,7 @@ class Settlement(Conductor):
         )
 
     def close(self) -> None:
-        self._close_committers()
+        self._committers.close()
 
     # What differs from an epoch's or a drainer's
 
@@ -275,11 +272,10 @@ class Settlement(Conductor):
         return self._outcomes
 
     def _sweep(self, keep: Sequence[Committable]) -> None:
-        if not self._committing:
-            super()._sweep((*keep, *self._others))
-
-    def _look_beyond(self, deadline: Deadline) -> None:
         """What the ledger does not know is listed, and left to whoever takes the blame."""
+        if not self._committing:
+            self._abort_known((*keep, *self._others), Deadline(self._timing.abort_seconds))
+            self._passed("recover.swept")
 
     def _finish_log(self, epoch: int, watermark: int | None) -> bool:
         finished = self._of.log.finish(epoch, watermark)

@@ -24,7 +24,7 @@ from penstock.cli import main as cli
 from penstock.cli import program
 from penstock.contracts.sink import Committer, Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.epoch.driver import Conductor, Timing
+from penstock.epoch.driver import ProtocolDriver, Timing
 from penstock.epoch.protocol import Found, honoured, recover
 from penstock.errors import ConfigurationError, LedgerLost, OutcomeUnknown, TransactionRefused, WritersLost
 from penstock.events import Events
@@ -592,7 +592,7 @@ def test_only_what_is_named_is_resolved(
 # A ledger that is lost
 
 
-class Starting(Conductor):
+class Starting(ProtocolDriver):
     """A start of the job, as far as the sinks see it."""
 
     def __init__(self, world: World) -> None:
@@ -611,7 +611,7 @@ class Starting(Conductor):
         try:
             self._drive(recover())
         finally:
-            self._close_committers()
+            self._committers.close()
 
     def _look(self) -> Found:
         return self._found

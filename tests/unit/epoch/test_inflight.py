@@ -18,8 +18,8 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.epoch.channel import HASH_COLUMN, How, Writing
+from penstock.epoch.gate import Gate
 from penstock.epoch.inflight.manager import InFlight
-from penstock.epoch.limits import Gate
 from penstock.epoch.task import _write, committable
 from penstock.errors import JobStopped, LedgerCorrupt, LedgerFromTheFuture, UidChanged
 from penstock.events import Events

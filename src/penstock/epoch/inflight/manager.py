@@ -21,7 +21,7 @@ from penstock.failpoints import failpoint
 if TYPE_CHECKING:
     from penstock.checkpoint.ledger import Ledger
     from penstock.config import Checkpoints
-    from penstock.epoch.limits import Gate
+    from penstock.epoch.gate import Gate
     from penstock.events import Events
     from penstock.storage.storage import Storage
 
