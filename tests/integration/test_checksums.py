@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.epoch.checksum import FLAT, HASH_COLUMN, NESTED, hashed, rule_for
+from penstock.epoch.checksum import FLAT, HASH_COLUMN, NESTED, rule_for, with_hashes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +47,7 @@ def hash_of(session: SparkSession, kind: str, values: list[str], rule: int | Non
         " UNION ALL ".join(f"SELECT {n} AS n, CAST({one} AS {kind}) AS v" for n, one in enumerate(values))
     )
     frame = rows.select("v", "n").orderBy("n").select("v")
-    return [row[HASH_COLUMN] for row in hashed(frame, rule_for(frame) if rule is None else rule).collect()]
+    return [row[HASH_COLUMN] for row in with_hashes(frame, rule_for(frame) if rule is None else rule).collect()]
 
 
 @pytest.mark.parametrize("kind", UNLIKE)
@@ -66,7 +66,7 @@ def test_the_order_of_a_map_is_not_seen(session: SparkSession) -> None:
 def test_flat_rows_are_hashed_as_they_always_were_and_an_old_decision_by_its_own_rule(session: SparkSession) -> None:
     frame = session.sql("SELECT 1 AS a, CAST(null AS string) AS b")
     assert rule_for(frame) == FLAT
-    assert hashed(frame, FLAT).first()[HASH_COLUMN] == session.sql("SELECT xxhash64(1, null, true)").first()[0]
+    assert with_hashes(frame, FLAT).first()[HASH_COLUMN] == session.sql("SELECT xxhash64(1, null, true)").first()[0]
     assert rule_for(session.sql("SELECT array(1) AS a")) == NESTED
     one, other = hash_of(session, "array<int>", ["array(1, null)", "array(1)"], FLAT)
     assert one == other, "which is why there is a second rule"

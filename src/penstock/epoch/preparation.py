@@ -10,9 +10,8 @@ from penstock.checkpoint.decision import Committable
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.attempt import Attempt, EpochObserver, Watchdog
-from penstock.epoch.channel import How, Writing
-from penstock.epoch.outputs import EpochOutputs
-from penstock.epoch.row_sizes import RowSizes
+from penstock.epoch.channel import Route, Writing
+from penstock.epoch.outputs import EpochOutputs, RowSizes
 from penstock.errors import JobStopped
 from penstock.failpoints import failpoint
 
@@ -88,9 +87,9 @@ class Preparation:
 
     def _writing(self, uid: str, attempt: Attempt, only: frozenset[str] | None) -> Writing:
         if only is not None:
-            return Writing(How.SINK if uid in only else How.COUNT)
+            return Writing(Route.SINK if uid in only else Route.COUNT)
         if attempt.direct:
-            return Writing(How.DIRECT)
+            return Writing(Route.DIRECT)
         if self._inflight is not None:
             return self._inflight.writing(uid, attempt.seconds)
         return Writing()

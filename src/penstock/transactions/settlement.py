@@ -28,7 +28,7 @@ from penstock.failpoints import failpoint
 from penstock.process.registry import Registry
 from penstock.storage.storage import local_path
 from penstock.transactions.ledgers import JobLedgers, QueryLedger
-from penstock.transactions.orphans import Orphan, Sinks, Verdict, names
+from penstock.transactions.orphans import DecisionState, Orphan, Sinks, same_transaction
 
 _EVIDENCE_SECONDS = 120.0  # to read what is in the target; a person waits
 _ABORT_SECONDS = 30.0
@@ -39,11 +39,11 @@ class Run:
     """Whether the job runs: True, False, or None where that cannot be seen from here; and how it is known."""
 
     running: bool | None
-    said: str
+    evidence: str
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class CommitResult:
     """What became of the decided epoch of a query. `complete`: Spark's log says so too; otherwise the next start adds
     that, without writing a row again."""
 
@@ -80,20 +80,20 @@ def refuse_running(run: Run, job: str, *, take_over: bool) -> None:
     """Raise `TransactionRefused` unless the job is known to be dead, or somebody says that it is."""
     if run.running:
         raise TransactionRefused(
-            f"Job {job!r} runs: {run.said}.",
+            f"Job {job!r} runs: {run.evidence}.",
             safe="nothing was touched.",
             to_do="let it be: it commits and aborts by itself, and so does its next start. To end it first, use"
             " penstock stop or penstock cancel.",
         )
     if run.running is None and not take_over:
         raise TransactionRefused(
-            f"Whether job {job!r} runs is not known: {run.said}.",
+            f"Whether job {job!r} runs is not known: {run.evidence}.",
             safe="nothing was touched.",
             to_do="see there that it is dead, then add --take-over: should it live after all, it is superseded.",
         )
 
 
-def commit(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> Settled:
+def commit(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> CommitResult:
     """Carry out the query's decision, with the same steps as its recovery; nothing is aborted. Raises `WritersLost`
     where the other system has ended some of it meanwhile, `OutcomeUnknown` where nobody can prove it."""
     _refuse_unknown_sinks(query, sinks)
@@ -186,7 +186,7 @@ class Settlement(ProtocolDriver):
         self._others: list[Committable] = []
         self._committing = False
 
-    def commit(self) -> Settled:
+    def commit(self) -> CommitResult:
         self._committing = True
         resume = self._drive(protocol.recover())
         if self._decision is None:
@@ -202,19 +202,19 @@ class Settlement(ProtocolDriver):
                 + ("replays the epoch." if resume.action == "void" else "rewrites just these, with proof."),
             )
         complete = resume.action == "finished"
-        return Settled(self._query, epoch, resume.generation, complete, self._outcomes)
+        return CommitResult(self._query, epoch, resume.generation, complete, self._outcomes)
 
     def abort(self, only: Collection[Orphan], others: Collection[Orphan]) -> None:
         self._others = [Committable(one.sink, -1, 1, 0, one.leftover.payload) for one in others if one.leftover]
-        chosen = [(one.id, one.leftover) for one in only if one.leftover is not None]
-        decision = self._drive(
-            protocol.abort_undecided(lambda committable: any(names(leftover, committable) for _, leftover in chosen))
-        )
+
+        def chosen_as(committable: Committable) -> str | None:
+            """Its name in the list, if it is one of those to be aborted."""
+            return next((one.id for one in only if one.leftover and same_transaction(one.leftover, committable)), None)
+
+        decision = self._drive(protocol.abort_undecided(lambda one: chosen_as(one) is not None))
         if decision is not None:  # since the list was made
-            first = next(
-                name for name, leftover in chosen if any(names(leftover, one) for one in decision.committables)
-            )
-            raise wrong_way(first, Verdict.DECIDED, decision.id.epoch)
+            first = next(name for one in decision.committables if (name := chosen_as(one)) is not None)
+            raise refusal_of(first, DecisionState.DECIDED, decision.id.epoch)
 
     def resolve(self, only: Collection[WriterId], word: Word) -> list[Unprovable]:
         self._committing = True
@@ -292,15 +292,15 @@ class Settlement(ProtocolDriver):
         failpoint(point)
 
 
-def wrong_way(id: str, verdict: Verdict, epoch: int | None = None) -> PenstockError:
+def refusal_of(id: str, decision: DecisionState, epoch: int | None = None) -> PenstockError:
     """The error for a transaction that may only be ended the other way."""
-    if verdict is Verdict.DECIDED:
+    if decision is DecisionState.DECIDED:
         return TransactionRefused(
             f"{id} belongs to epoch {epoch}, which is decided: it can only be committed.",
             safe="nothing was touched. Aborting it would lose rows that the job counts as written.",
             to_do="penstock transactions commit, or start the job, which does the same.",
         )
-    if verdict is Verdict.UNDECIDED:
+    if decision is DecisionState.UNDECIDED:
         return TransactionRefused(
             f"{id} is not decided: it can only be aborted.",
             safe="nothing was touched. The job replays these rows; committing them would show them twice.",

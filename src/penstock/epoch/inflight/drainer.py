@@ -2,7 +2,7 @@
 
 It works in the driver, in threads beside the query: tasks that wait for a slow sink would hold the very cores that the
 epochs need. What the sink had prepared in time is committed; only what it had not, or has lost since, is written again
-from the log, while it holds the sink's pen: see `pen`. A sink that does not answer is asked again, for as long as it
+from the log, while it is its turn: see `write_turn`. A sink that does not answer is asked again, for as long as it
 takes: the rows are safe in the log.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.backlog import Backlog
     from penstock.checkpoint.ledger import Ledger
     from penstock.contracts.sink import Committer
-    from penstock.epoch.inflight.pen import Pen
+    from penstock.epoch.inflight.write_turn import WriteTurn
     from penstock.events import Events
 
 log = logging.getLogger("penstock")
@@ -61,7 +61,7 @@ class Drainer(ProtocolDriver):
         ledger: Ledger,
         events: Events,
         timing: Timing,
-        pen: Pen,
+        turn: WriteTurn,
         where: str,
     ) -> None:
         super().__init__(
@@ -70,7 +70,7 @@ class Drainer(ProtocolDriver):
         self._uid, self._sink, self._id = uid, sink, query_id
         self._backlog = backlog
         self._own_scope = own_scope  # that of the query's own transactions, some of which are ours to commit
-        self._pen = pen
+        self._turn = turn
         self._own: Committer | None = None
         self._left: tuple[Committable, ...] = ()  # of the epoch under way, to be written from the log
         self._replay: Replay | None = None
@@ -89,7 +89,7 @@ class Drainer(ProtocolDriver):
         """Finish the epoch under way if the sink lets us, begin no other."""
         self._stopping.set()
         self._backlog.wake()
-        self._pen.wake()
+        self._turn.wake()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
         if self._thread.is_alive():
@@ -136,7 +136,7 @@ class Drainer(ProtocolDriver):
         started = time.monotonic()
         self._left = self._not_visible(entry)
         if self._left:
-            with self._pen.taken(self._stopping.is_set) as mine:
+            with self._turn.drainer(self._stopping.is_set) as mine:
                 if not mine:
                     return
                 self._clear_the_way(entry)
