@@ -11,8 +11,6 @@ import pytest
 from penstock.errors import SystemUnavailable, from_json
 from penstock.events import Events
 from penstock.process.registration import error_fields
-from penstock.secrets import MASK, is_secret, masked, secrets_of, shown, without_secrets
-from penstock.process.registration import told
 from penstock.secrets import MASK, hide, is_secret, mask_setting, masked, secrets_of, without_secrets
 
 KAFKA = """

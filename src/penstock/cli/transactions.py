@@ -66,7 +66,7 @@ def list_open(
             {
                 "job": given.ledgers.job if given.ledgers is not None else prefix,
                 "running": run.running,
-                "run": run.said,
+                "run": run.evidence,
                 "transactions": [_facts(one) for one in chosen],
                 "not_asked": [
                     *({"query": query, "sink": sink, "why": why} for query, sink, why in report.unseen),
@@ -79,7 +79,7 @@ def list_open(
     _say_unseen(output, report)
     if given.ledgers is not None:
         said = {True: "runs", False: "does not run", None: "may run"}[run.running]
-        output.line(f"Job {given.ledgers.job} {said}: {run.said}.")
+        output.line(f"Job {given.ledgers.job} {said}: {run.evidence}.")
 
 
 @app.command("describe")
@@ -121,7 +121,7 @@ def commit(
     """Commit what is decided, as the job's next start would; each outcome is proven. Whole epochs: with ids, those
     they belong to."""
     from penstock.transactions import settlement
-    from penstock.transactions.orphans import Verdict
+    from penstock.transactions.orphans import DecisionState
 
     output = Output.choose(as_json)
     rows: list[dict[str, Any]] = []
@@ -133,9 +133,9 @@ def commit(
         settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
         chosen = given.named(given.look().orphans)
         for one in chosen if given.ids else ():
-            if one.verdict is not Verdict.DECIDED:
-                raise settlement.wrong_way(one.id, one.verdict)
-        wanted = {one.query for one in chosen if one.verdict is Verdict.DECIDED}
+            if one.decision is not DecisionState.DECIDED:
+                raise settlement.refusal_of(one.id, one.decision)
+        wanted = {one.query for one in chosen if one.decision is DecisionState.DECIDED}
         queries = [query for query in given.ledgers.queries if query.uid in wanted]
         for query in queries:
             settlement.refuse_logged(query)
@@ -177,7 +177,7 @@ def abort(
 ) -> None:
     """Abort what is not decided, and fence its writers; what is decided stays as it is."""
     from penstock.transactions import settlement
-    from penstock.transactions.orphans import Verdict
+    from penstock.transactions.orphans import DecisionState
 
     output = Output.choose(as_json)
     with scene(places, script, servers, config, prefix) as given, output.working("Aborting …"):
@@ -187,12 +187,12 @@ def abort(
         settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
         report = given.look()
         chosen = given.named(report.orphans)
-        unknown = [one for one in chosen if one.verdict is Verdict.UNKNOWN] if force and given.ids else []
+        unknown = [one for one in chosen if one.decision is DecisionState.UNKNOWN] if force and given.ids else []
         for one in chosen if given.ids else ():
-            if one.verdict is not Verdict.UNDECIDED and one not in unknown:
-                raise settlement.wrong_way(one.id, one.verdict, one.epoch)
+            if one.decision is not DecisionState.UNDECIDED and one not in unknown:
+                raise settlement.refusal_of(one.id, one.decision, one.epoch)
         settlement.abort_unknown(given.ledgers, given.sinks, unknown)
-        chosen = [one for one in chosen if one.verdict is Verdict.UNDECIDED]
+        chosen = [one for one in chosen if one.decision is DecisionState.UNDECIDED]
         silent = [] if given.ids else list(report.silent)
         named = {one.query for one in chosen} | {query for query, _ in silent}
         queries = [query for query in given.ledgers.queries if query.uid in named]
@@ -200,7 +200,7 @@ def abort(
             settlement.refuse_logged(query)
         for query in queries:
             own = [one for one in chosen if one.query == query.uid]
-            undecided = [one for one in report.of(query.uid) if one.verdict is Verdict.UNDECIDED]
+            undecided = [one for one in report.of(query.uid) if one.decision is DecisionState.UNDECIDED]
             others = [one for one in undecided if one not in own]
             settlement.abort(given.ledgers, query, given.sinks, own, others)
         left = {one.id for one in given.look().orphans if one.state == "open"} if queries or unknown else set()
@@ -210,10 +210,10 @@ def abort(
     ]
     rows += [{"query": query, "sink": sink, "id": "", "outcome": "swept"} for query, sink in silent]
     output.table("Aborted", rows) if rows or as_json else output.line("Nothing is open that is not decided.")
-    kept = [one for one in report.orphans if one.verdict is Verdict.DECIDED]
+    kept = [one for one in report.orphans if one.decision is DecisionState.DECIDED]
     if kept:
         output.line(f"{len(kept)} that are decided were kept: commit them, or start the job.")
-    if not given.ids and any(one.verdict is Verdict.UNKNOWN for one in report.orphans):
+    if not given.ids and any(one.decision is DecisionState.UNKNOWN for one in report.orphans):
         output.line("Some are of a run that the ledger does not know; list them, and see the docs of --force.")
     _say_unseen(output, report)
     if report.unseen and not given.ids:
@@ -258,7 +258,7 @@ def resolve(
     with scene(places, script, servers, config, None) as given:
         assert given.ledgers is not None
         settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
-        chosen = [one for one in given.named(given.look().orphans) if one.verdict == "decided"]
+        chosen = [one for one in given.named(given.look().orphans) if one.decision == "decided"]
         queries = [query for query in given.ledgers.queries if query.uid in {one.query for one in chosen}]
         for query in queries:
             settlement.refuse_logged(query)
@@ -283,13 +283,13 @@ def register(root: typer.Typer) -> None:
 
 def _forced(output: Output, given: Scene, *, commit: bool, force: bool) -> None:
     """End transactions of which no ledger is known: only those that are named, and only by force."""
-    from penstock.transactions.orphans import Verdict
-    from penstock.transactions.settlement import wrong_way
+    from penstock.transactions.orphans import DecisionState
+    from penstock.transactions.settlement import refusal_of
 
     assert given.cluster is not None
     chosen = given.named(given.look().orphans) if given.ids else []
     if not force or not chosen:
-        raise wrong_way(given.ids[0] if given.ids else f"what begins with {given.prefix!r}", Verdict.UNKNOWN)
+        raise refusal_of(given.ids[0] if given.ids else f"what begins with {given.prefix!r}", DecisionState.UNKNOWN)
     given.cluster.end(chosen, commit=commit)
     done = "committed by force" if commit else "aborted by force"
     output.table("Ended", [{"id": one.id, "outcome": done} for one in chosen])
@@ -328,7 +328,7 @@ def _facts(one: Orphan) -> dict[str, Any]:
         "epoch": one.epoch,
         "partition": one.partition,
         "rows": one.rows,
-        "ledger": one.verdict.value,
+        "ledger": one.decision.value,
         "decided_by": one.decided_by,
         "decided_at": one.decided_at,
         "can_only_be": _only(one),
@@ -337,9 +337,9 @@ def _facts(one: Orphan) -> dict[str, Any]:
 
 
 def _only(one: Orphan) -> str:
-    if one.verdict == "decided":
+    if one.decision == "decided":
         return "delivered by the job" if one.in_log else "committed"
-    return "aborted" if one.verdict == "undecided" else ""
+    return "aborted" if one.decision == "undecided" else ""
 
 
 def _row(one: Orphan) -> dict[str, Any]:
@@ -353,7 +353,7 @@ def _row(one: Orphan) -> dict[str, Any]:
         "generation": one.generation,
         "epoch": one.epoch,
         "partition": one.partition,
-        "ledger": one.verdict.value + (decided if one.verdict == "decided" else ""),
+        "ledger": one.decision.value + (decided if one.decision == "decided" else ""),
         "can only be": _only(one),
     }
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HASH_COLUMN = "__penstock_hash"
 
 
-class How(Enum):
+class Route(Enum):
     """Where the rows of an output go."""
 
     SINK = "sink"  # into a transaction of the sink, left prepared
@@ -35,7 +35,7 @@ class How(Enum):
 class Writing:
     """`log` is the folder of log files, `seconds` how long a tee waits for the sink."""
 
-    how: How = How.SINK
+    route: Route = Route.SINK
     log: str = ""
     seconds: float = 0.0
 
@@ -93,13 +93,13 @@ class _IntoLog(Channel):
 
 def open_channel(sink: TwoPhaseSink, scope: WriterScope, writing: Writing, schema: pa.Schema) -> Channel:
     """The channel for one writer; called with its first row."""
-    match writing.how:
-        case How.SINK:
+    match writing.route:
+        case Route.SINK:
             return _IntoSink(sink.open_writer(scope))
-        case How.DIRECT:
+        case Route.DIRECT:
             return _IntoSink(sink.open_direct_writer(scope))
-        case How.TEE | How.LOG:
-            side = SideWriter(sink, scope, writing.seconds) if writing.how is How.TEE else None
+        case Route.TEE | Route.LOG:
+            side = SideWriter(sink, scope, writing.seconds) if writing.route is Route.TEE else None
             return _IntoLog(LogWriter(writing.log, _log_name(scope), schema), side)
     raise AssertionError(writing)
 

@@ -40,7 +40,7 @@ def rule_for(frame: DataFrame) -> int:
     return NESTED if any(_is_nested(field.dataType) for field in frame.schema.fields) else FLAT
 
 
-def hashed(frame: DataFrame, rule: int) -> DataFrame:
+def with_hashes(frame: DataFrame, rule: int) -> DataFrame:
     """`frame` with a 64-bit hash of each row as its last column."""
     from pyspark.sql import functions as f
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.spark_log import Barrier
     from penstock.contracts.sink import TwoPhaseSink
     from penstock.contracts.source import Source
-    from penstock.epoch.coordinator import Body
+    from penstock.epoch.preparation import Body
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from penstock.config.settings import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted
 from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
 from penstock.epoch.callbacks import Callback, Callbacks
-from penstock.epoch.function import Epoch, EpochFunction, kept
+from penstock.epoch.outputs import Epoch, EpochFunction, computed_once
 from penstock.epoch.plan import QueryPlan, reading
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, SavepointError
 from penstock.events import Events, Listener
@@ -146,7 +146,7 @@ class Job:
             uids = {id(sink): key for key, sink in sinks.items()}
 
             def body(batch: DataFrame, outputs: EpochOutputs) -> None:
-                with kept(batch, persist):
+                with computed_once(batch, persist):
                     function(batch, Epoch(outputs, uids))
 
             self._add(frame, sinks, name, body, output_mode, options)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.spark_log import Barrier
     from penstock.config import Checkpoints
-    from penstock.epoch.notes import EpochNotes
+    from penstock.epoch.attempt import EpochNotes
     from penstock.events import Events
     from penstock.storage.storage import Storage
 

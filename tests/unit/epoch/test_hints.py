@@ -11,7 +11,7 @@ import pytest
 
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
-from penstock.epoch.channel import How, Writing
+from penstock.epoch.channel import Route, Writing
 from penstock.epoch.inflight.manager import _newest
 from penstock.epoch.outputs import EpochOutputs
 from penstock.errors import AccessDenied, PenstockError, SystemUnavailable
@@ -26,7 +26,7 @@ from penstock.sinks.tables.target import Known
 # Where an epoch asks
 
 
-def ways(how: How, answer: Mapping[str, Any] | PenstockError) -> tuple[Writing, dict[str, Any], int]:
+def ways(route: Route, answer: Mapping[str, Any] | PenstockError) -> tuple[Writing, dict[str, Any], int]:
     """Which way the rows go, what the writers are told, and how often the sink was asked."""
     asked: list[str] = []
 
@@ -37,32 +37,32 @@ def ways(how: How, answer: Mapping[str, Any] | PenstockError) -> tuple[Writing, 
         return answer
 
     given: Any = None
-    outputs = EpochOutputs(1, 1, 1, "job", {}, given, lambda _: Writing(how, "logs", 9.0), hints, given, {})
+    outputs = EpochOutputs(1, 1, 1, "job", {}, given, lambda _: Writing(route, "logs", 9.0), hints, given, {})
     return *outputs._ways("out"), len(asked)
 
 
-@pytest.mark.parametrize("how", [How.LOG, How.COUNT])
-def test_a_sink_that_gets_no_rows_is_not_asked(how: How) -> None:
-    assert ways(how, SystemUnavailable("Away.")) == (Writing(how, "logs", 9.0), {}, 0)
+@pytest.mark.parametrize("route", [Route.LOG, Route.COUNT])
+def test_a_sink_that_gets_no_rows_is_not_asked(route: Route) -> None:
+    assert ways(route, SystemUnavailable("Away.")) == (Writing(route, "logs", 9.0), {}, 0)
 
 
-@pytest.mark.parametrize("how", [How.SINK, How.TEE, How.DIRECT])
-def test_a_sink_that_answers_is_listened_to(how: How) -> None:
-    assert ways(how, {"fence": 3}) == (Writing(how, "logs", 9.0), {"fence": 3}, 1)
+@pytest.mark.parametrize("route", [Route.SINK, Route.TEE, Route.DIRECT])
+def test_a_sink_that_answers_is_listened_to(route: Route) -> None:
+    assert ways(route, {"fence": 3}) == (Writing(route, "logs", 9.0), {"fence": 3}, 1)
 
 
 def test_an_epoch_that_can_goes_by_the_log_when_the_sink_is_away() -> None:
-    assert ways(How.TEE, SystemUnavailable("Away.")) == (Writing(How.LOG, "logs"), {}, 1)
+    assert ways(Route.TEE, SystemUnavailable("Away.")) == (Writing(Route.LOG, "logs"), {}, 1)
 
 
 def test_an_epoch_that_cannot_says_what_is_wrong() -> None:
     with pytest.raises(SystemUnavailable):
-        ways(How.SINK, SystemUnavailable("Away."))
+        ways(Route.SINK, SystemUnavailable("Away."))
 
 
 def test_what_no_delivery_could_cure_is_not_put_off() -> None:
     with pytest.raises(AccessDenied):
-        ways(How.TEE, AccessDenied("Wrong password."))
+        ways(Route.TEE, AccessDenied("Wrong password."))
 
 
 def test_the_newer_of_two_hints_counts() -> None:

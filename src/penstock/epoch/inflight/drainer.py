@@ -2,7 +2,7 @@
 
 It works in the driver, in threads beside the query: tasks that wait for a slow sink would hold the very cores that the
 epochs need. What the sink had prepared in time is committed; only what it had not, or has lost since, is written again
-from the log, while it holds the sink's pen: see `pen`. A sink that does not answer is asked again, for as long as it
+from the log, while it is its turn: see `write_turn`. A sink that does not answer is asked again, for as long as it
 takes: the rows are safe in the log.
 """
 
@@ -16,14 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.backlog import Entry, log_of, prepared_of
-from penstock.checkpoint.decision import Committable, Decision, Outcome, WriterId
+from penstock.checkpoint.decision import Committable, Decision, Outcome
 from penstock.checkpoint.inflight_log import read_log
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.channel import HASH_COLUMN
 from penstock.epoch.checksum import MODULO, sum_of_hashes
-from penstock.epoch.driver import Conductor, Timing
+from penstock.epoch.driver import ProtocolDriver, Timing
 from penstock.epoch.protocol import Replay
 from penstock.errors import LedgerCorrupt, OutcomeUnknown, PenstockError
 from penstock.failpoints import failpoint
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.backlog import Backlog
     from penstock.checkpoint.ledger import Ledger
     from penstock.contracts.sink import Committer
-    from penstock.epoch.inflight.pen import Pen
+    from penstock.epoch.inflight.write_turn import WriteTurn
     from penstock.events import Events
 
 log = logging.getLogger("penstock")
@@ -45,7 +45,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 _STOP_SECONDS = 10.0
 
 
-class Drainer(Conductor):
+class Drainer(ProtocolDriver):
     """One sink's. `start` runs it in a thread; `failure` is what no waiting can cure."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Drainer(Conductor):
         ledger: Ledger,
         events: Events,
         timing: Timing,
-        pen: Pen,
+        turn: WriteTurn,
         where: str,
     ) -> None:
         super().__init__(
@@ -70,7 +70,7 @@ class Drainer(Conductor):
         self._uid, self._sink, self._id = uid, sink, query_id
         self._backlog = backlog
         self._own_scope = own_scope  # that of the query's own transactions, some of which are ours to commit
-        self._pen = pen
+        self._turn = turn
         self._own: Committer | None = None
         self._left: tuple[Committable, ...] = ()  # of the epoch under way, to be written from the log
         self._replay: Replay | None = None
@@ -89,12 +89,12 @@ class Drainer(Conductor):
         """Finish the epoch under way if the sink lets us, begin no other."""
         self._stopping.set()
         self._backlog.wake()
-        self._pen.wake()
+        self._turn.wake()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
         if self._thread.is_alive():
             return  # it waits for a sink that does not answer; when it wakes, it is a zombie like any other, and fenced
-        self._close_committers()
+        self._committers.close()
         if self._own is not None:
             self._own.close()
 
@@ -120,7 +120,7 @@ class Drainer(Conductor):
                     return
                 if self.waiting_for is None:
                     log.warning("sink %s of query %s takes nothing now: %s", self._uid, self._query, error)
-                    self._emit("drain_waiting", None, sink=self._uid, error=str(error))
+                    self.emit("drain_waiting", None, sink=self._uid, error=str(error))
                 self.waiting_for = str(error)
                 self._stopping.wait(wait)
                 wait = min(wait * 2, _LONGEST_WAIT)
@@ -136,7 +136,7 @@ class Drainer(Conductor):
         started = time.monotonic()
         self._left = self._not_visible(entry)
         if self._left:
-            with self._pen.taken(self._stopping.is_set) as mine:
+            with self._turn.drainer(self._stopping.is_set) as mine:
                 if not mine:
                     return
                 self._clear_the_way(entry)
@@ -186,7 +186,7 @@ class Drainer(Conductor):
     def _finish(self, entry: Entry, *, rewritten: int, seconds: float) -> None:
         self._backlog.mark(entry.epoch)
         failpoint("drain.marked")
-        self._emit(
+        self.emit(
             "drained",
             entry.epoch,
             sink=self._uid,
@@ -214,7 +214,7 @@ class Drainer(Conductor):
             hints = self._committers[self._uid].hints()
             with ThreadPoolExecutor(_WRITERS, thread_name_prefix=f"penstock-drain-{self._uid}") as pool:
                 written = list(pool.map(lambda one: self._write(epoch, one, hints), self._left))
-            sealed = self._seal(written, Deadline(self._timing.commit_seconds))
+            sealed = self._committers.seal(written, Deadline(self._timing.commit_seconds))
         except Exception as error:
             return protocol.Failed(error)
         failpoint("drain.prepared")
@@ -246,9 +246,6 @@ class Drainer(Conductor):
     def _decide(self, decision: Decision) -> None:
         self._ledger.decide(decision, query=self._id, barrier=None)
         failpoint("drain.decided")
-
-    def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
-        return self._commit_at_sinks(decision.id.epoch, decision.to_commit, Deadline(self._timing.commit_seconds))
 
     def _finish_log(self, epoch: int, watermark: int | None) -> bool:
         entry = self._backlog.first()

@@ -12,17 +12,17 @@ from penstock.checkpoint.inflight_log import confirm, make_folder
 from penstock.checkpoint.layout import BACKLOG, LEDGER, LOGS
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
-from penstock.epoch.channel import How, Writing
+from penstock.epoch.channel import Route, Writing
 from penstock.epoch.driver import Timing
 from penstock.epoch.inflight.drainer import Drainer
-from penstock.epoch.inflight.pen import Pen
+from penstock.epoch.inflight.write_turn import WriteTurn
 from penstock.errors import PenstockError, UidChanged
 from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
     from penstock.checkpoint.ledger import Ledger
     from penstock.config import Checkpoints
-    from penstock.epoch.limits import Gate
+    from penstock.epoch.gate import Gate
     from penstock.events import Events
     from penstock.storage.storage import Storage
 
@@ -54,7 +54,7 @@ class InFlight:
         self._location, self._storage, self._ledger_of = location, storage, ledger_of
         self._events, self._limits = events, checkpoints
         self._backlogs: dict[str, Backlog] = {}
-        self._pens = {uid: Pen() for uid in self._sinks}
+        self._turns = {uid: WriteTurn() for uid in self._sinks}
         self._drainers: dict[str, Drainer] = {}
         self._generation = 0
         self._id: str | None = None
@@ -97,7 +97,7 @@ class InFlight:
                 ledger=self._ledger_of(f"{self._location}/{self._id}/{uid}/{LEDGER}"),
                 events=self._events,
                 timing=Timing(self._limits.commit_timeout_seconds, self._limits.abort_timeout_seconds),
-                pen=self._pens[uid],
+                turn=self._turns[uid],
                 where=f"{self._location}/{self._id}/{uid}",
             )
             drainer.start()
@@ -153,14 +153,14 @@ class InFlight:
         if not self._limits.logged:
             return Writing()
         backlog = self._backlogs[uid]
-        self._pens[uid].give_back()  # where an attempt at this epoch failed before
+        self._turns[uid].take_from_tasks()  # where an attempt at this epoch failed before
         if self._limits.max_concurrent > 1:
             patience, in_turn = self._limits.timeout_seconds, backlog.at_sink
         else:
             patience, in_turn = self._limits.aligned_timeout_seconds - elapsed, not backlog.count
-        if in_turn and patience > 0 and self._pens[uid].lend():
-            return Writing(How.TEE, backlog.logs, patience)
-        return Writing(How.LOG, backlog.logs)
+        if in_turn and patience > 0 and self._turns[uid].give_to_tasks():
+            return Writing(Route.TEE, backlog.logs, patience)
+        return Writing(Route.LOG, backlog.logs)
 
     def with_hints(self, uid: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """The sink's hints to its writers, with what the drainer knows."""
@@ -177,7 +177,7 @@ class InFlight:
                 confirm(self._backlogs[uid].logs, (log_of(one) for one in own))
                 found.extend(self._sealed_sink(own, seal))
             else:
-                self._pens[uid].give_back()  # it got no rows
+                self._turns[uid].take_from_tasks()  # it got no rows
         return found
 
     def _sealed_sink(self, own: Sequence[Committable], seal: Seal) -> list[Committable]:
@@ -209,13 +209,13 @@ class InFlight:
                 self._backlogs[uid].remove_logs([log_of(one).name for one in own])
             else:
                 visible = self._record(uid, epoch, own) and visible
-            self._pens[uid].give_back()
+            self._turns[uid].take_from_tasks()
         return visible
 
     def remove_strays(self, keep: Sequence[Committable]) -> None:
         """Remove the logs of attempts that failed. Call only while no task writes."""
         for uid, backlog in self._backlogs.items():
-            self._pens[uid].give_back()
+            self._turns[uid].take_from_tasks()
             backlog.remove_strays(self._generation, keep)
 
     def _record(self, uid: str, epoch: int, own: Sequence[Committable]) -> bool:

@@ -1,4 +1,4 @@
-"""Who may write rows into a sink: the tasks of an epoch, or the drainer; never both.
+"""Whose turn it is to write rows into a sink: that of an epoch's tasks, or the drainer's; never both.
 
 In a sink that is a log, such as a topic, a row's place is where it was *written*, not when it was committed. Epochs are
 prepared one after the other, but an epoch may be prepared while earlier ones still wait for their commit, and any of
@@ -24,40 +24,41 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Pen:
-    """One sink's, in one process. The coordinator's thread lends it to tasks, the drainer's takes it."""
+class WriteTurn:
+    """One sink's, in one process. The coordinator's thread gives it to tasks, the drainer's takes it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._lent = False
+        self._tasks = False
         self._wanted = False
 
-    def lend(self) -> bool:
-        """To the tasks of the epoch that begins; False where the drainer has it, or waits for it."""
+    def give_to_tasks(self) -> bool:
+        """Those of the epoch that begins; False where the drainer has it, or waits for it."""
         with self._changed:
-            self._lent = not self._wanted
-            return self._lent
+            self._tasks = not self._wanted
+            return self._tasks
 
-    def give_back(self) -> None:
+    def take_from_tasks(self) -> None:
         """The epoch under way is in the backlog, visible or failed: nothing more of it will count."""
         with self._changed:
-            self._lent = False
+            self._tasks = False
             self._changed.notify_all()
 
     def wake(self) -> None:
+        """Let a drainer that waits see whether it was given up."""
         with self._changed:
             self._changed.notify_all()
 
     @contextmanager
-    def taken(self, given_up: Callable[[], bool]) -> Iterator[bool]:
-        """For the drainer: while this lasts no task writes. False where it was given up before tasks gave it back."""
+    def drainer(self, given_up: Callable[[], bool]) -> Iterator[bool]:
+        """While this lasts no task writes. False where the drainer was given up before the tasks had ended."""
         with self._changed:
             self._wanted = True
         try:
             with self._changed:
-                while self._lent and not given_up():
+                while self._tasks and not given_up():
                     self._wait()
-                mine = not self._lent
+                mine = not self._tasks
             yield mine
         finally:
             with self._changed:
