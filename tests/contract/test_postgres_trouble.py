@@ -33,7 +33,7 @@ from penstock.errors import (
     TableMissing,
 )
 from penstock.sinks.postgres import PostgresSink
-from penstock.sinks.sql.markers import KEPT_EPOCHS, PRUNE_EVERY
+from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY
 from penstock.testing.sink_harness import PATIENCE, SinkSteps
 from tests.support.postgres import PostgresHarness
 

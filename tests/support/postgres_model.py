@@ -6,7 +6,6 @@ table that is not there 42P01, and what an open transaction has done is seen by 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import re
 from collections.abc import Callable, Iterator
@@ -18,9 +17,8 @@ import psycopg
 
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
-from penstock.sinks.postgres import faults
 from penstock.sinks.postgres.catalog import Place
-from penstock.sinks.postgres.server import Server
+from penstock.sinks.postgres.connection import Server
 from penstock.sinks.sql.names import label
 
 SCOPE = SinkScope("job", "out", 3)
@@ -62,8 +60,8 @@ class Database:
             settle=self._settle,
         )
 
-    def line(self, server: Server, table: str, name: str) -> Line:
-        assert (server, table) == (self.sink.server, "public.orders")
+    def line(self, server: Server, name: str) -> Line:
+        assert server == self.sink.server
         assert re.fullmatch(r"penstock [0-9a-f]{16} g3 driver", name)
         self.lines.append(Line(self))
         return self.lines[-1]
@@ -74,10 +72,10 @@ class Database:
 
 
 class Line:
-    """Stands in for `penstock.sinks.postgres.line.Line`."""
+    """Stands in for `penstock.sinks.postgres.connection.Line`."""
 
     def __init__(self, database: Database) -> None:
-        self.database, self.server = database, database.sink.server
+        self.database = database
         self.open, self.dropped = True, 0
         self._own: Contents | None = None
         self._look: Contents | None = None
@@ -86,13 +84,12 @@ class Line:
         assert 0 < lock_seconds <= 60
         self.ask(deadline, "BEGIN")
 
-    def drop(self) -> None:
+    def connect(self, deadline: Deadline) -> None:
+        assert isinstance(deadline, Deadline)
+
+    def close(self) -> None:
         self.dropped += 1
         self.open, self._own = False, None
-
-    def naming(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        assert doing
-        return faults.naming(self.server, "public.orders", doing)
 
     def count(self, deadline: Deadline, statement: str) -> int:
         [(changed,)] = self.ask(deadline, statement)
@@ -108,7 +105,7 @@ class Line:
             answer = self._answer(statement, parameters)
             database.after(statement)
         except psycopg.OperationalError:
-            self.drop()  # the server has closed the connection
+            self.close()  # the server has closed the connection
             raise
         return answer
 
@@ -151,9 +148,6 @@ class Line:
             assert (sink, generation) == (SCOPE.prefix, SCOPE.generation)
             assert writer not in now.markers
             now.markers[writer] = (epoch, at)
-        elif statement.startswith("SELECT gid FROM"):
-            [beginning] = parameters
-            return [(gid,) for gid in now.prepared if gid.startswith(beginning)]
         elif statement.startswith("SELECT gid, extract"):
             return [(gid, 12.5) for gid in sorted(now.prepared) if gid.startswith(parameters[0])]
         elif statement.startswith("SELECT c.relname"):
@@ -172,8 +166,8 @@ class Line:
             sink, writer = parameters
             return [(sink == SCOPE.prefix and writer in now.markers, now.pruned)]
         elif statement.startswith("WITH gone AS"):
-            sink, epoch = parameters
-            assert sink == SCOPE.prefix
+            sink, epoch, generation = parameters
+            assert (sink, generation) == (SCOPE.prefix, SCOPE.generation)
             assert statement.endswith(" WHERE sink = $1 AND EXISTS (SELECT FROM gone)")
             gone = [writer for writer, (number, _) in now.markers.items() if number < epoch]
             now.pruned = max([now.pruned or 0, *(now.markers.pop(writer)[1] for writer in gone)])

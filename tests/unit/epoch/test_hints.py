@@ -10,14 +10,16 @@ import pyarrow as pa
 import pytest
 
 from penstock.contracts.sink import SinkScope
+from penstock.deadline import Deadline
 from penstock.epoch.channel import How, Writing
 from penstock.epoch.inflight.manager import _newest
 from penstock.epoch.outputs import EpochOutputs
 from penstock.errors import AccessDenied, PenstockError, SystemUnavailable
-from penstock.sinks.mysql import committer as mysql
+from penstock.sinks.mysql.dialect import MySqlDialect
 from penstock.sinks.mysql.faults import ServerError
-from penstock.sinks.mysql.names import Names
 from penstock.sinks.mysql.session import Login
+from penstock.sinks.mysql.tables import Names
+from penstock.sinks.sql import committer as sql
 from penstock.sinks.tables import committer as tables
 from penstock.sinks.tables.target import Known
 
@@ -99,7 +101,7 @@ class Server:
                 self._talk()
         return 0
 
-    def limit(self, seconds: float) -> None:
+    def limit(self, deadline: Deadline) -> None:
         pass
 
     def close(self) -> None:
@@ -120,20 +122,19 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
         made.open = True
         return made
 
-    monkeypatch.setattr(mysql, "Session", connect)
-    monkeypatch.setattr(mysql, "_HINT_SECONDS", 0.1)
-    monkeypatch.setattr(mysql.xa, "end", lambda *_: set())
+    monkeypatch.setattr("penstock.sinks.mysql.dialect.Session", connect)
+    monkeypatch.setattr(sql, "_HINT_SECONDS", 0.1)
     return made
 
 
-def mysql_committer(server: Server) -> mysql.MySqlCommitter:
+def mysql_committer(server: Server) -> sql.SqlCommitter[Any]:
     login = Login("host", 3306, "user", "password", "shop")
-    return mysql.MySqlCommitter(login, Names("job:out", "shop", "orders", 1), "two_phase", server)  # type: ignore[arg-type]
+    return sql.SqlCommitter(MySqlDialect(login, Names("job:out", "shop", "orders", 1)), "two_phase", server)  # type: ignore[arg-type]
 
 
 def test_mysql_knows_its_fence_by_heart(server: Server) -> None:
     committer = mysql_committer(server)
-    committer.abort_dangling([], mysql.Deadline(1))
+    committer.abort_dangling([], Deadline(1))
     server.away = True
     asked = server.asked
     assert committer.hints() == {"mode": "two_phase", "fence": 1}
@@ -150,10 +151,10 @@ def test_mysql_that_is_away_before_the_first_sweep_keeps_no_epoch_waiting(server
 
 def test_mysql_forgets_a_fence_that_it_may_have_raised(server: Server) -> None:
     committer = mysql_committer(server)
-    committer.abort_dangling([], mysql.Deadline(1))
+    committer.abort_dangling([], Deadline(1))
     server.goes_when_raised = True
     with pytest.raises(SystemUnavailable):
-        committer.abort_dangling([], mysql.Deadline(0))
+        committer.abort_dangling([], Deadline(0))
     server.away = False
     assert committer.hints() == {"mode": "two_phase", "fence": server.fence}
 

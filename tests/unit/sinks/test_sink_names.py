@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.naming import check_name
-from penstock.sinks.mysql.names import Names
+from penstock.sinks.mysql.tables import Names
 from penstock.sinks.redis.layout import Layout
 from penstock.sinks.sql.names import generation_in, label, staging_generation, staging_name, writer_name
 

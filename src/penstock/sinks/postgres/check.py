@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.deadline import Deadline
-from penstock.errors import AccessDenied, ConfigurationError
+from penstock.errors import AccessDenied, ConfigurationError, TableMissing
 from penstock.sinks.postgres import catalog
+from penstock.sinks.postgres.faults import mapper
 from penstock.sinks.postgres.sink import arrow_schema
-from penstock.sinks.sql import faults
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -30,11 +30,11 @@ def check(sink: PostgresSink, context: CheckContext, planned: StructType | None)
         return line.ask(deadline, *words)
 
     try:
-        with line.naming("checking"):
+        with mapper(sink.server, str(sink.place)).mapped("checking"):
             findings = _server(sink, context, ask)
             findings += _table(sink, ask, planned)
     finally:
-        line.drop()
+        line.close()
     return findings
 
 
@@ -88,7 +88,7 @@ def _table(sink: PostgresSink, ask: Callable[..., list[tuple[Any, ...]]], planne
     table = catalog.find(ask, place)
     if table is None:
         if not sink.create:
-            raise faults.table_missing("PostgreSQL", str(place), sink.missing_to_do())
+            raise mapper(sink.server, str(place)).error(TableMissing, to_do=sink.missing_to_do())
         _may_create(sink, place.schema, ask, "make the table")
         return _own(sink, ask)
     if table.kind not in ("r", "p"):

@@ -15,7 +15,7 @@ import weakref
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from penstock.sinks.postgres.server import Server, client
+from penstock.sinks.postgres.connection import Server, client
 from penstock.sinks.sql.names import quoted
 
 if TYPE_CHECKING:

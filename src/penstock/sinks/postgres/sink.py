@@ -10,10 +10,9 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
 from penstock.durations import seconds
-from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, SystemUnavailable
+from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, SystemUnavailable, TableMissing
 from penstock.sinks.postgres.catalog import Place
-from penstock.sinks.postgres.server import Server
-from penstock.sinks.sql import faults
+from penstock.sinks.postgres.connection import Line, Server, client
 from penstock.sinks.sql.modes import MODES, SqlMode, check_mode
 from penstock.sinks.sql.names import quoted, split_table
 
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from penstock.sinks.postgres.committer import PostgresCommitter
-    from penstock.sinks.postgres.line import Line
     from penstock.sinks.postgres.writer import PostgresWriter
+    from penstock.sinks.sql.committer import SqlCommitter
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +115,7 @@ class PostgresSink(TwoPhaseSink):
     def shape(self, frame: DataFrame) -> DataFrame:
         """Nested columns become JSON. In an epoch the table is made if need be, and compared with the frame."""
         from penstock.sinks.postgres.types import column_type, goes_as_json
-        from penstock.sinks.sql.frames import with_json
+        from penstock.sinks.sql.rows import with_json
 
         for field in frame.schema.fields:
             column_type(field.dataType)
@@ -144,13 +142,12 @@ class PostgresSink(TwoPhaseSink):
 
         return PostgresWriter(self, scope)
 
-    def open_committer(self, scope: SinkScope) -> PostgresCommitter:
-        from penstock.sinks.postgres.committer import PostgresCommitter
-        from penstock.sinks.postgres.server import client
+    def open_committer(self, scope: SinkScope) -> SqlCommitter[Line]:
+        from penstock.sinks.postgres.dialect import PostgresDialect
+        from penstock.sinks.sql.committer import SqlCommitter
 
-        client()
         _met.update({one: False for one in _met if one[:2] == self._identity})
-        return PostgresCommitter(self, scope)
+        return SqlCommitter(PostgresDialect(self, scope))
 
     # For the writer and the committer
 
@@ -181,18 +178,19 @@ class PostgresSink(TwoPhaseSink):
     def _meet(self, schema: StructType, shaped: StructType) -> None:
         """Have a table that takes these rows, or raise."""
         from penstock.sinks.postgres import catalog
+        from penstock.sinks.postgres.faults import mapper
 
         identity = (*self._identity, schema.json())
         if _met.get(identity):
             return
         deadline = Deadline(_CONNECT_SECONDS)
-        line = self.line("penstock")
+        line, errors = self.line("penstock"), mapper(self.server, str(self.place))
         try:
-            with line.naming("reading the table"):
+            with errors.mapped("reading the table"):
                 table = catalog.find(lambda *words: line.ask(deadline, *words), self.place)
                 if table is None:
                     if not self.create:
-                        raise faults.table_missing("PostgreSQL", str(self.place), self.missing_to_do())
+                        raise errors.error(TableMissing, to_do=self.missing_to_do())
                     new = catalog.new_table(self.place, schema, self.key)
                     self._make((new,), self.place.schema, line, deadline)
                     log.info("made the PostgreSQL table %s: %s", self.place, new)
@@ -203,12 +201,10 @@ class PostgresSink(TwoPhaseSink):
                 raise
             return  # it was fine before; an in-flight log may still take these rows
         finally:
-            line.drop()
+            line.close()
         _met[identity] = True
 
     def _make(self, statements: Sequence[str], schema: str, line: Line, deadline: Deadline) -> None:
-        from penstock.sinks.postgres.server import client
-
         try:
             line.begin(deadline, self.lock_seconds)
             line.ask(deadline, "SELECT pg_advisory_xact_lock($1)", _MAKING)
@@ -216,20 +212,18 @@ class PostgresSink(TwoPhaseSink):
                 line.ask(deadline, statement)
             line.ask(deadline, "COMMIT")
         except client().psycopg.errors.InsufficientPrivilege as error:
-            line.drop()
+            line.close()
             raise AccessDenied(
                 f"This user may not make tables in the schema {schema!r} of {self.server}.",
                 safe="nothing was started.",
                 to_do=f"grant CREATE on the schema, or have somebody run: {'; '.join(statements)}",
             ) from error
         except BaseException:
-            line.drop()
+            line.close()
             raise
 
     def line(self, name: str) -> Line:
-        from penstock.sinks.postgres.line import Line
-
-        return Line(self.server, str(self.place), name)
+        return Line(self.server, name)
 
     @property
     def _identity(self) -> tuple[str, str]:
