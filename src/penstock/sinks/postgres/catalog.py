@@ -91,8 +91,7 @@ class Table:
 def find(ask: Ask, place: Place) -> Table | None:
     """The target table; None if it does not exist."""
     found = ask(
-        "SELECT c.oid::bigint, c.relkind::text FROM pg_catalog.pg_class c WHERE c.oid = to_regclass($1)",
-        place.target,
+        "SELECT c.oid::bigint, c.relkind::text FROM pg_catalog.pg_class c WHERE c.oid = to_regclass($1)", place.target
     )
     if not found:
         return None

@@ -24,15 +24,7 @@ from penstock.errors import SystemUnavailable
 from penstock.sinks.postgres.connection import Line, client
 from penstock.sinks.postgres.faults import OBJECT_IN_USE, UNDEFINED_OBJECT, mapper
 from penstock.sinks.sql.dialect import Dialect, Found, Proof, name_of
-from penstock.sinks.sql.names import (
-    digest,
-    label,
-    literal,
-    numbers_in,
-    quoted,
-    staging_generation,
-    staging_prefix,
-)
+from penstock.sinks.sql.names import digest, label, literal, numbers_in, quoted, staging_generation, staging_prefix
 
 if TYPE_CHECKING:
     from penstock.checkpoint.decision import Committable

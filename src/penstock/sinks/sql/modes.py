@@ -22,9 +22,7 @@ def check_mode(sink: str, mode: str, key: Sequence[str]) -> None:
     """`ConfigurationError` for a mode there is not, for upsert without a key, and for a key that nothing uses."""
     if mode not in MODES:
         raise ConfigurationError(
-            f"{sink} has no mode {mode!r}.",
-            safe="nothing was started.",
-            to_do=f"use one of {', '.join(MODES)}.",
+            f"{sink} has no mode {mode!r}.", safe="nothing was started.", to_do=f"use one of {', '.join(MODES)}."
         )
     if mode == "upsert" and not key:
         raise ConfigurationError(

@@ -30,10 +30,7 @@ class Column:
 
 
 def compare(
-    given: Iterable[tuple[str, str]],
-    table: Sequence[Column],
-    where: str,
-    refusal: Callable[[str, Column], str | None],
+    given: Iterable[tuple[str, str]], table: Sequence[Column], where: str, refusal: Callable[[str, Column], str | None]
 ) -> None:
     """`SchemaMismatch`, naming every difference at once, where rows of `given` (name, type) cannot go into `table`.
     `refusal` says why a type cannot go into a column; None if it can."""
