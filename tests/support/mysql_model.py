@@ -79,6 +79,7 @@ class Session:
         self._uncommitted = self._broken = False
 
     def limit(self, deadline: Deadline) -> None:
+        self.deadline = deadline
         self.limits.append(deadline.remaining())
 
     def close(self) -> None:

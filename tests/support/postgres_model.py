@@ -60,43 +60,46 @@ class Database:
             settle=self._settle,
         )
 
-    def line(self, server: Server, name: str) -> Line:
-        assert server == self.sink.server
+    def line(self, server: Server, name: str, deadline: Deadline) -> Line:
+        assert (server, isinstance(deadline, Deadline)) == (self.sink.server, True)
         assert re.fullmatch(r"penstock [0-9a-f]{16} g3 driver", name)
-        self.lines.append(Line(self))
+        self.lines.append(Line(self, deadline))
         return self.lines[-1]
 
-    def _settle(self, prefix: str, line: Line, deadline: Deadline) -> None:
-        assert (prefix, isinstance(deadline, Deadline)) == (SCOPE.prefix, True)
-        line.ask(deadline, "SETTLE")
+    def _settle(self, prefix: str, line: Line) -> None:
+        assert prefix == SCOPE.prefix
+        line.ask("SETTLE")
 
 
 class Line:
     """Stands in for `penstock.sinks.postgres.connection.Line`."""
 
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self.open, self.dropped = True, 0
+    def __init__(self, database: Database, deadline: Deadline) -> None:
+        self.database, self.deadline = database, deadline
+        self.open, self.limited, self.dropped = True, False, 0
         self._own: Contents | None = None
         self._look: Contents | None = None
 
-    def begin(self, deadline: Deadline, lock_seconds: float) -> None:
+    def begin(self, lock_seconds: float) -> None:
         assert 0 < lock_seconds <= 60
-        self.ask(deadline, "BEGIN")
+        self.ask("BEGIN")
 
-    def connect(self, deadline: Deadline) -> None:
-        assert isinstance(deadline, Deadline)
+    def connect(self) -> None:
+        pass
+
+    def limit(self, deadline: Deadline) -> None:
+        self.deadline, self.limited = deadline, True
 
     def close(self) -> None:
         self.dropped += 1
         self.open, self._own = False, None
 
-    def count(self, deadline: Deadline, statement: str) -> int:
-        [(changed,)] = self.ask(deadline, statement)
+    def count(self, statement: str) -> int:
+        [(changed,)] = self.ask(statement)
         return int(changed)
 
-    def ask(self, deadline: Deadline, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        assert isinstance(deadline, Deadline), "every statement ends with the step it belongs to"
+    def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        assert self.limited, "every statement ends with the step it belongs to"
         database = self.database
         self.open = True
         database.said.append(statement)

@@ -102,7 +102,7 @@ class Server:
         return 0
 
     def limit(self, deadline: Deadline) -> None:
-        pass
+        self.deadline = deadline
 
     def close(self) -> None:
         self.open = False

@@ -77,9 +77,6 @@ class MySqlDialect(Dialect[Session]):
     def connect(self, deadline: Deadline) -> Session:
         return Session(self.login, seconds=deadline.remaining())
 
-    def limit(self, connection: Session, deadline: Deadline) -> None:
-        connection.limit(deadline)
-
     def quote(self, name: str) -> str:
         return quoted(name, "`")
 
@@ -94,14 +91,14 @@ class MySqlDialect(Dialect[Session]):
 
     # The sink's own tables
 
-    def mode(self, connection: Session, deadline: Deadline | None = None) -> str:
+    def mode(self, connection: Session) -> str:
         from penstock.sinks.mysql.check import two_phase_refusal
 
         if self._chosen != "auto":
             return self._chosen
         return "staged" if two_phase_refusal(connection) else "two_phase"
 
-    def set_up(self, connection: Session, deadline: Deadline) -> None:
+    def set_up(self, connection: Session) -> None:
         self.create(connection)
 
     def create(self, session: Session, since: str | None = None) -> None:
@@ -133,11 +130,11 @@ class MySqlDialect(Dialect[Session]):
             [self.names.sink, writer, epoch, self.generation, at],
         )
 
-    def read_fence(self, connection: Session, deadline: Deadline | None = None) -> int | None:
+    def read_fence(self, connection: Session) -> int | None:
         found = connection.query(f"SELECT fence FROM {self._sinks} WHERE sink = %s", [self.names.sink])
         return int(found[0][0]) if found else None
 
-    def fence(self, connection: Session, deadline: Deadline) -> int:
+    def fence(self, connection: Session) -> int:
         """Live writers are found, and ended, by their markers."""
         connection.execute(
             f"UPDATE {self._sinks} SET fence = fence + 1, generation = %s WHERE sink = %s AND generation <= %s",
@@ -145,12 +142,12 @@ class MySqlDialect(Dialect[Session]):
         )
         return 0
 
-    def prove(self, connection: Session, writer: str, deadline: Deadline) -> Proof:
+    def prove(self, connection: Session, writer: str) -> Proof:
         is_open, marked = self._look(connection, [writer])
         found = connection.query(f"SELECT CAST(pruned AS CHAR) FROM {self._sinks} WHERE sink = %s", [self.names.sink])
         return Proof(writer in marked, str(found[0][0]) if found else None, writer in is_open)
 
-    def prune(self, connection: Session, before: int, deadline: Deadline) -> None:
+    def prune(self, connection: Session, before: int) -> None:
         old = connection.query(
             f"SELECT writer, CAST(at AS CHAR) FROM {self._markers} WHERE sink = %s AND epoch < %s AND generation <= %s",
             [self.names.sink, before, self.generation],
@@ -188,10 +185,10 @@ class MySqlDialect(Dialect[Session]):
     def prepare(self, writer: str) -> Sequence[str]:
         return f"XA END {self.names.xid(writer)}", f"XA PREPARE {self.names.xid(writer)}"
 
-    def prepared(self, connection: Session, writers: Collection[str], deadline: Deadline) -> set[str]:
+    def prepared(self, connection: Session, writers: Collection[str]) -> set[str]:
         return set(self._look(connection, writers)[0])
 
-    def commit(self, connection: Session, writer: str, deadline: Deadline) -> bool:
+    def commit(self, connection: Session, writer: str) -> bool:
         try:
             connection.execute(f"XA COMMIT {self.names.xid(writer)}")
         except ServerError as error:
@@ -200,13 +197,11 @@ class MySqlDialect(Dialect[Session]):
             return False
         return True
 
-    def rollback(
-        self, connection: Session, prepared: Collection[str], staged: Collection[str], deadline: Deadline
-    ) -> None:
+    def rollback(self, connection: Session, prepared: Collection[str], staged: Collection[str]) -> None:
         """A move of `staged` that a driver holds open is rolled back too."""
         refused: set[str] = set()
         while still := self._look(connection, {*prepared, *staged})[0]:
-            if deadline.passed():
+            if connection.deadline.passed():
                 raise SystemUnavailable(
                     f"{len(still)} open transactions on {self.names.table} could not be rolled back in time, among "
                     f"them {min(still)}.",
@@ -222,7 +217,7 @@ class MySqlDialect(Dialect[Session]):
             time.sleep(_POLL)
         self._drop(connection, staged)
 
-    def recover(self, connection: Session, deadline: Deadline) -> Sequence[Found]:
+    def recover(self, connection: Session) -> Sequence[Found]:
         is_open = self._look(connection)[0]
         found = []
         for name in {*is_open, *self._staging_tables(connection)}:
@@ -253,7 +248,7 @@ class MySqlDialect(Dialect[Session]):
 
     # Staging tables
 
-    def begin(self, connection: Session, writers: Collection[str], deadline: Deadline, *, decided: bool) -> set[str]:
+    def begin(self, connection: Session, writers: Collection[str], *, decided: bool) -> set[str]:
         there = self._staging_tables(connection) & set(writers)  # first: a table goes only after its marker came
         if decided:
             is_open, marked = self._look(connection, writers)
@@ -264,10 +259,10 @@ class MySqlDialect(Dialect[Session]):
         connection.execute("START TRANSACTION")
         return there
 
-    def mark(self, connection: Session, committable: Committable, epoch: int, deadline: Deadline) -> None:
+    def mark(self, connection: Session, committable: Committable, epoch: int) -> None:
         self.insert(connection, name_of(committable), epoch, committable.payload["at"])
 
-    def move(self, connection: Session, committable: Committable, deadline: Deadline) -> int:
+    def move(self, connection: Session, committable: Committable) -> int:
         payload, target = committable.payload, self.names.quoted(self.names.table)
         columns = [self.quote(name) for name in payload["columns"]]
         key = {name.lower() for name in payload["key"]}
@@ -281,10 +276,10 @@ class MySqlDialect(Dialect[Session]):
             text += f" ON DUPLICATE KEY UPDATE {changes}"
         return connection.execute(text)
 
-    def count(self, connection: Session, writer: str, deadline: Deadline) -> int:
+    def count(self, connection: Session, writer: str) -> int:
         return int(connection.query(f"SELECT COUNT(*) FROM {self.names.quoted(writer)}")[0][0])
 
-    def finish(self, connection: Session, writers: Collection[str], deadline: Deadline) -> None:
+    def finish(self, connection: Session, writers: Collection[str]) -> None:
         connection.execute("COMMIT")
         self._drop_moved(connection, writers)
 

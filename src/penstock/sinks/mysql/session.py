@@ -64,7 +64,7 @@ class Session:
     """
 
     def __init__(self, login: Login, *, seconds: float = 120.0) -> None:
-        self.login = login
+        self.login, self.deadline = login, Deadline(seconds)
         try:
             import pymysql
         except ImportError as error:
@@ -112,6 +112,7 @@ class Session:
 
     def limit(self, deadline: Deadline) -> None:
         """From now on an answer that takes as long as from here to the deadline counts as lost."""
+        self.deadline = deadline
         self._connection._read_timeout = self._connection._write_timeout = max(0.5, deadline.remaining())
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

@@ -139,25 +139,30 @@ class Line:
     than it is told to. Used by one thread at a time. Raises psycopg's errors: a caller that proves outcomes has to look
     at them."""
 
-    def __init__(self, server: Server, name: str) -> None:
-        self._server, self._name = server, name
+    def __init__(self, server: Server, name: str, deadline: Deadline) -> None:
+        self._server, self._name, self.deadline = server, name, deadline
         self._connection: Any = None
 
-    def ask(self, deadline: Deadline, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Run one statement in a transaction of its own, or in the one that `begin` opened; its rows."""
-        with self._within(deadline) as connection:
+        with self._within() as connection:
             cursor = connection.execute(statement, parameters)
             return list(cursor.fetchall()) if cursor.description is not None else []
 
-    def count(self, deadline: Deadline, statement: str, *parameters: Any) -> int:
+    def count(self, statement: str, *parameters: Any) -> int:
         """Run one statement; how many rows it changed."""
-        with self._within(deadline) as connection:
+        with self._within() as connection:
             return int(connection.execute(statement, parameters).rowcount)
 
-    def begin(self, deadline: Deadline, lock_seconds: float) -> None:
+    def begin(self, lock_seconds: float) -> None:
         """Open a transaction; ended by `ask` with COMMIT or ROLLBACK, or by `close`."""
-        self.ask(deadline, "BEGIN ISOLATION LEVEL READ COMMITTED")
-        self.ask(deadline, SETTINGS, self._name, f"{max(1, int(lock_seconds * 1000))}ms")
+        seconds = min(lock_seconds, max(0.05, self.deadline.remaining()))
+        self.ask("BEGIN ISOLATION LEVEL READ COMMITTED")
+        self.ask(SETTINGS, self._name, f"{max(1, int(seconds * 1000))}ms")
+
+    def limit(self, deadline: Deadline) -> None:
+        """From now on an answer that comes after the deadline is not waited for."""
+        self.deadline = deadline
 
     @property
     def open(self) -> bool:
@@ -171,10 +176,10 @@ class Line:
                 connection.close()
 
     @contextlib.contextmanager
-    def _within(self, deadline: Deadline) -> Iterator[Any]:
-        connection = self.connect(deadline)
+    def _within(self) -> Iterator[Any]:
+        connection = self.connect()
         # Nothing in libpq ends a wait for an answer; a connection cut under it does.
-        cut = threading.Timer(max(0.05, deadline.remaining()), _cut, (connection.fileno(),))
+        cut = threading.Timer(max(0.05, self.deadline.remaining()), _cut, (connection.fileno(),))
         cut.daemon = True
         cut.start()
         try:
@@ -187,11 +192,11 @@ class Line:
             cut.cancel()
             cut.join()  # a file number that is used again must not be cut by mistake
 
-    def connect(self, deadline: Deadline) -> Any:
+    def connect(self) -> Any:
         """Connect now, unless it is; the client's own connection."""
         if not self.open:
             psycopg = client().psycopg
-            seconds = max(2, min(10, int(deadline.remaining())))  # libpq takes less than two for none at all
+            seconds = max(2, min(10, int(self.deadline.remaining())))  # libpq takes less than two for none at all
             self._connection = psycopg.connect(
                 self._server.libpq(),
                 autocommit=True,

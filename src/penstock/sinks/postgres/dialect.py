@@ -55,41 +55,36 @@ class PostgresDialect(Dialect[Line]):
         self.mapper = mapper(sink.server, str(sink.place))
 
     def connect(self, deadline: Deadline) -> Line:
-        line = Line(self._sink.server, application(self._prefix, self.generation, "driver"))
-        line.connect(deadline)
+        line = Line(self._sink.server, application(self._prefix, self.generation, "driver"), deadline)
+        line.connect()
         return line
-
-    def limit(self, connection: Line, deadline: Deadline) -> None:
-        """Each statement has its own deadline."""
 
     def quote(self, name: str) -> str:
         return quoted(name)
 
     # The sink's own tables
 
-    def mode(self, connection: Line, deadline: Deadline) -> str:
-        return self._sink.settled_mode(lambda *words: connection.ask(deadline, *words))
+    def mode(self, connection: Line) -> str:
+        return self._sink.settled_mode(connection.ask)
 
-    def set_up(self, connection: Line, deadline: Deadline) -> None:
-        self._sink.settle(self._prefix, connection, deadline)
+    def set_up(self, connection: Line) -> None:
+        self._sink.settle(self._prefix, connection)
 
-    def read_fence(self, connection: Line, deadline: Deadline) -> int | None:
-        found = connection.ask(deadline, f"SELECT fence FROM {self._place.sinks} WHERE sink = $1", self._prefix)
+    def read_fence(self, connection: Line) -> int | None:
+        found = connection.ask(f"SELECT fence FROM {self._place.sinks} WHERE sink = $1", self._prefix)
         return int(found[0][0]) if found else None
 
-    def fence(self, connection: Line, deadline: Deadline) -> int:
+    def fence(self, connection: Line) -> int:
         connection.ask(
-            deadline,
             f"UPDATE {self._place.sinks} SET fence = fence + 1, generation = $2 WHERE sink = $1 AND generation <= $2",
             self._prefix,
             self.generation,
         )
-        self._end_older_drivers(connection, deadline)
-        return self._end(connection, "writer", self.generation, deadline)
+        self._end_older_drivers(connection)
+        return self._end(connection, "writer", self.generation)
 
-    def prove(self, connection: Line, writer: str, deadline: Deadline) -> Proof:
+    def prove(self, connection: Line, writer: str) -> Proof:
         [(marked, pruned)] = connection.ask(
-            deadline,
             f"SELECT EXISTS (SELECT FROM {self._place.markers} WHERE sink = $1 AND writer = $2), "
             f"(SELECT pruned FROM {self._place.sinks} WHERE sink = $1)",
             self._prefix,
@@ -97,9 +92,8 @@ class PostgresDialect(Dialect[Line]):
         )
         return Proof(marked, pruned)
 
-    def prune(self, connection: Line, before: int, deadline: Deadline) -> None:
+    def prune(self, connection: Line, before: int) -> None:
         connection.ask(
-            deadline,
             f"WITH gone AS (DELETE FROM {self._place.markers} WHERE sink = $1 AND epoch < $2 AND generation <= $3 "
             f"RETURNING at) UPDATE {self._place.sinks} SET pruned = GREATEST(pruned, (SELECT max(at) FROM gone)) "
             "WHERE sink = $1 AND EXISTS (SELECT FROM gone)",
@@ -113,46 +107,42 @@ class PostgresDialect(Dialect[Line]):
     def prepare(self, writer: str) -> Sequence[str]:
         return (f"PREPARE TRANSACTION {literal(writer)}",)
 
-    def prepared(self, connection: Line, writers: Collection[str], deadline: Deadline) -> set[str]:
-        return {gid for gid, _ in self.transactions(connection, deadline)} & set(writers)
+    def prepared(self, connection: Line, writers: Collection[str]) -> set[str]:
+        return {gid for gid, _ in self.transactions(connection)} & set(writers)
 
-    def transactions(self, connection: Line, deadline: Deadline) -> list[tuple[str, float]]:
+    def transactions(self, connection: Line) -> list[tuple[str, float]]:
         """Prepared transactions of this sink, of any generation, and since when."""
         found = connection.ask(
-            deadline,
             "SELECT gid, extract(epoch FROM prepared)::float8 FROM pg_prepared_xacts "
             "WHERE database = current_database() AND starts_with(gid, $1)",
             f"{label(self._prefix)}:g",
         )
         return [(str(gid), float(since)) for gid, since in found]
 
-    def commit(self, connection: Line, writer: str, deadline: Deadline) -> bool:
-        return self._end_prepared(connection, "COMMIT", writer, deadline)
+    def commit(self, connection: Line, writer: str) -> bool:
+        return self._end_prepared(connection, "COMMIT", writer)
 
-    def rollback(
-        self, connection: Line, prepared: Collection[str], staged: Collection[str], deadline: Deadline
-    ) -> None:
+    def rollback(self, connection: Line, prepared: Collection[str], staged: Collection[str]) -> None:
         for gid in sorted(prepared):
-            self._roll_back(connection, gid, deadline)
+            self._roll_back(connection, gid)
         if not staged:
             return
-        connection.begin(deadline, max(0.05, deadline.remaining() / 2))  # not waiting for ever for whoever holds one
+        connection.begin(connection.deadline.remaining() / 2)  # not waiting for ever for whoever holds one
         try:
             for name in sorted(staged):
-                connection.ask(deadline, f"DROP TABLE IF EXISTS {self._place.own(name)}")
-            connection.ask(deadline, "COMMIT")
+                connection.ask(f"DROP TABLE IF EXISTS {self._place.own(name)}")
+            connection.ask("COMMIT")
         except BaseException:
             connection.close()
             raise
 
-    def recover(self, connection: Line, deadline: Deadline) -> Sequence[Found]:
+    def recover(self, connection: Line) -> Sequence[Found]:
         found = []
-        for gid, since in self.transactions(connection, deadline):
+        for gid, since in self.transactions(connection):
             numbers = numbers_in(gid, self._prefix)
             if numbers is not None:
                 found.append(Found(gid, **numbers, started=since))
         for (table,) in connection.ask(
-            deadline,
             "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
             "WHERE n.nspname = $1 AND c.relkind = 'r' AND starts_with(c.relname, $2)",
             self._place.own_schema,
@@ -165,25 +155,24 @@ class PostgresDialect(Dialect[Line]):
 
     # Staging tables
 
-    def begin(self, connection: Line, writers: Collection[str], deadline: Deadline, *, decided: bool) -> set[str]:
+    def begin(self, connection: Line, writers: Collection[str], *, decided: bool) -> set[str]:
         """Locks the staging tables that are there: nobody else moves or drops them now."""
         if decided:
-            self._end_older_drivers(connection, deadline)
-        connection.begin(deadline, min(self._sink.lock_seconds, max(0.05, deadline.remaining())))
+            self._end_older_drivers(connection)
+        connection.begin(self._sink.lock_seconds)
         there = set()
         for name in sorted(writers):
-            connection.ask(deadline, "SAVEPOINT look")
+            connection.ask("SAVEPOINT look")
             try:
-                connection.ask(deadline, f"LOCK TABLE {self._place.own(name)} IN ACCESS EXCLUSIVE MODE")
+                connection.ask(f"LOCK TABLE {self._place.own(name)} IN ACCESS EXCLUSIVE MODE")
             except client().psycopg.errors.UndefinedTable:
-                connection.ask(deadline, "ROLLBACK TO SAVEPOINT look")
+                connection.ask("ROLLBACK TO SAVEPOINT look")
                 continue
             there.add(name)
         return there
 
-    def mark(self, connection: Line, committable: Committable, epoch: int, deadline: Deadline) -> None:
+    def mark(self, connection: Line, committable: Committable, epoch: int) -> None:
         connection.ask(
-            deadline,
             f"INSERT INTO {self._place.markers} (sink, writer, epoch, generation, at) VALUES ($1, $2, $3, $4, $5)",
             self._prefix,
             name_of(committable),
@@ -192,35 +181,35 @@ class PostgresDialect(Dialect[Line]):
             committable.payload["at"],
         )
 
-    def move(self, connection: Line, committable: Committable, deadline: Deadline) -> int:
+    def move(self, connection: Line, committable: Committable) -> int:
         """The staging table goes with its rows, unless some are missing."""
         payload, source = committable.payload, self._place.own(name_of(committable))
-        moved = connection.count(deadline, move_statement(payload, source))
+        moved = connection.count(move_statement(payload, source))
         if payload["key"] or moved == payload["rows"]:
-            connection.ask(deadline, f"DROP TABLE {source}")
+            connection.ask(f"DROP TABLE {source}")
         return moved
 
-    def count(self, connection: Line, writer: str, deadline: Deadline) -> int:
-        return int(connection.ask(deadline, f"SELECT count(*) FROM {self._place.own(writer)}")[0][0])
+    def count(self, connection: Line, writer: str) -> int:
+        return int(connection.ask(f"SELECT count(*) FROM {self._place.own(writer)}")[0][0])
 
-    def finish(self, connection: Line, writers: Collection[str], deadline: Deadline) -> None:
-        connection.ask(deadline, "COMMIT")
+    def finish(self, connection: Line, writers: Collection[str]) -> None:
+        connection.ask("COMMIT")
 
     # Ending others
 
-    def _end_older_drivers(self, connection: Line, deadline: Deadline) -> None:
+    def _end_older_drivers(self, connection: Line) -> None:
         """A driver that was replaced may hold locks; what it has decided is in the ledger, and committed by us."""
-        self._end(connection, "driver", self.generation - 1, deadline)
+        self._end(connection, "driver", self.generation - 1)
 
-    def _end(self, connection: Line, role: str, generation: int, deadline: Deadline) -> int:
+    def _end(self, connection: Line, role: str, generation: int) -> int:
         """Terminate sessions and wait until they are gone: one that was just preparing may still come through."""
         first: int | None = None
         while True:
-            [(left,)] = connection.ask(deadline, _END, digest(self._prefix), role, generation)
+            [(left,)] = connection.ask(_END, digest(self._prefix), role, generation)
             first = left if first is None else first
             if not left:
                 return first
-            if deadline.passed():
+            if connection.deadline.passed():
                 raise SystemUnavailable(
                     f"{left} sessions of earlier writers for {self._place} did not end in time.",
                     safe="what they wrote is not visible, and will not be.",
@@ -228,20 +217,20 @@ class PostgresDialect(Dialect[Line]):
                 )
             time.sleep(_POLL)
 
-    def _roll_back(self, connection: Line, gid: str, deadline: Deadline) -> None:
+    def _roll_back(self, connection: Line, gid: str) -> None:
         while True:
             try:
-                self._end_prepared(connection, "ROLLBACK", gid, deadline)
+                self._end_prepared(connection, "ROLLBACK", gid)
                 return
             except client().psycopg.Error as error:
-                if error.sqlstate != OBJECT_IN_USE or deadline.passed():
+                if error.sqlstate != OBJECT_IN_USE or connection.deadline.passed():
                     raise
                 time.sleep(_POLL)
 
-    def _end_prepared(self, connection: Line, verb: str, gid: str, deadline: Deadline) -> bool:
+    def _end_prepared(self, connection: Line, verb: str, gid: str) -> bool:
         """False where there is no such transaction any more."""
         try:
-            connection.ask(deadline, f"{verb} PREPARED {literal(gid)}")
+            connection.ask(f"{verb} PREPARED {literal(gid)}")
         except client().psycopg.Error as error:
             if error.sqlstate != UNDEFINED_OBJECT:
                 raise

@@ -163,17 +163,14 @@ class PostgresSink(TwoPhaseSink):
             return "start the job again, which makes it, or make it yourself."
         return "create it, or say create=True."
 
-    def settle(self, prefix: str, line: Line, deadline: Deadline, since: int | None = None) -> None:
+    def settle(self, prefix: str, line: Line, since: int | None = None) -> None:
         """Make the sink's own tables, and its row in them, if they are not there. Raises psycopg's errors."""
         from penstock.sinks.postgres import catalog
 
-        def ask(*words: Any) -> list[tuple[Any, ...]]:
-            return line.ask(deadline, *words)
-
-        if not catalog.has_own_tables(ask, self.place):
-            self._make(catalog.own_tables(self.place), self.place.own_schema, line, deadline)
-        if not catalog.is_known(ask, self.place, prefix):
-            catalog.make_known(ask, self.place, prefix, since)
+        if not catalog.has_own_tables(line.ask, self.place):
+            self._make(catalog.own_tables(self.place), self.place.own_schema, line)
+        if not catalog.is_known(line.ask, self.place, prefix):
+            catalog.make_known(line.ask, self.place, prefix, since)
 
     def _meet(self, schema: StructType, shaped: StructType) -> None:
         """Have a table that takes these rows, or raise."""
@@ -183,16 +180,15 @@ class PostgresSink(TwoPhaseSink):
         identity = (*self._identity, schema.json())
         if _met.get(identity):
             return
-        deadline = Deadline(_CONNECT_SECONDS)
-        line, errors = self.line("penstock"), mapper(self.server, str(self.place))
+        line, errors = self.line("penstock", _CONNECT_SECONDS), mapper(self.server, str(self.place))
         try:
             with errors.mapped("reading the table"):
-                table = catalog.find(lambda *words: line.ask(deadline, *words), self.place)
+                table = catalog.find(line.ask, self.place)
                 if table is None:
                     if not self.create:
                         raise errors.error(TableMissing, to_do=self.missing_to_do())
                     new = catalog.new_table(self.place, schema, self.key)
-                    self._make((new,), self.place.schema, line, deadline)
+                    self._make((new,), self.place.schema, line)
                     log.info("made the PostgreSQL table %s: %s", self.place, new)
                 else:
                     catalog.fits(*arrow_schema(schema, shaped), table, self.place)
@@ -204,13 +200,13 @@ class PostgresSink(TwoPhaseSink):
             line.close()
         _met[identity] = True
 
-    def _make(self, statements: Sequence[str], schema: str, line: Line, deadline: Deadline) -> None:
+    def _make(self, statements: Sequence[str], schema: str, line: Line) -> None:
         try:
-            line.begin(deadline, self.lock_seconds)
-            line.ask(deadline, "SELECT pg_advisory_xact_lock($1)", _MAKING)
+            line.begin(self.lock_seconds)
+            line.ask("SELECT pg_advisory_xact_lock($1)", _MAKING)
             for statement in statements:
-                line.ask(deadline, statement)
-            line.ask(deadline, "COMMIT")
+                line.ask(statement)
+            line.ask("COMMIT")
         except client().psycopg.errors.InsufficientPrivilege as error:
             line.close()
             raise AccessDenied(
@@ -222,8 +218,9 @@ class PostgresSink(TwoPhaseSink):
             line.close()
             raise
 
-    def line(self, name: str) -> Line:
-        return Line(self.server, name)
+    def line(self, name: str, seconds: float) -> Line:
+        """A connection for questions, all of which are answered in so many seconds."""
+        return Line(self.server, name, Deadline(seconds))
 
     @property
     def _identity(self) -> tuple[str, str]:

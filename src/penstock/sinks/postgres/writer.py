@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import Writer, WriterScope
-from penstock.deadline import Deadline
 from penstock.errors import DataError, EpochError, PenstockError, TableMissing
 from penstock.sinks.postgres import catalog
 from penstock.sinks.postgres.connection import SETTINGS, client
@@ -119,9 +118,9 @@ class PostgresWriter(Writer):
                 if self._staged
                 else f"ROLLBACK PREPARED {literal(self._name)}"
             )
-            line = self._sink.line("penstock")
+            line = self._sink.line("penstock", _UNDO_SECONDS)
             with contextlib.suppress(client().psycopg.Error):  # gone already, or left for the driver's sweep
-                line.ask(Deadline(_UNDO_SECONDS), undo)
+                line.ask(undo)
             line.close()
 
     def _begin(self, *, text: bool) -> None:
@@ -175,9 +174,9 @@ class PostgresWriter(Writer):
 
     def _settle(self) -> None:
         """Where no driver came before us: the sink's own tables, seen by our transaction as soon as they are there."""
-        line = self._sink.line("penstock")
+        line = self._sink.line("penstock", _UNDO_SECONDS)
         try:
-            self._sink.settle(self._scope.sink.prefix, line, Deadline(_UNDO_SECONDS), since=self._at)
+            self._sink.settle(self._scope.sink.prefix, line, since=self._at)
         finally:
             line.close()
 
@@ -224,12 +223,11 @@ class PostgresWriter(Writer):
         had prepared, may be too: then the epoch replays, which ends that one."""
         if not is_on_a_key(fault):
             return None
-        deadline, line = Deadline(_UNDO_SECONDS), self._sink.line("penstock")
+        line = self._sink.line("penstock", _UNDO_SECONDS)
         scope = self._scope
         try:
-            transactions = self._dialect.transactions(line, deadline)
+            transactions = self._dialect.transactions(line)
             live = line.ask(
-                deadline,
                 "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND state LIKE 'idle in%'",
                 application(scope.sink.prefix, scope.sink.generation, "writer"),
             )

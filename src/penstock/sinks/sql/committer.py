@@ -58,8 +58,8 @@ class SqlCommitter(Committer, Generic[C]):
         deadline = Deadline(_HINT_SECONDS)
 
         def ask(connection: C) -> None:
-            self._set_up(connection, deadline)
-            self._fence = self._dialect.read_fence(connection, deadline)
+            self._set_up(connection)
+            self._fence = self._dialect.read_fence(connection)
 
         if self._fence is None:
             try:
@@ -76,7 +76,7 @@ class SqlCommitter(Committer, Generic[C]):
         if prepared:
             names = {name_of(one) for one in prepared}
             with self._mapper.mapped("looking for prepared transactions"):
-                there = self._lanes[0].run(lambda each: self._dialect.prepared(each, names, deadline), deadline)
+                there = self._lanes[0].run(lambda each: self._dialect.prepared(each, names), deadline)
             gone = names - there
             if gone:
                 raise PreCommitFailed(
@@ -117,22 +117,22 @@ class SqlCommitter(Committer, Generic[C]):
         prepared, staged = ([name_of(one) for one in part] for part in split(here))
         if prepared or staged:
             with self._mapper.mapped("aborting"):
-                self._lanes[0].run(lambda each: self._dialect.rollback(each, prepared, staged, deadline), deadline)
+                self._lanes[0].run(lambda each: self._dialect.rollback(each, prepared, staged), deadline)
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
         self._moves.release()
         kept = {name_of(one) for one in keep}
 
         def sweep(connection: C) -> int:
-            self._set_up(connection, deadline)
+            self._set_up(connection)
             self._fence = None  # should it be raised, and the answer lost
-            ended = self._dialect.fence(connection, deadline)
-            self._fence = self._dialect.read_fence(connection, deadline)
+            ended = self._dialect.fence(connection)
+            self._fence = self._dialect.read_fence(connection)
             # After the fence: a writer that is not found now will see it before it prepares.
-            found = {one.writer for one in self._dialect.recover(connection, deadline) if self._is_ours(one.generation)}
+            found = {one.writer for one in self._dialect.recover(connection) if self._is_ours(one.generation)}
             left = found - kept
             tables = {name for name in left if is_staging(name)}
-            self._dialect.rollback(connection, left - tables, tables, deadline)
+            self._dialect.rollback(connection, left - tables, tables)
             return ended + len(left)
 
         with self._mapper.mapped("sweeping"):
@@ -140,7 +140,7 @@ class SqlCommitter(Committer, Generic[C]):
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
         with self._mapper.mapped("looking for what is open"):
-            found = self._lanes[0].run(lambda connection: self._dialect.recover(connection, deadline), deadline)
+            found = self._lanes[0].run(self._dialect.recover, deadline)
         return [
             Leftover(one.writer, one.generation, one.epoch, one.partition, one.started, {"writer": one.writer})
             for one in sorted(found, key=lambda each: each.writer)
@@ -156,12 +156,12 @@ class SqlCommitter(Committer, Generic[C]):
     def _is_ours(self, generation: int) -> bool:
         return generation <= self._dialect.generation
 
-    def _set_up(self, connection: C, deadline: Deadline) -> None:
+    def _set_up(self, connection: C) -> None:
         """Know the mode, and have the sink's own tables."""
         with self._setting_up:
             if not self._is_set_up:
-                self._mode = self._mode or self._dialect.mode(connection, deadline)
-                self._dialect.set_up(connection, deadline)
+                self._mode = self._mode or self._dialect.mode(connection)
+                self._dialect.set_up(connection)
                 self._is_set_up = True
 
     def _by_place(
@@ -193,7 +193,7 @@ class SqlCommitter(Committer, Generic[C]):
         while not deadline.passed():
             pause = POLL
             try:
-                if self._dialect.commit(lane.take(deadline), name_of(one), deadline):
+                if self._dialect.commit(lane.take(deadline), name_of(one)):
                     return Outcome.COMMITTED
                 outcome = self._proven(lane, one, deadline)
                 if outcome is not None:
@@ -240,8 +240,8 @@ class SqlCommitter(Committer, Generic[C]):
     def _proven(self, lane: Lane[C], one: Committable, deadline: Deadline) -> Outcome | None:
         """Neither transaction nor staging table is there: the marker decides. None while its transaction is open."""
         connection = lane.take(deadline)
-        self._set_up(connection, deadline)
-        proof = self._dialect.prove(connection, name_of(one), deadline)
+        self._set_up(connection)
+        proof = self._dialect.prove(connection, name_of(one))
         if proof.open:
             return None
         if proof.marked:
@@ -268,9 +268,9 @@ class SqlCommitter(Committer, Generic[C]):
         if self._pruned is not None and abs(epoch - self._pruned) < PRUNE_EVERY:
             return
         self._pruned = epoch
-        lane, deadline = self._lanes[0], Deadline(_PRUNE_SECONDS)
+        lane = self._lanes[0]
         try:
-            self._dialect.prune(lane.take(deadline), epoch - KEPT_EPOCHS, deadline)
+            self._dialect.prune(lane.take(Deadline(_PRUNE_SECONDS)), epoch - KEPT_EPOCHS)
         except Exception as error:  # the next time will do
             log.warning("old markers of %s could not be pruned: %s", self._mapper.table, type(error).__name__)
             lane.close()

@@ -45,8 +45,13 @@ SINKS = "penstock_sinks"
 class Connection(Protocol):
     """A connection of the driver's, used by one thread at a time."""
 
+    deadline: Deadline  # of what is under way
+
     @property
     def open(self) -> bool: ...
+
+    def limit(self, deadline: Deadline) -> None:
+        """From now on an answer that comes after the deadline counts as lost."""
 
     def close(self) -> None:
         """What is neither committed nor prepared is rolled back."""
@@ -78,7 +83,7 @@ class Proof:
 
 class Dialect(ABC, Generic[C]):
     """One sink in one database. Verbs raise the driver's own errors, which `mapper` explains; none is tried again here
-    unless it says so, and none waits beyond its deadline."""
+    unless it says so, and none waits beyond the deadline that its connection has."""
 
     generation: int
     mapper: ErrorMapper
@@ -86,10 +91,6 @@ class Dialect(ABC, Generic[C]):
     @abstractmethod
     def connect(self, deadline: Deadline) -> C:
         """A new connection of the driver's."""
-
-    @abstractmethod
-    def limit(self, connection: C, deadline: Deadline) -> None:
-        """From now on an answer that comes after the deadline counts as lost."""
 
     @abstractmethod
     def quote(self, name: str) -> str:
@@ -103,28 +104,28 @@ class Dialect(ABC, Generic[C]):
     # The sink's own tables
 
     @abstractmethod
-    def mode(self, connection: C, deadline: Deadline) -> str:
+    def mode(self, connection: C) -> str:
         """`two_phase` or `staged`, as the user or else the server says."""
 
     @abstractmethod
-    def set_up(self, connection: C, deadline: Deadline) -> None:
+    def set_up(self, connection: C) -> None:
         """Make the marker tables and this sink's row, where they are missing."""
 
     @abstractmethod
-    def read_fence(self, connection: C, deadline: Deadline) -> int | None:
+    def read_fence(self, connection: C) -> int | None:
         """How often this sink was swept; None where it has no row."""
 
     @abstractmethod
-    def fence(self, connection: C, deadline: Deadline) -> int:
+    def fence(self, connection: C) -> int:
         """Raise the fence, unless a newer run has, and end sessions of this and older runs that could still prepare, as
         far as they can be told by themselves; how many there were."""
 
     @abstractmethod
-    def prove(self, connection: C, writer: str, deadline: Deadline) -> Proof:
+    def prove(self, connection: C, writer: str) -> Proof:
         """What the markers say, after the writer's transaction or staging table was not found."""
 
     @abstractmethod
-    def prune(self, connection: C, before: int, deadline: Deadline) -> None:
+    def prune(self, connection: C, before: int) -> None:
         """Forget markers of epochs `before` this one, of this and older generations, and remember the youngest `at`."""
 
     # Prepared transactions
@@ -134,43 +135,43 @@ class Dialect(ABC, Generic[C]):
         """The statements that leave the transaction of a writer's connection prepared, marker and rows in it."""
 
     @abstractmethod
-    def prepared(self, connection: C, writers: Collection[str], deadline: Deadline) -> set[str]:
+    def prepared(self, connection: C, writers: Collection[str]) -> set[str]:
         """Those of `writers` whose transactions are prepared now."""
 
     @abstractmethod
-    def commit(self, connection: C, writer: str, deadline: Deadline) -> bool:
+    def commit(self, connection: C, writer: str) -> bool:
         """Commit a prepared transaction. False where the server did not: it may have ended, so its proof is asked
         for."""
 
     @abstractmethod
-    def rollback(self, connection: C, prepared: Collection[str], staged: Collection[str], deadline: Deadline) -> None:
+    def rollback(self, connection: C, prepared: Collection[str], staged: Collection[str]) -> None:
         """Roll back transactions and drop staging tables; what is gone already is fine."""
 
     @abstractmethod
-    def recover(self, connection: C, deadline: Deadline) -> Sequence[Found]:
+    def recover(self, connection: C) -> Sequence[Found]:
         """Whatever of this sink is prepared, staged or still at work, of all generations."""
 
     # Staging tables
 
     @abstractmethod
-    def begin(self, connection: C, writers: Collection[str], deadline: Deadline, *, decided: bool) -> set[str]:
+    def begin(self, connection: C, writers: Collection[str], *, decided: bool) -> set[str]:
         """Begin a transaction in which staging tables are moved; those of `writers` that have one and are not
         committed. Where they are `decided`, other drivers that hold a move of them are ended first."""
 
     @abstractmethod
-    def mark(self, connection: C, committable: Committable, epoch: int, deadline: Deadline) -> None:
+    def mark(self, connection: C, committable: Committable, epoch: int) -> None:
         """Put the marker into the open transaction. Before any row: whoever else moves the same meets us there."""
 
     @abstractmethod
-    def move(self, connection: C, committable: Committable, deadline: Deadline) -> int:
+    def move(self, connection: C, committable: Committable) -> int:
         """Insert, or insert-or-update by key, all rows of a staging table into the target; how many."""
 
     @abstractmethod
-    def count(self, connection: C, writer: str, deadline: Deadline) -> int:
+    def count(self, connection: C, writer: str) -> int:
         """Rows in a staging table."""
 
     @abstractmethod
-    def finish(self, connection: C, writers: Collection[str], deadline: Deadline) -> None:
+    def finish(self, connection: C, writers: Collection[str]) -> None:
         """Commit the open transaction. The staging tables go with it, or after it."""
 
 

@@ -42,7 +42,7 @@ class Lane(Generic[C]):
         """The connection, which waits for no answer beyond the deadline."""
         if self._connection is None or not self._connection.open:
             self._connection = self._dialect.connect(deadline)
-        self._dialect.limit(self._connection, deadline)
+        self._connection.limit(deadline)
         return self._connection
 
     def run(self, work: Callable[[C], _T], deadline: Deadline) -> _T:
@@ -82,7 +82,7 @@ class Moves(Generic[C]):
         names = frozenset(map(name_of, staged))
 
         def work(connection: C) -> None:
-            gone = names - self._dialect.begin(connection, names, deadline, decided=False)
+            gone = names - self._dialect.begin(connection, names, decided=False)
             if gone:
                 raise PreCommitFailed(
                     f"{len(gone)} of {len(staged)} staging tables for {self._dialect.mapper.table} are gone, among "
@@ -90,7 +90,7 @@ class Moves(Generic[C]):
                     safe="nothing of this epoch is visible.",
                     to_do="nothing: the epoch replays. If it repeats, see who drops tables penstock_stage_….",
                 )
-            self._move(connection, epoch, staged, deadline, decided=False)
+            self._move(connection, epoch, staged, decided=False)
 
         self._or_close(lambda: self._lane.run(work, deadline))
         self._held = names
@@ -99,19 +99,19 @@ class Moves(Generic[C]):
         """Begin anew, after the decision; those that are to be moved."""
         self.release()
         names = frozenset(map(name_of, staged))
-        there = self._or_close(lambda: self._dialect.begin(self._lane.take(deadline), names, deadline, decided=True))
+        there = self._or_close(lambda: self._dialect.begin(self._lane.take(deadline), names, decided=True))
         self._held = frozenset()
         return [one for one in staged if name_of(one) in there]
 
     def move(self, epoch: int, staged: Sequence[Committable], deadline: Deadline) -> None:
         """Move into the transaction that was begun. `OutcomeUnknown` where somebody changed a staging table."""
-        self._or_close(lambda: self._move(self._lane.take(deadline), epoch, staged, deadline, decided=True))
+        self._or_close(lambda: self._move(self._lane.take(deadline), epoch, staged, decided=True))
         self._held = frozenset(map(name_of, staged))
 
     def commit(self, deadline: Deadline) -> None:
         """Commit what is held. After an error only the markers tell whether it is."""
         names, self._held = self._held or frozenset(), None
-        self._or_close(lambda: self._dialect.finish(self._lane.take(deadline), names, deadline))
+        self._or_close(lambda: self._dialect.finish(self._lane.take(deadline), names))
 
     def holds(self, staged: Sequence[Committable]) -> bool:
         """Whether the move of exactly these waits for its COMMIT."""
@@ -133,18 +133,16 @@ class Moves(Generic[C]):
             self.close()
             raise
 
-    def _move(
-        self, connection: C, epoch: int, staged: Sequence[Committable], deadline: Deadline, *, decided: bool
-    ) -> None:
+    def _move(self, connection: C, epoch: int, staged: Sequence[Committable], *, decided: bool) -> None:
         # In the order of the writers: where two have the same key, it is always the same one that comes last.
         ordered = sorted(staged, key=lambda each: each.writer)
         for one in ordered:
-            self._dialect.mark(connection, one, epoch, deadline)
+            self._dialect.mark(connection, one, epoch)
         for one in ordered:
-            moved, rows = self._dialect.move(connection, one, deadline), one.payload["rows"]
+            moved, rows = self._dialect.move(connection, one), one.payload["rows"]
             if one.payload["key"] or moved == rows:
                 continue
-            there = self._dialect.count(connection, name_of(one), deadline)
+            there = self._dialect.count(connection, name_of(one))
             if there == rows and not decided:
                 raise self._dialect.mapper.not_all(there, moved)
             raise (OutcomeUnknown if decided else PreCommitFailed)(
