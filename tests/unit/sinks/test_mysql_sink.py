@@ -48,11 +48,11 @@ def test_an_xa_id_fits_and_is_known_again() -> None:
     branch = names.branch(largest)
     assert len(names.global_id) <= 64
     assert len(branch) <= 64
-    assert names.generation_in(branch) == 9_999_999
+    assert names.numbers_in(branch) == {"generation": 9_999_999, "epoch": 999_999_999_999, "partition": 99_999}
     assert names.branch(largest) != branch
     assert len(names.staging()) <= 64
-    assert names.generation_in(names.staging()) == 7
-    assert names.generation_in("g1-something-else") is None
+    assert names.numbers_in(names.staging()) == {"generation": 7}
+    assert names.numbers_in("g1-something-else") is None
 
 
 def test_no_two_sinks_share_a_name() -> None:

@@ -105,11 +105,6 @@ class Session:
     def open(self) -> bool:
         return bool(self._connection.open)
 
-    @property
-    def id(self) -> int:
-        """The server's number of this connection."""
-        return int(self._connection.thread_id())
-
     def limit(self, deadline: Deadline) -> None:
         """From now on an answer that takes as long as from here to the deadline counts as lost."""
         self.deadline = deadline

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
 from penstock.durations import seconds
-from penstock.errors import ConfigurationError, SchemaMismatch
+from penstock.errors import ConfigurationError
 from penstock.sinks.mysql.session import Login, Session
-from penstock.sinks.sql.modes import MODES, SqlMode, check_mode
+from penstock.sinks.sql.modes import MODES, SqlMode, check_length, check_mode, require_key
 from penstock.sinks.sql.names import quoted, split_table
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from penstock.sinks.mysql.tables import Given, Names, Table
     from penstock.sinks.mysql.writer import MySqlWriter
     from penstock.sinks.sql.committer import SqlCommitter
-
-_LONGEST_NAME = 64
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -69,12 +67,7 @@ class MySqlSink(TwoPhaseSink):
                 safe="nothing was started.",
                 to_do="say database='shop', or table='shop.orders'.",
             )
-        if len(table) > _LONGEST_NAME:
-            raise ConfigurationError(
-                f"The table's name {table!r} is longer than the {_LONGEST_NAME} characters MySQL takes.",
-                safe="nothing was started.",
-                to_do="give it a shorter name.",
-            )
+        check_length("MySQL", table, len(table), 64, "characters")
         if seconds(self.lock_timeout, "lock_timeout") < 1:
             raise ConfigurationError(
                 f"lock_timeout is {self.lock_timeout}, but the server counts in whole seconds from 1.",
@@ -194,9 +187,4 @@ class MySqlSink(TwoPhaseSink):
 
     def _require_key_in(self, given: Given) -> None:
         missing = {name.lower() for name in self.keys} - {name.lower() for name, _ in given}
-        if missing:
-            raise SchemaMismatch(
-                f"The key of {self.describe()} has columns that the rows do not have: {', '.join(sorted(missing))}.",
-                safe="nothing was written.",
-                to_do=f"name columns of the DataFrame as key; it has {', '.join(name for name, _ in given)}.",
-            )
+        require_key(self.describe(), sorted(missing), [name for name, _ in given])

@@ -78,11 +78,6 @@ class Names:
     def staging_prefix(self) -> str:
         return staging_prefix(self.identity)
 
-    def generation_in(self, writer: str) -> int | None:
-        """The generation in a writer's name, of either sort; None if it is not one of this sink."""
-        found = self.numbers_in(writer)
-        return found["generation"] if found else None
-
     def numbers_in(self, writer: str) -> dict[str, int] | None:
         """Generation and, of an XA branch, epoch and partition in a writer's name; None if it is not of this sink."""
         match = _BRANCH.fullmatch(writer)

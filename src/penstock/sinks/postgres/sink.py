@@ -10,10 +10,10 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
 from penstock.durations import seconds
-from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, SystemUnavailable, TableMissing
+from penstock.errors import AccessDenied, SystemUnavailable, TableMissing
 from penstock.sinks.postgres.catalog import Place
 from penstock.sinks.postgres.connection import Line, Server, client
-from penstock.sinks.sql.modes import MODES, SqlMode, check_mode
+from penstock.sinks.sql.modes import MODES, SqlMode, check_length, check_mode, require_key
 from penstock.sinks.sql.names import quoted, split_table
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 30.0
-_LONGEST_NAME = 63  # bytes; PostgreSQL would cut the rest off
 _MAKING = 0x50454E53  # the advisory lock under which tables are made: IF NOT EXISTS alone still races
 
 #: Targets that this process has compared with a schema, and whether that was in this run; what changes during a run,
@@ -83,12 +82,7 @@ class PostgresSink(TwoPhaseSink):
         self.lock_timeout = lock_timeout
         self.lock_seconds = seconds(lock_timeout, "lock_timeout")
         self._planned: StructType | None = None
-        if len(name.encode()) > _LONGEST_NAME:
-            raise ConfigurationError(
-                f"The table's name {name!r} is longer than the {_LONGEST_NAME} bytes PostgreSQL takes.",
-                safe="nothing was started.",
-                to_do="give it a shorter name.",
-            )
+        check_length("PostgreSQL", name, len(name.encode()), 63, "bytes")  # it would cut the rest off
 
     def __repr__(self) -> str:
         key = f", key={list(self.key)}" if self.key else ""
@@ -119,13 +113,7 @@ class PostgresSink(TwoPhaseSink):
 
         for field in frame.schema.fields:
             column_type(field.dataType)
-        missing = [name for name in self.key if name not in frame.columns]
-        if missing:
-            raise SchemaMismatch(
-                f"The key of {self.place} has columns that the rows do not have: {', '.join(missing)}.",
-                safe="nothing was written.",
-                to_do=f"name columns of the DataFrame as key; it has {', '.join(frame.columns)}.",
-            )
+        require_key(str(self.place), [name for name in self.key if name not in frame.columns], frame.columns)
         self._planned = frame.schema
         shaped = with_json(frame, goes_as_json)
         if not frame.isStreaming:

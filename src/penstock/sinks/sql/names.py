@@ -46,12 +46,6 @@ def numbers_in(name: str, prefix: str) -> dict[str, int] | None:
     return {key: int(value) for key, value in match.groupdict().items()} if match else None
 
 
-def generation_in(name: str, prefix: str) -> int | None:
-    """The generation in a writer's name; None if it is not one of the sink `prefix`."""
-    found = numbers_in(name, prefix)
-    return found["generation"] if found else None
-
-
 def staging_prefix(prefix: str) -> str:
     """What the names of all staging tables of a sink begin with."""
     return f"penstock_stage_{digest(prefix)}_g"
