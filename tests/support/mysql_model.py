@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
-from penstock.sinks.mysql.faults import LOCK_TIMEOUT, XA_UNKNOWN, ServerError
+from penstock.sinks.mysql.faults import DUPLICATE, LOCK_TIMEOUT, XA_UNKNOWN, ServerError
 from penstock.sinks.mysql.session import Login
 from penstock.sinks.mysql.tables import FORMAT, Names
 
@@ -135,7 +135,12 @@ class Session:
         elif statement.startswith("INSERT INTO `shop`.`penstock_markers`"):
             _, writer, epoch, generation, at = values
             if writer in server.markers:
-                raise ServerError(LOCK_TIMEOUT, "Lock wait timeout exceeded")
+                done = server.markers[writer].committed
+                raise (
+                    ServerError(DUPLICATE, "Duplicate entry")
+                    if done
+                    else ServerError(LOCK_TIMEOUT, "Lock wait timeout")
+                )
             server.markers[writer] = Marker(epoch, generation, self.id, at)
             assert self._within is not None
             self._within.append((writer, "", []))

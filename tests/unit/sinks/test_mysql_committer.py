@@ -253,6 +253,20 @@ def test_of_an_epoch_that_is_partly_there_only_the_rest_is_moved(server: Server,
     assert server.staged == {}
 
 
+def test_a_move_that_came_through_in_between_is_found_by_its_marker(
+    server: Server, committer: SqlCommitter[Any]
+) -> None:
+    one = stage(server, 0)
+
+    def come_through(statement: str) -> None:
+        if statement == "START TRANSACTION":
+            server.markers[name_of(one)] = Marker(7, 2, 5, AT, committed=True)
+
+    server.before = come_through
+    assert committer.commit(7, [one], soon()) == {0: Outcome.ALREADY_COMMITTED}
+    assert server.rows == {}
+
+
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
 def test_another_epoch_than_the_one_that_was_tried_is_moved_itself(
     server: Server, committer: SqlCommitter[Any], first: int, second: int

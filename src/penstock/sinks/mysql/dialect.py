@@ -31,7 +31,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SystemUnavailable
-from penstock.sinks.mysql.faults import LOCK_TIMEOUT, NO_SUCH_THREAD, XA_UNKNOWN, ServerError, mapper
+from penstock.sinks.mysql.faults import DUPLICATE, LOCK_TIMEOUT, NO_SUCH_THREAD, XA_UNKNOWN, ServerError, mapper
 from penstock.sinks.mysql.session import Login, Session
 from penstock.sinks.mysql.tables import Names
 from penstock.sinks.sql.dialect import MARKERS, SINKS, Dialect, Found, Proof, name_of
@@ -260,7 +260,13 @@ class MySqlDialect(Dialect[Session]):
         return there
 
     def mark(self, connection: Session, committable: Committable, epoch: int) -> None:
-        self.insert(connection, name_of(committable), epoch, committable.payload["at"])
+        try:
+            self.insert(connection, name_of(committable), epoch, committable.payload["at"])
+        except ServerError as error:
+            if error.code != DUPLICATE:
+                raise
+            # Not a row that breaks a rule: whoever held the move has just committed it; the next try finds that out.
+            raise ServerError(0, f"{name_of(committable)} was moved in between") from error
 
     def move(self, connection: Session, committable: Committable) -> int:
         payload, target = committable.payload, self.names.quoted(self.names.table)
