@@ -144,7 +144,7 @@ def _settings(session: Session) -> Iterator[str]:
 def _cut_times(table: tables.Table | None, given: Given | None) -> Iterator[str]:
     for name, kind in given or () if table is not None else ():
         assert table is not None
-        column = next((one for one in table.columns if one.name.lower() == name.lower()), None)
+        column = next((column for column in table.columns if column.name.lower() == name.lower()), None)
         if kind == "timestamp" and column is not None and "(6)" not in column.type:
             yield f"column {name!r} is {column.type}: fractions of a second beyond its precision are cut"
 

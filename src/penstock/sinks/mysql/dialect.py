@@ -178,7 +178,7 @@ class MySqlDialect(Dialect[Session]):
         # Second, so that what is committed in between counts as committed.
         visible = {str(row[0]) for row in session.query(asked, values)}
         found = [Open(str(writer), int(connection), str(since)) for writer, connection, since in seen]
-        return {one.writer: one for one in found if one.writer not in visible}, visible
+        return {transaction.writer: transaction for transaction in found if transaction.writer not in visible}, visible
 
     # XA transactions
 
@@ -210,10 +210,11 @@ class MySqlDialect(Dialect[Session]):
                 )
             # A move is never prepared, and its user may lack the right to ask.
             in_xa = self._recovered(connection) if any(name not in staged for name in still) else set()
-            for one in still.values():
-                if one.writer not in in_xa or (not self._roll_back(connection, one) and one.writer in refused):
-                    _cut(connection, one)  # live, or prepared and its connection will not go by itself
-                refused |= {one.writer} & in_xa
+            for transaction in still.values():
+                name = transaction.writer
+                if name not in in_xa or (not self._roll_back(connection, name) and name in refused):
+                    _cut(connection, transaction)  # live, or prepared and its connection will not go by itself
+                refused |= {name} & in_xa
             time.sleep(_POLL)
         self._drop(connection, staged)
 
@@ -237,9 +238,9 @@ class MySqlDialect(Dialect[Session]):
                 found.add(text[int(first) : int(first) + int(second)])
         return found
 
-    def _roll_back(self, session: Session, one: Open) -> bool:
+    def _roll_back(self, session: Session, writer: str) -> bool:
         try:
-            session.execute(f"XA ROLLBACK {self.names.xid(one.writer)}")
+            session.execute(f"XA ROLLBACK {self.names.xid(writer)}")
         except ServerError as error:
             if error.code != XA_UNKNOWN:
                 raise
@@ -254,8 +255,8 @@ class MySqlDialect(Dialect[Session]):
             is_open, marked = self._look(connection, writers)
             self._drop_moved(connection, there & marked)
             there -= marked
-            for one in is_open.values():
-                _cut(connection, one)  # a driver that tried the move and was cut off, or was replaced
+            for transaction in is_open.values():
+                _cut(connection, transaction)  # a driver that tried the move and was cut off, or was replaced
         connection.execute("START TRANSACTION")
         return there
 
@@ -322,13 +323,13 @@ class MySqlDialect(Dialect[Session]):
             session.execute(statement)
 
 
-def _cut(session: Session, one: Open) -> None:
+def _cut(session: Session, transaction: Open) -> None:
     """End its connection, unless that is of an earlier start of the server: then the server is still rolling back what
     a crash cut off, and the number may be somebody else's by now."""
     [(_, uptime)] = session.query("SHOW GLOBAL STATUS LIKE 'Uptime'")
-    [(younger,)] = session.query("SELECT UTC_TIMESTAMP(6) - INTERVAL %s SECOND < %s", [int(uptime), one.since])
+    [(younger,)] = session.query("SELECT UTC_TIMESTAMP(6) - INTERVAL %s SECOND < %s", [int(uptime), transaction.since])
     if younger:
-        _kill(session, one.connection)
+        _kill(session, transaction.connection)
 
 
 def _kill(session: Session, connection: int) -> None:

@@ -93,7 +93,7 @@ def refused_rows(errors: ErrorMapper, warnings: Sequence[tuple[str, int, str]], 
     if not warnings:
         return errors.error(PreCommitFailed, f"{sent} rows were sent and {taken} arrived", doing="loading rows")
     # A broken rule says more than the values that were bent on the way to it.
-    _, code, text = next((one for one in warnings if str(one[1]) in _BROKEN_RULE), warnings[0])
+    _, code, text = next((warning for warning in warnings if str(warning[1]) in _BROKEN_RULE), warnings[0])
     more = f"; {len(warnings) - 1} more such warnings" if len(warnings) > 1 else ""
     error = errors.explain(fault(code, text + more), "loading rows")
     return errors.error(DataError, f"{text}{more} (warning {code})") if error.retryable else error

@@ -136,15 +136,15 @@ def packed(batch: pa.RecordBatch) -> Packed:
     import numpy as np
 
     columns = [_column(batch.column(number), name) for number, name in enumerate(batch.schema.names)]
-    sizes = [one.sizes() for one in columns]
+    sizes = [column.sizes() for column in columns]
     whole: Any = sum(sizes)
     ends = np.cumsum(np.broadcast_to(whole, batch.num_rows), dtype=np.int64)
     out = np.zeros(int(ends[-1]) if len(ends) else 0, np.uint8)
     at = ends - whole
-    for one, size in zip(columns, sizes, strict=True):
-        one.put(out, at)
+    for column, size in zip(columns, sizes, strict=True):
+        column.put(out, at)
         at += size
-    return Packed(b"".join(bytes([one.type, one.flags]) for one in columns), out.data)
+    return Packed(b"".join(bytes([column.type, column.flags]) for column in columns), out.data)
 
 
 class _Column(ABC):

@@ -92,7 +92,7 @@ class MySqlSink(TwoPhaseSink):
         from penstock.sinks.sql.rows import with_json
 
         # Remembered, because JSON is plain text by the time a writer sees it, and for `check`.
-        given = tuple((one.name, of_spark(one.name, one.dataType)) for one in frame.schema.fields)
+        given = tuple((field.name, of_spark(field.name, field.dataType)) for field in frame.schema.fields)
         self._require_key_in(given)
         object.__setattr__(self, "_given", given)
         return with_json(frame, is_nested, decimals_as_text=True)

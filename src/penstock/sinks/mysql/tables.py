@@ -106,7 +106,7 @@ class Table:
 
     def spelt(self, name: str) -> str:
         """The server does not tell `Id` from `id`; its own spelling is used."""
-        return next((one.name for one in self.columns if one.name.lower() == name.lower()), name)
+        return next((column.name for column in self.columns if column.name.lower() == name.lower()), name)
 
 
 def read(session: Session, names: Names) -> Table | None:
@@ -200,7 +200,7 @@ def unique_keys(session: Session, names: Names) -> list[UniqueIndex]:
         # An index on an expression has no column there, and one on the beginning of a column does not compare it.
         found.setdefault(str(index), []).append(None if column is None or part is not None else str(column).lower())
     return [
-        UniqueIndex(index, frozenset(one for one in columns if one is not None), None in columns)
+        UniqueIndex(index, frozenset(column for column in columns if column is not None), None in columns)
         for index, columns in found.items()
     ]
 

@@ -99,7 +99,7 @@ def _table(sink: PostgresSink, ask: Ask, planned: StructType | None) -> list[str
                 safe=_SAFE,
                 to_do=f"GRANT {right} ON {place} TO the user of the sink.",
             )
-    if sink.key and sorted(sink.key) not in [sorted(one) for one in catalog.unique_keys(ask, table)]:
+    if sink.key and sorted(sink.key) not in [sorted(key) for key in catalog.unique_keys(ask, table)]:
         raise ConfigurationError(
             f"Mode upsert needs a unique index of {place} on exactly {', '.join(sink.key)}, and there is none.",
             safe=_SAFE,

@@ -248,5 +248,5 @@ def move_statement(payload: Mapping[str, Any], source: str) -> str:
     # Of several rows with one key the last one written counts; ctid is the order in which a fresh table was filled.
     rows = f"SELECT DISTINCT ON ({key}) {columns} FROM {source} ORDER BY {key}, ctid DESC"
     rest = [quoted(name) for name in payload["columns"] if name not in payload["key"]]
-    update = f"UPDATE SET {', '.join(f'{one} = EXCLUDED.{one}' for one in rest)}" if rest else "NOTHING"
+    update = f"UPDATE SET {', '.join(f'{column} = EXCLUDED.{column}' for column in rest)}" if rest else "NOTHING"
     return f"INSERT INTO {target} ({columns}) {rows} ON CONFLICT ({key}) DO {update}"

@@ -134,7 +134,7 @@ class PostgresSink(TwoPhaseSink):
         from penstock.sinks.postgres.dialect import PostgresDialect
         from penstock.sinks.sql.committer import SqlCommitter
 
-        _met.update({one: False for one in _met if one[:2] == self._identity})
+        _met.update({known: False for known in _met if known[:2] == self._identity})
         return SqlCommitter(PostgresDialect(self, scope))
 
     # For the writer and the committer

@@ -145,7 +145,7 @@ class PostgresWriter(Writer):
             catalog.fits(schema, [str(field.type) for field in schema], table, self._place)
             columns = {column.name: column for column in table.columns}
             self._routes = {field.name: route(field.type, columns[field.name]) for field in schema}
-            if any(one.text_only for one in self._routes.values()):
+            if any(way.text_only for way in self._routes.values()):
                 catalog.refuse_arrays(table, self._routes, self._place)
                 self.abort()
                 self._begin(text=True)
@@ -236,7 +236,7 @@ class PostgresWriter(Writer):
         finally:
             line.close()
         others = [numbers_in(name, scope.sink.prefix) for name, _ in transactions]
-        partitions = {one["partition"] for one in others if one and one["epoch"] == scope.epoch}
+        partitions = {numbers["partition"] for numbers in others if numbers and numbers["epoch"] == scope.epoch}
         # Our own session is among the live ones: its transaction has failed, but not yet ended.
         if partitions - {scope.partition} or (not partitions and live[0][0] > 1):
             return same_key(self._mapper, fault)

@@ -74,7 +74,7 @@ class SqlCommitter(Committer, Generic[C]):
         """Every prepared transaction must be there; staged rows are moved, up to the COMMIT."""
         prepared, staged = split(committables)
         if prepared:
-            names = {name_of(one) for one in prepared}
+            names = {name_of(committable) for committable in prepared}
             with self._mapper.mapped("looking for prepared transactions"):
                 there = self._lanes[0].run(lambda each: self._dialect.prepared(each, names), deadline)
             gone = names - there
@@ -91,7 +91,7 @@ class SqlCommitter(Committer, Generic[C]):
         return committables
 
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
-        outcomes = {one.writer: Outcome.COMMITTED for one in committables if not name_of(one)}
+        outcomes = {committable.writer: Outcome.COMMITTED for committable in committables if not name_of(committable)}
         here, elsewhere = self._by_place(committables)
         for other, own in elsewhere:
             outcomes.update(other.commit(epoch, own, deadline))
@@ -114,14 +114,14 @@ class SqlCommitter(Committer, Generic[C]):
         for other, own in elsewhere:
             other.abort(own, deadline)
             other.close()
-        prepared, staged = ([name_of(one) for one in part] for part in split(here))
+        prepared, staged = ([name_of(committable) for committable in part] for part in split(here))
         if prepared or staged:
             with self._mapper.mapped("aborting"):
                 self._lanes[0].run(lambda each: self._dialect.rollback(each, prepared, staged), deadline)
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
         self._moves.release()
-        kept = {name_of(one) for one in keep}
+        kept = {name_of(committable) for committable in keep}
 
         def sweep(connection: C) -> int:
             self._set_up(connection)
@@ -129,8 +129,8 @@ class SqlCommitter(Committer, Generic[C]):
             ended = self._dialect.fence(connection)
             self._fence = self._dialect.read_fence(connection)
             # After the fence: a writer that is not found now will see it before it prepares.
-            found = {one.writer for one in self._dialect.recover(connection) if self._is_ours(one.generation)}
-            left = found - kept
+            found = self._dialect.recover(connection)
+            left = {each.writer for each in found if self._is_ours(each.generation)} - kept
             tables = {name for name in left if is_staging(name)}
             self._dialect.rollback(connection, left - tables, tables)
             return ended + len(left)
@@ -142,9 +142,9 @@ class SqlCommitter(Committer, Generic[C]):
         with self._mapper.mapped("looking for what is open"):
             found = self._lanes[0].run(self._dialect.recover, deadline)
         return [
-            Leftover(one.writer, one.generation, one.epoch, one.partition, one.started, {"writer": one.writer})
-            for one in sorted(found, key=lambda each: each.writer)
-            if self._is_ours(one.generation)
+            Leftover(each.writer, each.generation, each.epoch, each.partition, each.started, {"writer": each.writer})
+            for each in sorted(found, key=lambda each: each.writer)
+            if self._is_ours(each.generation)
         ]
 
     def close(self) -> None:
@@ -170,14 +170,14 @@ class SqlCommitter(Committer, Generic[C]):
         """Those that this committer ends, and those of a run before the program named another table, with their own."""
         here: list[Committable] = []
         others: dict[Dialect[C], list[Committable]] = {}
-        for one in committables:
-            other = self._dialect.elsewhere(one.payload)
-            (here if other is None else others.setdefault(other, [])).append(one)
+        for committable in committables:
+            other = self._dialect.elsewhere(committable.payload)
+            (here if other is None else others.setdefault(other, [])).append(committable)
         return here, [(SqlCommitter(dialect, self._mode), own) for dialect, own in others.items()]
 
     def _commit_prepared(self, prepared: Sequence[Committable], deadline: Deadline) -> dict[int, Outcome]:
         def work(lane: Lane[C], own: Sequence[Committable]) -> dict[int, Outcome]:
-            return {one.writer: self._commit_one(lane, one, deadline) for one in own}
+            return {committable.writer: self._commit_one(lane, committable, deadline) for committable in own}
 
         if len(prepared) == 1:
             return work(self._lanes[0], prepared)
@@ -187,22 +187,22 @@ class SqlCommitter(Committer, Generic[C]):
             outcomes.update(done)
         return outcomes
 
-    def _commit_one(self, lane: Lane[C], one: Committable, deadline: Deadline) -> Outcome:
+    def _commit_one(self, lane: Lane[C], committable: Committable, deadline: Deadline) -> Outcome:
         """Commit until it succeeds, or the marker tells what became of it, or time is up."""
         why = "no time"
         while not deadline.passed():
             pause = POLL
             try:
-                if self._dialect.commit(lane.take(deadline), name_of(one)):
+                if self._dialect.commit(lane.take(deadline), name_of(committable)):
                     return Outcome.COMMITTED
-                outcome = self._proven(lane, one, deadline)
+                outcome = self._proven(lane, committable, deadline)
                 if outcome is not None:
                     return outcome
                 why, pause = "its transaction is still open", _OPEN_POLL
             except self._mapper.drivers as error:
                 why = self._reason_to_retry(lane, error)
             time.sleep(min(pause, deadline.remaining()))
-        log.warning("%s for %s stays unknown: %s", name_of(one), self._mapper.table, why)
+        log.warning("%s for %s stays unknown: %s", name_of(committable), self._mapper.table, why)
         return Outcome.UNKNOWN
 
     def _commit_staged(self, epoch: int, staged: Sequence[Committable], deadline: Deadline) -> dict[int, Outcome]:
@@ -214,9 +214,10 @@ class SqlCommitter(Committer, Generic[C]):
             try:
                 if not self._moves.holds(left):
                     rest = self._moves.begin(left, deadline)
-                    for one in left:
-                        if one not in rest:
-                            outcomes[one.writer] = self._proven(self._lanes[0], one, deadline) or Outcome.UNKNOWN
+                    for committable in left:
+                        if committable not in rest:
+                            proven = self._proven(self._lanes[0], committable, deadline)
+                            outcomes[committable.writer] = proven or Outcome.UNKNOWN
                     left = rest
                     if not left:
                         self._moves.release()
@@ -233,21 +234,22 @@ class SqlCommitter(Committer, Generic[C]):
                 why = self._reason_to_retry(self._lanes[0], error)
                 time.sleep(min(POLL, deadline.remaining()))
             else:
-                return {**outcomes, **{one.writer: Outcome.COMMITTED for one in left}}
+                return {**outcomes, **{committable.writer: Outcome.COMMITTED for committable in left}}
         log.warning("epoch %d for %s stays unknown: %s", epoch, self._mapper.table, why)
-        return {**{one.writer: Outcome.UNKNOWN for one in left}, **outcomes}
+        return {**{committable.writer: Outcome.UNKNOWN for committable in left}, **outcomes}
 
-    def _proven(self, lane: Lane[C], one: Committable, deadline: Deadline) -> Outcome | None:
+    def _proven(self, lane: Lane[C], committable: Committable, deadline: Deadline) -> Outcome | None:
         """Neither transaction nor staging table is there: the marker decides. None while its transaction is open."""
         connection = lane.take(deadline)
         self._set_up(connection)
-        proof = self._dialect.prove(connection, name_of(one))
+        proof = self._dialect.prove(connection, name_of(committable))
         if proof.open:
             return None
         if proof.marked:
             return Outcome.ALREADY_COMMITTED
         # Without its row the sink's tables were made anew, or emptied: then nothing is proven.
-        return Outcome.LOST if proof.pruned is not None and one.payload["at"] > proof.pruned else Outcome.UNKNOWN
+        younger = proof.pruned is not None and committable.payload["at"] > proof.pruned
+        return Outcome.LOST if younger else Outcome.UNKNOWN
 
     def _reason_to_retry(self, lane: Lane[C], error: Exception) -> str:
         """A broken rule or a missing right will be there at the next try as well: say so at once. A server that was not

@@ -183,8 +183,9 @@ def name_of(committable: Committable) -> str:
 def split(committables: Collection[Committable]) -> tuple[list[Committable], list[Committable]]:
     """Prepared transactions and staging tables, in the order of their writers. Told apart by their names: committables
     of earlier versions have other words for it (`how` in those of MySQL), and a leftover has none."""
-    there = [one for one in sorted(committables, key=lambda each: each.writer) if name_of(one)]
-    return [one for one in there if not is_staging(name_of(one))], [one for one in there if is_staging(name_of(one))]
+    there = sorted((each for each in committables if name_of(each)), key=lambda each: each.writer)
+    prepared = [each for each in there if not is_staging(name_of(each))]
+    return prepared, [each for each in there if is_staging(name_of(each))]
 
 
 def payload_of(

@@ -101,7 +101,7 @@ class Moves(Generic[C]):
         names = frozenset(map(name_of, staged))
         there = self._or_close(lambda: self._dialect.begin(self._lane.take(deadline), names, decided=True))
         self._held = frozenset()
-        return [one for one in staged if name_of(one) in there]
+        return [committable for committable in staged if name_of(committable) in there]
 
     def move(self, epoch: int, staged: Sequence[Committable], deadline: Deadline) -> None:
         """Move into the transaction that was begun. `OutcomeUnknown` where somebody changed a staging table."""
@@ -136,18 +136,18 @@ class Moves(Generic[C]):
     def _move(self, connection: C, epoch: int, staged: Sequence[Committable], *, decided: bool) -> None:
         # In the order of the writers: where two have the same key, it is always the same one that comes last.
         ordered = sorted(staged, key=lambda each: each.writer)
-        for one in ordered:
-            self._dialect.mark(connection, one, epoch)
-        for one in ordered:
-            moved, rows = self._dialect.move(connection, one), one.payload["rows"]
-            if one.payload["key"] or moved == rows:
+        for committable in ordered:
+            self._dialect.mark(connection, committable, epoch)
+        for committable in ordered:
+            moved, rows = self._dialect.move(connection, committable), committable.payload["rows"]
+            if committable.payload["key"] or moved == rows:
                 continue
-            there = self._dialect.count(connection, name_of(one))
+            there = self._dialect.count(connection, name_of(committable))
             if there == rows and not decided:
                 raise self._dialect.mapper.not_all(there, moved)
             raise (OutcomeUnknown if decided else PreCommitFailed)(
-                f"Of {there} rows in the staging table {name_of(one)}, where its writer had put {rows}, {moved} would "
-                "be moved.",
+                f"Of {there} rows in the staging table {name_of(committable)}, where its writer had put {rows}, "
+                f"{moved} would be moved.",
                 safe="nothing of it was moved.",
                 to_do="find out who changed it, or which trigger of the target leaves rows out; keep others away "
                 "from tables penstock_stage_….",
