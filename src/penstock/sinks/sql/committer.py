@@ -7,6 +7,7 @@ finishes what it left under the other.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -94,8 +95,8 @@ class SqlCommitter(Committer, Generic[C]):
         outcomes = {committable.writer: Outcome.COMMITTED for committable in committables if not name_of(committable)}
         here, elsewhere = self._by_place(committables)
         for other, own in elsewhere:
-            outcomes.update(other.commit(epoch, own, deadline))
-            other.close()
+            with contextlib.closing(other):
+                outcomes.update(other.commit(epoch, own, deadline))
         prepared, staged = split(here)
         if staged:
             outcomes.update(self._commit_staged(epoch, staged, deadline))
@@ -112,8 +113,8 @@ class SqlCommitter(Committer, Generic[C]):
         self._moves.release()
         here, elsewhere = self._by_place(committables)
         for other, own in elsewhere:
-            other.abort(own, deadline)
-            other.close()
+            with contextlib.closing(other):
+                other.abort(own, deadline)
         prepared, staged = ([name_of(committable) for committable in part] for part in split(here))
         if prepared or staged:
             with self._mapper.mapped("aborting"):
