@@ -15,11 +15,11 @@ from penstock.epoch.channel import Route, Writing
 from penstock.epoch.inflight.manager import _newest
 from penstock.epoch.outputs import EpochOutputs
 from penstock.errors import AccessDenied, PenstockError, SystemUnavailable
-from penstock.sinks.mysql import committer as mysql
-from penstock.sinks.mysql import xa
+from penstock.sinks.mysql.dialect import MySqlDialect
 from penstock.sinks.mysql.faults import ServerError
-from penstock.sinks.mysql.names import Names
 from penstock.sinks.mysql.session import Login
+from penstock.sinks.mysql.tables import Names
+from penstock.sinks.sql import committer as sql
 from penstock.sinks.tables import committer as tables
 from penstock.sinks.tables.target import Known
 
@@ -101,8 +101,8 @@ class Server:
                 self._talk()
         return 0
 
-    def limit(self, seconds: float) -> None:
-        pass
+    def limit(self, deadline: Deadline) -> None:
+        self.deadline = deadline
 
     def close(self) -> None:
         self.open = False
@@ -122,15 +122,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
         made.open = True
         return made
 
-    monkeypatch.setattr(mysql, "Session", connect)
-    monkeypatch.setattr(mysql, "_HINT_SECONDS", 0.1)
-    monkeypatch.setattr(xa, "end", lambda *_: set())
+    monkeypatch.setattr("penstock.sinks.mysql.dialect.Session", connect)
+    monkeypatch.setattr(sql, "_HINT_SECONDS", 0.1)
     return made
 
 
-def mysql_committer(server: Server) -> mysql.MySqlCommitter:
+def mysql_committer(server: Server) -> sql.SqlCommitter[Any]:
     login = Login("host", 3306, "user", "password", "shop")
-    return mysql.MySqlCommitter(login, Names("job:out", "shop", "orders", 1), "two_phase", server)  # type: ignore[arg-type]
+    return sql.SqlCommitter(MySqlDialect(login, Names("job:out", "shop", "orders", 1)), "two_phase", server)
 
 
 def test_mysql_knows_its_fence_by_heart(server: Server) -> None:

@@ -1,18 +1,34 @@
-"""Which server, as whom: what the user said, how to say it to libpq, and how to speak of it without its secrets."""
+"""Which server, as whom, spoken of without its secrets; and the driver's connection to it."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import re
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError
 from penstock.secrets import hide, is_secret
-from penstock.sinks.sql import faults
+from penstock.sinks.sql.faults import missing_extra
+
+#: The server's time in microseconds, at which the transaction began.
+NOW = "(extract(epoch FROM now()) * 1000000)::bigint"
+#: What a transaction of ours needs, whatever the server's defaults are. Answers with the server's time in microseconds.
+SETTINGS = f"""
+SELECT set_config('application_name', $1, true), set_config('lock_timeout', $2, true),
+       set_config('idle_in_transaction_session_timeout', '0', true), set_config('TimeZone', 'UTC', true),
+       set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
+                                        ELSE current_setting('synchronous_commit') END, true),
+       {NOW}
+"""
 
 #: A server that is gone without a word is noticed after about a minute, in a task as in the driver.
 _PATIENCE = {
@@ -40,7 +56,7 @@ def client() -> SimpleNamespace:
         import psycopg
         from psycopg.conninfo import make_conninfo
     except ImportError as error:
-        raise faults.missing_extra("PostgreSQL", "postgres", error) from error
+        raise missing_extra("PostgreSQL", "postgres", error) from error
     return SimpleNamespace(adbc=adbc, dbapi=dbapi, psycopg=psycopg, make_conninfo=make_conninfo)
 
 
@@ -113,3 +129,82 @@ class Server:
             for name, value in _PAIR.findall(self.conninfo):
                 known[name] = re.sub(r"\\(.)", r"\1", value[1:-1]) if value.startswith("'") else value
         return {**known, **self.options}
+
+
+class Line:
+    """The driver's psycopg connection: made when it is first needed and again after it was lost, never waiting longer
+    than it is told to. Used by one thread at a time. Raises psycopg's errors: a caller that proves outcomes has to look
+    at them."""
+
+    def __init__(self, server: Server, name: str, deadline: Deadline) -> None:
+        self._server, self._name, self.deadline = server, name, deadline
+        self._connection: Any = None
+
+    def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Run one statement in a transaction of its own, or in the one that `begin` opened; its rows."""
+        with self._within() as connection:
+            cursor = connection.execute(statement, parameters)
+            return list(cursor.fetchall()) if cursor.description is not None else []
+
+    def count(self, statement: str, *parameters: Any) -> int:
+        """Run one statement; how many rows it changed."""
+        with self._within() as connection:
+            return int(connection.execute(statement, parameters).rowcount)
+
+    def begin(self, lock_seconds: float) -> None:
+        """Open a transaction; ended by `ask` with COMMIT or ROLLBACK, or by `close`."""
+        seconds = min(lock_seconds, max(0.05, self.deadline.remaining()))
+        self.ask("BEGIN ISOLATION LEVEL READ COMMITTED")
+        self.ask(SETTINGS, self._name, f"{max(1, int(seconds * 1000))}ms")
+
+    def limit(self, deadline: Deadline) -> None:
+        """From now on an answer that comes after the deadline is not waited for."""
+        self.deadline = deadline
+
+    @property
+    def open(self) -> bool:
+        return self._connection is not None and not self._connection.closed
+
+    def close(self) -> None:
+        """Close; a transaction under way is rolled back by the server."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.close()
+
+    @contextlib.contextmanager
+    def _within(self) -> Iterator[Any]:
+        connection = self.connect()
+        # Nothing in libpq ends a wait for an answer; a connection cut under it does.
+        cut = threading.Timer(max(0.05, self.deadline.remaining()), _cut, (connection.fileno(),))
+        cut.daemon = True
+        cut.start()
+        try:
+            yield connection
+        except client().psycopg.Error:
+            if connection.closed or connection.broken:
+                self.close()
+            raise
+        finally:
+            cut.cancel()
+            cut.join()  # a file number that is used again must not be cut by mistake
+
+    def connect(self) -> Any:
+        """Connect now, unless it is; the client's own connection."""
+        if not self.open:
+            psycopg = client().psycopg
+            seconds = max(2, min(10, int(self.deadline.remaining())))  # libpq takes less than two for none at all
+            self._connection = psycopg.connect(
+                self._server.libpq(),
+                autocommit=True,
+                prepare_threshold=None,  # a pooler may give us another session for every transaction
+                cursor_factory=psycopg.RawCursor,
+                connect_timeout=seconds,
+                application_name=self._name,
+            )
+        return self._connection
+
+
+def _cut(number: int) -> None:
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+        copy.shutdown(socket.SHUT_RDWR)

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from penstock.errors import SchemaMismatch
-from penstock.sinks.sql.columns import Column
+from penstock.sinks.sql.rows import Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
