@@ -67,6 +67,8 @@ class Open:
 class MySqlDialect(Dialect[Session]):
     """One sink's hand on its server. Used by its writers too."""
 
+    raises_what_stays = False  # a decided epoch waits for a table that was dropped
+
     def __init__(self, login: Login, names: Names, chosen: str = "auto") -> None:
         self.login, self.names, self._chosen = login, names, chosen
         self.generation = names.generation

@@ -201,7 +201,7 @@ class SqlCommitter(Committer, Generic[C]):
                     return outcome
                 why, pause = "its transaction is still open", _OPEN_POLL
             except self._mapper.drivers as error:
-                why = self._reason_to_retry(lane, error)
+                why, _ = self._judge(lane, error)
             time.sleep(min(pause, deadline.remaining()))
         log.warning("%s for %s stays unknown: %s", name_of(committable), self._mapper.table, why)
         return Outcome.UNKNOWN
@@ -226,17 +226,17 @@ class SqlCommitter(Committer, Generic[C]):
                     self._moves.move(epoch, left, deadline)
                 self._moves.commit(deadline)
             except OutcomeUnknown as error:
-                log.error(
-                    "epoch %d for %s is decided and waits in staging tables: %s", epoch, self._mapper.table, error
-                )
+                why = str(error)
                 break
             except self._mapper.drivers as error:
                 self._moves.release()
-                why = self._reason_to_retry(self._lanes[0], error)
+                why, curable = self._judge(self._lanes[0], error)
+                if not curable:
+                    break
                 time.sleep(min(POLL, deadline.remaining()))
             else:
                 return {**outcomes, **{committable.writer: Outcome.COMMITTED for committable in left}}
-        log.warning("epoch %d for %s stays unknown: %s", epoch, self._mapper.table, why)
+        log.error("epoch %d for %s is decided and waits in staging tables: %s", epoch, self._mapper.table, why)
         return {**{committable.writer: Outcome.UNKNOWN for committable in left}, **outcomes}
 
     def _proven(self, lane: Lane[C], committable: Committable, deadline: Deadline) -> Outcome | None:
@@ -252,20 +252,22 @@ class SqlCommitter(Committer, Generic[C]):
         younger = proof.pruned is not None and committable.payload["at"] > proof.pruned
         return Outcome.LOST if younger else Outcome.UNKNOWN
 
-    def _reason_to_retry(self, lane: Lane[C], error: Exception) -> str:
-        """A broken rule or a missing right will be there at the next try as well: say so at once. A server that was not
-        reached has not said anything."""
+    def _judge(self, lane: Lane[C], error: Exception) -> tuple[str, bool]:
+        """What a driver's error says, and whether trying again may cure it. A broken rule or a missing right will be
+        there at the next try as well: where the dialect wants that, it is raised at once. A server that was not reached
+        has not said anything."""
         fault = self._mapper.read(error)
         explained = self._mapper.explain(fault, "committing")
         if isinstance(explained, SystemUnavailable):
             lane.close()
-        if fault.code and not explained.retryable:
+        curable = explained.retryable or not fault.code
+        if not curable and self._dialect.raises_what_stays:
             raise type(explained)(
                 explained.happened,
                 safe="the epoch is decided and its rows are kept, prepared, until they can be committed.",
                 to_do=explained.to_do,
             ) from error
-        return fault.text
+        return fault.text, curable
 
     def _prune(self, epoch: int) -> None:
         if self._pruned is not None and abs(epoch - self._pruned) < PRUNE_EVERY:

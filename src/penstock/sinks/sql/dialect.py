@@ -87,6 +87,9 @@ class Dialect(ABC, Generic[C]):
 
     generation: int
     mapper: ErrorMapper
+    #: Whether an error that no trying cures is raised although the epoch is decided, so that the job ends with it;
+    #: else it is logged and the outcome left unknown, and the next recovery tries again.
+    raises_what_stays = True
 
     @abstractmethod
     def connect(self, deadline: Deadline) -> C:
