@@ -27,6 +27,7 @@ FLAT, NESTED = 0, 1
 
 
 def checksum_of(total: int, rule: int) -> int:
+    """A sum of hashes as committables hold it, with its rule."""
     return total % MODULO + rule * MODULO
 
 
@@ -51,6 +52,7 @@ def with_hashes(frame: DataFrame, rule: int) -> DataFrame:
 
 
 def sum_of_hashes(batch: pa.RecordBatch) -> int:
+    """Of the rows of a batch, modulo 2**64."""
     import numpy as np
 
     # None is null; from its bytes, because Arrow imports pandas to make objects of numpy's.

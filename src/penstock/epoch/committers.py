@@ -46,6 +46,7 @@ class Committers:
             self._open[uid] = (scope, self._sinks[uid].open_committer(scope))
 
     def close(self) -> None:
+        """Free all connections."""
         self._close_open()
         self._pool.shutdown(wait=False)
 

@@ -266,6 +266,7 @@ class Coordinator(ProtocolDriver):
         return self._ledger.begin(attempt.epoch, self._log.query_id())
 
     def commit_at_sinks(self, epoch: int, committables: Sequence[Committable]) -> Mapping[WriterId, Outcome]:
+        """What is proven of each within the time for a commit."""
         return self._commit_at_sinks(epoch, committables, Deadline(self._timing.commit_seconds))
 
     def check_gate(self) -> None:
@@ -273,6 +274,7 @@ class Coordinator(ProtocolDriver):
         self._gate.check()
 
     def not_prepared(self, attempt: Attempt, failed: protocol.Failed) -> PenstockError:
+        """The error that ends such an attempt."""
         return explain_stop(protocol.NotPrepared(attempt.epoch, failed.error), self._query, self._where)
 
     def observe(self, attempt: Attempt, error: BaseException | None) -> None:

@@ -172,5 +172,6 @@ class ProtocolDriver(ABC):
             raise explain_stop(protocol.Fenced(self._generation, newest), self._query, self._where)
 
     def emit(self, event: str, epoch: int | None, **fields: Any) -> None:
+        """Tell of something that this run of the query did."""
         more = {} if epoch is None else {"epoch": epoch}
         self._events.emit(event, query=self._query, generation=self._generation, **more, **fields)

@@ -70,6 +70,7 @@ class Report:
     silent: tuple[tuple[str, str], ...] = ()
 
     def of(self, query: str) -> list[Orphan]:
+        """Those of one query."""
         return [one for one in self.orphans if one.query == query]
 
 

@@ -187,6 +187,7 @@ class Settlement(ProtocolDriver):
         self._committing = False
 
     def commit(self) -> CommitResult:
+        """See `commit`."""
         self._committing = True
         resume = self._drive(protocol.recover())
         if self._decision is None:
@@ -205,6 +206,7 @@ class Settlement(ProtocolDriver):
         return CommitResult(self._query, epoch, resume.generation, complete, self._outcomes)
 
     def abort(self, only: Collection[Orphan], others: Collection[Orphan]) -> None:
+        """See `abort`."""
         self._others = [Committable(one.sink, -1, 1, 0, one.leftover.payload) for one in others if one.leftover]
 
         def chosen_as(committable: Committable) -> str | None:
@@ -217,6 +219,7 @@ class Settlement(ProtocolDriver):
             raise refusal_of(first, DecisionState.DECIDED, decision.id.epoch)
 
     def resolve(self, only: Collection[WriterId], word: Word) -> list[Unprovable]:
+        """See `resolve`."""
         self._committing = True
         decided = self._drive(protocol.commit_decided())
         if decided is None:
@@ -244,6 +247,7 @@ class Settlement(ProtocolDriver):
         )
 
     def close(self) -> None:
+        """Free the sinks' connections."""
         self._committers.close()
 
     # What differs from an epoch's or a drainer's

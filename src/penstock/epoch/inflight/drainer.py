@@ -51,10 +51,8 @@ class Drainer(ProtocolDriver):
     def __init__(
         self,
         *,
-        job: str,
         query: str,
         query_id: str,
-        uid: str,
         sink: TwoPhaseSink,
         own_scope: SinkScope,
         backlog: Backlog,
@@ -64,8 +62,9 @@ class Drainer(ProtocolDriver):
         turn: WriteTurn,
         where: str,
     ) -> None:
+        uid = own_scope.uid
         super().__init__(
-            job=job, query=query, sinks={uid: sink}, ledger=ledger, events=events, timing=timing, where=where
+            job=own_scope.job, query=query, sinks={uid: sink}, ledger=ledger, events=events, timing=timing, where=where
         )
         self._uid, self._sink, self._id = uid, sink, query_id
         self._backlog = backlog
@@ -83,6 +82,7 @@ class Drainer(ProtocolDriver):
         self.waiting_for: str | None = None
 
     def start(self) -> None:
+        """Recover, then deliver, until it is stopped."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -54,6 +54,8 @@ class InFlight:
         self._events, self._limits = events, checkpoints
         self._backlogs: dict[str, Backlog] = {}
         self._turns = {uid: WriteTurn() for uid in self._sinks}
+        self._opened: dict[str, float] = {}  # when the epoch under way began, by sink
+        self._behind: set[str] = set()  # sinks for which it queues behind earlier ones
         self._drainers: dict[str, Drainer] = {}
         self._generation = 0
         self._id: str | None = None
@@ -86,10 +88,8 @@ class InFlight:
                 continue
             assert self._id is not None
             drainer = self._drainers[uid] = Drainer(
-                job=self._job,
                 query=self._query,
                 query_id=self._id,
-                uid=uid,
                 sink=self._sinks[uid],
                 own_scope=SinkScope(self._job, uid, self._generation),
                 backlog=backlog,
@@ -102,12 +102,14 @@ class InFlight:
             drainer.start()
 
     def close(self) -> None:
+        """Deliver nothing more; what waits is the next run's."""
         for drainer in self._drainers.values():
             drainer.stop()
         self._drainers.clear()
 
     @property
     def failure(self) -> BaseException | None:
+        """What no waiting can cure, at one of the sinks."""
         return next((one.failure for one in self._drainers.values() if one.failure is not None), None)
 
     @property
@@ -117,6 +119,7 @@ class InFlight:
 
     @property
     def bytes(self) -> int:
+        """How much waits, over all sinks."""
         return sum(one.bytes for one in self._backlogs.values())
 
     def prepared(self) -> list[Committable]:
@@ -152,13 +155,19 @@ class InFlight:
         if not self._limits.logged:
             return Writing()
         backlog = self._backlogs[uid]
+        self._opened[uid] = time.monotonic() - elapsed
+        self._behind.discard(uid)
         self._turns[uid].take_from_tasks()  # where an attempt at this epoch failed before
         if self._limits.max_concurrent > 1:
             patience, in_turn = self._limits.timeout_seconds, backlog.at_sink
         else:
             patience, in_turn = self._limits.aligned_timeout_seconds - elapsed, not backlog.count
-        if in_turn and patience > 0 and self._turns[uid].give_to_tasks():
-            return Writing(Route.TEE, backlog.logs, patience)
+        if not in_turn:
+            self._behind.add(uid)
+        elif patience > 0:
+            if self._turns[uid].give_to_tasks():
+                return Writing(Route.TEE, backlog.logs, patience)
+            self._behind.add(uid)  # the drainer writes
         return Writing(Route.LOG, backlog.logs)
 
     def with_hints(self, uid: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -219,7 +228,7 @@ class InFlight:
 
     def _record(self, uid: str, epoch: int, own: Sequence[Committable]) -> bool:
         """Whether it is delivered already."""
-        backlog = self._backlogs[uid]
+        backlog, opened = self._backlogs[uid], self._opened.get(uid)
         if backlog.record(epoch, own):
             failpoint("inflight.recorded")
             self._events.emit(
@@ -232,6 +241,8 @@ class InFlight:
                 bytes=sum(log_of(one).bytes for one in own),
                 backlog=backlog.count,
                 backlog_bytes=backlog.bytes,
+                behind=uid in self._behind,
+                seconds=None if opened is None else round(time.monotonic() - opened, 4),
             )
         return epoch <= backlog.drained
 
