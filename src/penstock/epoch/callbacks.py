@@ -74,8 +74,8 @@ class Callbacks:
             seconds=float(event.get("seconds", 0.0)),
             error=None if kind == "completed" else str(event["error"]),
         )
-        for one in self.complete if kind == "completed" else self.aborted:
-            self._waiting.put((one, info))
+        for callback in self.complete if kind == "completed" else self.aborted:
+            self._waiting.put((callback, info))
 
     def _run(self) -> None:
         while (waiting := self._waiting.get()) is not None:

@@ -143,7 +143,11 @@ class ProtocolDriver(ABC):
         self, epoch: int, committables: Sequence[Committable], deadline: Deadline
     ) -> dict[WriterId, Outcome]:
         outcomes = self._committers.commit(epoch, committables, deadline)
-        unknown = [one for one in committables if outcomes.get(one.id, Outcome.UNKNOWN) is Outcome.UNKNOWN]
+        unknown = [
+            committable
+            for committable in committables
+            if outcomes.get(committable.id, Outcome.UNKNOWN) is Outcome.UNKNOWN
+        ]
         if unknown:
             # Only where nothing can be proven does somebody's word count, see `penstock transactions resolve`.
             outcomes |= self._ledger.ruled(epoch, self._query_id(), unknown)

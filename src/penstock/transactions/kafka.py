@@ -56,11 +56,13 @@ class Cluster:
         """Without asking any ledger: commit exactly these, or abort and fence them. Raises where one would not."""
         deadline = Deadline(LOOK_SECONDS)
         if commit:
-            endings = [Ending(one.id, one.details["producer_id"], one.details["producer_epoch"]) for one in orphans]
+            endings = [
+                Ending(orphan.id, orphan.details["producer_id"], orphan.details["producer_epoch"]) for orphan in orphans
+            ]
             answers = self._client.end(endings, True, deadline)
             left = {name for name, answer in answers.items() if not answer.done}
         else:
-            left = set(self._client.fence([one.id for one in orphans], deadline))
+            left = set(self._client.fence([orphan.id for orphan in orphans], deadline))
         if left:
             raise SystemUnavailable(
                 f"{len(left)} of {len(orphans)} transactions did not end as asked, among them {min(left)}.",
@@ -91,21 +93,21 @@ def _ids(query: QueryLedger, uid: str) -> list[str] | None:
     """The ids that the last manifests name for a sink; None if they show that it is not Kafka."""
     epoch = query.found().epoch
     payloads = [
-        one.payload.get("prepared") or one.payload
+        committable.payload.get("prepared") or committable.payload
         for number in (epoch, epoch - 1)
         for manifest in query.ledger.manifests(number)
-        for one in manifest.decision.to_commit
-        if one.sink == uid
+        for committable in manifest.decision.to_commit
+        if committable.sink == uid
     ]
-    ids = [str(one["transactional_id"]) for one in payloads if one.get("transactional_id")]
-    other = [one for one in payloads if "transactional_id" not in one and "log" not in one]
+    ids = [str(payload["transactional_id"]) for payload in payloads if payload.get("transactional_id")]
+    other = [payload for payload in payloads if "transactional_id" not in payload and "log" not in payload]
     return None if other and not ids else ids
 
 
 def _own_prefix(name: str, ids: Iterable[str]) -> str | None:
     """The user's part of the ids of sink `name`; also as earlier releases made them, without its length at the end."""
-    for one in ids:
-        match = _ID.match(one)
+    for each in ids:
+        match = _ID.match(each)
         if match is None:
             continue
         whole = _split(match["name"])
