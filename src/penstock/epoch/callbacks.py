@@ -85,5 +85,5 @@ class Callbacks:
             except Exception as error:
                 log.exception("a checkpoint callback of query %s failed for epoch %d", info.query, info.epoch)
                 assert self._events is not None
-                said = f"{type(error).__name__}: {error}"
-                self._events.emit("callback_failed", query=info.query, epoch=info.epoch, error=said)
+                text = f"{type(error).__name__}: {error}"
+                self._events.emit("callback_failed", query=info.query, epoch=info.epoch, error=text)

@@ -136,17 +136,17 @@ class InFlight:
     def wait_for_room(self, gate: Gate) -> None:
         """The back-pressure: before an epoch begins, wait until the log has room for it."""
         self.start()
-        told, began = False, time.monotonic()
+        throttled, began = False, time.monotonic()
         while self._full():
             failure = self.failure
             if failure is not None:
                 raise failure
             gate.check()
-            if not told:
-                told = True
+            if not throttled:
+                throttled = True
                 self._events.emit("throttled", query=self._query, bytes=self.bytes, epochs=self.pending)
             self._wait()
-        if told:
+        if throttled:
             seconds = round(time.monotonic() - began, 3)
             self._events.emit("flowing", query=self._query, bytes=self.bytes, epochs=self.pending, seconds=seconds)
 
