@@ -41,16 +41,19 @@ class Writing:
 
 
 class Channel(ABC):
-    """Open from the first row on. `finish` tells what is to be reported."""
+    """Open from the first row on."""
 
     @abstractmethod
-    def write(self, batch: pa.RecordBatch) -> None: ...
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Rows with their hashes in the last column."""
 
     @abstractmethod
-    def finish(self) -> Mapping[str, Any]: ...
+    def finish(self) -> Mapping[str, Any]:
+        """No more rows come. What is returned becomes part of the task's answer."""
 
     @abstractmethod
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Undo it all; called after any failure."""
 
 
 class _IntoSink(Channel):

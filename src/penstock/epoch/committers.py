@@ -46,18 +46,19 @@ class Committers:
             self._open[uid] = (scope, self._sinks[uid].open_committer(scope))
 
     def close(self) -> None:
+        """Free all connections."""
         self._close_open()
         self._pool.shutdown(wait=False)
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> tuple[Committable, ...]:
         """Each sink confirms what its writers say they prepared."""
         sealed = self._per_sink(committables, lambda committer, own: committer.seal(own, deadline))
-        by_id = {one.id: one for own in sealed.values() for one in own}
-        return tuple(by_id.get(one.id, one) for one in committables)
+        by_id = {committable.id: committable for own in sealed.values() for committable in own}
+        return tuple(by_id.get(committable.id, committable) for committable in committables)
 
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> dict[WriterId, Outcome]:
         """What is proven of each. `UidChanged`, with nothing committed, where a sink is not known here."""
-        missing = {one.sink for one in committables} - self._sinks.keys()
+        missing = {committable.sink for committable in committables} - self._sinks.keys()
         if missing:
             raise self.uids_changed(missing, f"epoch {epoch} is decided for")
         answers = self._per_sink(committables, lambda committer, own: committer.commit(epoch, own, deadline))
@@ -68,7 +69,9 @@ class Committers:
         found = 0
         for uid, (_, committer) in self._open.items():
             # A writer without rows prepared nothing: there is nothing of it to keep.
-            found += committer.abort_dangling([one for one in keep if one.sink == uid and one.rows], deadline)
+            found += committer.abort_dangling(
+                [committable for committable in keep if committable.sink == uid and committable.rows], deadline
+            )
         return found
 
     def refuse_unknown_runs(self, newest: Callable[[], int], deadline: Deadline) -> None:
@@ -93,8 +96,8 @@ class Committers:
     ) -> dict[str, _T]:
         """`call` for every sink that has committables, side by side; the first error is raised after all have ended."""
         groups: dict[str, list[Committable]] = {}
-        for one in committables:
-            groups.setdefault(one.sink, []).append(one)
+        for committable in committables:
+            groups.setdefault(committable.sink, []).append(committable)
         if len(groups) == 1:
             ((uid, own),) = groups.items()
             return {uid: call(self[uid], own)}
@@ -126,13 +129,15 @@ def refuse_unknown_runs(
     if type(committer).leftovers is Committer.leftovers:
         return  # it cannot say
     found = of_all_generations(sink, scope, deadline) or ()
-    if not any(one.generation > scope.generation for one in found):
+    if not any(leftover.generation > scope.generation for leftover in found):
         return
     known = newest()  # asked after the look: a run that has registered since is in it
-    unknown = sorted((one for one in found if one.generation > known), key=lambda one: one.name)
+    unknown = sorted(
+        (leftover for leftover in found if leftover.generation > known), key=lambda leftover: leftover.name
+    )
     if unknown:
-        generations = ", ".join(map(str, sorted({one.generation for one in unknown})))
-        shown = ", ".join(one.name for one in unknown[:3]) + (", …" if len(unknown) > 3 else "")
+        generations = ", ".join(map(str, sorted({leftover.generation for leftover in unknown})))
+        shown = ", ".join(leftover.name for leftover in unknown[:3]) + (", …" if len(unknown) > 3 else "")
         raise LedgerLost(
             f"Sink {scope.uid!r} of job {scope.job!r} has {len(unknown)} open transactions of generation {generations} "
             f"and the newest run in the ledger is {known}: {shown}. The checkpoint was deleted or replaced by an older "

@@ -266,6 +266,7 @@ class Coordinator(ProtocolDriver):
         return self._ledger.begin(attempt.epoch, self._log.query_id())
 
     def commit_at_sinks(self, epoch: int, committables: Sequence[Committable]) -> Mapping[WriterId, Outcome]:
+        """What is proven of each within the time for a commit."""
         return self._commit_at_sinks(epoch, committables, Deadline(self._timing.commit_seconds))
 
     def check_gate(self) -> None:
@@ -273,6 +274,7 @@ class Coordinator(ProtocolDriver):
         self._gate.check()
 
     def not_prepared(self, attempt: Attempt, failed: protocol.Failed) -> PenstockError:
+        """The error that ends such an attempt."""
         return explain_stop(protocol.NotPrepared(attempt.epoch, failed.error), self._query, self._where)
 
     def observe(self, attempt: Attempt, error: BaseException | None) -> None:
@@ -324,7 +326,7 @@ class Coordinator(ProtocolDriver):
             return prepared
         if prepared.strays:
             self.stragglers.expect(logs=True)
-        seconds, rows = attempt.seconds, sum(one.rows for one in prepared.committables)
+        seconds, rows = attempt.seconds, sum(committable.rows for committable in prepared.committables)
         attempt.notes.committables, attempt.notes.precommit_ms = prepared.committables, round(seconds * 1000, 2)
         self.emit("precommitted", attempt.epoch, rows=rows, seconds=round(seconds, 4))
         failpoint("epoch.sealed")
@@ -355,23 +357,25 @@ class Coordinator(ProtocolDriver):
         started = time.monotonic()
         deadline = Deadline(self._timing.commit_seconds)
         epoch = decision.id.epoch
-        logged = [one for one in decision.to_commit if is_logged(one)]
-        outcomes = self._commit_at_sinks(epoch, [one for one in decision.to_commit if not is_logged(one)], deadline)
+        logged = [committable for committable in decision.to_commit if is_logged(committable)]
+        outcomes = self._commit_at_sinks(
+            epoch, [committable for committable in decision.to_commit if not is_logged(committable)], deadline
+        )
         visible = True
         if logged:
-            uids = {one.sink for one in logged}
+            uids = {committable.sink for committable in logged}
             if self._inflight is None or uids - self._sinks.keys():
                 raise self._committers.uids_changed(uids, f"epoch {epoch} is in the log for")
             visible = self._inflight.commit(epoch, logged, self._commit_at_sinks)
-            outcomes.update({one.id: Outcome.COMMITTED for one in logged})
+            outcomes.update({committable.id: Outcome.COMMITTED for committable in logged})
         commit_ms = round((time.monotonic() - started) * 1000, 2)
         if attempt is not None:
             attempt.notes.commit_ms, attempt.notes.logged = commit_ms, not visible
-        if visible and all(outcomes.get(one.id, Outcome.UNKNOWN).visible for one in decision.to_commit):
+        if visible and all(outcomes.get(committable.id, Outcome.UNKNOWN).visible for committable in decision.to_commit):
             self.emit(
                 "committed",
                 epoch,
-                rows=sum(one.rows for one in decision.committables),
+                rows=sum(committable.rows for committable in decision.committables),
                 writers=len(decision.to_commit),
                 commit_ms=commit_ms,
                 recovery=attempt is None,

@@ -143,7 +143,11 @@ class ProtocolDriver(ABC):
         self, epoch: int, committables: Sequence[Committable], deadline: Deadline
     ) -> dict[WriterId, Outcome]:
         outcomes = self._committers.commit(epoch, committables, deadline)
-        unknown = [one for one in committables if outcomes.get(one.id, Outcome.UNKNOWN) is Outcome.UNKNOWN]
+        unknown = [
+            committable
+            for committable in committables
+            if outcomes.get(committable.id, Outcome.UNKNOWN) is Outcome.UNKNOWN
+        ]
         if unknown:
             # Only where nothing can be proven does somebody's word count, see `penstock transactions resolve`.
             outcomes |= self._ledger.ruled(epoch, self._query_id(), unknown)
@@ -172,5 +176,6 @@ class ProtocolDriver(ABC):
             raise explain_stop(protocol.Fenced(self._generation, newest), self._query, self._where)
 
     def emit(self, event: str, epoch: int | None, **fields: Any) -> None:
+        """Tell of something that this run of the query did."""
         more = {} if epoch is None else {"epoch": epoch}
         self._events.emit(event, query=self._query, generation=self._generation, **more, **fields)

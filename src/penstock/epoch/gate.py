@@ -23,6 +23,7 @@ class Gate:
 
     @property
     def closed(self) -> bool:
+        """Whether none may begin any more."""
         return self._shut.is_set()
 
     def __enter__(self) -> None:
@@ -32,6 +33,7 @@ class Gate:
         self._lock.release()
 
     def try_enter(self) -> bool:
+        """Enter if no epoch is under way; then `leave`."""
         return self._lock.acquire(blocking=False)
 
     def leave(self) -> None:

@@ -99,8 +99,8 @@ class _Weaker(Delivery):
         self._coordinator.emit(
             "committed",
             epoch,
-            rows=sum(one.rows for one in committables),
-            writers=sum(bool(one.rows) for one in committables),
+            rows=sum(committable.rows for committable in committables),
+            writers=sum(bool(committable.rows) for committable in committables),
             commit_ms=0.0,
             recovery=False,
         )
@@ -135,13 +135,15 @@ class AtMostOnce(_Weaker):
             return self._skip(attempt, f"{type(prepared.error).__name__}: {prepared.error}")
         coordinator.decided = epoch
         failpoint("epoch.confirmed")
-        wanted = [one for one in prepared.committables if one.rows]
+        wanted = [committable for committable in prepared.committables if committable.rows]
         outcomes = coordinator.commit_at_sinks(epoch, wanted)
-        missing = [one for one in wanted if not outcomes.get(one.id, Outcome.UNKNOWN).visible]
+        missing = [committable for committable in wanted if not outcomes.get(committable.id, Outcome.UNKNOWN).visible]
         if missing:
             self._drop(epoch, f"{len(missing)} writers could not be committed", missing)
             coordinator.stragglers.abort_all_quietly()
-        self._emit_committed(epoch, [one for one in prepared.committables if one not in missing])
+        self._emit_committed(
+            epoch, [committable for committable in prepared.committables if committable not in missing]
+        )
         return None
 
     def _skip(self, attempt: Attempt, why: str) -> None:
@@ -153,7 +155,7 @@ class AtMostOnce(_Weaker):
 
     def _drop(self, epoch: int, why: str, committables: Sequence[Committable]) -> None:
         log.warning("query %s, at most once: epoch %d is skipped (%s)", self._coordinator.query, epoch, why)
-        self._coordinator.emit("skipped", epoch, rows=sum(one.rows for one in committables), error=why)
+        self._coordinator.emit("skipped", epoch, rows=sum(committable.rows for committable in committables), error=why)
 
 
 def delivery_of(mode: str, exactly_once: ExactlyOnce, coordinator: Coordinator) -> Delivery:

@@ -134,16 +134,16 @@ class EpochOutputs:
         )
         try:
             with self._sizes.bound_batches(rows.sparkSession.conf, uid):
-                told = rows.mapInArrow(task, RESULT_SCHEMA).collect()
+                answers = rows.mapInArrow(task, RESULT_SCHEMA).collect()
         except Exception as error:
             # A task's own error comes back as Spark's text; give the caller the error itself.
             fault = fault_in(str(error))
             if fault is not None:
                 raise fault from error
             raise
-        self.committables.extend(committable(uid, row[0]) for row in told)
-        self._sizes.learn(uid, (row_bytes_of(row[0]) for row in told))
-        self.strays = self.strays or left_strays([row[0] for row in told], frame.sparkSession.sparkContext)
+        self.committables.extend(committable(uid, row[0]) for row in answers)
+        self._sizes.learn(uid, (row_bytes_of(row[0]) for row in answers))
+        self.strays = self.strays or left_strays([row[0] for row in answers], frame.sparkSession.sparkContext)
 
     def _ways(self, uid: str) -> tuple[Writing, dict[str, Any]]:
         """Which way the rows go, and what their writers should know. An epoch that can go by the in-flight log does not

@@ -100,13 +100,23 @@ class Preparation:
 
     def _sealed(self, committables: Sequence[Committable], only: frozenset[str] | None) -> tuple[Committable, ...]:
         """Each sink confirms what its writers prepared."""
-        found = [one for one in committables if one.rows and (only is None or one.sink in only)]
+        found = [
+            committable
+            for committable in committables
+            if committable.rows and (only is None or committable.sink in only)
+        ]
         deadline = Deadline(self._limits.commit_timeout_seconds)
-        sealed = list(self._committers.seal([one for one in found if not is_logged(one)], deadline))
+        sealed = list(
+            self._committers.seal([committable for committable in found if not is_logged(committable)], deadline)
+        )
         if self._inflight is not None:
-            sealed.extend(self._inflight.sealed([one for one in found if is_logged(one)], self._committers.seal))
-        by_id = {one.id: one for one in sealed}
-        return tuple(by_id.get(one.id, one) for one in committables)
+            sealed.extend(
+                self._inflight.sealed(
+                    [committable for committable in found if is_logged(committable)], self._committers.seal
+                )
+            )
+        by_id = {committable.id: committable for committable in sealed}
+        return tuple(by_id.get(committable.id, committable) for committable in committables)
 
     def _check_end(self, attempt: Attempt) -> None:
         """Without a final checkpoint, the epoch that reaches the end of bounded inputs is not decided."""

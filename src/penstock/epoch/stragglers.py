@@ -84,6 +84,6 @@ class Stragglers:
     def _abort_all(self) -> None:
         """Of what is kept and of what waits in the in-flight log, that which was prepared at the sinks stays open."""
         self._swept = time.monotonic()
-        plain = [one if not is_logged(one) else prepared_of(one) for one in self.keep]
+        plain = [committable if not is_logged(committable) else prepared_of(committable) for committable in self.keep]
         waiting = self._inflight.prepared() if self._inflight is not None else []
-        self._abort([one for one in plain if one is not None] + waiting)
+        self._abort([committable for committable in plain if committable is not None] + waiting)

@@ -88,7 +88,7 @@ def _write(
     channel: Channel | None = None
     rows = total = 0
     row_bytes = 0.0
-    told: Mapping[str, Any] = {"payload": {}}
+    result: Mapping[str, Any] = {"payload": {}}
     try:
         for batch in batches:
             if not batch.num_rows:
@@ -103,7 +103,7 @@ def _write(
                 failpoint("task.opened")
             channel.write(batch)
         if channel is not None:
-            told = channel.finish()
+            result = channel.finish()
     except PenstockError as error:
         _abort(channel)
         if error.retryable:
@@ -113,7 +113,7 @@ def _write(
         _abort(channel)
         raise
     checksum = checksum_of(total, rule)
-    return {"writer": scope.partition, "rows": rows, "checksum": checksum, "row_bytes": round(row_bytes), **told}
+    return {"writer": scope.partition, "rows": rows, "checksum": checksum, "row_bytes": round(row_bytes), **result}
 
 
 def _answer(line: str) -> pa.RecordBatch:

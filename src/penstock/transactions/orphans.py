@@ -70,7 +70,8 @@ class Report:
     silent: tuple[tuple[str, str], ...] = ()
 
     def of(self, query: str) -> list[Orphan]:
-        return [one for one in self.orphans if one.query == query]
+        """Those of one query."""
+        return [orphan for orphan in self.orphans if orphan.query == query]
 
 
 def look(ledgers: JobLedgers, sinks: Sinks) -> Report:
@@ -80,9 +81,9 @@ def look(ledgers: JobLedgers, sinks: Sinks) -> Report:
     silent: list[tuple[str, str]] = []
     for query in ledgers.queries:
         decided = query.decided()
-        named = sorted({*query.sinks, *(one.committable.sink for one in decided)})
+        named = sorted({*query.sinks, *(entry.committable.sink for entry in decided)})
         for uid in named:
-            own = [one for one in decided if one.committable.sink == uid]
+            own = [entry for entry in decided if entry.committable.sink == uid]
             found: list[Leftover] | None = None
             beyond: list[Orphan] = []
             try:

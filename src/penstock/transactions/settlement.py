@@ -144,12 +144,12 @@ def resolve(
 
 def abort_unknown(ledgers: JobLedgers, sinks: Sinks, chosen: Collection[Orphan]) -> None:
     """Abort what a run has opened that the ledger does not know: it was lost, and somebody takes the blame."""
-    for one in chosen:
-        assert one.leftover is not None
-        scope = SinkScope(ledgers.job, one.scope or one.sink, one.leftover.generation)
-        committer = sinks[one.sink].open_committer(scope)
+    for orphan in chosen:
+        assert orphan.leftover is not None
+        scope = SinkScope(ledgers.job, orphan.scope or orphan.sink, orphan.leftover.generation)
+        committer = sinks[orphan.sink].open_committer(scope)
         try:
-            committer.abort([Committable(one.sink, -1, 1, 0, one.leftover.payload)], Deadline(_ABORT_SECONDS))
+            committer.abort([Committable(orphan.sink, -1, 1, 0, orphan.leftover.payload)], Deadline(_ABORT_SECONDS))
         finally:
             committer.close()
 
@@ -186,6 +186,7 @@ class Settlement(ProtocolDriver):
         self._committing = False
 
     def commit(self) -> CommitResult:
+        """See `commit`."""
         self._committing = True
         resume = self._drive(protocol.recover())
         if self._decision is None:
@@ -204,35 +205,48 @@ class Settlement(ProtocolDriver):
         return CommitResult(self._query, epoch, resume.generation, complete, self._outcomes)
 
     def abort(self, only: Collection[Orphan], others: Collection[Orphan]) -> None:
-        self._others = [Committable(one.sink, -1, 1, 0, one.leftover.payload) for one in others if one.leftover]
+        """See `abort`."""
+        self._others = [
+            Committable(orphan.sink, -1, 1, 0, orphan.leftover.payload) for orphan in others if orphan.leftover
+        ]
 
         def chosen_as(committable: Committable) -> str | None:
             """Its name in the list, if it is one of those to be aborted."""
-            return next((one.id for one in only if one.leftover and same_transaction(one.leftover, committable)), None)
+            return next(
+                (orphan.id for orphan in only if orphan.leftover and same_transaction(orphan.leftover, committable)),
+                None,
+            )
 
-        decision = self._drive(protocol.abort_undecided(lambda one: chosen_as(one) is not None))
+        decision = self._drive(protocol.abort_undecided(lambda committable: chosen_as(committable) is not None))
         if decision is not None:  # since the list was made
-            first = next(name for one in decision.committables if (name := chosen_as(one)) is not None)
+            first = next(name for committable in decision.committables if (name := chosen_as(committable)) is not None)
             raise refusal_of(first, DecisionState.DECIDED, decision.id.epoch)
 
     def resolve(self, only: Collection[WriterId], word: Word) -> list[Unprovable]:
+        """See `resolve`."""
         self._committing = True
         decided = self._drive(protocol.commit_decided())
         if decided is None:
             raise self._nothing_decided()
         decision, outcomes = decided
         epoch = decision.id.epoch
-        unknown = [one for one in decision.to_commit if outcomes.get(one.id, Outcome.UNKNOWN) is Outcome.UNKNOWN]
-        unknown = [one for one in unknown if not only or one.id in only]
+        unknown = [
+            committable
+            for committable in decision.to_commit
+            if outcomes.get(committable.id, Outcome.UNKNOWN) is Outcome.UNKNOWN
+        ]
+        unknown = [committable for committable in unknown if not only or committable.id in only]
         found = []
-        for uid in sorted({one.sink for one in unknown}):
-            own = [one for one in unknown if one.sink == uid]
+        for uid in sorted({committable.sink for committable in unknown}):
+            own = [committable for committable in unknown if committable.sink == uid]
             seen = self._committers[uid].evidence(own, Deadline(_EVIDENCE_SECONDS))
-            found += [Unprovable(self._query, epoch, one, seen.get(one.writer, "")) for one in own]
+            found += [
+                Unprovable(self._query, epoch, committable, seen.get(committable.writer, "")) for committable in own
+            ]
         outcome = word(found) if found else None
         if outcome is not None:
             self.refuse_superseded()
-            self._ledger.rule(epoch, self._query_id(), [one.committable for one in found], outcome)
+            self._ledger.rule(epoch, self._query_id(), [unprovable.committable for unprovable in found], outcome)
         return found
 
     def _nothing_decided(self) -> TransactionRefused:
@@ -243,6 +257,7 @@ class Settlement(ProtocolDriver):
         )
 
     def close(self) -> None:
+        """Free the sinks' connections."""
         self._committers.close()
 
     # What differs from an epoch's or a drainer's
@@ -314,7 +329,7 @@ def refusal_of(id: str, decision: DecisionState, epoch: int | None = None) -> Pe
 
 
 def _refuse_unknown_sinks(query: QueryLedger, sinks: Sinks) -> None:
-    missing = sorted({one.committable.sink for one in query.decided()} - sinks.keys())
+    missing = sorted({decided.committable.sink for decided in query.decided()} - sinks.keys())
     if missing:
         raise TransactionRefused(
             f"Epoch {query.found().epoch} of query {query.uid!r} is decided for the sinks {missing}, which are not"

@@ -130,6 +130,20 @@ def test_logged_epochs_are_delivered_in_order_and_the_log_is_removed(world: Worl
     assert driver.writing("out", 0.0).route is Route.TEE
 
 
+def test_an_epoch_in_the_log_tells_whether_it_waited_for_the_sink_or_queued(world: World) -> None:
+    driver = world.driver()
+    assert driver.writing("out", 90.0).route is Route.LOG, "the sink had its 60 seconds"
+    one = teed(world.sink, world.folder, batch(1))
+    driver.commit(0, [one], lambda *_: {})
+    world.epoch(driver, 1, 2)
+    after = world.driver()
+    after.commit(2, [one], lambda *_: {})
+    waited, queued, recovered = [event for event in world.events if event["event"] == "logged"]
+    assert (waited["behind"], 90 <= waited["seconds"] < 150) == (False, True)
+    assert (queued["behind"], 0 <= queued["seconds"] < 60) == (True, True)
+    assert (recovered["behind"], recovered["seconds"]) == (False, None)
+
+
 def test_what_the_sink_had_prepared_is_committed_not_written_again(world: World) -> None:
     driver = world.driver()
     world.epoch(driver, 0, 1, 2, route=Route.TEE)
@@ -205,7 +219,7 @@ def test_an_epoch_that_begins_while_the_drainer_waits_goes_by_the_log(tmp_path: 
     assert driver.writing("out", 0.0).route is Route.TEE
 
 
-def test_a_sink_without_rows_in_an_epoch_gives_the_pen_back(tmp_path: Path) -> None:
+def test_a_sink_without_rows_in_an_epoch_gives_its_turn_back(tmp_path: Path) -> None:
     world = World(tmp_path, unaligned=False, aligned_timeout=0, max_concurrent=2)
     driver = world.driver()
     assert driver.writing("out", 0.0).route is Route.TEE

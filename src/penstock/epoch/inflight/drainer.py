@@ -51,10 +51,8 @@ class Drainer(ProtocolDriver):
     def __init__(
         self,
         *,
-        job: str,
         query: str,
         query_id: str,
-        uid: str,
         sink: TwoPhaseSink,
         own_scope: SinkScope,
         backlog: Backlog,
@@ -64,8 +62,9 @@ class Drainer(ProtocolDriver):
         turn: WriteTurn,
         where: str,
     ) -> None:
+        uid = own_scope.uid
         super().__init__(
-            job=job, query=query, sinks={uid: sink}, ledger=ledger, events=events, timing=timing, where=where
+            job=own_scope.job, query=query, sinks={uid: sink}, ledger=ledger, events=events, timing=timing, where=where
         )
         self._uid, self._sink, self._id = uid, sink, query_id
         self._backlog = backlog
@@ -83,6 +82,7 @@ class Drainer(ProtocolDriver):
         self.waiting_for: str | None = None
 
     def start(self) -> None:
+        """Recover, then deliver, until it is stopped."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -157,7 +157,9 @@ class Drainer(ProtocolDriver):
 
         No task writes now, so what else is open was given up by one; it would hold up readers, or hold locks."""
         deadline = Deadline(self._timing.abort_seconds)
-        later = [found for one in self._backlog.entries() if one.epoch > entry.epoch for found in one.prepared]
+        later = [
+            found for waiting in self._backlog.entries() if waiting.epoch > entry.epoch for found in waiting.prepared
+        ]
         if later:
             self._own_committer().abort(later, deadline)
         self._own_committer().abort_dangling(entry.prepared, deadline)
@@ -171,7 +173,11 @@ class Drainer(ProtocolDriver):
         own = self._own_committer()
         outcomes = own.commit(entry.epoch, prepared, Deadline(self._timing.commit_seconds))
         self.hints = own.hints()
-        unknown = [one for one in prepared if outcomes.get(one.writer, Outcome.UNKNOWN) is Outcome.UNKNOWN]
+        unknown = [
+            committable
+            for committable in prepared
+            if outcomes.get(committable.writer, Outcome.UNKNOWN) is Outcome.UNKNOWN
+        ]
         if unknown:
             raise OutcomeUnknown(
                 f"Epoch {entry.epoch} of query {self._query!r}: whether {len(unknown)} writers of {self._uid!r} are"
@@ -180,7 +186,9 @@ class Drainer(ProtocolDriver):
                 to_do="nothing: it is asked again until the target system answers.",
             )
         return tuple(
-            one for one in entry.committables if prepared_of(one) is None or outcomes[one.writer] is Outcome.LOST
+            committable
+            for committable in entry.committables
+            if prepared_of(committable) is None or outcomes[committable.writer] is Outcome.LOST
         )
 
     def _finish(self, entry: Entry, *, rewritten: int, seconds: float) -> None:
@@ -190,7 +198,7 @@ class Drainer(ProtocolDriver):
             "drained",
             entry.epoch,
             sink=self._uid,
-            rows=sum(one.rows for one in entry.committables),
+            rows=sum(committable.rows for committable in entry.committables),
             writers=len(entry.committables),
             rewritten=rewritten,
             bytes=entry.bytes,
@@ -213,17 +221,17 @@ class Drainer(ProtocolDriver):
         try:
             hints = self._committers[self._uid].hints()
             with ThreadPoolExecutor(_WRITERS, thread_name_prefix=f"penstock-drain-{self._uid}") as pool:
-                written = list(pool.map(lambda one: self._write(epoch, one, hints), self._left))
+                written = list(pool.map(lambda committable: self._write(epoch, committable, hints), self._left))
             sealed = self._committers.seal(written, Deadline(self._timing.commit_seconds))
         except Exception as error:
             return protocol.Failed(error)
         failpoint("drain.prepared")
         return protocol.Prepared(sealed)
 
-    def _write(self, epoch: int, one: Committable, hints: Mapping[str, Any]) -> Committable:
+    def _write(self, epoch: int, committable: Committable, hints: Mapping[str, Any]) -> Committable:
         """One writer of the epoch, from its log file to prepared."""
-        scope = WriterScope(self._scope(self._uid), epoch, self._attempt, one.writer, 0, hints)
-        batches = read_log(self._backlog.logs, log_of(one))
+        scope = WriterScope(self._scope(self._uid), epoch, self._attempt, committable.writer, 0, hints)
+        batches = read_log(self._backlog.logs, log_of(committable))
         writer = self._sink.open_writer(scope)
         rows = total = 0
         try:
@@ -231,9 +239,9 @@ class Drainer(ProtocolDriver):
                 rows += batch.num_rows
                 total += sum_of_hashes(batch)
                 writer.write(batch.drop_columns([HASH_COLUMN]))
-            if (rows, total % MODULO) != (one.rows, one.checksum % MODULO):
+            if (rows, total % MODULO) != (committable.rows, committable.checksum % MODULO):
                 raise LedgerCorrupt(
-                    f"The in-flight log {log_of(one).name} holds {rows} rows, decided were {one.rows}.",
+                    f"The in-flight log {log_of(committable).name} holds {rows} rows, decided were {committable.rows}.",
                     safe="nothing of it was delivered, and no later epoch of this sink either.",
                     to_do="restore the file from a copy of the checkpoint storage, then start the job again.",
                 )
@@ -241,7 +249,7 @@ class Drainer(ProtocolDriver):
         except BaseException:
             writer.abort()
             raise
-        return Committable(one.sink, one.writer, rows, one.checksum, payload)
+        return Committable(committable.sink, committable.writer, rows, committable.checksum, payload)
 
     def _decide(self, decision: Decision) -> None:
         self._ledger.decide(decision, query=self._id, barrier=None)
