@@ -112,7 +112,7 @@ soak: setup ## The demo, for long: make soak SOAK="--rows 5000000 --kills 60"
 
 dist: setup ## Build wheel and sdist into dist/, and try the wheel in an environment of its own, with what pip installs
 	rm -rf dist
-	$(BIN)/python -m hatchling build --directory dist --target sdist,wheel
+	$(BIN)/python -m hatchling build --directory dist
 	DIST=$(CURDIR)/dist $(PYTEST) tests/integration/test_dist.py
 
 docs: $(VENV)/.ready ## Build the documentation into site/
