@@ -24,6 +24,7 @@ import penstock
 
 ROOT = Path(__file__).parents[2]
 NAMES = "import penstock; print(penstock.__file__); [getattr(penstock, name) for name in penstock.__all__]"
+KINDS = {".py", ".md", ".json", ".toml", ".svg", ".arrow", ".gz"}
 
 
 def run(command: Sequence[str | Path], folder: Path, more: Mapping[str, str] | None = None) -> str:
@@ -71,7 +72,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, symlinks=True)
     whole = "DIST" in os.environ
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
-    run([*pip, *([] if whole else ["--no-deps", "--no-index"]), wheel], folder)
+    run([*pip, *([f"{wheel}[jdk]"] if whole else ["--no-deps", "--no-index", str(wheel)])], folder)
     if not whole:
         [packages] = folder.glob("lib/python*/site-packages")
         # A folder named in a .pth file is looked into last, and its own .pth files are not: nothing of this project's.
@@ -83,9 +84,8 @@ def test_the_sdist_has_all_that_is_needed_to_try_it(sdist: Path) -> None:
     for name in ("LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "uv.lock", "mkdocs.yml"):
         assert (sdist / name).is_file(), name
     for folder in ("src", "tests", "docs", "examples", "bench"):
-        here = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.*") if "__pycache__" not in path.parts}
-        there = {str(path.relative_to(sdist)) for path in (sdist / folder).rglob("*.*")}
-        assert here == there
+        here, there = ({path.relative_to(root) for path in (root / folder).rglob("*.*")} for root in (ROOT, sdist))
+        assert {path for path in here - there if path.suffix in KINDS} == set()
 
 
 def test_the_wheel_has_the_package_and_what_it_reads(wheel: Path) -> None:
