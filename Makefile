@@ -22,7 +22,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long lint format typecheck hooks unit contract integration faults mutants bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench soak docs clean
+.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench soak docs clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +109,11 @@ bench: setup ## All benchmarks
 
 soak: setup ## The demo, for long: make soak SOAK="--rows 5000000 --kills 60"
 	$(BIN)/penstock demo $(SOAK)
+
+dist: setup ## Build wheel and sdist into dist/, and try the wheel in an environment of its own, with what pip installs
+	rm -rf dist
+	$(BIN)/python -m hatchling build --directory dist
+	DIST=$(CURDIR)/dist $(PYTEST) tests/integration/test_dist.py
 
 docs: $(VENV)/.ready ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
