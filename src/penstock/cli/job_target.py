@@ -37,16 +37,16 @@ class Target:
         return None
 
 
-def running(job: str, manager: str | None) -> Target:
+def find_running(job: str, manager: str | None) -> Target:
     """The running job that is meant. Raises `JobNotFound` where there is none, or more than one."""
     from penstock.server.client import Client
 
     if manager is not None:
         client = client_at(manager)
-        found = [one for one in client.jobs() if _is(job, one["name"], one["jid"])]
-        one = _only(job, [_Named(one["jid"], one["name"], one["state"]) for one in found], f"at {manager}")
+        found = [one for one in client.jobs() if _matches(job, one["name"], one["jid"])]
+        one = _choose(job, [_Candidate(one["jid"], one["name"], one["state"]) for one in found], f"at {manager}")
         return Target(one.id, one.name, client, local=False)
-    entries = [entry for entry in Registry().entries() if _is(job, entry.name, entry.id)]
+    entries = [entry for entry in Registry().entries() if _matches(job, entry.name, entry.id)]
     alive = [entry for entry in entries if not entry.state.ended]
     if not alive and entries:
         last = entries[0]
@@ -55,7 +55,7 @@ def running(job: str, manager: str | None) -> Target:
             safe="nothing was asked of it.",
             to_do="`penstock list -a` shows jobs that have ended.",
         )
-    chosen = _only(job, [_Named(entry.id, entry.name, entry.state) for entry in alive], "on this machine")
+    chosen = _choose(job, [_Candidate(entry.id, entry.name, entry.state) for entry in alive], "on this machine")
     entry = next(entry for entry in alive if entry.id == chosen.id)
     if entry.address is None:
         raise ControlError(
@@ -78,15 +78,17 @@ def client_at(manager: str) -> Client:
     return Client(manager, os.environ.get("PENSTOCK_TOKEN") or next(own, None))
 
 
-def known(job: str) -> Entry:
+def find_entry(job: str) -> Entry:
     """The run that is meant, whether it runs or not: of one name the one that runs, or else the newest."""
-    entries = [entry for entry in Registry().entries() if _is(job, entry.name, entry.id)]
+    entries = [entry for entry in Registry().entries() if _matches(job, entry.name, entry.id)]
     alive = [entry for entry in entries if not entry.state.ended]
-    chosen = _only(job, [_Named(entry.id, entry.name, entry.state) for entry in alive or entries[:1]], "known here")
+    chosen = _choose(
+        job, [_Candidate(entry.id, entry.name, entry.state) for entry in alive or entries[:1]], "known here"
+    )
     return next(entry for entry in entries if entry.id == chosen.id)
 
 
-def names() -> Iterator[str]:
+def running_names() -> Iterator[str]:
     """For the shell's completion."""
     for entry in Registry().entries():
         if not entry.state.ended:
@@ -94,17 +96,17 @@ def names() -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class _Named:
+class _Candidate:
     id: str
     name: str
     state: Any
 
 
-def _is(wanted: str, name: str, id: str) -> bool:
+def _matches(wanted: str, name: str, id: str) -> bool:
     return wanted == name or (len(wanted) >= _SHORTEST_PREFIX and id.startswith(wanted.lower()))
 
 
-def _only(wanted: str, found: Sequence[_Named], where: str) -> _Named:
+def _choose(wanted: str, found: Sequence[_Candidate], where: str) -> _Candidate:
     by_name = [one for one in found if one.name == wanted]
     candidates = by_name or found
     if not candidates:

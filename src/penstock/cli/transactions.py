@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import Output, span
-from penstock.cli.transactions_target import Scene, scene
+from penstock.cli.output import Output, duration_text
+from penstock.cli.transactions_target import TransactionsTarget, open_target
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -57,14 +57,14 @@ def list_open(
 ) -> None:
     """Show every open transaction of a job, and what the ledger says of it."""
     output = Output.choose(as_json)
-    with scene(places, script, servers, config, prefix) as given, output.working("Asking …"):
-        report, run = given.look(), given.run()
-        chosen = given.named(report.orphans)
+    with open_target(places, script, servers, config, prefix) as target, output.working("Asking …"):
+        report, run = target.look(), target.run()
+        chosen = target.named(report.orphans)
     if as_json:
         output.record(
             "Transactions",
             {
-                "job": given.ledgers.job if given.ledgers is not None else prefix,
+                "job": target.ledgers.job if target.ledgers is not None else prefix,
                 "running": run.running,
                 "run": run.said,
                 "transactions": [_facts(one) for one in chosen],
@@ -76,10 +76,10 @@ def list_open(
         )
         return
     output.table("Transactions", [_row(one) for one in chosen]) if chosen else output.line("Nothing is open.")
-    _say_unseen(output, report)
-    if given.ledgers is not None:
+    _report_unseen(output, report)
+    if target.ledgers is not None:
         said = {True: "runs", False: "does not run", None: "may run"}[run.running]
-        output.line(f"Job {given.ledgers.job} {said}: {run.said}.")
+        output.line(f"Job {target.ledgers.job} {said}: {run.said}.")
 
 
 @app.command("describe")
@@ -93,17 +93,17 @@ def describe(
 ) -> None:
     """Show all that is known of the transactions that are named."""
     output = Output.choose(as_json)
-    with scene(places, script, servers, config, prefix) as given, output.working("Asking …"):
-        if not given.ids:
+    with open_target(places, script, servers, config, prefix) as target, output.working("Asking …"):
+        if not target.ids:
             raise typer.BadParameter("name a transaction; `penstock transactions list` shows them.")
-        chosen = given.named(given.look().orphans)
+        chosen = target.named(target.look().orphans)
     if as_json:
         output.table("Transactions", [_facts(one) for one in chosen])
         return
     for one in chosen:
         facts = _facts(one)
         for key in ("started", "decided_at"):
-            facts[key] = facts[key] and _moment(facts[key])
+            facts[key] = facts[key] and _local_time(facts[key])
         output.record(one.id, {**{k: v for k, v in facts.items() if k not in ("id", "details")}, **one.details})
 
 
@@ -126,22 +126,22 @@ def commit(
     output = Output.choose(as_json)
     rows: list[dict[str, Any]] = []
     failed: PenstockError | None = None
-    with scene(places, script, servers, config, prefix) as given, output.working("Committing …"):
-        if given.ledgers is None:
-            _forced(output, given, commit=True, force=force)
+    with open_target(places, script, servers, config, prefix) as target, output.working("Committing …"):
+        if target.ledgers is None:
+            _end_by_force(output, target, commit=True, force=force)
             return
-        settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
-        chosen = given.named(given.look().orphans)
-        for one in chosen if given.ids else ():
+        settlement.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
+        chosen = target.named(target.look().orphans)
+        for one in chosen if target.ids else ():
             if one.verdict is not Verdict.DECIDED:
                 raise settlement.wrong_way(one.id, one.verdict)
         wanted = {one.query for one in chosen if one.verdict is Verdict.DECIDED}
-        queries = [query for query in given.ledgers.queries if query.uid in wanted]
+        queries = [query for query in target.ledgers.queries if query.uid in wanted]
         for query in queries:
             settlement.refuse_logged(query)
         for query in queries:
             try:
-                settled = settlement.commit(given.ledgers, query, given.sinks)
+                settled = settlement.commit(target.ledgers, query, target.sinks)
             except PenstockError as error:
                 failed = failed or error
                 continue
@@ -180,30 +180,30 @@ def abort(
     from penstock.transactions.orphans import Verdict
 
     output = Output.choose(as_json)
-    with scene(places, script, servers, config, prefix) as given, output.working("Aborting …"):
-        if given.ledgers is None:
-            _forced(output, given, commit=False, force=force)
+    with open_target(places, script, servers, config, prefix) as target, output.working("Aborting …"):
+        if target.ledgers is None:
+            _end_by_force(output, target, commit=False, force=force)
             return
-        settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
-        report = given.look()
-        chosen = given.named(report.orphans)
-        unknown = [one for one in chosen if one.verdict is Verdict.UNKNOWN] if force and given.ids else []
-        for one in chosen if given.ids else ():
+        settlement.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
+        report = target.look()
+        chosen = target.named(report.orphans)
+        unknown = [one for one in chosen if one.verdict is Verdict.UNKNOWN] if force and target.ids else []
+        for one in chosen if target.ids else ():
             if one.verdict is not Verdict.UNDECIDED and one not in unknown:
                 raise settlement.wrong_way(one.id, one.verdict, one.epoch)
-        settlement.abort_unknown(given.ledgers, given.sinks, unknown)
+        settlement.abort_unknown(target.ledgers, target.sinks, unknown)
         chosen = [one for one in chosen if one.verdict is Verdict.UNDECIDED]
-        silent = [] if given.ids else list(report.silent)
+        silent = [] if target.ids else list(report.silent)
         named = {one.query for one in chosen} | {query for query, _ in silent}
-        queries = [query for query in given.ledgers.queries if query.uid in named]
+        queries = [query for query in target.ledgers.queries if query.uid in named]
         for query in queries:
             settlement.refuse_logged(query)
         for query in queries:
             own = [one for one in chosen if one.query == query.uid]
             undecided = [one for one in report.of(query.uid) if one.verdict is Verdict.UNDECIDED]
             others = [one for one in undecided if one not in own]
-            settlement.abort(given.ledgers, query, given.sinks, own, others)
-        left = {one.id for one in given.look().orphans if one.state == "open"} if queries or unknown else set()
+            settlement.abort(target.ledgers, query, target.sinks, own, others)
+        left = {one.id for one in target.look().orphans if one.state == "open"} if queries or unknown else set()
     rows = [
         {"query": one.query, "sink": one.sink, "id": one.id, "outcome": "open" if one.id in left else "aborted"}
         for one in (*chosen, *unknown)
@@ -213,10 +213,10 @@ def abort(
     kept = [one for one in report.orphans if one.verdict is Verdict.DECIDED]
     if kept:
         output.line(f"{len(kept)} that are decided were kept: commit them, or start the job.")
-    if not given.ids and any(one.verdict is Verdict.UNKNOWN for one in report.orphans):
+    if not target.ids and any(one.verdict is Verdict.UNKNOWN for one in report.orphans):
         output.line("Some are of a run that the ledger does not know; list them, and see the docs of --force.")
-    _say_unseen(output, report)
-    if report.unseen and not given.ids:
+    _report_unseen(output, report)
+    if report.unseen and not target.ids:
         raise typer.Exit(1)
 
 
@@ -245,7 +245,7 @@ def resolve(
     rows: list[dict[str, Any]] = []
 
     def word(found: Sequence[settlement.Unprovable]) -> Outcome | None:
-        own = [_unproven(one, verdict) for one in found]
+        own = [_unproven_row(one, verdict) for one in found]
         rows.extend(own)
         if verdict is None:
             return None
@@ -255,16 +255,18 @@ def resolve(
             typer.confirm(f"Nobody can prove it. Record these {len(own)} as {verdict}?", abort=True, err=True)
         return outcomes[verdict]
 
-    with scene(places, script, servers, config, None) as given:
-        assert given.ledgers is not None
-        settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
-        chosen = [one for one in given.named(given.look().orphans) if one.verdict == "decided"]
-        queries = [query for query in given.ledgers.queries if query.uid in {one.query for one in chosen}]
+    with open_target(places, script, servers, config, None) as target:
+        assert target.ledgers is not None
+        settlement.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
+        chosen = [one for one in target.named(target.look().orphans) if one.verdict == "decided"]
+        queries = [query for query in target.ledgers.queries if query.uid in {one.query for one in chosen}]
         for query in queries:
             settlement.refuse_logged(query)
         for query in queries:
-            named = {(one.sink, one.partition or 0) for one in chosen if one.query == query.uid} if given.ids else set()
-            settlement.resolve(given.ledgers, query, given.sinks, named, word)
+            named = (
+                {(one.sink, one.partition or 0) for one in chosen if one.query == query.uid} if target.ids else set()
+            )
+            settlement.resolve(target.ledgers, query, target.sinks, named, word)
     if as_json or (rows and (yes or verdict is None)):
         output.table("Not proven", rows)
     if not rows:
@@ -281,21 +283,21 @@ def register(root: typer.Typer) -> None:
     root.add_typer(app, name="transactions")
 
 
-def _forced(output: Output, given: Scene, *, commit: bool, force: bool) -> None:
+def _end_by_force(output: Output, target: TransactionsTarget, *, commit: bool, force: bool) -> None:
     """End transactions of which no ledger is known: only those that are named, and only by force."""
     from penstock.transactions.orphans import Verdict
     from penstock.transactions.settlement import wrong_way
 
-    assert given.cluster is not None
-    chosen = given.named(given.look().orphans) if given.ids else []
+    assert target.cluster is not None
+    chosen = target.named(target.look().orphans) if target.ids else []
     if not force or not chosen:
-        raise wrong_way(given.ids[0] if given.ids else f"what begins with {given.prefix!r}", Verdict.UNKNOWN)
-    given.cluster.end(chosen, commit=commit)
+        raise wrong_way(target.ids[0] if target.ids else f"what begins with {target.prefix!r}", Verdict.UNKNOWN)
+    target.cluster.end(chosen, commit=commit)
     done = "committed by force" if commit else "aborted by force"
     output.table("Ended", [{"id": one.id, "outcome": done} for one in chosen])
 
 
-def _unproven(one: Unprovable, verdict: str | None) -> dict[str, Any]:
+def _unproven_row(one: Unprovable, verdict: str | None) -> dict[str, Any]:
     from penstock.transactions.orphans import name_of
 
     return {
@@ -310,7 +312,7 @@ def _unproven(one: Unprovable, verdict: str | None) -> dict[str, Any]:
     }
 
 
-def _say_unseen(output: Output, report: Report) -> None:
+def _report_unseen(output: Output, report: Report) -> None:
     for query, sink, why in report.unseen:
         output.line(f"Sink {sink} of query {query} was not asked: {why}")
     for query, sink in report.silent:
@@ -331,12 +333,12 @@ def _facts(one: Orphan) -> dict[str, Any]:
         "ledger": one.verdict.value,
         "decided_by": one.decided_by,
         "decided_at": one.decided_at,
-        "can_only_be": _only(one),
+        "can_only_be": _allowed_end(one),
         "details": dict(one.details),
     }
 
 
-def _only(one: Orphan) -> str:
+def _allowed_end(one: Orphan) -> str:
     if one.verdict == "decided":
         return "delivered by the job" if one.in_log else "committed"
     return "aborted" if one.verdict == "undecided" else ""
@@ -349,15 +351,15 @@ def _row(one: Orphan) -> dict[str, Any]:
         "sink": one.sink,
         "id": one.id,
         "state": one.state,
-        "age": span(int((time.time() - one.started) * 1000)) if one.started else "",
+        "age": duration_text(int((time.time() - one.started) * 1000)) if one.started else "",
         "generation": one.generation,
         "epoch": one.epoch,
         "partition": one.partition,
         "ledger": one.verdict.value + (decided if one.verdict == "decided" else ""),
-        "can only be": _only(one),
+        "can only be": _allowed_end(one),
     }
 
 
-def _moment(seconds: float) -> str:
+def _local_time(seconds: float) -> str:
     """In the zone of this machine."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")

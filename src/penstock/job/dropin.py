@@ -136,9 +136,13 @@ class ExactlyOnce:
         )
 
     def _execution(self) -> Any:
-        query_id = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        spark_query_id = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         jvm: Any = self._spark._jvm
-        found = self._spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(query_id)) if query_id else None
+        found = (
+            self._spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(spark_query_id))
+            if spark_query_id
+            else None
+        )
         if found is None:
             raise ConfigurationError(
                 "The query was not started from the Spark session that penstock.exactly_once was made with.",

@@ -1,6 +1,6 @@
 """The global checkpoint: one complete epoch of every query, such that together they are a consistent cut.
 
-    <storage>/<job>/global/0000000012.json      with the history it belongs to, see `state.history`
+    <storage>/<job>/global/0000000012.json      with the history it belongs to, see `checkpoint.history`
 
 Consistent means: whatever the recorded epoch of a query has consumed from a topic that another query of the job writes
 was written by that one's recorded epoch, or an earlier one. Downstream is never ahead of upstream.
@@ -201,7 +201,13 @@ class Link:
 
 
 def find_links(plans: Iterable[QueryPlan]) -> tuple[Link, ...]:
-    """All links between different queries. One that reads its own output is always consistent with itself."""
+    """All links between different queries, through Kafka topics; derived from their sources and sinks, nothing
+    connects. One that reads its own output is always consistent with itself.
+
+    A link is assumed where there may be one: a sink that takes its topic from a column may write any topic, and a
+    pattern that Python cannot read may match any. Only what cannot be read so is missed: a topic that the user reads
+    with Spark's own reader, or one cluster under two addresses.
+    """
     plans = list(plans)
     found = {
         Link(up.uid, down.uid, sink.topic or "", _committed_only(source, uid))

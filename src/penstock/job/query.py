@@ -80,7 +80,7 @@ class QueryRunner:
 
     @property
     def checkpoint(self) -> str:
-        """Spark's own checkpoint of the query, see `state.history`."""
+        """Spark's own checkpoint of the query, see `checkpoint.history`."""
         return f"{self.folder}/{self._history}"
 
     @property

@@ -39,7 +39,7 @@ _CHECKPOINT = re.compile(r"^(?P<rest>.+)/chk-(?P<number>\d+)(?:\.json)?/?$")
 
 
 @dataclass(frozen=True)
-class Origin:
+class Restorable:
     """Something to restore from. `retained`: a checkpoint inside a job's own folder, which stays that job's."""
 
     path: str
@@ -62,7 +62,7 @@ class Origin:
         return [name.removeprefix(start) for name in self.saved.files if name.startswith(start)]
 
 
-def open_origin(path: str, spark: SparkSession) -> Origin:
+def open_restorable(path: str, spark: SparkSession) -> Restorable:
     """Raises `SavepointIncomplete` where nothing complete is found under that path."""
     path = path.rstrip("/")
     match = _CHECKPOINT.match(path)
@@ -73,10 +73,10 @@ def open_origin(path: str, spark: SparkSession) -> Origin:
     if METADATA not in names and "queries" in names and any(name.endswith(".json") for name in root.names("queries")):
         return _retained(path, path, None, spark)
     saved = savepoint.read(root)
-    return Origin(path, saved, False, {uid: root.at(f"queries/{uid}/spark") for uid in saved.queries}, root)
+    return Restorable(path, saved, False, {uid: root.at(f"queries/{uid}/spark") for uid in saved.queries}, root)
 
 
-def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> Origin:
+def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> Restorable:
     rest = rest.rstrip("/")
     only = None
     if rest.endswith("/checkpoints"):
@@ -90,9 +90,9 @@ def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> 
             to_do="give STORAGE/JOB/chk-N, with the storage and the name of the job it belongs to.",
         )
     if only is not None or len(uids) == 1:
-        history, epochs = _epoch(root, only or uids[0], number, path)
+        history, epochs = _query_epoch(root, only or uids[0], number, path)
     else:
-        history, epochs = _cut(root, number)
+        history, epochs = _global_epochs(root, number)
     folders = {uid: root.at(f"{uid}/{history}") for uid in epochs}
     for uid in epochs:
         _refuse_waiting(root, uid)
@@ -100,10 +100,10 @@ def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> 
     job = root.location.rpartition("/")[2]
     identity = f"{job}-chk-{'-'.join(str(one) for one in epochs.values())}-{history}"
     saved = Savepoint(identity, Kind.NATIVE, job, 0.0, "", str(spark.version), queries, {})
-    return Origin(path, saved, True, folders, root)
+    return Restorable(path, saved, True, folders, root)
 
 
-def _cut(root: Folder, number: int | None) -> tuple[str, dict[str, int]]:
+def _global_epochs(root: Folder, number: int | None) -> tuple[str, dict[str, int]]:
     """History and epochs of a global checkpoint, the newest where none is named."""
     from penstock.checkpoint.global_record import FOLDER, recorded
 
@@ -121,7 +121,7 @@ def _cut(root: Folder, number: int | None) -> tuple[str, dict[str, int]]:
     return str(body.get("history", FIRST)), epochs
 
 
-def _epoch(root: Folder, uid: str, number: int | None, path: str) -> tuple[str, dict[str, int]]:
+def _query_epoch(root: Folder, uid: str, number: int | None, path: str) -> tuple[str, dict[str, int]]:
     """History and epoch of one query: in the history that counts, or else in the one before it."""
     kept = Histories(root.storage).kept()
     if number is None:
@@ -149,7 +149,7 @@ def _refuse_waiting(root: Folder, uid: str) -> None:
 
 
 def _query(root: Folder, uid: str, folder: Folder, epoch: int, spark: SparkSession) -> SavedQuery:
-    from penstock.spark_state.operators import operators
+    from penstock.spark_state.operators import read_operators
 
     spark_log = SparkLog(folder.storage)
     barrier, query_id = spark_log.barrier(epoch), spark_log.query_id()
@@ -158,7 +158,7 @@ def _query(root: Folder, uid: str, folder: Folder, epoch: int, spark: SparkSessi
         raise AssertionError("unreachable")
     conf: dict[str, Any] = barrier.metadata.get("conf", {})
     stateful = bool(folder.names("state"))
-    found = operators(spark, folder.location, epoch) if stateful else ()
+    found = read_operators(spark, folder.location, epoch) if stateful else ()
     ledger = Ledger(root.at(f"{uid}/ledger").storage)
     return SavedQuery(
         epoch=epoch,

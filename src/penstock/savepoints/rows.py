@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, SparkSession
 
-    from penstock.savepoints.stores import Kept
+    from penstock.savepoints.stores import StateRows
 
 
-def wanted_key(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+def parse_key(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """What `--key` means: a JSON object with some or all columns of the key, or, where the key has one column, its
     value, as JSON or as it stands."""
     names = [str(one["name"]) for one in schema["fields"]]
@@ -38,15 +38,15 @@ def wanted_key(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def rows(one: Kept, key: str | None, limit: int, session: Callable[[], SparkSession]) -> list[dict[str, Any]]:
+def read_rows(one: StateRows, key: str | None, limit: int, session: Callable[[], SparkSession]) -> list[dict[str, Any]]:
     """At most `limit` rows as dictionaries with `key` and `value`. `session` is called only where Spark is needed."""
-    wanted = None if key is None else wanted_key(key, one.family.key)
+    wanted = None if key is None else parse_key(key, one.family.key)
     if one.parquet is not None and isinstance(one.place.folder, LocalFolder):
         return _by_arrow(one, wanted, limit)
     return _by_spark(one, wanted, limit, session())
 
 
-def count(one: Kept, session: Callable[[], SparkSession]) -> int:
+def count_rows(one: StateRows, session: Callable[[], SparkSession]) -> int:
     """How many rows there are."""
     if one.rows is not None:
         return one.rows
@@ -54,7 +54,7 @@ def count(one: Kept, session: Callable[[], SparkSession]) -> int:
         return int(frame.count())
 
 
-def _by_arrow(one: Kept, wanted: Mapping[str, Any] | None, limit: int) -> list[dict[str, Any]]:
+def _by_arrow(one: StateRows, wanted: Mapping[str, Any] | None, limit: int) -> list[dict[str, Any]]:
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.dataset as ds
@@ -81,7 +81,9 @@ def _by_arrow(one: Kept, wanted: Mapping[str, Any] | None, limit: int) -> list[d
     return list(data.scanner(columns=columns, filter=chosen).head(limit).to_pylist())
 
 
-def _by_spark(one: Kept, wanted: Mapping[str, Any] | None, limit: int, spark: SparkSession) -> list[dict[str, Any]]:
+def _by_spark(
+    one: StateRows, wanted: Mapping[str, Any] | None, limit: int, spark: SparkSession
+) -> list[dict[str, Any]]:
     with _reading(one, spark) as frame:
         for path, value in _leaves(wanted or {}, ("key",)):
             frame = frame.where(_test(frame, path, value))
@@ -90,26 +92,26 @@ def _by_spark(one: Kept, wanted: Mapping[str, Any] | None, limit: int, spark: Sp
 
 
 @contextmanager
-def _reading(one: Kept, spark: SparkSession) -> Iterator[Any]:
+def _reading(one: StateRows, spark: SparkSession) -> Iterator[Any]:
     """The rows as a frame, and Spark's complaints as ours."""
-    from penstock.spark_state.work_session import cause, working
+    from penstock.spark_state.work_session import cause_of, open_work_session
 
     try:
-        with working(spark) as work:
+        with open_work_session(spark) as work:
             yield _frame(one, work)
     except PenstockError:
         raise
     except Exception as error:
         raise SavepointError(
             f"The state of operator {one.operator.id} ({one.operator.name}) in {one.place.folder.location} could not be"
-            f" read: {cause(error)}",
+            f" read: {cause_of(error)}",
             safe="nothing was changed.",
             to_do="if the job runs, its files may just have been replaced: ask again. Otherwise look at another"
             " checkpoint or savepoint.",
         ) from error
 
 
-def _frame(one: Kept, work: SparkSession) -> Any:
+def _frame(one: StateRows, work: SparkSession) -> Any:
     from penstock.checkpoint.spark_offsets import conf_of
     from penstock.spark_state.rewrite import join_format
     from penstock.spark_state.store_rows import raw_rows, typed_rows

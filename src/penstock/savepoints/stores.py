@@ -36,7 +36,7 @@ _CHECKPOINT = re.compile(r"^(?P<job>.+)/chk-(?P<number>\d+)/?$")
 
 
 @dataclass(frozen=True)
-class Place:
+class StatePlace:
     """The state of one query at one moment. `canonical`: the folder holds Parquet, else a checkpoint of Spark's."""
 
     query: str | None
@@ -46,10 +46,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StateRows:
     """One kind of rows. `rows` is None where only reading them all would tell."""
 
-    place: Place
+    place: StatePlace
     operator: OperatorMetadata
     store: Store
     family: Family
@@ -64,7 +64,7 @@ class Kept:
         return self.store.name if self.family.name == DEFAULT else self.family.name
 
 
-def places(path: str, spark: SparkSession | None = None) -> list[Place]:
+def find_places(path: str, spark: SparkSession | None = None) -> list[StatePlace]:
     """The state under a path, a place per query."""
     match = _CHECKPOINT.match(path)
     folder = folder_at(match["job"] if match else path.rstrip("/"), spark)
@@ -73,12 +73,12 @@ def places(path: str, spark: SparkSession | None = None) -> list[Place]:
         saved = savepoint.read(folder)
         canonical = saved.kind is savepoint.Kind.CANONICAL
         return [
-            Place(uid, folder.at(f"queries/{uid}/{'state' if canonical else 'spark'}"), query.epoch, canonical)
+            StatePlace(uid, folder.at(f"queries/{uid}/{'state' if canonical else 'spark'}"), query.epoch, canonical)
             for uid, query in saved.queries.items()
             if query.operators
         ]
     if match is None and "offsets" in names:
-        return [Place(None, folder, _newest(folder))]
+        return [StatePlace(None, folder, _newest(folder))]
     uids = [name.removesuffix(".json") for name in folder.names("queries") if name.endswith(".json")]
     if not uids:
         raise SavepointIncomplete(
@@ -91,11 +91,11 @@ def places(path: str, spark: SparkSession | None = None) -> list[Place]:
     found = []
     for uid, epoch in epochs.items():
         checkpoint = folder.at(f"{uid}/{history}")
-        found.append(Place(uid, checkpoint, _newest(checkpoint) if epoch is None else epoch))
+        found.append(StatePlace(uid, checkpoint, _newest(checkpoint) if epoch is None else epoch))
     return found
 
 
-def overview(place: Place) -> Iterator[Kept]:
+def list_rows(place: StatePlace) -> Iterator[StateRows]:
     """Everything the query keeps."""
     if place.canonical:
         yield from _canonical(place)
@@ -107,10 +107,10 @@ def overview(place: Place) -> Iterator[Kept]:
             inside = re.compile(rf"state/{operator.id}/{store.folder('[0-9]+')}/")
             total = sum(size for name, size in sizes.items() if inside.match(name))
             for family in store.families:
-                yield Kept(place, operator, store, family, int(conf[PARTITIONS]), backend_of(conf), total)
+                yield StateRows(place, operator, store, family, int(conf[PARTITIONS]), backend_of(conf), total)
 
 
-def choose(found: list[Kept], query: str | None, operator: int | None, store: str | None) -> Kept:
+def choose_rows(found: list[StateRows], query: str | None, operator: int | None, store: str | None) -> StateRows:
     """The one that is meant; an error that names all where it is not clear which."""
     meant = [
         one
@@ -120,7 +120,7 @@ def choose(found: list[Kept], query: str | None, operator: int | None, store: st
         and (store is None or one.name == store)
     ]
     if len(meant) != 1:
-        listed = ", ".join(_said(one) for one in (meant or found)) or "none"
+        listed = ", ".join(_options_for(one) for one in (meant or found)) or "none"
         raise ConfigurationError(
             f"{'Several kinds of rows fit' if meant else 'No state fits'} what was asked for.",
             safe="nothing was changed.",
@@ -129,24 +129,24 @@ def choose(found: list[Kept], query: str | None, operator: int | None, store: st
     return meant[0]
 
 
-def _said(one: Kept) -> str:
+def _options_for(one: StateRows) -> str:
     query = f"--query {one.place.query} " if one.place.query else ""
     return f"{query}--operator {one.operator.id} --store {one.name}"
 
 
-def _canonical(place: Place) -> Iterator[Kept]:
-    from penstock.savepoints.canonical import layout, operator_of
+def _canonical(place: StatePlace) -> Iterator[StateRows]:
+    from penstock.savepoints.canonical import parse_operator, read_layout
 
-    body = layout(place.folder)
+    body = read_layout(place.folder)
     sizes = place.folder.files()
     for one in body["operators"]:
-        operator = operator_of(one)
+        operator = parse_operator(one)
         for store, written in zip(operator.stores, one["stores"], strict=True):
             for family, where in zip(store.families, written["families"], strict=True):
                 total = sum(size for name, size in sizes.items() if name.startswith(f"{where['folder']}/"))
                 rows = _count(place.folder, where["folder"])
                 backend = f"canonical (from {backend_of(body['conf'])})"
-                yield Kept(
+                yield StateRows(
                     place, operator, store, family, store.partitions, backend, total, rows, parquet=where["folder"]
                 )
 

@@ -143,7 +143,7 @@ class Taker:
                 target.delete()
 
     def _describe(self, one: HeldQuery, folder: Folder) -> SavedQuery:
-        from penstock.spark_state.operators import operators
+        from penstock.spark_state.operators import read_operators
 
         copy = folder.at(f"queries/{one.plan.uid}/spark")
         spark_log = SparkLog(copy.storage)
@@ -153,7 +153,7 @@ class Taker:
         assert query_id is not None
         conf: dict[str, Any] = barrier.metadata.get("conf", {})
         stateful = bool(copy.names("state"))
-        found = operators(self._spark, copy.location, one.epoch) if stateful else ()
+        found = read_operators(self._spark, copy.location, one.epoch) if stateful else ()
         for described in read_metadata(copy, one.epoch):
             if described.version > 1:  # Spark names schema files by full paths; a savepoint has none
                 copy.put(f"state/{described.id}/_metadata/v2/{described.number}", described.body("."))

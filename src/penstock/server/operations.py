@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import ControlError, PenstockError
 
-KEPT = 1000  # answers; a request repeated after that many others is taken for a new one
+MAX_ANSWERS = 1000  # answers; a request repeated after that many others is taken for a new one
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Operations:
             if self._closed is not None:
                 raise ControlError(self._closed, safe="nothing was done.")
             self._all[request] = operation = Operation(kind)
-            while len(self._all) > KEPT and next(iter(self._all.values())).over.is_set():
+            while len(self._all) > MAX_ANSWERS and next(iter(self._all.values())).over.is_set():
                 self._all.popitem(last=False)
         threading.Thread(target=self._do, args=(operation, request, work), name=f"penstock-{kind}", daemon=True).start()
         return request
@@ -89,6 +89,6 @@ class Operations:
                 operation.over.set()
 
 
-def in_words(error: BaseException) -> PenstockError:
+def as_penstock_error(error: BaseException) -> PenstockError:
     """An error of ours as it is, a stranger's with its name."""
     return error if isinstance(error, PenstockError) else ControlError(f"{type(error).__name__}: {error}")

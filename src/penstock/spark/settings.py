@@ -33,9 +33,8 @@ def apply_settings(spark: SparkSession, asked: Mapping[str, Asked]) -> None:
     """Set what a job's options ask for. What the user has told Spark otherwise is an error that names both; what an
     earlier job in this session asked for is set back."""
     current = dict(spark.conf.getAll)
-    applied: dict[str, tuple[str, str | None]] = json.loads(
-        current.get(_APPLIED, "{}")
-    )  # the value, and the one before
+    # The value of each, and the one before.
+    applied: dict[str, tuple[str, str | None]] = json.loads(current.get(_APPLIED, "{}"))
     wanted: dict[str, str | None] = {}  # None: as if never set
     for key, (value, former) in applied.items():
         if key not in asked and current.get(key) == value:

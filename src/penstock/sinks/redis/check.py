@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
 from penstock.sinks.redis import client
-from penstock.sinks.redis.client import answered, library, place
+from penstock.sinks.redis.client import library, public_address, translate_errors
 
 if TYPE_CHECKING:
     from penstock.sinks.redis.writer import Target
@@ -19,11 +19,11 @@ _OLDEST = (5, 0)
 
 def check(target: Target, *, staged: bool) -> list[str]:
     """Sentences for a person; raises for what cannot work."""
-    where = place(target.url)
+    where = public_address(target.url)
     # Through the plain client in every case: it can ask one node what it is.
     alone = client.alone(target.url, target.options)
     try:
-        with answered(target.url):
+        with translate_errors(target.url):
             info: Mapping[str, Any] = alone.info()
             if staged:
                 alone.execute_command("EVAL", "return 1", 0)

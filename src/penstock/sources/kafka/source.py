@@ -11,7 +11,7 @@ from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError
 from penstock.kafka.options import for_admin, for_java, split_options
 from penstock.sources.kafka.group import GroupPublisher, admin_sender
-from penstock.sources.spark_reader import reader
+from penstock.sources.spark_reader import stream_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,7 +107,7 @@ class KafkaSource(Source):
         return {**options, **{f"kafka.{name}": value for name, value in client.items()}, **self._spark_options}
 
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
-        return reader(spark, uid).format("kafka").options(**self.reader_options(uid)).load()
+        return stream_reader(spark, uid).format("kafka").options(**self.reader_options(uid)).load()
 
     def link(self, uid: str) -> Link:
         if self._spark_options.get("failOnDataLoss", "true").lower() == "false":
