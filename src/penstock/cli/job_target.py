@@ -43,9 +43,13 @@ def find_running(job: str, manager: str | None) -> Target:
 
     if manager is not None:
         client = client_at(manager)
-        found = [one for one in client.jobs() if _matches(job, one["name"], one["jid"])]
-        one = _choose(job, [_Candidate(one["jid"], one["name"], one["state"]) for one in found], f"at {manager}")
-        return Target(one.id, one.name, client, local=False)
+        found = [candidate for candidate in client.jobs() if _matches(job, candidate["name"], candidate["jid"])]
+        candidate = _choose(
+            job,
+            [_Candidate(candidate["jid"], candidate["name"], candidate["state"]) for candidate in found],
+            f"at {manager}",
+        )
+        return Target(candidate.id, candidate.name, client, local=False)
     entries = [entry for entry in Registry().entries() if _matches(job, entry.name, entry.id)]
     alive = [entry for entry in entries if not entry.state.ended]
     if not alive and entries:
@@ -107,7 +111,7 @@ def _matches(wanted: str, name: str, id: str) -> bool:
 
 
 def _choose(wanted: str, found: Sequence[_Candidate], where: str) -> _Candidate:
-    by_name = [one for one in found if one.name == wanted]
+    by_name = [candidate for candidate in found if candidate.name == wanted]
     candidates = by_name or found
     if not candidates:
         raise JobNotFound(
@@ -116,7 +120,7 @@ def _choose(wanted: str, found: Sequence[_Candidate], where: str) -> _Candidate:
             to_do="see `penstock list`; a job is named by its name, its id, or at least 4 digits of it.",
         )
     if len(candidates) > 1:
-        listed = ", ".join(f"{one.name} {one.id} ({one.state})" for one in candidates)
+        listed = ", ".join(f"{candidate.name} {candidate.id} ({candidate.state})" for candidate in candidates)
         raise JobNotFound(
             f"{wanted!r} may be any of {len(candidates)} jobs: {listed}.",
             safe="nothing was asked of any of them.",

@@ -232,14 +232,14 @@ def _elsewhere(manager: str) -> list[Entry]:
     try:
         return [
             Entry(
-                one["jid"],
-                one["name"],
-                State(one["state"]),
-                start=one["start-time"],
-                end=one["end-time"] if one["end-time"] >= 0 else None,
+                facts["jid"],
+                facts["name"],
+                State(facts["state"]),
+                start=facts["start-time"],
+                end=facts["end-time"] if facts["end-time"] >= 0 else None,
                 address=manager,
             )
-            for one in found
+            for facts in found
         ]
     except (KeyError, ValueError) as error:
         raise ControlError(f"What answers at {manager} is not a job: {error!r}.") from error

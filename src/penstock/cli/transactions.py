@@ -67,7 +67,7 @@ def list_open(
                 "job": target.ledgers.job if target.ledgers is not None else prefix,
                 "running": run.running,
                 "run": run.said,
-                "transactions": [_facts(one) for one in chosen],
+                "transactions": [_facts(orphan) for orphan in chosen],
                 "not_asked": [
                     *({"query": query, "sink": sink, "why": why} for query, sink, why in report.unseen),
                     *({"query": query, "sink": sink, "why": "it cannot say"} for query, sink in report.silent),
@@ -75,11 +75,11 @@ def list_open(
             },
         )
         return
-    output.table("Transactions", [_row(one) for one in chosen]) if chosen else output.line("Nothing is open.")
+    output.table("Transactions", [_row(orphan) for orphan in chosen]) if chosen else output.line("Nothing is open.")
     _report_unseen(output, report)
     if target.ledgers is not None:
-        said = {True: "runs", False: "does not run", None: "may run"}[run.running]
-        output.line(f"Job {target.ledgers.job} {said}: {run.said}.")
+        state_text = {True: "runs", False: "does not run", None: "may run"}[run.running]
+        output.line(f"Job {target.ledgers.job} {state_text}: {run.said}.")
 
 
 @app.command("describe")
@@ -98,13 +98,13 @@ def describe(
             raise typer.BadParameter("name a transaction; `penstock transactions list` shows them.")
         chosen = target.named(target.look().orphans)
     if as_json:
-        output.table("Transactions", [_facts(one) for one in chosen])
+        output.table("Transactions", [_facts(orphan) for orphan in chosen])
         return
-    for one in chosen:
-        facts = _facts(one)
+    for orphan in chosen:
+        facts = _facts(orphan)
         for key in ("started", "decided_at"):
             facts[key] = facts[key] and _local_time(facts[key])
-        output.record(one.id, {**{k: v for k, v in facts.items() if k not in ("id", "details")}, **one.details})
+        output.record(orphan.id, {**{k: v for k, v in facts.items() if k not in ("id", "details")}, **orphan.details})
 
 
 @app.command("commit")
@@ -132,29 +132,29 @@ def commit(
             return
         settlement.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
         chosen = target.named(target.look().orphans)
-        for one in chosen if target.ids else ():
-            if one.verdict is not Verdict.DECIDED:
-                raise settlement.wrong_way(one.id, one.verdict)
-        wanted = {one.query for one in chosen if one.verdict is Verdict.DECIDED}
+        for orphan in chosen if target.ids else ():
+            if orphan.verdict is not Verdict.DECIDED:
+                raise settlement.wrong_way(orphan.id, orphan.verdict)
+        wanted = {orphan.query for orphan in chosen if orphan.verdict is Verdict.DECIDED}
         queries = [query for query in target.ledgers.queries if query.uid in wanted]
         for query in queries:
             settlement.refuse_logged(query)
         for query in queries:
             try:
-                settled = settlement.commit(target.ledgers, query, target.sinks)
+                result = settlement.commit(target.ledgers, query, target.sinks)
             except PenstockError as error:
                 failed = failed or error
                 continue
             rows += [
                 {
-                    "query": settled.query,
-                    "epoch": settled.epoch,
+                    "query": result.query,
+                    "epoch": result.epoch,
                     "sink": sink,
                     "partition": writer,
                     "outcome": outcome.value,
-                    "complete": settled.complete,
+                    "complete": result.complete,
                 }
-                for (sink, writer), outcome in sorted(settled.outcomes.items())
+                for (sink, writer), outcome in sorted(result.outcomes.items())
             ]
     if rows or as_json:
         output.table("Committed", rows)
@@ -187,33 +187,40 @@ def abort(
         settlement.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
         report = target.look()
         chosen = target.named(report.orphans)
-        unknown = [one for one in chosen if one.verdict is Verdict.UNKNOWN] if force and target.ids else []
-        for one in chosen if target.ids else ():
-            if one.verdict is not Verdict.UNDECIDED and one not in unknown:
-                raise settlement.wrong_way(one.id, one.verdict, one.epoch)
+        unknown = [orphan for orphan in chosen if orphan.verdict is Verdict.UNKNOWN] if force and target.ids else []
+        for orphan in chosen if target.ids else ():
+            if orphan.verdict is not Verdict.UNDECIDED and orphan not in unknown:
+                raise settlement.wrong_way(orphan.id, orphan.verdict, orphan.epoch)
         settlement.abort_unknown(target.ledgers, target.sinks, unknown)
-        chosen = [one for one in chosen if one.verdict is Verdict.UNDECIDED]
+        chosen = [orphan for orphan in chosen if orphan.verdict is Verdict.UNDECIDED]
         silent = [] if target.ids else list(report.silent)
-        named = {one.query for one in chosen} | {query for query, _ in silent}
+        named = {orphan.query for orphan in chosen} | {query for query, _ in silent}
         queries = [query for query in target.ledgers.queries if query.uid in named]
         for query in queries:
             settlement.refuse_logged(query)
         for query in queries:
-            own = [one for one in chosen if one.query == query.uid]
-            undecided = [one for one in report.of(query.uid) if one.verdict is Verdict.UNDECIDED]
-            others = [one for one in undecided if one not in own]
+            own = [orphan for orphan in chosen if orphan.query == query.uid]
+            undecided = [orphan for orphan in report.of(query.uid) if orphan.verdict is Verdict.UNDECIDED]
+            others = [orphan for orphan in undecided if orphan not in own]
             settlement.abort(target.ledgers, query, target.sinks, own, others)
-        left = {one.id for one in target.look().orphans if one.state == "open"} if queries or unknown else set()
+        left = (
+            {orphan.id for orphan in target.look().orphans if orphan.state == "open"} if queries or unknown else set()
+        )
     rows = [
-        {"query": one.query, "sink": one.sink, "id": one.id, "outcome": "open" if one.id in left else "aborted"}
-        for one in (*chosen, *unknown)
+        {
+            "query": orphan.query,
+            "sink": orphan.sink,
+            "id": orphan.id,
+            "outcome": "open" if orphan.id in left else "aborted",
+        }
+        for orphan in (*chosen, *unknown)
     ]
     rows += [{"query": query, "sink": sink, "id": "", "outcome": "swept"} for query, sink in silent]
     output.table("Aborted", rows) if rows or as_json else output.line("Nothing is open that is not decided.")
-    kept = [one for one in report.orphans if one.verdict is Verdict.DECIDED]
-    if kept:
-        output.line(f"{len(kept)} that are decided were kept: commit them, or start the job.")
-    if not target.ids and any(one.verdict is Verdict.UNKNOWN for one in report.orphans):
+    decided = [orphan for orphan in report.orphans if orphan.verdict is Verdict.DECIDED]
+    if decided:
+        output.line(f"{len(decided)} that are decided were kept: commit them, or start the job.")
+    if not target.ids and any(orphan.verdict is Verdict.UNKNOWN for orphan in report.orphans):
         output.line("Some are of a run that the ledger does not know; list them, and see the docs of --force.")
     _report_unseen(output, report)
     if report.unseen and not target.ids:
@@ -245,7 +252,7 @@ def resolve(
     rows: list[dict[str, Any]] = []
 
     def word(found: Sequence[settlement.Unprovable]) -> Outcome | None:
-        own = [_unproven_row(one, verdict) for one in found]
+        own = [_unproven_row(orphan, verdict) for orphan in found]
         rows.extend(own)
         if verdict is None:
             return None
@@ -258,13 +265,15 @@ def resolve(
     with open_target(places, script, servers, config, None) as target:
         assert target.ledgers is not None
         settlement.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
-        chosen = [one for one in target.named(target.look().orphans) if one.verdict == "decided"]
-        queries = [query for query in target.ledgers.queries if query.uid in {one.query for one in chosen}]
+        chosen = [orphan for orphan in target.named(target.look().orphans) if orphan.verdict == "decided"]
+        queries = [query for query in target.ledgers.queries if query.uid in {orphan.query for orphan in chosen}]
         for query in queries:
             settlement.refuse_logged(query)
         for query in queries:
             named = (
-                {(one.sink, one.partition or 0) for one in chosen if one.query == query.uid} if target.ids else set()
+                {(orphan.sink, orphan.partition or 0) for orphan in chosen if orphan.query == query.uid}
+                if target.ids
+                else set()
             )
             settlement.resolve(target.ledgers, query, target.sinks, named, word)
     if as_json or (rows and (yes or verdict is None)):
@@ -294,20 +303,20 @@ def _end_by_force(output: Output, target: TransactionsTarget, *, commit: bool, f
         raise wrong_way(target.ids[0] if target.ids else f"what begins with {target.prefix!r}", Verdict.UNKNOWN)
     target.cluster.end(chosen, commit=commit)
     done = "committed by force" if commit else "aborted by force"
-    output.table("Ended", [{"id": one.id, "outcome": done} for one in chosen])
+    output.table("Ended", [{"id": orphan.id, "outcome": done} for orphan in chosen])
 
 
-def _unproven_row(one: Unprovable, verdict: str | None) -> dict[str, Any]:
+def _unproven_row(unproven: Unprovable, verdict: str | None) -> dict[str, Any]:
     from penstock.transactions.orphans import name_of
 
     return {
-        "query": one.query,
-        "epoch": one.epoch,
-        "sink": one.committable.sink,
-        "partition": one.committable.writer,
-        "id": name_of(one.committable),
-        "rows": one.committable.rows,
-        "seen": one.seen or "this sink cannot look",
+        "query": unproven.query,
+        "epoch": unproven.epoch,
+        "sink": unproven.committable.sink,
+        "partition": unproven.committable.writer,
+        "id": name_of(unproven.committable),
+        "rows": unproven.committable.rows,
+        "seen": unproven.seen or "this sink cannot look",
         "recorded": verdict or "",
     }
 
@@ -319,44 +328,44 @@ def _report_unseen(output: Output, report: Report) -> None:
         output.line(f"Sink {sink} of query {query} cannot say what it has open.")
 
 
-def _facts(one: Orphan) -> dict[str, Any]:
+def _facts(orphan: Orphan) -> dict[str, Any]:
     return {
-        "id": one.id,
-        "query": one.query,
-        "sink": one.sink,
-        "state": one.state,
-        "started": one.started,
-        "generation": one.generation,
-        "epoch": one.epoch,
-        "partition": one.partition,
-        "rows": one.rows,
-        "ledger": one.verdict.value,
-        "decided_by": one.decided_by,
-        "decided_at": one.decided_at,
-        "can_only_be": _allowed_end(one),
-        "details": dict(one.details),
+        "id": orphan.id,
+        "query": orphan.query,
+        "sink": orphan.sink,
+        "state": orphan.state,
+        "started": orphan.started,
+        "generation": orphan.generation,
+        "epoch": orphan.epoch,
+        "partition": orphan.partition,
+        "rows": orphan.rows,
+        "ledger": orphan.verdict.value,
+        "decided_by": orphan.decided_by,
+        "decided_at": orphan.decided_at,
+        "can_only_be": _allowed_end(orphan),
+        "details": dict(orphan.details),
     }
 
 
-def _allowed_end(one: Orphan) -> str:
-    if one.verdict == "decided":
-        return "delivered by the job" if one.in_log else "committed"
-    return "aborted" if one.verdict == "undecided" else ""
+def _allowed_end(orphan: Orphan) -> str:
+    if orphan.verdict == "decided":
+        return "delivered by the job" if orphan.in_log else "committed"
+    return "aborted" if orphan.verdict == "undecided" else ""
 
 
-def _row(one: Orphan) -> dict[str, Any]:
-    decided = f" (epoch {one.epoch}" + (f" by generation {one.decided_by})" if one.decided_by else ")")
+def _row(orphan: Orphan) -> dict[str, Any]:
+    decided = f" (epoch {orphan.epoch}" + (f" by generation {orphan.decided_by})" if orphan.decided_by else ")")
     return {
-        "query": one.query,
-        "sink": one.sink,
-        "id": one.id,
-        "state": one.state,
-        "age": duration_text(int((time.time() - one.started) * 1000)) if one.started else "",
-        "generation": one.generation,
-        "epoch": one.epoch,
-        "partition": one.partition,
-        "ledger": one.verdict.value + (decided if one.verdict == "decided" else ""),
-        "can only be": _allowed_end(one),
+        "query": orphan.query,
+        "sink": orphan.sink,
+        "id": orphan.id,
+        "state": orphan.state,
+        "age": duration_text(int((time.time() - orphan.started) * 1000)) if orphan.started else "",
+        "generation": orphan.generation,
+        "epoch": orphan.epoch,
+        "partition": orphan.partition,
+        "ledger": orphan.verdict.value + (decided if orphan.verdict == "decided" else ""),
+        "can only be": _allowed_end(orphan),
     }
 
 

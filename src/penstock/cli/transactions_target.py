@@ -44,7 +44,7 @@ class TransactionsTarget:
 
     def named(self, orphans: Collection[Orphan]) -> list[Orphan]:
         """Those that the command names; all where it names none."""
-        known = {one.id: one for one in orphans}
+        known = {orphan.id: orphan for orphan in orphans}
         for name in self.ids:
             if name not in known:
                 raise TransactionRefused(

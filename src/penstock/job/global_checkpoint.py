@@ -244,8 +244,8 @@ def find_circle(queries: Sequence[str], linked: Iterable[Link]) -> list[str]:
         inside = {
             uid
             for uid in left
-            if any(one.upstream == uid and one.downstream in left for one in linked)
-            and any(one.downstream == uid and one.upstream in left for one in linked)
+            if any(link.upstream == uid and link.downstream in left for link in linked)
+            and any(link.downstream == uid and link.upstream in left for link in linked)
         }
         if inside == left:
             return sorted(left)

@@ -56,8 +56,8 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of a job: the fields of its file, hence so many. Times are milliseconds since 1970. `pid` is the driver's;
-    each process stands with its mark, see `processes`. `error` has the fields of an error's `to_json`."""
+    """One run of a job: the fields of its file, so they are many. Times are milliseconds since 1970. `pid` is the
+    driver's; each process stands with its mark, see `processes`. `error` has the fields of an error's `to_json`."""
 
     id: str
     name: str

@@ -123,13 +123,13 @@ def _global_epochs(root: Folder, number: int | None) -> tuple[str, dict[str, int
 
 def _query_epoch(root: Folder, uid: str, number: int | None, path: str) -> tuple[str, dict[str, int]]:
     """History and epoch of one query: in the history that counts, or else in the one before it."""
-    kept = Histories(root.storage).kept()
+    histories = Histories(root.storage).kept()
     if number is None:
-        number = SparkLog(root.at(f"{uid}/{kept[0]}").storage).next_epoch()[0] - 1
-    for history in kept:
+        number = SparkLog(root.at(f"{uid}/{histories[0]}").storage).next_epoch()[0] - 1
+    for history in histories:
         if root.storage.read(f"{uid}/{history}/commits/{number}") is not None:
             return history, {uid: number}
-    complete = [name for name in root.names(f"{uid}/{kept[0]}/commits") if name.isdigit()]
+    complete = [name for name in root.names(f"{uid}/{histories[0]}/commits") if name.isdigit()]
     raise SavepointIncomplete(
         f"{path} is not there: epoch {number} of query {uid!r} is not complete, or not kept any more.",
         safe="nothing was started or changed.",

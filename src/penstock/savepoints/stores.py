@@ -113,14 +113,14 @@ def list_rows(place: StatePlace) -> Iterator[StateRows]:
 def choose_rows(found: list[StateRows], query: str | None, operator: int | None, store: str | None) -> StateRows:
     """The one that is meant; an error that names all where it is not clear which."""
     meant = [
-        one
-        for one in found
-        if (query is None or one.place.query == query)
-        and (operator is None or one.operator.id == operator)
-        and (store is None or one.name == store)
+        entry
+        for entry in found
+        if (query is None or entry.place.query == query)
+        and (operator is None or entry.operator.id == operator)
+        and (store is None or entry.name == store)
     ]
     if len(meant) != 1:
-        listed = ", ".join(_options_for(one) for one in (meant or found)) or "none"
+        listed = ", ".join(_options_for(entry) for entry in (meant or found)) or "none"
         raise ConfigurationError(
             f"{'Several kinds of rows fit' if meant else 'No state fits'} what was asked for.",
             safe="nothing was changed.",
@@ -129,9 +129,9 @@ def choose_rows(found: list[StateRows], query: str | None, operator: int | None,
     return meant[0]
 
 
-def _options_for(one: StateRows) -> str:
-    query = f"--query {one.place.query} " if one.place.query else ""
-    return f"{query}--operator {one.operator.id} --store {one.name}"
+def _options_for(entry: StateRows) -> str:
+    query = f"--query {entry.place.query} " if entry.place.query else ""
+    return f"{query}--operator {entry.operator.id} --store {entry.name}"
 
 
 def _canonical(place: StatePlace) -> Iterator[StateRows]:
@@ -139,9 +139,9 @@ def _canonical(place: StatePlace) -> Iterator[StateRows]:
 
     body = read_layout(place.folder)
     sizes = place.folder.files()
-    for one in body["operators"]:
-        operator = parse_operator(one)
-        for store, written in zip(operator.stores, one["stores"], strict=True):
+    for entry in body["operators"]:
+        operator = parse_operator(entry)
+        for store, written in zip(operator.stores, entry["stores"], strict=True):
             for family, where in zip(store.families, written["families"], strict=True):
                 total = sum(size for name, size in sizes.items() if name.startswith(f"{where['folder']}/"))
                 rows = _count(place.folder, where["folder"])
@@ -182,4 +182,4 @@ def _epochs(folder: Folder, uids: list[str], number: int) -> dict[str, int | Non
             safe="nothing was changed.",
             to_do=f"name one that is in {folder.location}/{FOLDER}.",
         )
-    return {uid: int(one["epoch"]) for uid, one in unseal("global", data, folder.location)["queries"].items()}
+    return {uid: int(entry["epoch"]) for uid, entry in unseal("global", data, folder.location)["queries"].items()}

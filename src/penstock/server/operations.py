@@ -66,14 +66,14 @@ class Operations:
         asked `fetch` seconds to learn of it. What does not end is answered with an error that says `because`."""
         with self._lock:
             self._closed = because
-            left = [one for one in self._all.values() if not one.fetched.is_set()]
+            left = [operation for operation in self._all.values() if not operation.fetched.is_set()]
         end = time.monotonic() + finish
-        for one in left:
-            if not one.over.wait(max(0.0, end - time.monotonic())):
-                self._over(one, None, ControlError(because, safe="what was decided is safe."))
+        for operation in left:
+            if not operation.over.wait(max(0.0, end - time.monotonic())):
+                self._over(operation, None, ControlError(because, safe="what was decided is safe."))
         end = time.monotonic() + fetch
-        for one in left:
-            one.fetched.wait(max(0.0, end - time.monotonic()))
+        for operation in left:
+            operation.fetched.wait(max(0.0, end - time.monotonic()))
 
     def _do(self, operation: Operation, request: str, work: Callable[[str], dict[str, Any]]) -> None:
         try:

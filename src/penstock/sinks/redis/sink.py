@@ -104,7 +104,7 @@ class RedisSink(TwoPhaseSink):
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         from penstock.sinks.redis.check import check
 
-        return [Finding(uid, said) for said in check(self._target(), staged=self.staged)]
+        return [Finding(uid, warning) for warning in check(self._target(), staged=self.staged)]
 
     def open_writer(self, scope: WriterScope) -> Writer:
         from penstock.sinks.redis.writer import StagingWriter

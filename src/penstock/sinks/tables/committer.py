@@ -284,8 +284,8 @@ class TableCommitter(Committer):
             if not to_tell:
                 break
             note = f"{self._scope.prefix} generation {self._scope.generation} gives up what older runs left"
-            told = self._target.append(Change(note, swept=to_tell))
-            if not told and deadline.passed():
+            appended = self._target.append(Change(note, swept=to_tell))
+            if not appended and deadline.passed():
                 return 0  # nothing was removed: the next sweep finds it again
             if self._target.look() is None:
                 return 0
