@@ -155,7 +155,7 @@ class ExactlyOnce:
         given = self._checkpoint
         if given is not None and _plain(given) != _plain(actual):
             raise ConfigurationError(
-                f"penstock.exactly_once was told checkpoint={given!r}, but the query runs on {actual!r}.",
+                f"penstock.exactly_once was given checkpoint={given!r}, but the query runs on {actual!r}.",
                 safe="nothing was written.",
                 to_do="give both the same location.",
             )

@@ -106,7 +106,7 @@ class Entry:
             return replace(self, state=State.RESTARTING) if self.state is State.RUNNING else self
         error = self.error or {
             "error": "ControlError",
-            "happened": f"The process of job {self.name!r} is gone without a word.",
+            "happened": f"The process of job {self.name!r} has ended and left no message.",
             "safe": "what was decided is safe.",
             "to_do": "start it again, which recovers it.",
         }

@@ -116,8 +116,7 @@ def require_same_parallelism(
         recorded = str(barrier.metadata.get("conf", {}).get(PARTITIONS, wanted.value))
         if recorded != wanted.value:
             raise ConfigurationError(
-                f"The state of query {uid!r} is cut into {recorded} partitions, but {wanted.side} asks for"
-                f" {wanted.value}.",
+                f"The state of query {uid!r} has {recorded} partitions, but {wanted.side} asks for {wanted.value}.",
                 safe="nothing was started; the checkpoint is as it was.",
                 to_do=f"rescale by restoring: penstock run -s {location} -p {wanted.value} JOB.py, from this checkpoint"
                 " or a savepoint; or leave the parallelism as it was.",

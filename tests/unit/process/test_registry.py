@@ -148,7 +148,7 @@ def test_a_process_that_is_gone_has_failed(registry: Registry) -> None:
     assert found.state is State.FAILED
     assert found.end == found.modified
     assert found.error is not None
-    assert "gone without a word" in found.error["happened"]
+    assert "has ended and left no message" in found.error["happened"]
 
 
 def test_a_number_used_again_is_another_process(registry: Registry) -> None:

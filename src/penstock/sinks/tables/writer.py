@@ -61,7 +61,7 @@ class TableWriter(Writer):
             known = self._target.look()
         if known is None:
             raise PreCommitFailed(
-                f"{self._target.where} was there and is gone.",
+                f"{self._target.where} does not exist any more.",
                 safe="nothing of this epoch is visible.",
                 to_do="make the table again, or let the sink create it.",
             )
