@@ -258,7 +258,7 @@ def test_parallelism_is_not_changed_silently(story: Callable[..., Story]) -> Non
     run = told.start(parallelism_default=2)
     told.more(run)
     run.stop()
-    with pytest.raises(ConfigurationError, match="cut into 2 partitions"):
+    with pytest.raises(ConfigurationError, match="has 2 partitions"):
         told.start(parallelism_default=5).join()
     run = told.start(parallelism_default=2)
     told.more(run)

@@ -197,7 +197,7 @@ def test_any_stream_with_its_word_on_replaying(session: SparkSession, tmp_path: 
 
 def test_a_stream_whose_word_is_missing_or_wrong_is_refused(session: SparkSession, tmp_path: Path) -> None:
     job = job_at(tmp_path, session)
-    with pytest.raises(ConfigurationError, match="whether it can replay is not said"):
+    with pytest.raises(ConfigurationError, match="replayable= was not given"):
         job.read(numbers(session), uid="numbers")
     known = job.read(numbers(session), uid="numbers", replayable=True)  # a reader that is not loaded yet
     with pytest.raises(ConfigurationError, match=r"made of what was read as \['numbers'\] already"):

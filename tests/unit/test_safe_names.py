@@ -19,7 +19,7 @@ from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import UnsafeName
 from penstock.naming import safe_name, safe_part
-from penstock.savepoints.canonical import operator_of
+from penstock.savepoints.canonical import parse_operator
 from penstock.savepoints.savepoint import Savepoint
 from penstock.sinks.files import FileSink
 from penstock.sinks.write_ahead.row_log import RowLog
@@ -124,16 +124,16 @@ def operator(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_layout_of_a_canonical_savepoint() -> None:
-    operator_of(operator())
+    parse_operator(operator())
     for crafted in (
         operator(files={"../../../x": base64.b64encode(b"x").decode()}),
         operator(store={"schema_files": ["../x"]}),
         operator(store={"name": "../x"}),
     ):
         with pytest.raises(UnsafeName):
-            operator_of(crafted)
+            parse_operator(crafted)
     with pytest.raises(ValueError, match="invalid literal"):
-        operator_of(operator(id="../x"))
+        parse_operator(operator(id="../x"))
 
 
 def test_the_schema_files_that_spark_s_description_names(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def check(script: Annotated[Path, _SCRIPT], as_json: Annotated[bool, _JSON] = Fa
     job = load_job(script)
     for chain in job.chains().values():
         job.require(chain)
-    findings = [{"name": one.sink, "warning": one.message} for one in job.check()]
+    findings = [{"name": finding.sink, "warning": finding.message} for finding in job.check()]
     output.table("Works, but", findings) if findings or as_json else output.line("Everything the job needs is there.")
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from penstock.cli.job_target import Target, client_at, known, names, running
-from penstock.cli.output import Output, span
+from penstock.cli.job_target import Target, client_at, find_entry, find_running, running_names
+from penstock.cli.output import Output, duration_text
 from penstock.errors import ControlError
 from penstock.process.registry import Entry, Registry, State, now_ms
 
@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 
 def _complete(incomplete: str) -> list[str]:
-    return sorted({name for name in names() if name.startswith(incomplete)})
+    return sorted({name for name in running_names() if name.startswith(incomplete)})
 
 
 Job = Annotated[
@@ -92,7 +92,7 @@ def savepoint(
         output.record("Savepoint", {"disposed": dispose})
         return
     assert job is not None
-    target = running(job, manager)
+    target = find_running(job, manager)
     body = {"target-directory": directory, "cancel-job": False, "formatType": kind.name}
     with output.working(f"Savepoint of {target.name} …"):
         path = _savepoint(target, "savepoints", body)
@@ -101,7 +101,7 @@ def savepoint(
 
 def checkpoint(job: Job, manager: Manager = None, as_json: Json = False) -> None:
     """Wait for the next complete checkpoint of a running job."""
-    output, target = Output.choose(as_json), running(job, manager)
+    output, target = Output.choose(as_json), find_running(job, manager)
     path = f"/jobs/{target.id}/checkpoints"
     with output.working(f"Checkpoint of {target.name} …"):
         answer = target.client.perform(path, {"checkpointType": "CONFIGURED"}, path)
@@ -125,7 +125,7 @@ def stop(
     """End a job cleanly: finish the epoch under way, take a savepoint, commit, end."""
     if not with_savepoint and (directory or drain):
         raise typer.BadParameter("-p and --drain belong to a savepoint.")
-    output, target = Output.choose(as_json), running(job, manager)
+    output, target = Output.choose(as_json), find_running(job, manager)
     path = None
     with output.working(f"Stopping {target.name} …"):
         if with_savepoint:
@@ -174,7 +174,7 @@ def cancel(
         job, directory = directory or None, None  # `cancel -s JOB`: what follows -s is the job
     if not job:
         raise typer.BadParameter("name a job.")
-    output, target = Output.choose(as_json), running(job, manager)
+    output, target = Output.choose(as_json), find_running(job, manager)
     path = None
     with output.working(f"Cancelling {target.name} …"):
         if with_savepoint:
@@ -232,14 +232,14 @@ def _elsewhere(manager: str) -> list[Entry]:
     try:
         return [
             Entry(
-                one["jid"],
-                one["name"],
-                State(one["state"]),
-                start=one["start-time"],
-                end=one["end-time"] if one["end-time"] >= 0 else None,
+                facts["jid"],
+                facts["name"],
+                State(facts["state"]),
+                start=facts["start-time"],
+                end=facts["end-time"] if facts["end-time"] >= 0 else None,
                 address=manager,
             )
-            for one in found
+            for facts in found
         ]
     except (KeyError, ValueError) as error:
         raise ControlError(f"What answers at {manager} is not a job: {error!r}.") from error
@@ -251,7 +251,7 @@ def _row(entry: Entry) -> dict[str, Any]:
         "id": entry.id[:12],
         "name": entry.name,
         "state": entry.state,
-        "for": span((entry.end or now_ms()) - entry.start),
+        "for": duration_text((entry.end or now_ms()) - entry.start),
         "restarts": entry.restarts,
         "address": entry.address or "",
     }
@@ -263,7 +263,7 @@ def logs(
     lines: Annotated[int | None, typer.Option("-n", "--lines", min=0, help="Only the last so many.")] = None,
 ) -> None:
     """Show what a detached job has written; also of one that has ended."""
-    entry = known(job)
+    entry = find_entry(job)
     if entry.log is None or not Path(entry.log).is_file():
         raise ControlError(
             f"Job {entry.name!r} ({entry.id}) has no log: its output went to whoever started it.",

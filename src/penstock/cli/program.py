@@ -31,7 +31,7 @@ def execute(script: Path, arguments: list[str]) -> None:
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.absolute().parent))  # as Python does for a script, so its neighbours import
     names = runpy.run_path(str(script), run_name="__main__")
-    waiting = _not_run(names)
+    waiting = _jobs_not_run(names)
     if len(waiting) > 1:
         raise ConfigurationError(
             f"{script} defines {len(waiting)} jobs and runs none of them: {', '.join(sorted(waiting))}.",
@@ -97,7 +97,7 @@ def _show(error: Exception) -> None:
         sys.excepthook(type(error), error, error.__traceback__)  # a stranger's traceback must stay whole
 
 
-def _not_run(names: dict[str, Any]) -> dict[str, Any]:
+def _jobs_not_run(names: dict[str, Any]) -> dict[str, Any]:
     module = sys.modules.get("penstock.job.job")  # a script that never imported Job cannot have defined one
     if module is None:
         return {}

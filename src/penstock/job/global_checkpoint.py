@@ -200,7 +200,13 @@ class Link:
 
 
 def find_links(plans: Iterable[QueryPlan]) -> tuple[Link, ...]:
-    """All links between different queries. One that reads its own output is always consistent with itself."""
+    """All links between different queries, through Kafka topics; derived from their sources and sinks, nothing
+    connects. One that reads its own output is always consistent with itself.
+
+    A link is assumed where there may be one: a sink that takes its topic from a column may write any topic, and a
+    pattern that Python cannot read may match any. Only what cannot be read so is missed: a topic that the user reads
+    with Spark's own reader, or one cluster under two addresses.
+    """
     plans = list(plans)
     found = {
         Link(up.uid, down.uid, sink.topic or "", _committed_only(source, uid))
@@ -237,8 +243,8 @@ def find_circle(queries: Sequence[str], linked: Iterable[Link]) -> list[str]:
         inside = {
             uid
             for uid in left
-            if any(one.upstream == uid and one.downstream in left for one in linked)
-            and any(one.downstream == uid and one.upstream in left for one in linked)
+            if any(link.upstream == uid and link.downstream in left for link in linked)
+            and any(link.downstream == uid and link.upstream in left for link in linked)
         }
         if inside == left:
             return sorted(left)

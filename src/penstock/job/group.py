@@ -169,10 +169,10 @@ class QueryGroup:
 
 def failure_of(runners: Sequence[QueryRunner]) -> BaseException | None:
     """The error that counts: the first that no retry can cure, otherwise the first. The others are its notes."""
-    failed = sorted((one for one in runners if one.error is not None), key=lambda one: one.failed_at)
+    failed = sorted((runner for runner in runners if runner.error is not None), key=lambda runner: runner.failed_at)
     if not failed:
         return None
-    first = next((one for one in failed if is_fatal(one.error)), failed[0])
+    first = next((runner for runner in failed if is_fatal(runner.error)), failed[0])
     assert first.error is not None
     noted = getattr(first.error, "__notes__", ())
     for other in failed:

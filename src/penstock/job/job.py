@@ -260,8 +260,8 @@ class Job:
 
     def savepoint(self, directory: str | None = None, *, kind: str = "native") -> str:
         """Take a savepoint of the running job at an epoch boundary, without stopping it; the path of its folder below
-        `directory`, or below `Checkpoints(savepoint_dir=…)`. `kind`: `native` or `canonical`, see `state.savepoint`.
-        Blocks until it is complete; safe from any thread but the one that runs the job."""
+        `directory`, or below `Checkpoints(savepoint_dir=…)`. `kind`: `native` or `canonical`, see
+        `savepoints.savepoint`. Blocks until it is complete; safe from any thread but the one that runs the job."""
         return self._require_steering().savepoint(directory, kind)
 
     def stop_with_savepoint(

@@ -80,7 +80,7 @@ class QueryRunner:
 
     @property
     def checkpoint(self) -> str:
-        """Spark's own checkpoint of the query, see `state.history`."""
+        """Spark's own checkpoint of the query, see `checkpoint.history`."""
         return f"{self.folder}/{self._history}"
 
     @property
@@ -140,7 +140,7 @@ class QueryRunner:
     @contextmanager
     def hold(self, patience: Deadline) -> Iterator[HeldQuery]:
         """While this lasts the query stands after a complete epoch that Spark has logged, all its rows delivered, and
-        begins no other. Raises `SavepointError` where it cannot be brought to stand."""
+        begins no other. Raises `SavepointError` where it cannot be held."""
         if self.done:
             yield self.at_end()
             return
@@ -208,7 +208,7 @@ class QueryRunner:
 
     def _not_held(self, why: str) -> SavepointError:
         return SavepointError(
-            f"Query {self.plan.uid!r} cannot be brought to stand: {why}.",
+            f"Query {self.plan.uid!r} cannot be held between two epochs: {why}.",
             safe="nothing was changed.",
             to_do="see the job's log; ask again when it runs.",
         )

@@ -14,7 +14,7 @@ from penstock.checkpoint.history import Histories
 from penstock.checkpoint.layout import QUERIES, QUERY_VERSION, query_file, query_uids
 from penstock.errors import SavepointIncomplete, UidChanged
 from penstock.savepoints import savepoint
-from penstock.savepoints.restore import Restorer, tell
+from penstock.savepoints.restore import Restorer, report_restore
 from penstock.spark.settings import require_same_parallelism
 from penstock.storage.open import tree_at
 from penstock.storage.storage import AlreadyExists, Storage
@@ -49,17 +49,17 @@ class RestorePoint:
 
     def history(self, events: Events) -> str:
         """Restore if it was asked for and is not done yet; the name of the history that the job goes on from."""
-        recovery, outcome = self._settings.recovery, None
+        recovery, result = self._settings.recovery, None
         if recovery.path is not None:
             restorer = Restorer(self._job, self._storage.location, self._spark)
             wanted = replace(recovery, allow_non_restored=self._allow)
-            outcome = restorer.restore(wanted, self._plans, self._settings.state_request)
+            result = restorer.restore(wanted, self._plans, self._settings.state_request)
         histories = Histories(self._storage)
         current = histories.current()
-        if outcome is not None and outcome.mapped is not None:
+        if result is not None and result.mapped is not None:
             for name in self._storage.list(QUERIES):
                 self._storage.delete(f"{QUERIES}/{name}")  # what the program takes over was settled with the restore
-            tell(outcome, events)
+            report_restore(result, events)
         else:
             require_same_parallelism(self._spark, self._storage.location, current, self._plans, self._settings)
         claim = Claim.of(next(reversed(histories.all()), None), self._plans, self._spark)

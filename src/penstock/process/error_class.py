@@ -78,11 +78,11 @@ def error_chain(error: BaseException, *, contexts: bool = False) -> Iterator[Bas
     """`error` and what it was raised from, outermost first; with `contexts` also what was being handled, as when
     tidying up fails after the first failure. An error may be its own cause: each comes once."""
     seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or (one.__context__ if contexts else None)
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (current.__context__ if contexts else None)
 
 
 def _classify_one(error: BaseException) -> ErrorClass | None:

@@ -111,9 +111,9 @@ def listen(line: socket.socket) -> DriverReport:
         while part := line.recv(65536, socket.MSG_DONTWAIT):
             text += part
     body: dict[str, Any] = {}
-    for one in text.splitlines():
+    for text_line in text.splitlines():
         with contextlib.suppress(ValueError):
-            body.update(json.loads(one))
+            body.update(json.loads(text_line))
     strategy = None
     if "strategy" in body:
         with contextlib.suppress(TypeError):

@@ -56,8 +56,8 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of a job. Times are milliseconds since 1970. `pid` is the driver's; each process stands with its mark,
-    see `identity`. `error` has the fields of an error's `to_json`."""
+    """One run of a job: the fields of its file, so they are many. Times are milliseconds since 1970. `pid` is the
+    driver's; each process stands with its mark, see `processes`. `error` has the fields of an error's `to_json`."""
 
     id: str
     name: str
@@ -106,7 +106,7 @@ class Entry:
             return replace(self, state=State.RESTARTING) if self.state is State.RUNNING else self
         error = self.error or {
             "error": "ControlError",
-            "happened": f"The process of job {self.name!r} is gone without a word.",
+            "happened": f"The process of job {self.name!r} has ended and left no message.",
             "safe": "what was decided is safe.",
             "to_do": "start it again, which recovers it.",
         }

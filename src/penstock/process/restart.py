@@ -89,4 +89,4 @@ class Restarts:
 
 def has_given_up(error: BaseException) -> bool:
     """Whether a restart strategy has given up over this error, or one that it was raised from."""
-    return any(getattr(one, _GAVE_UP, False) for one in error_chain(error))
+    return any(getattr(cause, _GAVE_UP, False) for cause in error_chain(error))

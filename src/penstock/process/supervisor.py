@@ -78,8 +78,8 @@ class _Run:
     def reason(self) -> str:
         if self.status < 0:
             return f"was killed by {_name(-self.status)}"
-        said = f" ({self.report.error.splitlines()[0]})" if self.report.error else ""
-        return f"ended with status {self.status}{said}"
+        cause = f" ({self.report.error.splitlines()[0]})" if self.report.error else ""
+        return f"ended with status {self.status}{cause}"
 
 
 class Supervisor:

@@ -27,7 +27,7 @@ from penstock.process.registration import Registration
 from penstock.process.registry import ID, now_ms
 from penstock.server import requests
 from penstock.server.lifecycle import Lifecycle, Steerable
-from penstock.server.operations import Operations, in_words
+from penstock.server.operations import Operations, as_penstock_error
 from penstock.server.requests import Asgi, KnownNames
 
 ERROR_HEADER = "X-Penstock-Error"
@@ -72,8 +72,8 @@ def application(controls: Controls) -> Asgi:
     for method, path, handler in routes:
         by_path.setdefault(path, {})[method] = handler
     mine = [Route(path, _dispatch(controls, methods), methods=list(methods)) for path, methods in by_path.items()]
-    app = Starlette(routes=[Mount("/v1", routes=mine), *mine], exception_handlers={HTTPException: _refused})
-    return KnownNames(app, controls.names, _not_me)
+    app = Starlette(routes=[Mount("/v1", routes=mine), *mine], exception_handlers={HTTPException: _http_error})
+    return KnownNames(app, controls.names, _wrong_host)
 
 
 def _dispatch(controls: Controls, methods: dict[str, Handler]) -> Handler:
@@ -94,8 +94,8 @@ def _dispatch(controls: Controls, methods: dict[str, Handler]) -> Handler:
             raise
         except Exception as error:
             if not request.state.trusted:
-                return _said(ControlError("It failed. Ask with the job's token to learn why."), 500)
-            return _said(in_words(error), 409 if isinstance(error, ControlError) else 500)
+                return _error_response(ControlError("It failed. Ask with the job's token to learn why."), 500)
+            return _error_response(as_penstock_error(error), 409 if isinstance(error, ControlError) else 500)
 
     return handle
 
@@ -224,10 +224,10 @@ class _Paths:
         if not operation.over.is_set():
             return JSONResponse({"status": {"id": "IN_PROGRESS"}, "operation": None})
         if operation.error is not None:
-            answer = _said(in_words(operation.error), 500)
+            answer = _error_response(as_penstock_error(operation.error), 500)
         else:
             answer = JSONResponse({"status": {"id": "COMPLETED"}, "operation": operation.answer})
-        return _Noted(answer, operation.fetched.set)
+        return _NotifyingResponse(answer, operation.fetched.set)
 
     def _times(self) -> dict[str, Any]:
         entry = self._on.registration.entry
@@ -242,14 +242,14 @@ class _Paths:
         }
 
 
-class _Plain(JSONResponse):
+class _AsciiJson(JSONResponse):
     """JSON in ASCII: an error may quote a path that is no valid text, and it must still be told."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content).encode("ascii")
 
 
-class _Noted(Response):
+class _NotifyingResponse(Response):
     """An answer, and what is to be done once it has been sent."""
 
     def __init__(self, answer: Response, sent: Callable[[], None]) -> None:
@@ -260,16 +260,16 @@ class _Noted(Response):
         self._sent()
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = error.detail
     if detail == HTTPStatus(error.status_code).phrase:
         detail = f"{detail}: {request.method} {request.url.path}"
-    return _said(ControlError(detail), error.status_code, dict(error.headers or {}))
+    return _error_response(ControlError(detail), error.status_code, dict(error.headers or {}))
 
 
-def _not_me(host: str) -> Response:
-    return _said(
+def _wrong_host(host: str) -> Response:
+    return _error_response(
         ControlError(
             f"The request was meant for {host[:200]!r}, which is none of this job's names.",
             safe="nothing was done.",
@@ -279,7 +279,7 @@ def _not_me(host: str) -> Response:
     )
 
 
-def _said(error: PenstockError, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
+def _error_response(error: PenstockError, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
     header = error.to_json()  # ASCII, one line
     more = {ERROR_HEADER: header} if len(header) <= _MOST_IN_HEADER else {}
-    return _Plain({"errors": [str(error)]}, status, headers={**(headers or {}), **more})
+    return _AsciiJson({"errors": [str(error)]}, status, headers={**(headers or {}), **more})

@@ -14,7 +14,7 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError, FilesMissing
 from penstock.secrets import masked
-from penstock.sources.spark_reader import reader
+from penstock.sources.spark_reader import stream_reader
 from penstock.spark.query import current_execution
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class FileSource(Source):
         found = {name: str(spark.conf.get(f"spark.sql.files.{name}", "false")) for name in _OF_SESSION}
         self._session = {name: value for name, value in found.items() if value.lower() == "true"}
         schema = self.schema if self.schema is not None else self._infer(spark, uid)
-        stream = reader(spark, uid).format(self.format).options(**self.reader_options())
+        stream = stream_reader(spark, uid).format(self.format).options(**self.reader_options())
         try:
             return (stream if schema is None else stream.schema(schema)).load(self.path)
         except AnalysisException as error:
@@ -146,8 +146,8 @@ class FileSource(Source):
 
     def verify(self, uid: str, read: EpochRead) -> None:
         start = -1 if read.start is None else int(read.start["logOffset"])
-        wanted = noted(read.notes, start, int(read.end["logOffset"]))
-        missing = sorted(wanted - listed(read.spark)) if wanted else []
+        wanted = noted_files(read.notes, start, int(read.end["logOffset"]))
+        missing = sorted(wanted - listed_files(read.spark)) if wanted else []
         if missing:
             raise FilesMissing(
                 f"Epoch {read.epoch} is to read {len(wanted)} files of source {uid!r}, and {len(missing)} of them are"
@@ -179,7 +179,7 @@ def _refused(happened: str, to_do: str) -> ConfigurationError:
     return ConfigurationError(happened, safe="nothing was started.", to_do=to_do)
 
 
-def noted(notes: Storage, start: int, end: int) -> set[str]:
+def noted_files(notes: Storage, start: int, end: int) -> set[str]:
     """The files of the notes `start + 1` to `end`. Every tenth note is a `.compact` one that repeats all before it."""
     if end <= start:
         return set()
@@ -206,7 +206,7 @@ def _entries(data: bytes, wanted: set[int]) -> list[tuple[str, int]]:
     return [(str(one["path"]), int(one["batchId"])) for one in entries if int(one["batchId"]) in wanted]
 
 
-def listed(spark: SparkSession) -> set[str]:
+def listed_files(spark: SparkSession) -> set[str]:
     """The files that the epoch under way reads, from all file sources of its plan; called inside `foreachBatch`."""
     jvm: Any = spark._jvm
     leaves = current_execution(spark).lastExecution().logical().collectLeaves()

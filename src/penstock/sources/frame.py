@@ -76,7 +76,7 @@ def as_source(given: Any, uid: str, replayable: bool | None, known: Lineage) -> 
         )
     if replayable is None:
         raise ConfigurationError(
-            f"Source {uid!r} is a stream that Penstock does not know, and whether it can replay is not said.",
+            f"Source {uid!r} is a stream that Penstock does not know, and replayable= was not given.",
             safe="nothing was started.",
             to_do="say replayable=True if the same positions always give the same rows (Kafka, files, rate), and False"
             " if what was read once cannot be read again (a socket).",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
-def reader(spark: SparkSession, uid: str) -> DataStreamReader:
+def stream_reader(spark: SparkSession, uid: str) -> DataStreamReader:
     """A stream reader for the source `uid`."""
     refuse_named_sources(spark, uid)
     return spark.readStream

@@ -168,8 +168,8 @@ def _first_stages(
         first = {
             scan: next((one for one in stages if scan.rdd in one[0]["rddIds"] and _complete(one)), []) for scan in scans
         }
-        settled = jobs and all(job["status"] != "RUNNING" for job in jobs)
-        if all(first.values()) or settled or patience.passed():
+        all_ended = jobs and all(job["status"] != "RUNNING" for job in jobs)
+        if all(first.values()) or all_ended or patience.passed():
             yield from first.items()
             return
         time.sleep(_POLL)
@@ -192,7 +192,7 @@ def _attempts(status: SparkStatus, stage: int) -> list[dict[str, Any]]:
 
 
 def _complete(attempts: Sequence[Mapping[str, Any]]) -> bool:
-    return any(one["status"] == "COMPLETE" for one in attempts)
+    return any(attempt["status"] == "COMPLETE" for attempt in attempts)
 
 
 def _tasks(status: SparkStatus, attempts: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:

@@ -74,7 +74,7 @@ def _quiet_java() -> Path:
 
 def _has_own_logging(conf: Mapping[str, str]) -> bool:
     settings = [os.environ.get(name, "") for name in _JAVA_VARIABLES] + [conf.get(name, "") for name in _OPTIONS]
-    if _LOGGING in os.environ or any("log4j" in one for one in settings):
+    if _LOGGING in os.environ or any("log4j" in text for text in settings):
         return True
     folder = _conf_folder()
     defaults = folder / "spark-defaults.conf"
@@ -93,4 +93,4 @@ def _conf_folder() -> Path:
 def _escaped(text: str) -> str:
     """As Java reads a properties file."""
     marks = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f", " ": "\\ ", "=": "\\=", ":": "\\:"}
-    return "".join(marks.get(one, one) for one in text)
+    return "".join(marks.get(letter, letter) for letter in text)

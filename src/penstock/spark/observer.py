@@ -94,13 +94,17 @@ class Observer:
     def _mode_of(self, notes: EpochNotes) -> str:
         if self._mode != "exactly_once":
             return self._mode
-        return "unaligned" if notes.logged and any(is_logged(one) for one in notes.committables) else "aligned"
+        return (
+            "unaligned"
+            if notes.logged and any(is_logged(committable) for committable in notes.committables)
+            else "aligned"
+        )
 
 
 def state_sizes(progress: Mapping[str, Any]) -> tuple[OperatorState, ...]:
     """The state of each operator, in the plan's order; empty for a query without state. `progress` is one report of
     Spark's: `StreamingQuery.lastProgress`, or what `progress_of` gives."""
-    return tuple(_operator(one) for one in progress.get("stateOperators") or ())
+    return tuple(_operator(body) for body in progress.get("stateOperators") or ())
 
 
 def progress_of(query: StreamingQuery, epoch: int) -> dict[str, Any] | None:

@@ -63,9 +63,9 @@ def start(job: str, plan: QueryPlan, checkpoint: str, interval: float, coordinat
 
 def executed_plan(spark: SparkSession) -> Any:
     """The plan that the query of this thread executed last, a JVM object; None where it cannot be found."""
-    query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+    spark_query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     jvm: Any = spark._jvm
-    found = spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(query_id))
+    found = spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(spark_query_id))
     return found.streamingQuery().lastExecution().executedPlan() if found is not None else None
 
 
@@ -122,9 +122,9 @@ def with_verification(plan: QueryPlan, checkpoint: str, spark: SparkSession, log
 
 def current_execution(spark: SparkSession) -> Any:
     """The query under way, a JVM object; called inside `foreachBatch`."""
-    query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+    spark_query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     jvm: Any = spark._jvm
-    return spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(query)).streamingQuery()
+    return spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(spark_query_id)).streamingQuery()
 
 
 def source_folders(spark: SparkSession) -> list[int]:

@@ -65,7 +65,7 @@ def session(
             if not given.contains(key) and key not in wanted
         }
         wanted.update(defaults)
-        paths = [str(path) for one in jars if (one == "spark-kafka" or is_present(one)) for path in jar_set(one)]
+        paths = [str(path) for jar in jars if (jar == "spark-kafka" or is_present(jar)) for path in jar_set(jar)]
         if paths:
             listed = wanted.get("spark.jars", given.get("spark.jars", ""))
             wanted["spark.jars"] = ",".join(filter(None, [listed or "", *paths]))

@@ -34,9 +34,8 @@ def apply_settings(spark: SparkSession, asked: Mapping[str, SparkSetting]) -> No
     """Set what a job's options ask for. What the user has told Spark otherwise is an error that names both; what an
     earlier job in this session asked for is set back."""
     current = dict(spark.conf.getAll)
-    applied: dict[str, tuple[str, str | None]] = json.loads(
-        current.get(_APPLIED, "{}")
-    )  # the value, and the one before
+    # The value of each, and the one before.
+    applied: dict[str, tuple[str, str | None]] = json.loads(current.get(_APPLIED, "{}"))
     wanted: dict[str, str | None] = {}  # None: as if never set
     for key, (value, former) in applied.items():
         if key not in asked and current.get(key) == value:
@@ -119,8 +118,7 @@ def require_same_parallelism(
         recorded = str(barrier.metadata.get("conf", {}).get(PARTITIONS, wanted.value))
         if recorded != wanted.value:
             raise ConfigurationError(
-                f"The state of query {uid!r} is cut into {recorded} partitions, but {wanted.side} asks for"
-                f" {wanted.value}.",
+                f"The state of query {uid!r} has {recorded} partitions, but {wanted.side} asks for {wanted.value}.",
                 safe="nothing was started; the checkpoint is as it was.",
                 to_do=f"rescale by restoring: penstock run -s {location} -p {wanted.value} JOB.py, from this checkpoint"
                 " or a savepoint; or leave the parallelism as it was.",

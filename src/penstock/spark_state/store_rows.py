@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.spark_state.metadata import DEFAULT
-from penstock.spark_state.work_session import java_schema, option, reinterpret
+from penstock.spark_state.work_session import java_schema, reinterpret, scala_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,7 +74,7 @@ def as_bytes(work: SparkSession, typed: DataFrame, columns: int, store: Store) -
     keyed = reinterpret(
         work,
         typed.select("key", "key", "value"),
-        struct_of([("key", numbered(key)), (KEY, "binary"), (VALUE, "binary")]),
+        struct_of([("key", number_columns(key)), (KEY, "binary"), (VALUE, "binary")]),
     )
     whole = columns == len(key["fields"])
     spread_by = f.col("key") if whole else f.struct(*(f.col("key").getField(f"c{i}") for i in range(columns)))
@@ -91,20 +91,20 @@ def partition_columns(work: SparkSession, operator: OperatorMetadata, store: Sto
         java_schema(work, store.families[0].key),
         store.name,
         DEFAULT,
-        option(work, join_format),
-        option(work),
+        scala_option(work, join_format),
+        scala_option(work),
     )
     return int(extractor.partitionKeySchema().length())
 
 
-def spread(frame: DataFrame, partitions: int) -> DataFrame:
+def spread_over(frame: DataFrame, partitions: int) -> DataFrame:
     """The rows in the partitions where the query will look for them."""
     if not frame.schema[PARTITION].dataType.fieldNames():  # type: ignore[attr-defined]
         return frame.coalesce(1)  # nothing to spread by: one row, which the query's only task looks for in partition 0
     return frame.repartition(partitions, PARTITION)
 
 
-def numbered(schema: Mapping[str, Any]) -> dict[str, Any]:
+def number_columns(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with columns named by their position: names may be odd, or there twice."""
     fields = [{**one, "name": f"c{index}"} for index, one in enumerate(schema["fields"])]
     return {**schema, "fields": fields}
@@ -132,9 +132,9 @@ def typed_rows(work: SparkSession, raw: DataFrame, family: Family, extra: tuple[
         mine,
         struct_of(
             [
-                ("key", numbered(family.key)),
-                ("value", numbered(family.value)),
-                (PARTITION, numbered(partition)),
+                ("key", number_columns(family.key)),
+                ("value", number_columns(family.value)),
+                (PARTITION, number_columns(partition)),
                 (KEY, "binary"),
                 (VALUE, "binary"),
                 *kinds.items(),
@@ -144,13 +144,13 @@ def typed_rows(work: SparkSession, raw: DataFrame, family: Family, extra: tuple[
     columns = [
         f.struct(*(f.col(side).getField(f"c{at}").alias(name) for at, name in names)).alias(side)
         for side, schema in (("key", family.key), ("value", family.value))
-        if (names := shown(schema))
+        if (names := visible_columns(schema))
     ]
     spread_by = [PARTITION] if partition["fields"] else []
     return whole.select(*columns, *spread_by, KEY, VALUE, *extra)
 
 
-def shown(schema: Mapping[str, Any]) -> list[tuple[int, str]]:
+def visible_columns(schema: Mapping[str, Any]) -> list[tuple[int, str]]:
     """The columns that can be shown, by position, each with a name of its own."""
     taken: set[str] = set()
     found = []

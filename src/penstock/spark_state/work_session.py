@@ -26,7 +26,7 @@ _SETTINGS: Mapping[str, str] = {
 
 
 @contextmanager
-def working(spark: SparkSession) -> Iterator[SparkSession]:
+def open_work_session(spark: SparkSession) -> Iterator[SparkSession]:
     """A session that has the settings of `spark` and those that this work needs. Changes in it stay in it."""
     from pyspark.sql import SparkSession
     from pyspark.sql.session import _monkey_patch_RDD
@@ -65,7 +65,7 @@ def java_schema(work: SparkSession, schema: Mapping[str, Any]) -> Any:
     return _jvm(work).org.apache.spark.sql.types.DataType.fromJson(json.dumps(schema))
 
 
-def resolved(work: SparkSession, location: str) -> str:
+def resolve_location(work: SparkSession, location: str) -> str:
     """The location as Spark writes it."""
     utils: Any = _jvm(work).org.apache.spark.sql.execution.streaming.utils.StreamingUtils
     return str(utils.resolvedCheckpointLocation(hadoop_conf(work), location))
@@ -75,12 +75,12 @@ def hadoop_conf(work: SparkSession) -> Any:
     return work._jsparkSession.sessionState().newHadoopConf()
 
 
-def option(work: SparkSession, value: Any = None) -> Any:
+def scala_option(work: SparkSession, value: Any = None) -> Any:
     """Scala's Some or None."""
     return _jvm(work).scala.Option.apply(value)
 
 
-def cause(error: BaseException) -> str:
+def cause_of(error: BaseException) -> str:
     """What went wrong, in a line: of Java's exceptions the innermost, of a worker's traceback the last line."""
     from py4j.protocol import Py4JJavaError
 

@@ -50,7 +50,7 @@ class Scripted:
         self._history.append(f"cancel {self.plan.uid}")
         self.stop()
 
-    def settle(self, patience: float) -> None:
+    def finish_cancelled(self, patience: float) -> None:
         self._history.append(f"settle {self.plan.uid}")
         if isinstance(self.settles, Exception):
             raise self.settles

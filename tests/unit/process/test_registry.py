@@ -148,7 +148,7 @@ def test_a_process_that_is_gone_has_failed(registry: Registry) -> None:
     assert found.state is State.FAILED
     assert found.end == found.modified
     assert found.error is not None
-    assert "gone without a word" in found.error["happened"]
+    assert "has ended and left no message" in found.error["happened"]
 
 
 def test_a_number_used_again_is_another_process(registry: Registry) -> None:
@@ -167,7 +167,7 @@ def test_a_zombie_is_gone() -> None:
 
 def test_a_home_that_machines_share(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run elsewhere is neither listed here nor taken for dead because its process is not here, nor forgotten."""
-    monkeypatch.setattr(registries, "KEPT", 0)
+    monkeypatch.setattr(registries, "MAX_ENDED_RUNS", 0)
     pid, before = ended_process()
     registry.put(mine(state=State.RUNNING, host="another", pid=pid, pid_mark=before))
     assert registry.entries() == []
@@ -196,7 +196,7 @@ def test_between_two_drivers_it_restarts(registry: Registry, written: State, see
 def test_the_oldest_that_have_ended_are_forgotten(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registries, "KEPT", 2)
+    monkeypatch.setattr(registries, "MAX_ENDED_RUNS", 2)
     for number in range(4):
         run = f"{number:032x}"
         registry.put(Entry(run, "payments", State.FINISHED, start=number, end=number))

@@ -56,7 +56,7 @@ class Table(Target):
         self._inside = 0
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         self._inside += 1
         try:
             yield
@@ -568,7 +568,7 @@ def test_what_counts_as_committed_is_settled_whoever_committed_it(
     table.log.append(Change("" if held else "theirs", added=[] if held else [token(one)]))
     if held:
         table.expired, table.held = 1, set(names(one))
-    monkeypatch.setattr(table, "settle", settled.append)
+    monkeypatch.setattr(table, "make_durable", settled.append)
     assert committer(table).commit(7, [one], soon()) == {0: Outcome.ALREADY_COMMITTED}
     assert settled == [one.payload["position"]]
     table.held = set()

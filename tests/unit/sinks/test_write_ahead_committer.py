@@ -63,7 +63,7 @@ class Target:
         return HandingCommitter(self.sink, SinkScope("job", "out", generation))
 
     def notes(self) -> tuple[set[str], set[str]]:
-        return self.row_log.noted()
+        return self.row_log.read_notes()
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def connect(url: str, options: Mapping[str, Any], *, cluster: bool) -> Any:
     plain = _plain(url, settings)
     if not cluster:
         return plain
-    with answered(url):  # it asks for its nodes at once
+    with translate_errors(url):  # it asks for its nodes at once
         return redis.RedisCluster.from_url(url, **settings)
 
 
@@ -106,13 +106,13 @@ class Script:
 
 
 @contextlib.contextmanager
-def answered(url: str) -> Iterator[None]:
+def translate_errors(url: str) -> Iterator[None]:
     """Turns what the client raises into errors of ours. What repeats a secret is not kept as their cause either."""
     redis = library()
     try:
         yield
     except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
-        raise fault(error, url) from (error if scrubbed(str(error), url) == str(error) else None)
+        raise fault(error, url) from (error if scrub(str(error), url) == str(error) else None)
 
 
 def is_away(error: BaseException) -> bool:
@@ -126,39 +126,39 @@ def is_away(error: BaseException) -> bool:
 def fault(error: BaseException, url: str) -> PenstockError:
     """The error for what the client raised while it spoke with `url`."""
     errors = library().exceptions
-    where, said = place(url), scrubbed(str(error), url)
-    if isinstance(error, errors.AuthenticationError | errors.NoPermissionError) or any(one in said for one in _DENIED):
+    where, text = public_address(url), scrub(str(error), url)
+    if isinstance(error, errors.AuthenticationError | errors.NoPermissionError) or any(one in text for one in _DENIED):
         return AccessDenied(
-            f"Redis at {where} refused: {said}.",
+            f"Redis at {where} refused: {text}.",
             safe=_SAFE,
             to_do="check user and password in the sink's url, and the ACL: keys 'penstock:*' and those of the prefix.",
         )
-    if "bulk length" in said or "big bulk count" in said:
+    if "bulk length" in text or "big bulk count" in text:
         return ValueTooLarge(
-            f"A value is larger than Redis at {where} takes (proto-max-bulk-len): {said}.",
+            f"A value is larger than Redis at {where} takes (proto-max-bulk-len): {text}.",
             safe=_SAFE,
             to_do="leave such rows out, or raise proto-max-bulk-len.",
         )
-    if isinstance(error, errors.OutOfMemoryError) or said.startswith("OOM"):
+    if isinstance(error, errors.OutOfMemoryError) or text.startswith("OOM"):
         return StorageFull(
-            f"Redis at {where} has reached its maxmemory: {said}.",
+            f"Redis at {where} has reached its maxmemory: {text}.",
             safe="nothing of this epoch is visible, or it is decided and waits, prepared.",
             to_do="raise maxmemory or free memory; the job goes on from the same positions.",
         )
-    if "WRONGTYPE" in said or "not an integer" in said or "overflow" in said:
+    if "WRONGTYPE" in text or "not an integer" in text or "overflow" in text:
         return DataError(
-            f"Redis at {where} cannot take a row: {said}.",
+            f"Redis at {where} cannot take a row: {text}.",
             safe="nothing of this row was written.",
             to_do="remove the key that is in the way, or give the sink another prefix.",
         )
     if is_away(error):
         return SystemUnavailable(
-            f"Redis at {where} does not answer: {said}.",
+            f"Redis at {where} does not answer: {text}.",
             safe="what was committed stays committed; nothing else is visible.",
             to_do="check that the address is right and the server runs; the job tries again by its restart strategy.",
         )
     return PreCommitFailed(
-        f"Redis at {where} refused a command: {said}.", safe=_SAFE, to_do="see what the server's version and ACL allow."
+        f"Redis at {where} refused a command: {text}.", safe=_SAFE, to_do="see what the server's version and ACL allow."
     )
 
 
@@ -178,7 +178,7 @@ def require_readable(url: str) -> None:
         raise _refused("RedisSink cannot read its address.")
 
 
-def place(url: str) -> str:
+def public_address(url: str) -> str:
     """Where `url` leads, fit for people: without user, password and options."""
     parts = urlsplit(url)
     if parts.scheme == "unix":
@@ -187,7 +187,7 @@ def place(url: str) -> str:
     return f"{f'[{host}]' if ':' in host else host}:{parts.port or 6379}{parts.path.rstrip('/')}"
 
 
-def scrubbed(text: str, url: str) -> str:
+def scrub(text: str, url: str) -> str:
     """`text` without the password of `url` and the values of its options, which clients like to repeat."""
     found = _PASSWORD.match(url)
     secrets = {found["password"]} if found else set()

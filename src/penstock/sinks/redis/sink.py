@@ -10,7 +10,7 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.durations import seconds
 from penstock.errors import ConfigurationError
-from penstock.sinks.redis.client import place, require_readable
+from penstock.sinks.redis.client import public_address, require_readable
 from penstock.sinks.redis.scripts import hash_tag
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ class RedisSink(TwoPhaseSink):
             )
 
     def __repr__(self) -> str:
-        return f"RedisSink({place(self.url)!r}, mode={self.mode!r}, key={self.key!r}, prefix={self.prefix!r})"
+        return f"RedisSink({public_address(self.url)!r}, mode={self.mode!r}, key={self.key!r}, prefix={self.prefix!r})"
 
     def describe(self) -> str:
         kind = {"hash": "hashes", "string": "strings", "counter": "counters"}[self.mode]
-        return f"Redis {kind} {self.prefix}<{self.key}> at {place(self.url)}"
+        return f"Redis {kind} {self.prefix}<{self.key}> at {public_address(self.url)}"
 
     def link(self, uid: str) -> Link:
         if self.staged:
@@ -104,7 +104,7 @@ class RedisSink(TwoPhaseSink):
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         from penstock.sinks.redis.check import check
 
-        return [Finding(uid, said) for said in check(self._target(), staged=self.staged)]
+        return [Finding(uid, warning) for warning in check(self._target(), staged=self.staged)]
 
     def open_writer(self, scope: WriterScope) -> Writer:
         from penstock.sinks.redis.writer import StagingWriter

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed, ValueTooLarge
 from penstock.sinks.redis import scripts
-from penstock.sinks.redis.client import Script, answered, connect, place
-from penstock.sinks.redis.rows import Rows, has_lengths, laid_out
+from penstock.sinks.redis.client import Script, connect, public_address, translate_errors
+from penstock.sinks.redis.rows import Rows, has_lengths, lay_out
 from penstock.sinks.redis.scripts import Layout, name_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def portions(batch: pa.RecordBatch, target: Target) -> Iterator[tuple[Rows, int]
     most = max(1, min(ELEMENTS_AT_ONCE // (scripts.AHEAD + batch.num_columns - 1), BYTES_AT_ONCE // average))
     for start in range(0, batch.num_rows, most):
         part = batch.slice(start, most)
-        yield laid_out(part, target.mode, target.key, target.prefix), part.nbytes
+        yield lay_out(part, target.mode, target.key, target.prefix), part.nbytes
 
 
 def _fits(batch: pa.RecordBatch) -> None:
@@ -84,7 +84,7 @@ class StagingWriter(Writer):
         self._elements = self._width = self._bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        with answered(self._target.url):
+        with translate_errors(self._target.url):
             if not self._head:
                 self._open(batch)
             for rows, size in portions(batch, self._target):
@@ -98,7 +98,7 @@ class StagingWriter(Writer):
             if not self._elements:
                 self._undo()
                 return {}
-            with answered(self._target.url):
+            with translate_errors(self._target.url):
                 self._expect(self._client.llen(self._keys.rows(self._name)))
                 at_once = self._at_once()
                 self._validate(at_once)
@@ -108,7 +108,7 @@ class StagingWriter(Writer):
 
     def abort(self) -> None:
         try:
-            with answered(self._target.url):
+            with translate_errors(self._target.url):
                 self._undo()
         finally:
             self._client.close()
@@ -145,7 +145,7 @@ class StagingWriter(Writer):
             why = _VALIDATE(self._client, [self._keys.rows(self._name)], [self._head, first, first + at_once - 1])
             if why:
                 raise DataError(
-                    f"Redis at {place(self._target.url)} cannot take a row: {why.decode(errors='replace')}.",
+                    f"Redis at {public_address(self._target.url)} cannot take a row: {why.decode(errors='replace')}.",
                     safe="nothing of this epoch is visible.",
                     to_do="remove the key that is in the way, or give the sink another prefix.",
                 )
@@ -166,7 +166,7 @@ class DirectWriter(Writer):
 
     def write(self, batch: pa.RecordBatch) -> None:
         fields = [name for name in batch.schema.names if name != self._target.key]
-        with answered(self._target.url):
+        with translate_errors(self._target.url):
             for rows, _ in portions(batch, self._target):
                 with self._client.pipeline(transaction=False) as pipeline:
                     for command in commands(rows, fields, self._target):

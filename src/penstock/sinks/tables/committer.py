@@ -109,7 +109,7 @@ class TableCommitter(Committer):
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         if not committables:
             return committables
-        with self._lock, self._target.told():
+        with self._lock, self._target.translate_errors():
             known = self._target.look()
             problem: str | None = "the table is gone"
             if known is not None:
@@ -137,10 +137,10 @@ class TableCommitter(Committer):
             return {}
         outcomes: Mapping[int, Outcome] = dict.fromkeys((one.writer for one in committables), Outcome.UNKNOWN)
         tried = taken = False
-        pause, said = _PAUSE, ""
+        pause, reported = _PAUSE, ""
         while True:
             try:
-                with self._lock, self._target.told():
+                with self._lock, self._target.translate_errors():
                     outcomes, prepared, known = self._prove(committables, fresh=tried)
                     if known is not None and not prepared:
                         self._forget(committables, outcomes, known)
@@ -153,9 +153,9 @@ class TableCommitter(Committer):
             except StorageFull:
                 raise
             except PenstockError as error:
-                if str(error) != said:
+                if str(error) != reported:
                     log.error("epoch %d of %s waits, prepared: %s", epoch, self._target.where, error)
-                said = str(error)
+                reported = str(error)
             if taken:
                 failpoint("commit.first")
                 continue  # what counts is what the table says of it
@@ -180,14 +180,14 @@ class TableCommitter(Committer):
         for one in committables:
             history = histories.since(one.payload["position"])
             if one.payload["token"] in history.added:
-                self._target.settle(one.payload["position"])  # whoever added it may have died before it was durable
+                self._target.make_durable(one.payload["position"])  # whoever added it may have died too early
                 outcomes[one.writer] = Outcome.COMMITTED if fresh else Outcome.ALREADY_COMMITTED
             elif one.payload["token"] in history.swept:
                 outcomes[one.writer] = Outcome.LOST
             elif not history.complete:
                 held = self._target.holds([file["name"] for file in one.payload["files"]])
                 if held:
-                    self._target.settle(one.payload["position"])
+                    self._target.make_durable(one.payload["position"])
                 outcomes[one.writer] = Outcome.ALREADY_COMMITTED if held else Outcome.UNKNOWN
                 if not held:
                     log.error("the history of %s no longer tells whether %s was added", self._target.where, one.id)
@@ -248,7 +248,7 @@ class TableCommitter(Committer):
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
         if not committables:
             return
-        with self._lock, self._target.told():
+        with self._lock, self._target.translate_errors():
             known = self._target.look()
             if known is None:
                 return
@@ -260,7 +260,7 @@ class TableCommitter(Committer):
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
         kept = {one.payload["token"] for one in keep}
-        with self._lock, self._target.told():
+        with self._lock, self._target.translate_errors():
             known = self._target.look()
             if known is None:
                 return 0
@@ -284,8 +284,8 @@ class TableCommitter(Committer):
             if not to_tell:
                 break
             note = f"{self._scope.prefix} generation {self._scope.generation} gives up what older runs left"
-            told = self._target.append(Change(note, swept=to_tell))
-            if not told and deadline.passed():
+            appended = self._target.append(Change(note, swept=to_tell))
+            if not appended and deadline.passed():
                 return 0  # nothing was removed: the next sweep finds it again
             if self._target.look() is None:
                 return 0

@@ -100,7 +100,7 @@ class HandingCommitter(Committer):
 
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
         with full_disk_named(self._sink.log, "the epoch is decided, its rows wait in the log"):
-            begun, done = self._row_log.noted()
+            begun, done = self._row_log.read_notes()
             outcomes, ready = self._proven(committables, begun, done)
             if deadline.passed():
                 return {**{one.writer: Outcome.UNKNOWN for one in ready}, **outcomes}
@@ -203,5 +203,5 @@ class HandingCommitter(Committer):
         """What was begun is decided, and stays."""
         if not names:
             return 0
-        begun, _ = self._row_log.noted()
+        begun, _ = self._row_log.read_notes()
         return self._row_log.remove([name for name in names if name not in begun])

@@ -84,7 +84,7 @@ class RowLog:
             note = f"{self._folder}/notes/e{epoch:010d}-{secrets.token_hex(6)}.{kind}"
             self._storage.write_durably(note, content)
 
-    def noted(self) -> tuple[set[str], set[str]]:
+    def read_notes(self) -> tuple[set[str], set[str]]:
         """The names that were begun, and those that are done."""
         names: dict[str, set[str]] = {"begun": set(), "done": set()}
         for note, match in self._notes():

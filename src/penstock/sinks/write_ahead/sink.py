@@ -58,7 +58,7 @@ class WriteAheadSink(TwoPhaseSink):
         return f"WriteAheadSink({self.describe()!r}, log={self.log!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        functions = (carried(self.write), carried(self.marker))
+        functions = (carry(self.write), carry(self.marker))
         return (_rebuild, (*functions, self.log, self.idempotent, self.describe()))
 
     @property
@@ -104,8 +104,8 @@ class WriteAheadSink(TwoPhaseSink):
         """What `marker` says; `SystemUnavailable` where it raises."""
         assert self.marker is not None
         try:
-            said = self.marker()
-            return {str(one) for one in (said.values() if isinstance(said, Mapping) else said)}
+            ids = self.marker()
+            return {str(one) for one in (ids.values() if isinstance(ids, Mapping) else ids)}
         except PenstockError:
             raise
         except Exception as error:
@@ -134,7 +134,7 @@ def _refused(happened: str, to_do: str) -> ConfigurationError:
     return ConfigurationError(happened, safe="nothing was started.", to_do=to_do)
 
 
-class Carried:
+class CarriedFunction:
     """A user's function on its way to a task, as bytes, or why there are none.
 
     Only the driver writes, except in mode at_least_once. So a function is unpickled where it is first called, not
@@ -152,7 +152,7 @@ class Carried:
         return self._function(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Carried, (self._data, self._why))
+        return (CarriedFunction, (self._data, self._why))
 
     def _load(self) -> Callable[..., Any]:
         try:
@@ -168,13 +168,13 @@ class Carried:
         )
 
 
-def carried(function: Callable[..., Any] | None) -> Carried | None:
+def carry(function: Callable[..., Any] | None) -> CarriedFunction | None:
     """`function`, ready to be pickled whatever it holds."""
-    if function is None or isinstance(function, Carried):
+    if function is None or isinstance(function, CarriedFunction):
         return function
     from pyspark import cloudpickle
 
     try:
-        return Carried(cloudpickle.dumps(function))  # type: ignore[no-untyped-call]
+        return CarriedFunction(cloudpickle.dumps(function))  # type: ignore[no-untyped-call]
     except Exception as error:
-        return Carried(None, f"{type(error).__name__}: {error}")
+        return CarriedFunction(None, f"{type(error).__name__}: {error}")

@@ -16,9 +16,9 @@ from penstock.config.option import size
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
 from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable
-from penstock.sources.socket.journal import Journal, claim
+from penstock.sources.socket.journal import Journal, claim_journal
 from penstock.sources.socket.receiver import Receiver
-from penstock.sources.spark_reader import reader
+from penstock.sources.spark_reader import stream_reader
 from penstock.storage.private import require_own
 from penstock.storage.storage import local_path
 
@@ -78,7 +78,7 @@ class SocketSource(Source):
             "strict": "true" if self.journal is not None else "false",
             "most": str(self.max_bytes_per_epoch),
         }
-        return reader(spark, uid).format(JournalledLines.name()).options(**options).load()
+        return stream_reader(spark, uid).format(JournalledLines.name()).options(**options).load()
 
     def link(self, uid: str) -> Link:
         if self.journal is None:
@@ -104,7 +104,7 @@ class SocketSource(Source):
                 )
             if nearest == self.journal:
                 require_own(nearest)
-            claim(self.journal, context.job, uid, create=False)
+            claim_journal(self.journal, context.job, uid, create=False)
         try:
             socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except OSError as error:
