@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -90,17 +89,9 @@ def postgres() -> Iterator[Postgres]:
 def topic(broker: Broker) -> Callable[..., str]:
     """Makes topics with names nobody else has: `topic()`, `topic(partitions=4)`, `topic(config={...})`."""
 
+    from tests.support.kafka import create_topic
+
     def make(partitions: int = 1, *, prefix: str = "t", config: dict[str, str] | None = None) -> str:
         return create_topic(broker.servers, partitions, prefix=prefix, config=config)
 
     return make
-
-
-def create_topic(servers: str, partitions: int = 1, *, prefix: str = "t", config: dict[str, str] | None = None) -> str:
-    from confluent_kafka.admin import AdminClient, NewTopic
-
-    name = f"{prefix}-{uuid.uuid4().hex[:12]}"
-    admin = AdminClient({"bootstrap.servers": servers})
-    [made] = admin.create_topics([NewTopic(name, partitions, 1, config=config or {})], request_timeout=30).values()
-    made.result()
-    return name

@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 
 from penstock import failpoints
-from tests.faults.jobs import chain
-from tests.faults.jobs.chain import Chain, assert_consistent, records
+from tests.support.jobs import chain
+from tests.support.jobs.chain import Chain, assert_consistent, records
 from tests.support.kafka import Input, Tail, assert_copied, assert_counted, assert_nothing_open, counted, read_committed
 from tests.support.processes import JobProcess
 from tests.support.waiting import until
