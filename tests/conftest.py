@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,7 +34,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Where others run the tests and some need Spark, make ready what lets it start quickly."""
     config = session.config
     if config.getoption("numprocesses", None) and not all("unit" in one for one in config.args):
-        making = begin_quick_jvm(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+        making = begin_quick_jvm()
         config.add_cleanup(making.kill)
 
 
@@ -49,12 +48,10 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def quick_jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def quick_jvm() -> Iterator[None]:
     """While this lasts, every Spark driver that is started starts in half the time."""
-    own = tmp_path_factory.getbasetemp()
-    options = quick_jvm_options(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(QUICK_JVM, options)
+        patch.setenv(QUICK_JVM, quick_jvm_options())
         yield
 
 

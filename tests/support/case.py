@@ -141,6 +141,14 @@ class Case:
         assert process.wait() == 0, process.tail()
         self.assert_exact()
 
+    def finish_here(self, spark: SparkSession) -> Running:
+        """The same with a next run inside this process, which starts in no time; returns it, for its events."""
+        with running(self.build(spark)) as run:
+            self.wait_visible(run)
+            run.stop()
+        self.assert_exact()
+        return run
+
     def close(self) -> None:
         self._open.close()
 
