@@ -75,17 +75,18 @@ class Run:
             raise self.error
 
 
-def measure(folder: Path, backend: str, keys: int, savepoints: int, per_epoch: int) -> dict[str, Any]:
+def measure(folder: Path, backend: str, keys: int, savepoints: int, per_epoch: int, epochs: int) -> dict[str, Any]:
+    """`epochs` are timed before, after and once more after the restore."""
     run = Run(folder, keys, per_epoch, backend, "first")
     run.wait_epochs(-(-keys // per_epoch) + 2)
-    run.wait_epochs(5)
-    before = run.epoch_ms(5)
+    run.wait_epochs(epochs)
+    before = run.epoch_ms(epochs)
     path = ""
     for _ in range(savepoints):
         path = run.job.savepoint(str(folder / "savepoints"))
-        run.wait_epochs(2)
-    run.wait_epochs(5)
-    after = run.epoch_ms(5)
+        run.wait_epochs(min(2, epochs))
+    run.wait_epochs(epochs)
+    after = run.epoch_ms(epochs)
     told = run.all("savepoint")
     canonical = time.monotonic()
     run.job.savepoint(str(folder / "savepoints"), kind="canonical")
@@ -98,8 +99,8 @@ def measure(folder: Path, backend: str, keys: int, savepoints: int, per_epoch: i
     del os.environ[OPTIONS_VARIABLE]
     again.wait_epochs(1)
     restored_s = again.all("completed")[0]["heard"] - began
-    again.wait_epochs(6)
-    resumed = again.epoch_ms(5)
+    again.wait_epochs(epochs + 1)
+    resumed = again.epoch_ms(epochs)
     again.stop()
     pauses = [event["held_ms"] - event["waited_ms"] for event in told]
     return {
@@ -123,13 +124,16 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--per-epoch", type=int, default=100_000, help="rows of an epoch")
     parser.add_argument("--savepoints", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=5, help="epochs whose median counts")
     parser.add_argument("--backends", nargs="+", default=["hashmap", "rocksdb"], choices=["hashmap", "rocksdb"])
     parser.add_argument("--results", type=Path, default=HERE / "results" / "savepoint.json")
     options = parser.parse_args()
     results: dict[str, Any] = {"cores": os.cpu_count()}
     for backend in options.backends:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-            results[backend] = measure(Path(folder), backend, options.keys, options.savepoints, options.per_epoch)
+            results[backend] = measure(
+                Path(folder), backend, options.keys, options.savepoints, options.per_epoch, options.epochs
+            )
     options.results.parent.mkdir(exist_ok=True)
     options.results.write_text(json.dumps(results, indent=2) + "\n")
     table = Table(title=f"Savepoints of a job with {options.keys:,} keys, taken while it runs")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from memory import PeakMemory
 from penstock import Checkpoints, DataGenSource, Job, KafkaSink, RestartStrategy
 from pressure_figures import Phases, catch_up, figures, visible_rows
-from pressure_rows import COLUMNS
+from pressure_topic import COLUMNS
 from throttled_sink import ThrottledSink, Valve
 
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,7 +34,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Where others run the tests and some need Spark, make ready what lets it start quickly."""
     config = session.config
     if config.getoption("numprocesses", None) and not all("unit" in one for one in config.args):
-        making = begin_quick_jvm(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+        making = begin_quick_jvm()
         config.add_cleanup(making.kill)
 
 
@@ -50,12 +48,10 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def quick_jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def quick_jvm() -> Iterator[None]:
     """While this lasts, every Spark driver that is started starts in half the time."""
-    own = tmp_path_factory.getbasetemp()
-    options = quick_jvm_options(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(QUICK_JVM, options)
+        patch.setenv(QUICK_JVM, quick_jvm_options())
         yield
 
 
@@ -90,17 +86,9 @@ def postgres() -> Iterator[Postgres]:
 def topic(broker: Broker) -> Callable[..., str]:
     """Makes topics with names nobody else has: `topic()`, `topic(partitions=4)`, `topic(config={...})`."""
 
+    from tests.support.kafka import create_topic
+
     def make(partitions: int = 1, *, prefix: str = "t", config: dict[str, str] | None = None) -> str:
         return create_topic(broker.servers, partitions, prefix=prefix, config=config)
 
     return make
-
-
-def create_topic(servers: str, partitions: int = 1, *, prefix: str = "t", config: dict[str, str] | None = None) -> str:
-    from confluent_kafka.admin import AdminClient, NewTopic
-
-    name = f"{prefix}-{uuid.uuid4().hex[:12]}"
-    admin = AdminClient({"bootstrap.servers": servers})
-    [made] = admin.create_topics([NewTopic(name, partitions, 1, config=config or {})], request_timeout=30).values()
-    made.result()
-    return name

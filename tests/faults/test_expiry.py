@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,8 +18,10 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.dev.servers.broker import Broker
+
 #: Long enough for the first epoch of a cold process on a busy machine, short enough to wait for.
-SHORT = {"transaction_timeout": "10s", "timeout": "9s"}
+SHORT: dict[str, Any] = {"transaction_timeout": "10s", "timeout": "9s"}
 
 
 def kill_at(world: Case, point: str) -> None:
@@ -26,6 +30,30 @@ def kill_at(world: Case, point: str) -> None:
     run = world.start({point: "crash"})
     assert run.wait() == -signal.SIGKILL, run.tail()
     assert world.acted(point)
+
+
+@dataclass(frozen=True)
+class Down:
+    """Three jobs that were killed one after the other: while one is killed, the transactions of another expire."""
+
+    whole: Case  # at its decision
+    half: Case  # after the first of two commits
+    differing: Case  # there too, with a plan that gives other rows each time
+    states: Mapping[int, str]  # of each decided writer of `differing`, right after its end
+
+
+@pytest.fixture(scope="module")
+def down(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Down]:
+    with ExitStack() as worlds:
+
+        def kill_one(point: str, **config: Any) -> Case:
+            made = Case(broker.servers, tmp_path_factory.mktemp("case"), **SHORT, **config)
+            kill_at(worlds.enter_context(closing(made)), point)
+            return made
+
+        whole, half = kill_one("epoch.decided"), kill_one("commit.first")
+        differing = kill_one("commit.first", random=True)
+        yield Down(whole, half, differing, decided_states(differing))
 
 
 def wait_expired(world: Case) -> None:
@@ -47,17 +75,13 @@ def decided_states(world: Case) -> dict[int, str]:
 
 def finish(world: Case, session: SparkSession) -> Mapping[str, Any]:
     """Run the job again until all is visible, judge, and tell what its recovery did."""
-    with running(world.build(session)) as run:
-        world.wait_visible(run)
-        run.stop()
-    world.assert_exact()
+    run = world.finish_here(session)
     # The first: with transactions this short, an epoch on a busy machine may expire once more.
     return next(event for event in run.events if event["event"] == "recovered")
 
 
-def test_all_expired_is_void_and_replayed(case: Callable[..., Case], session: SparkSession) -> None:
-    world = case(**SHORT)
-    kill_at(world, "epoch.decided")
+def test_all_expired_is_void_and_replayed(down: Down, session: SparkSession) -> None:
+    world = down.whole
     assert len(world.manifests()) == 1
     wait_expired(world)
     assert set(decided_states(world).values()) == {"CompleteAbort"}
@@ -65,9 +89,8 @@ def test_all_expired_is_void_and_replayed(case: Callable[..., Case], session: Sp
     assert finish(world, session)["action"] == "void"
 
 
-def test_some_expired_are_repaired_with_proof(case: Callable[..., Case], session: SparkSession) -> None:
-    world = case(**SHORT)
-    kill_at(world, "commit.first")
+def test_some_expired_are_repaired_with_proof(down: Down, session: SparkSession) -> None:
+    world = down.half
     wait_expired(world)
     assert sorted(decided_states(world).values()) == ["CompleteAbort", "CompleteCommit"]
     assert 0 < len(world.copy.read()) < 100
@@ -79,18 +102,16 @@ def test_some_expired_are_repaired_with_proof(case: Callable[..., Case], session
     assert sum(rows for _, _, rows, _ in proofs(decided)) == 100
 
 
-def test_a_plan_that_gives_other_rows_stops(case: Callable[..., Case], session: SparkSession) -> None:
+def test_a_plan_that_gives_other_rows_stops(down: Down, session: SparkSession) -> None:
     """Half of the epoch is visible and the replay cannot prove the other half: the job stops and says where, however
     often it is started."""
-    world = case(**SHORT, random=True)
-    kill_at(world, "commit.first")
-    states = decided_states(world)
-    assert sorted(states.values()) == ["CompleteCommit", "Ongoing"]
-    [lost] = [writer for writer, state in states.items() if state == "Ongoing"]
+    world = down.differing
+    assert sorted(down.states.values()) == ["CompleteCommit", "Ongoing"]
+    [lost] = [writer for writer, state in down.states.items() if state == "Ongoing"]
     wait_expired(world)
     before = contents(world)
     assert 0 < len(before) < 100
-    for _ in range(3):
+    for _ in range(2):
         with running(world.build(session)) as run, pytest.raises(ReplayDiffers) as stopped:
             run.join()
         said = str(stopped.value)

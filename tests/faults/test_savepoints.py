@@ -18,9 +18,8 @@ from penstock.errors import ConfigurationError, NotRestorable, SavepointCorrupt,
 from penstock.savepoints import savepoint as savepoints
 from penstock.spark.settings import remember_defaults
 from penstock.storage.local import LocalTree
-from tests.conftest import create_topic
 from tests.support.case import Case, Running, running
-from tests.support.kafka import Tail, assert_nothing_open, read_committed
+from tests.support.kafka import Tail, assert_nothing_open, create_topic, read_committed
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 
 from penstock import failpoints
-from tests.faults.jobs import chain
-from tests.faults.jobs.chain import Chain, assert_consistent, records
+from tests.support.jobs import chain
+from tests.support.jobs.chain import Chain, assert_consistent, records
 from tests.support.kafka import Input, Tail, assert_copied, assert_counted, assert_nothing_open, counted, read_committed
 from tests.support.processes import JobProcess
 from tests.support.waiting import until
@@ -43,8 +43,11 @@ def start(config: Chain, folder: Path, points: str = "") -> JobProcess:
     )
 
 
+@pytest.mark.long
 def test_driver_killed_between_two_linked_queries(config: Chain, tmp_path: Path) -> None:
-    """It dies when an epoch, by then most likely of the downstream query, is decided and not committed."""
+    """It dies when an epoch, by then most likely of the downstream query, is decided and not committed. In `make test`
+    the same job crashes inside a process (`test_linked_queries.py`), and a driver is killed at every point
+    (`test_several_sinks.py`)."""
     source = Input(config.servers, config.orders)
     source.feed(300)
     with start(config, tmp_path, "epoch.decided=crash@6") as killed:

@@ -20,10 +20,9 @@ from penstock import failpoints
 from penstock.dev.servers.broker import Broker
 from penstock.dev.servers.postgres import Postgres
 from penstock.testing.oracle import Observation, compare, epoch_atomicity
-from tests.conftest import create_topic
-from tests.faults.jobs import split
-from tests.faults.jobs.split import Split
-from tests.support.kafka import Input, Tail, assert_nothing_open
+from tests.support.jobs import split
+from tests.support.jobs.split import Split
+from tests.support.kafka import Input, Tail, assert_nothing_open, create_topic
 from tests.support.points import DRIVER
 from tests.support.processes import JobProcess
 from tests.support.waiting import until

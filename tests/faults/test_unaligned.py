@@ -96,7 +96,9 @@ def test_checkpoints_complete_while_the_sink_stands_still(
     assert not list(Path(world.config.storage).rglob("*.arrow"))
 
 
-def test_a_driver_killed_while_the_sink_stands_still(case: Callable[..., Case], standing: Broker) -> None:
+def test_a_driver_killed_while_the_sink_stands_still(
+    case: Callable[..., Case], session: SparkSession, standing: Broker
+) -> None:
     """What was in the log then is delivered by the next run, before anything newer."""
     world = case(count=True, sink_servers=standing.servers, checkpoints=UNALIGNED)
     run = world.start()
@@ -107,7 +109,7 @@ def test_a_driver_killed_while_the_sink_stands_still(case: Callable[..., Case], 
     run.kill()
     standing.resume()
     world.source.feed(100)
-    world.finish(world.start())
+    world.finish_here(session)
 
 
 def test_the_log_is_limited(case: Callable[..., Case], session: SparkSession, standing: Broker) -> None:

@@ -19,7 +19,7 @@ from penstock.dev.servers.broker import Broker, answers_kafka
 from penstock.dev.servers.host import free_port
 from penstock.dev.servers.security import SecurityFiles
 from penstock.errors import DevelopmentError
-from tests.conftest import create_topic
+from tests.support.kafka import create_topic
 
 
 def send(settings: dict[str, Any], topic: str, values: list[bytes]) -> None:

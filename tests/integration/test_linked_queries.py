@@ -12,7 +12,7 @@ from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.checkpoint.record import newest_global
 from penstock.failpoints import InjectedFault
 from penstock.storage.local import LocalStorage
-from tests.faults.jobs.chain import Chain, assert_consistent, build, records
+from tests.support.jobs.chain import Chain, assert_consistent, build, records
 from tests.support.kafka import Input, Tail, assert_copied, assert_counted, assert_nothing_open, counted, read_committed
 from tests.support.running import CrashAt, Kafka, Numbers, Watched, run_all
 

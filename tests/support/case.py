@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from penstock import failpoints
-from tests.conftest import create_topic
-from tests.faults.jobs import pipeline
-from tests.faults.jobs.pipeline import Pipeline
+from tests.support.jobs import pipeline
+from tests.support.jobs.pipeline import Pipeline
 from tests.support.kafka import (
     Input,
     Tail,
@@ -22,9 +20,11 @@ from tests.support.kafka import (
     assert_nothing_open,
     complete,
     counted,
+    create_topic,
     open_transactions,
 )
 from tests.support.processes import JobProcess
+from tests.support.running import Watched
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -141,6 +141,14 @@ class Case:
         assert process.wait() == 0, process.tail()
         self.assert_exact()
 
+    def finish_here(self, spark: SparkSession) -> Running:
+        """The same with a next run inside this process, which starts in no time; returns it, for its events."""
+        with running(self.build(spark)) as run:
+            self.wait_visible(run)
+            run.stop()
+        self.assert_exact()
+        return run
+
     def close(self) -> None:
         self._open.close()
 
@@ -151,36 +159,12 @@ class Case:
         return f"all rows: {len(self.copy.values)} of {len(self.source.rows)} are visible{counted}{held}{said}"
 
 
-class Running:
-    """A job running in a thread of this process. What made it fail is in `error`, what it told in `events`."""
+class Running(Watched):
+    """A job that runs in a thread of this process, from now on."""
 
     def __init__(self, job: Job) -> None:
-        self.job = job
-        self.error: BaseException | None = None
-        self.events: list[Mapping[str, Any]] = []
-        self._thread = threading.Thread(target=self._run, name="test-job", daemon=True)
+        super().__init__(job)
         self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """End it cleanly; raises what it failed of."""
-        self.job.stop()
-        self.join()
-
-    def join(self, seconds: float = 90.0) -> None:
-        self._thread.join(seconds)
-        assert not self.alive, "the job does not end"
-        if self.error is not None:
-            raise self.error
-
-    def _run(self) -> None:
-        try:
-            self.job.run(on_event=self.events.append)
-        except BaseException as error:
-            self.error = error
 
 
 @contextmanager
@@ -190,8 +174,7 @@ def running(job: Job) -> Iterator[Running]:
     try:
         yield run
     finally:
-        run.job.stop()
-        run._thread.join(90)
+        run.end()
 
 
 class Endless:
@@ -235,6 +218,7 @@ class Endless:
 
     @staticmethod
     def _end(world: Case, run: Running) -> None:
-        run.job.stop()
-        run._thread.join(90)
-        world.close()
+        try:
+            run.end()
+        finally:
+            world.close()

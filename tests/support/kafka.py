@@ -6,7 +6,7 @@ import json
 import uuid
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,26 @@ class Row:
     @property
     def value(self) -> str:
         return json.dumps({"id": self.id, "key": self.key, "number": self.number, "amount": self.amount})
+
+
+def create_topic(
+    servers: str,
+    partitions: int = 1,
+    *,
+    prefix: str = "t",
+    name: str | None = None,
+    config: Mapping[str, str] | None = None,
+    client: Mapping[str, str] | None = None,
+) -> str:
+    """A new topic with a name that nobody else has, unless `name` is given; `client` are settings to connect with."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    name = name or f"{prefix}-{uuid.uuid4().hex[:12]}"
+    admin = AdminClient({"bootstrap.servers": servers, **(client or {})})
+    topics = [NewTopic(name, partitions, 1, config=dict(config or {}))]
+    [created] = admin.create_topics(topics, request_timeout=30).values()
+    created.result()
+    return name
 
 
 class Input:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock import Job, Source, failpoints
 from penstock.checkpoint.layout import unseal
+from tests.support import waiting
+from tests.support.kafka import create_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,13 +29,9 @@ Event = Mapping[str, Any]
 Row = tuple[bytes | None, bytes | None]
 
 
-def until(true: Callable[[], Any], what: str = "the condition", patience: float = PATIENCE) -> Any:
-    """What `true` gives as soon as that is something; fails with `what` when it never is."""
-    end = time.monotonic() + patience
-    while not (found := true()):
-        assert time.monotonic() < end, f"waited {patience:g} s for {what}"
-        time.sleep(0.02)
-    return found
+def until(condition: Callable[[], Any], what: str = "the condition", seconds: float = PATIENCE) -> Any:
+    """What `condition` gives as soon as that is something; fails with `what` when it never is."""
+    return waiting.until(condition, what, seconds)
 
 
 class Watched:
@@ -45,7 +42,7 @@ class Watched:
         self.events: list[Event] = []
         self.error: BaseException | None = None
         self._there = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="watched-job")
+        self._thread = threading.Thread(target=self._run, name="watched-job", daemon=True)
 
     def _run(self) -> None:
         try:
@@ -72,7 +69,24 @@ class Watched:
         if error is None and self.error is not None:
             raise self.error
 
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End it cleanly; raises what it failed of."""
+        self.job.stop()
+        self.join()
+
+    def join(self) -> None:
+        """Until it ends; raises what it failed of."""
+        self._thread.join(PATIENCE)
+        assert not self.alive, "the job does not end"
+        if self.error is not None:
+            raise self.error
+
     def end(self) -> None:
+        """End it cleanly, if it was started; what it failed of is in `error`."""
         if self._thread.ident is not None:
             self.job.stop()
             self._thread.join(PATIENCE)
@@ -132,11 +146,7 @@ class Kafka:
         self._client: dict[str, Any] = {"bootstrap.servers": servers, **(options or {})}
 
     def topic(self, partitions: int = 2, config: Mapping[str, str] | None = None, name: str | None = None) -> str:
-        name = name or f"t-{uuid.uuid4().hex[:12]}"
-        admin = AdminClient(self._client)
-        for future in admin.create_topics([NewTopic(name, partitions, 1, config=dict(config or {}))]).values():
-            future.result(30)
-        return name
+        return create_topic(self.servers, partitions, name=name, config=config, client=self._client)
 
     def send(self, topic: str, rows: Iterable[tuple[Any, Any]], *, spread: int | None = None) -> None:
         """Keys and values; row n into partition n modulo `spread`, or where its key belongs."""

@@ -21,7 +21,7 @@ from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, Savepoint
 from penstock.savepoints.stores import choose_rows, find_places, list_rows
 from penstock.spark_state.store_rows import visible_columns
 from penstock.storage.local import LocalTree
-from tests.unit.spark_state.test_state_metadata import HASHMAP, KEY, PARTITIONS, PROVIDER, aggregation
+from tests.support.state_files import HASHMAP, KEY, PARTITIONS, PROVIDER, aggregation
 
 
 def field(name: str, kind: Any) -> dict[str, Any]:
