@@ -19,7 +19,7 @@ _SHORTEST_PREFIX = 4
 
 
 @dataclass(frozen=True)
-class Target:
+class JobTarget:
     """A job that runs, and how to reach it. `local`: it stands in this machine's registry."""
 
     id: str
@@ -37,7 +37,7 @@ class Target:
         return None
 
 
-def find_running(job: str, manager: str | None) -> Target:
+def find_running(job: str, manager: str | None) -> JobTarget:
     """The running job that is meant. Raises `JobNotFound` where there is none, or more than one."""
     from penstock.server.client import Client
 
@@ -49,7 +49,7 @@ def find_running(job: str, manager: str | None) -> Target:
             [_Candidate(candidate["jid"], candidate["name"], candidate["state"]) for candidate in found],
             f"at {manager}",
         )
-        return Target(candidate.id, candidate.name, client, local=False)
+        return JobTarget(candidate.id, candidate.name, client, local=False)
     entries = [entry for entry in Registry().entries() if _matches(job, entry.name, entry.id)]
     alive = [entry for entry in entries if not entry.state.ended]
     if not alive and entries:
@@ -69,7 +69,7 @@ def find_running(job: str, manager: str | None) -> Target:
             to_do="try again once it runs, or send SIGTERM to its process"
             f" {entry.supervisor if entry.supervised else entry.pid}, which ends it cleanly.",
         )
-    return Target(entry.id, entry.name, Client(entry.address, entry.token), local=True)
+    return JobTarget(entry.id, entry.name, Client(entry.address, entry.token), local=True)
 
 
 def client_at(manager: str) -> Client:

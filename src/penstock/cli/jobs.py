@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from penstock.cli.job_target import Target, client_at, find_entry, find_running, running_names
+from penstock.cli.job_target import JobTarget, client_at, find_entry, find_running, running_names
 from penstock.cli.output import Output, duration_text
 from penstock.errors import ControlError
 from penstock.process.registry import Entry, Registry, State, now_ms
@@ -196,7 +196,7 @@ def register(app: typer.Typer) -> None:
     app.command("logs")(logs)
 
 
-def _savepoint(target: Target, verb: str, body: dict[str, Any]) -> str:
+def _savepoint(target: JobTarget, verb: str, body: dict[str, Any]) -> str:
     """The path. A job that ends for its savepoint may be gone before it is asked again; the registry then knows."""
     from penstock.server.client import NoAnswer
 
@@ -211,7 +211,7 @@ def _savepoint(target: Target, verb: str, body: dict[str, Any]) -> str:
         return entry.savepoint
 
 
-def _show_end(output: Output, target: Target, entry: Entry | None, path: str | None) -> None:
+def _show_end(output: Output, target: JobTarget, entry: Entry | None, path: str | None) -> None:
     facts = {"id": target.id, "name": target.name, "state": entry.state if entry is not None else None}
     output.record("Job", {**facts, "savepoint": path})
     if entry is not None and entry.state is State.FAILED:

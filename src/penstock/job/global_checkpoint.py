@@ -173,7 +173,7 @@ class GlobalCheckpoints:
             self._storage.delete(numbered(GLOBAL, number))
         return there[-1] + 1 if there else 1
 
-    def _refusal(self, linked: Sequence[Link], checkpoints: Checkpoints) -> str:
+    def _refusal(self, linked: Sequence[QueryLink], checkpoints: Checkpoints) -> str:
         if self._order is None:
             feeding = ", ".join(find_circle(list(self._runners), linked))
             return f"the queries {feeding} feed each other in a circle, so none of them is downstream"
@@ -190,7 +190,7 @@ def _epochs(found: Cut) -> Mapping[str, int]:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Link:
+class QueryLink:
     """`downstream` reads what `upstream` writes. `topic` is empty where only the column of each row says which."""
 
     upstream: str
@@ -199,7 +199,7 @@ class Link:
     committed_only: bool = True  # whether downstream reads committed rows alone
 
 
-def find_links(plans: Iterable[QueryPlan]) -> tuple[Link, ...]:
+def find_links(plans: Iterable[QueryPlan]) -> tuple[QueryLink, ...]:
     """All links between different queries, through Kafka topics; derived from their sources and sinks, nothing
     connects. One that reads its own output is always consistent with itself.
 
@@ -209,7 +209,7 @@ def find_links(plans: Iterable[QueryPlan]) -> tuple[Link, ...]:
     """
     plans = list(plans)
     found = {
-        Link(up.uid, down.uid, sink.topic or "", _committed_only(source, uid))
+        QueryLink(up.uid, down.uid, sink.topic or "", _committed_only(source, uid))
         for up in plans
         for sink in up.sinks.values()
         if isinstance(sink, KafkaSink)
@@ -221,7 +221,7 @@ def find_links(plans: Iterable[QueryPlan]) -> tuple[Link, ...]:
     return tuple(sorted(found))
 
 
-def downstream_first(queries: Sequence[str], linked: Iterable[Link]) -> tuple[str, ...] | None:
+def downstream_first(queries: Sequence[str], linked: Iterable[QueryLink]) -> tuple[str, ...] | None:
     """The queries, each before all that feed it; None where some feed each other in a circle."""
     feeds: dict[str, set[str]] = {uid: set() for uid in queries}
     for link in linked:
@@ -236,7 +236,7 @@ def downstream_first(queries: Sequence[str], linked: Iterable[Link]) -> tuple[st
     return tuple(order)
 
 
-def find_circle(queries: Sequence[str], linked: Iterable[Link]) -> list[str]:
+def find_circle(queries: Sequence[str], linked: Iterable[QueryLink]) -> list[str]:
     """The queries that keep `downstream_first` from an answer: in a circle, or between two of them."""
     left, linked = set(queries), list(linked)
     while True:

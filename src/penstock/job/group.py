@@ -30,7 +30,7 @@ _CANCEL_SECONDS = 10.0  # for an epoch to fail once its tasks are cancelled; Spa
 _TASK_SECONDS = 10.0  # for tasks that Spark has given up to be gone, so that nothing is opened after the last look
 
 
-class End(IntEnum):
+class EndRequest(IntEnum):
     """What was asked of the job, the stronger the higher."""
 
     NONE = 0
@@ -56,7 +56,7 @@ class QueryGroup:
         restarts: Restarts,
         events: Events,
         wake: threading.Event,
-        asked: Callable[[], End],
+        asked: Callable[[], EndRequest],
         before_round: Callable[[], None] = lambda: None,
         watcher: Watcher | None = None,
     ) -> None:
@@ -78,15 +78,15 @@ class QueryGroup:
             raise error
 
     def _run(self) -> BaseException | None:
-        while self._asked() is End.NONE:
+        while self._asked() is EndRequest.NONE:
             error = self._round()
-            if self._asked() is End.CANCEL:
+            if self._asked() is EndRequest.CANCEL:
                 break
-            if error is None or self._asked() is not End.NONE:
+            if error is None or self._asked() is not EndRequest.NONE:
                 return error  # an epoch that failed is no clean end, whoever asked for it
             if not self._pause(error):
                 return error
-        return self._finish_cancelled() if self._asked() is End.CANCEL else None
+        return self._finish_cancelled() if self._asked() is EndRequest.CANCEL else None
 
     def _round(self) -> BaseException | None:
         """One start of all queries that are not done, until all have ended; what it failed of."""
@@ -109,11 +109,11 @@ class QueryGroup:
         patience: Deadline | None = None
         while any(runner.alive for runner in self._runners):
             asked = self._asked()
-            if asked is End.CANCEL and patience is None:
+            if asked is EndRequest.CANCEL and patience is None:
                 patience = Deadline(_CANCEL_SECONDS)
                 for runner in self._runners:
                     runner.cancel()
-            elif asked is not End.NONE or any(runner.error is not None for runner in self._runners):
+            elif asked is not EndRequest.NONE or any(runner.error is not None for runner in self._runners):
                 for runner in self._runners:
                     runner.stop()
             if patience is not None and patience.passed():
@@ -136,7 +136,7 @@ class QueryGroup:
         verdict = str(classify(error).value)
         self._events.emit("restarting", query=failed, seconds=seconds, verdict=verdict, error=str(error))
         pause = Deadline(seconds)
-        while self._asked() is End.NONE and not pause.passed():
+        while self._asked() is EndRequest.NONE and not pause.passed():
             self._wake.wait(pause.remaining())
             self._wake.clear()
         return True

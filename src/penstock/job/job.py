@@ -19,7 +19,7 @@ from penstock.epoch.plan import QueryPlan, reading
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, SavepointError
 from penstock.events import Events, Listener
 from penstock.job.global_checkpoint import GlobalCheckpoints
-from penstock.job.group import End, QueryGroup
+from penstock.job.group import EndRequest, QueryGroup
 from penstock.job.query import QueryRunner
 from penstock.job.restore_point import RestorePoint
 from penstock.job.retention import JobFolder, retain_batches
@@ -295,8 +295,8 @@ class Job:
         self._cancel_asked = True
         self.stop()
 
-    def _asked(self) -> End:
-        return End.CANCEL if self._cancel_asked else End.STOP if self._stop_asked else End.NONE
+    def _asked(self) -> EndRequest:
+        return EndRequest.CANCEL if self._cancel_asked else EndRequest.STOP if self._stop_asked else EndRequest.NONE
 
     def _before_round(self, folder: JobFolder, restore_point: RestorePoint) -> None:
         if folder.finish_deletion(self._plans):

@@ -44,7 +44,7 @@ _SWEEP_SECONDS = 10.0
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
-class End(Enum):
+class DriverEnd(Enum):
     """What an ended driver calls for."""
 
     DONE = "done"
@@ -53,13 +53,13 @@ class End(Enum):
     FAILED = "failed"
 
 
-def classify_end(status: int, *, stopping: bool) -> End:
+def classify_end(status: int, *, stopping: bool) -> DriverEnd:
     """`status` as `subprocess` gives it: negative for a signal. `stopping`: whether a stop was asked for."""
     if stopping or -status in _STOPS:
-        return End.STOPPED
+        return DriverEnd.STOPPED
     if status == DONE:
-        return End.DONE
-    return End.CRASHED if status < 0 or status == CRASHED else End.FAILED
+        return DriverEnd.DONE
+    return DriverEnd.CRASHED if status < 0 or status == CRASHED else DriverEnd.FAILED
 
 
 def command(script: Path, arguments: Sequence[str]) -> list[str]:
@@ -105,7 +105,7 @@ class Supervisor:
             while True:
                 run = self._run_once()
                 end = classify_end(run.status, stopping=self._asked is not None or run.report.stopping)
-                if end is not End.CRASHED:
+                if end is not DriverEnd.CRASHED:
                     return self._finish(end, run, run.status if run.status >= 0 else 128 - run.status)
                 if run.report.strategy is not None:
                     self._follow(run.report.strategy)
@@ -115,7 +115,7 @@ class Supervisor:
                 log.warning("the driver %s; it is started again in %.1f s", run.reason, wait)
                 self._tell("restarting", seconds=round(wait, 3), reason=run.reason, verdict=run.report.verdict)
                 if not self._pause(wait, wake):
-                    return self._finish(End.STOPPED, run, 128 + (self._asked or 0))
+                    return self._finish(DriverEnd.STOPPED, run, 128 + (self._asked or 0))
 
     def _run_once(self) -> _Run:
         ours, theirs = socket.socketpair()
@@ -157,8 +157,8 @@ class Supervisor:
         self._tell("gave_up", reason=run.reason, verdict=run.report.verdict, status=GAVE_UP)
         return GAVE_UP
 
-    def _finish(self, end: End, run: _Run, status: int) -> int:
-        level = logging.ERROR if end is End.FAILED else logging.INFO
+    def _finish(self, end: DriverEnd, run: _Run, status: int) -> int:
+        level = logging.ERROR if end is DriverEnd.FAILED else logging.INFO
         log.log(level, "%s: the driver %s; it is not started again", end.value, run.reason)
         self._tell(end.value, reason=run.reason, verdict=run.report.verdict, status=status)
         return status

@@ -22,28 +22,28 @@ from penstock.errors import ConfigurationError, PreCommitFailed, SystemUnavailab
 from penstock.process import lifeline
 from penstock.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, DriverReport
 from penstock.process.restart import Restarts
-from penstock.process.supervisor import End, classify_end
+from penstock.process.supervisor import DriverEnd, classify_end
 
 
 @pytest.mark.parametrize(
     ("status", "end"),
     [
-        (DONE, End.DONE),
-        (-signal.SIGKILL, End.CRASHED),
-        (-signal.SIGSEGV, End.CRASHED),
-        (-signal.SIGABRT, End.CRASHED),
-        (CRASHED, End.CRASHED),
-        (-signal.SIGTERM, End.STOPPED),
-        (-signal.SIGINT, End.STOPPED),
-        (FAILED, End.FAILED),
-        (GAVE_UP, End.FAILED),
-        (2, End.FAILED),
-        (7, End.FAILED),
+        (DONE, DriverEnd.DONE),
+        (-signal.SIGKILL, DriverEnd.CRASHED),
+        (-signal.SIGSEGV, DriverEnd.CRASHED),
+        (-signal.SIGABRT, DriverEnd.CRASHED),
+        (CRASHED, DriverEnd.CRASHED),
+        (-signal.SIGTERM, DriverEnd.STOPPED),
+        (-signal.SIGINT, DriverEnd.STOPPED),
+        (FAILED, DriverEnd.FAILED),
+        (GAVE_UP, DriverEnd.FAILED),
+        (2, DriverEnd.FAILED),
+        (7, DriverEnd.FAILED),
     ],
 )
-def test_what_an_end_calls_for(status: int, end: End) -> None:
+def test_what_an_end_calls_for(status: int, end: DriverEnd) -> None:
     assert classify_end(status, stopping=False) is end
-    assert classify_end(status, stopping=True) is End.STOPPED
+    assert classify_end(status, stopping=True) is DriverEnd.STOPPED
 
 
 def caused(error: BaseException, cause: BaseException) -> BaseException:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark import launch
-from penstock.spark.launch import java_environment
+from penstock.spark import session as launch
+from penstock.spark.session import java_environment
 
 CONF = {
     "spark.executor.memory": "1g",

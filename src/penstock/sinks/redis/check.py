@@ -11,13 +11,13 @@ from penstock.sinks.redis import client
 from penstock.sinks.redis.client import library, public_address, translate_errors
 
 if TYPE_CHECKING:
-    from penstock.sinks.redis.writer import Target
+    from penstock.sinks.redis.writer import RedisTarget
 
 _NOTHING = "nothing was started."
 _OLDEST = (5, 0)
 
 
-def check(target: Target, *, staged: bool) -> list[str]:
+def check(target: RedisTarget, *, staged: bool) -> list[str]:
     """Sentences for a person; raises for what cannot work."""
     where = public_address(target.url)
     # Through the plain client in every case: it can ask one node what it is.
@@ -36,7 +36,7 @@ def check(target: Target, *, staged: bool) -> list[str]:
     return findings(info, fsync, where, ttl=target.ttl is not None)
 
 
-def _must(info: Mapping[str, Any], target: Target, where: str, *, staged: bool) -> None:
+def _must(info: Mapping[str, Any], target: RedisTarget, where: str, *, staged: bool) -> None:
     version = str(info.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         raise ConfigurationError(

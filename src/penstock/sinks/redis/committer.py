@@ -30,7 +30,7 @@ from penstock.sinks.redis.scripts import Layout, generation_of, numbers_of
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline
-    from penstock.sinks.redis.writer import Target
+    from penstock.sinks.redis.writer import RedisTarget
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _OUTCOMES = {b"done": Outcome.COMMITTED, b"already": Outcome.ALREADY_COMMITTED, 
 class RedisCommitter(Committer):
     """Applies, proves, sweeps."""
 
-    def __init__(self, target: Target, scope: SinkScope) -> None:
+    def __init__(self, target: RedisTarget, scope: SinkScope) -> None:
         self._target = target
         self._scope = scope
         self._keys = Layout.of(scope, target.prefix)

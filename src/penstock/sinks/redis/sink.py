@@ -16,7 +16,7 @@ from penstock.sinks.redis.scripts import hash_tag
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.sinks.redis.writer import Target
+    from penstock.sinks.redis.writer import RedisTarget
 
 _MODES = ("hash", "string", "counter")
 
@@ -121,11 +121,11 @@ class RedisSink(TwoPhaseSink):
 
         return RedisCommitter(self._target(), scope) if self.staged else NothingToCommit()
 
-    def _target(self) -> Target:
-        from penstock.sinks.redis.writer import Target
+    def _target(self) -> RedisTarget:
+        from penstock.sinks.redis.writer import RedisTarget
 
         ttl = None if self.ttl is None else round(seconds(self.ttl, "ttl") * 1000)
-        return Target(self.url, dict(self.options), self.cluster, self.mode, self.key, self.prefix, ttl)
+        return RedisTarget(self.url, dict(self.options), self.cluster, self.mode, self.key, self.prefix, ttl)
 
 
 def _refused(happened: str, to_do: str) -> ConfigurationError:

@@ -33,7 +33,7 @@ _VALIDATE = Script(scripts.VALIDATE)
 
 
 @dataclass(frozen=True)
-class Target:
+class RedisTarget:
     """Where and how a sink writes; small, picklable. The address may hold a password."""
 
     url: str = field(repr=False)
@@ -48,7 +48,7 @@ class Target:
         return connect(self.url, self.options, cluster=self.cluster)
 
 
-def portions(batch: pa.RecordBatch, target: Target) -> Iterator[tuple[Rows, int]]:
+def portions(batch: pa.RecordBatch, target: RedisTarget) -> Iterator[tuple[Rows, int]]:
     """`batch` in parts that one command can carry, each with its size in bytes."""
     _fits(batch)
     average = max(1, batch.nbytes // max(1, batch.num_rows))
@@ -75,7 +75,7 @@ def _fits(batch: pa.RecordBatch) -> None:
 class StagingWriter(Writer):
     """Appends rows to a list of its own. Once somebody has removed that list, it can append nothing more."""
 
-    def __init__(self, target: Target, scope: WriterScope) -> None:
+    def __init__(self, target: RedisTarget, scope: WriterScope) -> None:
         self._target = target
         self._keys = Layout.of(scope.sink, target.prefix)
         self._name = name_of(scope)
@@ -160,7 +160,7 @@ class DirectWriter(Writer):
     """Writes the keys themselves, pipelined: at least once for counters, convergent for everything else. Works on any
     Redis, a cluster too."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: RedisTarget) -> None:
         self._target = target
         self._client = target.connect()
 
@@ -182,7 +182,7 @@ class DirectWriter(Writer):
             self._client.close()
 
 
-def commands(rows: Rows, fields: list[str], target: Target) -> Iterator[tuple[Any, ...]]:
+def commands(rows: Rows, fields: list[str], target: RedisTarget) -> Iterator[tuple[Any, ...]]:
     """The commands that write `rows`, in their order."""
     elements, width = rows.elements, rows.width
     for at in range(0, len(elements), width):
