@@ -31,7 +31,8 @@ class World:
             prepared=lambda: [committable(7)],
             remove_strays=lambda keep: self.removed.append([one.writer for one in keep]),
         )
-        self.stragglers = Stragglers("query", self._abort, self.inflight if logged else None)  # type: ignore[arg-type]
+        inflight: Any = self.inflight if logged else None
+        self.stragglers = Stragglers("query", self._abort, inflight)
 
     def _abort(self, keep: Sequence[Committable]) -> None:
         if self.away:
