@@ -243,6 +243,23 @@ def test_a_move_that_was_cut_off_is_done_again(server: Server, committer: SqlCom
     assert server.rows == {"orders": [0, 1]}
 
 
+def test_a_connection_that_closed_within_a_move_is_not_replaced_unseen(
+    server: Server, committer: SqlCommitter[Any]
+) -> None:
+    """What follows would not be in the transaction that was begun."""
+    one = stage(server, 0)
+    times = iter(range(1))
+
+    def close(statement: str) -> None:
+        if statement == "START TRANSACTION" and next(times, None) is not None:
+            server.sessions[-1].close()
+
+    server.after = close
+    assert committer.commit(7, [one], soon()) == {0: Outcome.COMMITTED}
+    assert server.said.count("START TRANSACTION") == 2
+    assert server.rows == {"orders": [0]}
+
+
 def test_of_an_epoch_that_is_partly_there_only_the_rest_is_moved(server: Server, committer: SqlCommitter[Any]) -> None:
     done, lost, left = (stage(server, n) for n in range(3))
     server.markers[name_of(done)] = Marker(7, 3, 5, AT, committed=True)
