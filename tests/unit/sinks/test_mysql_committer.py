@@ -416,6 +416,13 @@ def test_markers_that_cannot_be_pruned_are_no_failure(server: Server, committer:
     assert committer.commit(500, [prepare(server, 0)], soon()) == {0: Outcome.COMMITTED}
 
 
+def test_a_pruning_that_was_broken_off_leaves_no_transaction_open(server: Server, committer: SqlCommitter[Any]) -> None:
+    server.markers["old"] = Marker(0, 3, 5, AT, committed=True)
+    server.before = failing("DELETE FROM", ServerError(LOCK_TIMEOUT, "locked"))
+    assert committer.commit(500, [prepare(server, 0)], soon()) == {0: Outcome.COMMITTED}
+    assert not server.sessions[0].open
+
+
 # Aborting
 
 
