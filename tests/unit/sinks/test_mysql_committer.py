@@ -243,6 +243,23 @@ def test_a_move_that_was_cut_off_is_done_again(server: Server, committer: SqlCom
     assert server.rows == {"orders": [0, 1]}
 
 
+def test_a_connection_that_closed_within_a_move_is_not_replaced_unseen(
+    server: Server, committer: SqlCommitter[Any]
+) -> None:
+    """What follows would not be in the transaction that was begun."""
+    one = stage(server, 0)
+    times = iter(range(1))
+
+    def close(statement: str) -> None:
+        if statement == "START TRANSACTION" and next(times, None) is not None:
+            server.sessions[-1].close()
+
+    server.after = close
+    assert committer.commit(7, [one], soon()) == {0: Outcome.COMMITTED}
+    assert server.said.count("START TRANSACTION") == 2
+    assert server.rows == {"orders": [0]}
+
+
 def test_of_an_epoch_that_is_partly_there_only_the_rest_is_moved(server: Server, committer: SqlCommitter[Any]) -> None:
     done, lost, left = (stage(server, n) for n in range(3))
     server.markers[name_of(done)] = Marker(7, 3, 5, AT, committed=True)
@@ -397,6 +414,13 @@ def test_nothing_is_pruned_while_something_is_not_visible(server: Server, commit
 def test_markers_that_cannot_be_pruned_are_no_failure(server: Server, committer: SqlCommitter[Any]) -> None:
     server.before = failing("SELECT writer, CAST(at", ServerError(LOCK_TIMEOUT, "locked"))
     assert committer.commit(500, [prepare(server, 0)], soon()) == {0: Outcome.COMMITTED}
+
+
+def test_a_pruning_that_was_broken_off_leaves_no_transaction_open(server: Server, committer: SqlCommitter[Any]) -> None:
+    server.markers["old"] = Marker(0, 3, 5, AT, committed=True)
+    server.before = failing("DELETE FROM", ServerError(LOCK_TIMEOUT, "locked"))
+    assert committer.commit(500, [prepare(server, 0)], soon()) == {0: Outcome.COMMITTED}
+    assert not server.sessions[0].open
 
 
 # Aborting

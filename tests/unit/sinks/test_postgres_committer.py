@@ -454,6 +454,24 @@ def test_a_proof_that_may_not_be_asked_for_is_said_at_once(database: Database, c
         committer.commit(7, [one], soon())
 
 
+def test_a_move_is_let_go_when_a_proof_cannot_be_asked_for(database: Database, committer: SqlCommitter[Any]) -> None:
+    """Its locks would keep waiting whoever looks after the error."""
+    gone, there = stage(database, 0), stage(database, 1)
+    del database.now.staged[name_of(gone)]
+    database.before = refusing(psycopg.errors.InsufficientPrivilege("permission denied for table"), "SELECT EXISTS")
+    with pytest.raises(AccessDenied, match="permission denied for table"):
+        committer.commit(7, [gone, there], soon())
+    assert not database.lines[0].open
+    assert committer.commit(7, [gone, there], soon()) == {0: Outcome.LOST, 1: Outcome.COMMITTED}
+
+
+def test_a_login_that_was_refused_says_nothing_of_the_epoch(database: Database, committer: SqlCommitter[Any]) -> None:
+    """As while a server starts, or another takes its place."""
+    one = prepare(database, 0)
+    database.before = refusing(psycopg.OperationalError("FATAL: password authentication failed"), "COMMIT PREPARED")
+    assert committer.commit(7, [one], soon()) == {0: Outcome.COMMITTED}
+
+
 def test_closing_does_not_wait_for_a_server_that_does_not_answer(database: Database) -> None:
     committer = SqlCommitter(PostgresDialect(database.sink, SCOPE))  # type: ignore[arg-type]
     asked, answered = threading.Barrier(5), threading.Event()

@@ -100,7 +100,7 @@ class SqlCommitter(Committer, Generic[C]):
         prepared, staged = split(here)
         if staged:
             outcomes.update(self._commit_staged(epoch, staged, deadline))
-        self._moves.release()  # of another epoch: its locks would keep the rest waiting
+        self._moves.release()  # what was not committed, or is of another epoch: its locks would keep the rest waiting
         if active("commit.first") and len(prepared) > 1:
             outcomes[prepared[0].writer] = self._commit_one(self._lanes[0], prepared.pop(0), deadline)
             failpoint("commit.first")
@@ -221,7 +221,6 @@ class SqlCommitter(Committer, Generic[C]):
                             outcomes[committable.writer] = proven or Outcome.UNKNOWN
                     left = rest
                     if not left:
-                        self._moves.release()
                         return outcomes
                     self._moves.move(epoch, left, deadline)
                 self._moves.commit(deadline)

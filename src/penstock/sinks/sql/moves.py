@@ -45,6 +45,12 @@ class Lane(Generic[C]):
         self._connection.limit(deadline)
         return self._connection
 
+    def still(self, deadline: Deadline) -> C:
+        """The connection as it is, never a new one: a transaction is open on it."""
+        assert self._connection is not None
+        self._connection.limit(deadline)
+        return self._connection
+
     def run(self, work: Callable[[C], _T], deadline: Deadline) -> _T:
         """`work`, on a new connection where this one was lost, until the deadline."""
         while True:
@@ -105,13 +111,13 @@ class Moves(Generic[C]):
 
     def move(self, epoch: int, staged: Sequence[Committable], deadline: Deadline) -> None:
         """Move into the transaction that was begun. `OutcomeUnknown` where somebody changed a staging table."""
-        self._or_close(lambda: self._move(self._lane.take(deadline), epoch, staged, decided=True))
+        self._or_close(lambda: self._move(self._lane.still(deadline), epoch, staged, decided=True))
         self._held = frozenset(map(name_of, staged))
 
     def commit(self, deadline: Deadline) -> None:
         """Commit what is held. After an error only the markers tell whether it is."""
         names, self._held = self._held or frozenset(), None
-        self._or_close(lambda: self._dialect.finish(self._lane.take(deadline), names))
+        self._or_close(lambda: self._dialect.finish(self._lane.still(deadline), names))
 
     def holds(self, staged: Sequence[Committable]) -> bool:
         """Whether the move of exactly these waits for its COMMIT."""
