@@ -73,6 +73,12 @@ VARIABLES = {
     "wait-border": "critBorderColor",
 }
 
+#: Rules in Mermaid's style sheets for what none of our diagrams has.
+UNUSED = (
+    r'data-look="neo"|mermaidTooltip|actorPopup|katex|edge-animation|error-|neo-node|:root|clickable|-shape|label-icon'
+)
+FONT = '"trebuchet ms",verdana,arial,sans-serif'
+
 
 @dataclass(frozen=True)
 class Diagram:
@@ -138,15 +144,22 @@ def draw(diagram: Diagram) -> str:
         "gantt": {"leftPadding": 84, "rightPadding": 40, "barHeight": 22, "fontSize": 13, "sectionFontSize": 13},
     }
     svg: str = mermaidx.render(f"%%{{init: {json.dumps(settings)}}}%%\n{diagram.source}").svg()
+    return tidy(svg, diagram)
+
+
+def tidy(svg: str, diagram: Diagram) -> str:
+    """Mermaid's drawing as a part of a page: ids of its own, the page's letters and colours, no rule without use."""
     svg = svg.replace("my-svg", f"diagram-{diagram.name}")
     svg = re.sub(r' id="(?!diagram-)([^"]+)"', rf' id="diagram-{diagram.name}-\1"', svg)
     svg = re.sub(r"url\(#(?!diagram-)", f"url(#diagram-{diagram.name}-", svg)
     svg = re.sub(r'href="#(?!diagram-)', f'href="#diagram-{diagram.name}-', svg)
     svg = re.sub(r"@keyframes [\w-]+\{(?:[^{}]|\{[^{}]*\})*\}", "", svg)
-    svg = re.sub(r'font-family:[^;"}]+(?=[;"}])', "font-family:inherit", svg)
+    svg = re.sub(rf"[^{{}}>]*(?:{UNUSED})[^{{}}]*\{{[^{{}}]*\}}", "", svg)
+    svg = svg.replace(FONT, "inherit")
     for name, colour in COLOURS.items():
         svg = re.sub(rf"{colour}\b", f"var(--diagram-{name}, {colour})", svg, flags=re.I)
-    return svg.replace("<svg ", f'<svg data-source="{diagram.checksum}" ', 1).replace("><g", ">\n<g") + "\n"
+    svg = svg.replace("<svg ", f'<svg data-source="{diagram.checksum}" ', 1)
+    return svg.replace("><g", ">\n<g").replace("}#diagram", "}\n#diagram") + "\n"
 
 
 def main(arguments: list[str]) -> int:
