@@ -73,10 +73,9 @@ VARIABLES = {
     "wait-border": "critBorderColor",
 }
 
-#: Rules in Mermaid's style sheets for what none of our diagrams has.
-UNUSED = (
-    r'data-look="neo"|mermaidTooltip|actorPopup|katex|edge-animation|error-|neo-node|:root|clickable|-shape|label-icon'
-)
+#: Selectors in Mermaid's style sheets for what none of our diagrams has.
+UNUSED = re.compile("data-look|mermaidTooltip|actorPopup|katex|edge-animation|error-|neo-node|:root|clickable|-shape")
+RULE = re.compile(r"(?P<selectors>#[^{}]*)\{[^{}]*\}")
 FONT = '"trebuchet ms",verdana,arial,sans-serif'
 
 
@@ -130,7 +129,13 @@ def draw(diagram: Diagram) -> str:
         "themeVariables": theme,
         "htmlLabels": False,  # text as SVG text: the page's own styles for paragraphs do not reach into it
         # Narrow enough for the letters to stay legible in the column of a page.
-        "flowchart": {"htmlLabels": False, "nodeSpacing": 28, "rankSpacing": 36, "wrappingWidth": 180},
+        "flowchart": {
+            "htmlLabels": False,
+            "nodeSpacing": 28,
+            "rankSpacing": 36,
+            "wrappingWidth": 180,
+            "subGraphTitleMargin": {"top": 4, "bottom": 14},
+        },
         "state": {"nodeSpacing": 28, "rankSpacing": 36},
         "sequence": {
             "actorMargin": 16,
@@ -154,12 +159,17 @@ def tidy(svg: str, diagram: Diagram) -> str:
     svg = re.sub(r"url\(#(?!diagram-)", f"url(#diagram-{diagram.name}-", svg)
     svg = re.sub(r'href="#(?!diagram-)', f'href="#diagram-{diagram.name}-', svg)
     svg = re.sub(r"@keyframes [\w-]+\{(?:[^{}]|\{[^{}]*\})*\}", "", svg)
-    svg = re.sub(rf"[^{{}}>]*(?:{UNUSED})[^{{}}]*\{{[^{{}}]*\}}", "", svg)
+    svg = RULE.sub(lambda rule: rule[0] if is_used(rule["selectors"]) else "", svg)
     svg = svg.replace(FONT, "inherit")
     for name, colour in COLOURS.items():
         svg = re.sub(rf"{colour}\b", f"var(--diagram-{name}, {colour})", svg, flags=re.I)
     svg = svg.replace("<svg ", f'<svg data-source="{diagram.checksum}" ', 1)
     return svg.replace("><g", ">\n<g").replace("}#diagram", "}\n#diagram") + "\n"
+
+
+def is_used(selectors: str) -> bool:
+    """Whether a rule with these selectors may be for something that is drawn."""
+    return not all(UNUSED.search(selector) for selector in selectors.split(","))
 
 
 def main(arguments: list[str]) -> int:
