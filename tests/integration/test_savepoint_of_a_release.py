@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DATA = Path(__file__).parents[1] / "data"
 KEYS, PER_EPOCH = 20, 100
-STORED = sorted(path.name for path in DATA.glob("savepoint-*"))
+STORED = sorted(path.name for path in DATA.glob("savepoint-*") if path.is_dir())
 
 
 class Files(FileSink):
