@@ -54,6 +54,7 @@ class Server:
         self.killed: list[int] = []
         self.said: list[str] = []
         self.refused = 0  # connections to refuse
+        self.left_out = 0  # rows that a trigger leaves out of each move
         self.patience: list[float] = []  # of each connection that was made
         self.before: Callable[[str], None] = lambda statement: None
         self.after: Callable[[str], None] = lambda statement: None
@@ -146,7 +147,7 @@ class Session:
             self._within.append((writer, "", []))
         elif match := re.match(r"INSERT INTO `shop`\.`(\w+)` \(.*FROM `shop`\.`(\w+)`", statement):
             assert self._within is not None
-            rows = server.staged[match[2]]
+            rows = server.staged[match[2]][server.left_out :]
             self._within.append(("", match[1], rows))
             return len(rows)
         elif "SET fence = fence + 1" in statement:

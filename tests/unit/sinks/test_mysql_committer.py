@@ -13,7 +13,7 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover
 from penstock.deadline import Deadline
-from penstock.errors import DataError, PreCommitFailed, SystemUnavailable
+from penstock.errors import ConstraintViolated, DataError, PreCommitFailed, SystemUnavailable
 from penstock.sinks.mysql.dialect import MySqlDialect
 from penstock.sinks.mysql.faults import DEADLOCK, LOCK_TIMEOUT, ServerError
 from penstock.sinks.mysql.tables import Names
@@ -331,6 +331,26 @@ def test_a_table_that_somebody_changed_is_not_moved(server: Server, committer: S
     server.staged[name_of(one)].append(7)
     assert committer.commit(7, [one], soon()) == {0: Outcome.UNKNOWN}
     assert server.rows == {}
+
+
+@pytest.mark.parametrize(
+    ("there", "left_out", "error", "text"),
+    [
+        ([0], 1, ConstraintViolated, "1 were sent, and by the server's count 0 are there"),
+        ([0, 7], 0, PreCommitFailed, "Of 2 rows .* had put 1, 2 would be moved"),
+        ([], 0, PreCommitFailed, "Of 0 rows .* had put 1, 0 would be moved"),
+    ],
+)
+def test_rows_are_counted_before_the_decision_and_after_it(
+    server: Server, committer: SqlCommitter[Any], there: list[int], left_out: int, error: Any, text: str
+) -> None:
+    """Of one row that was loaded; a trigger that leaves rows out is told from a table that somebody changed."""
+    one = stage(server, 0)
+    server.staged[name_of(one)], server.left_out = there, left_out
+    with pytest.raises(error, match=text):
+        committer.seal([one], soon())
+    assert committer.commit(7, [one], soon()) == {0: Outcome.UNKNOWN}
+    assert server.rows == server.markers == {}
 
 
 def test_a_staging_table_that_cannot_be_dropped_is_left_to_the_sweep(

@@ -297,8 +297,9 @@ def test_a_restart_moves_what_the_last_driver_had_not_committed(
 
 def test_a_move_that_is_held_ends_nobody(database: Database, committer: SqlCommitter[Any]) -> None:
     one = stage(database, 0)
-    committer.seal([one], soon())
     database.sessions = {("driver", 2): 1}
+    committer.seal([one], soon())
+    assert database.sessions == {("driver", 2): 1}
     committer.commit(7, [one], soon())
     assert database.sessions == {("driver", 2): 1}
 
