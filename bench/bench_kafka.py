@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 PARTS = ("throughput", "memory", "writers")
-WARM_UP = 2  # epochs: class loading, JIT, connections
 VARIANTS = (
     ("spark", "defaults"),
     ("penstock", "defaults"),
