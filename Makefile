@@ -22,7 +22,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long lint format typecheck hooks unit contract integration faults mutants bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench soak docs clean
+.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench soak docs diagrams clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,8 +110,20 @@ bench: setup ## All benchmarks
 soak: setup ## The demo, for long: make soak SOAK="--rows 5000000 --kills 60"
 	$(BIN)/penstock demo $(SOAK)
 
+dist: setup ## Build wheel and sdist into dist/, and try the wheel in an environment of its own, with what pip installs
+	rm -rf dist
+	$(BIN)/python -m hatchling build --directory dist
+	DIST=$(CURDIR)/dist $(PYTEST) tests/integration/test_dist.py
+
 docs: $(VENV)/.ready ## Build the documentation into site/
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# What draws them is needed for this alone, so make setup does not install it. The lock says which, with checksums.
+diagrams: $(VENV)/.ready ## Draw the diagrams of the pages whose source has changed into docs/diagrams
+	@$(BIN)/python -c 'import mermaidx' 2>/dev/null || { \
+	  $(BIN)/uv export --quiet --frozen --only-group diagrams --no-emit-project --output-file $(VENV)/diagrams.txt; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/diagrams.txt; }
+	$(BIN)/python scripts/draw_diagrams.py
 
 clean: ## Remove what was built here; the user's cache stays
 	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse

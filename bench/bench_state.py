@@ -23,8 +23,8 @@ from memory import PeakMemory
 from neighbours import Neighbours
 from penstock.config.state import PROVIDER, PROVIDERS, Backend
 from penstock.savepoints.canonical import export, load
-from penstock.savepoints.rows import count, rows
-from penstock.savepoints.stores import overview, places
+from penstock.savepoints.rows import count_rows, read_rows
+from penstock.savepoints.stores import find_places, list_rows
 from penstock.spark.session import session
 from penstock.spark_state.rewrite import rewrite
 from penstock.storage.local import LocalTree
@@ -129,11 +129,11 @@ class Bench:
         load(self._spark, self._at("5"), target, 0, partitions=self._partitions, backend="rocksdb")
 
     def _prove(self, target: str) -> None:
-        [place] = places(self._at(target))
-        [kept] = overview(place)
-        assert count(kept, lambda: self._spark) == self._keys
+        [place] = find_places(self._at(target))
+        [kept] = list_rows(place)
+        assert count_rows(kept, lambda: self._spark) == self._keys
         for key in (0, self._keys // 2, self._keys - 1):
-            found = rows(kept, str(key), 2, lambda: self._spark)
+            found = read_rows(kept, str(key), 2, lambda: self._spark)
             assert found == [{"key": {"value": key}, "value": {"count": 1}}], found
 
     def _at(self, name: str) -> str:

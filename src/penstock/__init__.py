@@ -14,7 +14,7 @@ if typing.TYPE_CHECKING:
     from penstock.contracts.sink import Committer, Sink, TwoPhaseSink, Writer
     from penstock.contracts.source import Source
     from penstock.epoch.callbacks import CheckpointInfo
-    from penstock.epoch.function import Epoch
+    from penstock.epoch.outputs import Epoch
     from penstock.errors import PenstockError
     from penstock.job.dropin import exactly_once
     from penstock.job.job import Job
@@ -72,7 +72,7 @@ _WHERE = {
     "Committer": "penstock.contracts.sink",
     "DataGenSource": "penstock.sources.datagen",
     "DeltaSink": "penstock.sinks.tables",
-    "Epoch": "penstock.epoch.function",
+    "Epoch": "penstock.epoch.outputs",
     "FileSink": "penstock.sinks.files",
     "FileSource": "penstock.sources.files",
     "Guarantee": "penstock.contracts.guarantees",

@@ -45,7 +45,7 @@ def is_secret(key: str) -> bool:
     return bool(_SECRET.search(words)) and (not _HARMLESS.search(words) or bool(_REALLY.search(words)))
 
 
-def shown(key: str, value: str) -> str:
+def mask_setting(key: str, value: str) -> str:
     """The value of a setting, fit for people."""
     return MASK if value and is_secret(key) else masked(value)
 

@@ -19,7 +19,7 @@ from penstock.deadline import Deadline
 from penstock.dev.servers.mariadb import MariaDb
 from penstock.errors import PenstockError, PreCommitFailed, SystemUnavailable
 from penstock.sinks.mysql import MySqlSink
-from penstock.sinks.sql.markers import KEPT_EPOCHS
+from penstock.sinks.sql.committer import KEPT_EPOCHS
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract, SinkHarness
 from penstock.testing.sink_harness import PATIENCE, SinkSteps
 from penstock.testing.sink_process import prepare_and_die
@@ -65,7 +65,10 @@ class MySqlHarness(SinkHarness):
         return pa.RecordBatch.from_pydict({"id": [1], "name": ["x\t" * 250_000]})
 
     def expire(self, sink: TwoPhaseSink, committable: Committable) -> bool:
-        self.ask(f"XA ROLLBACK {committable.payload['xid']}")
+        for format_id, first, _, data in self.ask("XA RECOVER"):
+            text = data.decode() if isinstance(data, bytes) else data
+            if text[first:] == committable.payload["writer"]:
+                self.ask(f"XA ROLLBACK '{text[:first]}','{text[first:]}',{format_id}")
         return True
 
 

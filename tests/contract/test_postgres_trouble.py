@@ -33,7 +33,7 @@ from penstock.errors import (
     TableMissing,
 )
 from penstock.sinks.postgres import PostgresSink
-from penstock.sinks.sql.markers import KEPT_EPOCHS, PRUNE_EVERY
+from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY
 from penstock.testing.sink_harness import PATIENCE, SinkSteps
 from tests.support.postgres import PostgresHarness
 
@@ -239,11 +239,12 @@ def test_a_connection_kept_over_a_restart_is_replaced(story: Callable[..., Story
 
 
 def test_an_answer_is_waited_for_as_long_as_allowed_and_no_longer(postgres: Postgres) -> None:
-    line = PostgresSink(postgres.dsn, table="t").line("test")
+    line = PostgresSink(postgres.dsn, table="t").line("test", 0.2)
     with pytest.raises(psycopg.OperationalError):
-        line.ask(Deadline(0.2), "SELECT pg_sleep(3600)")
-    assert line.ask(Deadline(PATIENCE), "SELECT 1") == [(1,)]
-    line.drop()
+        line.ask("SELECT pg_sleep(3600)")
+    line.limit(Deadline(PATIENCE))
+    assert line.ask("SELECT 1") == [(1,)]
+    line.close()
 
 
 @pytest.mark.parametrize("how", ["url", "keyword"])

@@ -31,7 +31,7 @@ from penstock.errors import (
     TableMissing,
 )
 from penstock.sinks.tables.committer import TableCommitter
-from penstock.sinks.tables.target import Journal
+from penstock.sinks.tables.target import History
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract, SinkHarness
 from tests.support.s3 import object_store
 
@@ -386,7 +386,7 @@ def test_a_lost_acknowledgement_is_no_second_commit(story: Story) -> None:
 def test_a_table_that_took_the_rows_and_does_not_show_them_gets_them_only_once(story: Story) -> None:
     sink, rows = story.harness.make_sink(), story.harness.rows(5)
     prepared, committer = story.prepare(sink, [rows]), story.committer()
-    committer._target.journal = lambda since: Journal()  # type: ignore[method-assign]
+    committer._target.history = lambda since: History()  # type: ignore[method-assign]
     assert committer.commit(0, prepared, Deadline(30)) == {0: Outcome.UNKNOWN}
     story.assert_visible(rows)
     assert story.commit(sink, prepared) == {Outcome.ALREADY_COMMITTED}

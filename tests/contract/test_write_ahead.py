@@ -21,7 +21,7 @@ from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.errors import ConfigurationError, DataError, PreCommitFailed, SystemUnavailable
 from penstock.sinks.write_ahead import WriteAheadSink
-from penstock.sinks.write_ahead.journal import KEPT_EPOCHS
+from penstock.sinks.write_ahead.row_log import KEPT_EPOCHS
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract, SinkHarness
 
 TEXT = ["plain", None, "", "Zażółć gęślą jaźń", "日本語", "🚀 \u2028 line", "nul \x00"]
@@ -364,14 +364,14 @@ def test_the_log_may_be_anywhere_arrow_reaches(tmp_path: Path, monkeypatch: pyte
     from pyarrow.fs import LocalFileSystem
 
     from penstock.checkpoint import inflight_log as log
-    from penstock.sinks.write_ahead import journal
+    from penstock.sinks.write_ahead import row_log
     from penstock.storage.arrow import ArrowTree
 
     def arrow(location: str) -> ArrowTree:
         return ArrowTree(LocalFileSystem(), str(tmp_path / location.rpartition("/")[2]))
 
     monkeypatch.setattr(log, "task_tree", arrow)
-    monkeypatch.setattr(journal, "task_tree", arrow)
+    monkeypatch.setattr(row_log, "task_tree", arrow)
     story = tell(tmp_path)
     target = target_of(story)
     sink = WriteAheadSink(target.append_with_id, log="s3://bucket/waiting", marker=target.ids)

@@ -24,7 +24,7 @@ from penstock.dev.servers.postgres import Postgres
 from penstock.errors import SavepointIncomplete
 from penstock.failpoints import POINTS, InjectedFault, hooked
 from penstock.savepoints.savepoint import Kind, read, verify
-from penstock.savepoints.take import Standing, Taker
+from penstock.savepoints.take import HeldQuery, Taker
 from penstock.sinks.files import FileSink
 from penstock.storage.local import LocalTree
 from tests.support.kafka_harness import KafkaHarness
@@ -157,7 +157,7 @@ def test_a_savepoint_is_whole_or_none(disk: Disk) -> None:
 
     def take() -> str:
         query.run(40)  # after a cut: to where it was
-        standing = Standing(plan, f"file:{query.spark}", query.log.next_epoch()[0] - 1, 1)
+        standing = HeldQuery(plan, f"file:{query.spark}", query.log.next_epoch()[0] - 1, 1)
         taker = Taker(query.job, spark, lambda: nullcontext([standing]), mode="exactly_once")
         return taker.take(f"file:{disk.root}/savepoints", Kind.NATIVE).path
 

@@ -16,7 +16,7 @@ from penstock.config.load import OPTIONS_VARIABLE
 from penstock.config.spark_conf import PARTITIONS
 from penstock.errors import ConfigurationError, NotRestorable, SavepointCorrupt, SavepointIncomplete
 from penstock.savepoints import savepoint as savepoints
-from penstock.spark.settings import claim
+from penstock.spark.settings import remember_defaults
 from penstock.storage.local import LocalTree
 from tests.support.case import Case, Running, running
 from tests.support.kafka import Tail, assert_nothing_open, create_topic, read_committed
@@ -44,7 +44,7 @@ def session() -> Iterator[SparkSession]:
     made = spark.session("savepoints", conf=conf, jars=("spark-kafka",), local_storage=True)
     # A JVM remembers what the first session in it was told; here it counts as a default, not as somebody's wish.
     made.conf.set(PARTITIONS, "2")
-    claim(made, {PARTITIONS: "2"})
+    remember_defaults(made, {PARTITIONS: "2"})
     yield made
     made.stop()
 
@@ -257,7 +257,7 @@ def test_parallelism_is_not_changed_silently(story: Callable[..., Story]) -> Non
     run = told.start(parallelism_default=2)
     told.more(run)
     run.stop()
-    with pytest.raises(ConfigurationError, match="cut into 2 partitions"):
+    with pytest.raises(ConfigurationError, match="has 2 partitions"):
         told.start(parallelism_default=5).join()
     run = told.start(parallelism_default=2)
     told.more(run)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.epoch.channel import HASH_COLUMN
-from penstock.epoch.checksum import FLAT, NESTED, hashed, rule_for
+from penstock.epoch.checksum import FLAT, NESTED, rule_for, with_hashes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ def hash_of(session: SparkSession, kind: str, values: list[str], rule: int | Non
         " UNION ALL ".join(f"SELECT {n} AS n, CAST({one} AS {kind}) AS v" for n, one in enumerate(values))
     )
     frame = rows.select("v", "n").orderBy("n").select("v")
-    return [row[HASH_COLUMN] for row in hashed(frame, rule_for(frame) if rule is None else rule).collect()]
+    return [row[HASH_COLUMN] for row in with_hashes(frame, rule_for(frame) if rule is None else rule).collect()]
 
 
 @pytest.mark.parametrize("kind", UNLIKE)
@@ -67,7 +67,7 @@ def test_the_order_of_a_map_is_not_seen(session: SparkSession) -> None:
 def test_flat_rows_are_hashed_as_they_always_were_and_an_old_decision_by_its_own_rule(session: SparkSession) -> None:
     frame = session.sql("SELECT 1 AS a, CAST(null AS string) AS b")
     assert rule_for(frame) == FLAT
-    [found], [expected] = hashed(frame, FLAT).collect(), session.sql("SELECT xxhash64(1, null, true)").collect()
+    [found], [expected] = with_hashes(frame, FLAT).collect(), session.sql("SELECT xxhash64(1, null, true)").collect()
     assert found[HASH_COLUMN] == expected[0]
     assert rule_for(session.sql("SELECT array(1) AS a")) == NESTED
     one, other = hash_of(session, "array<int>", ["array(1, null)", "array(1)"], FLAT)

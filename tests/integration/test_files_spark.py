@@ -50,25 +50,8 @@ def everything(spark: SparkSession) -> DataFrame:
         ["a", None, ""], (1, [0.5, None]), {"a": 1, "b": None},
     )  # fmt: skip
     null = (2, *([None] * 16))
-    empty: Any = (
-        3,
-        False,
-        0,
-        0,
-        0,
-        0.0,
-        0.0,
-        Decimal(0),
-        Decimal(0),
-        "",
-        bytearray(),
-        None,
-        None,
-        None,
-        [],
-        (None, []),
-        {},
-    )
+    empty: Any
+    empty = (3, False, 0, 0, 0, 0.0, 0.0, Decimal(0), Decimal(0), "", bytearray(), None, None, None, [], (None, []), {})
     return spark.createDataFrame([full, null, empty], EVERYTHING)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from penstock import Checkpoints, FileSink, Job, KafkaSink, KafkaSource, RestartStrategy
 from penstock.failpoints import ONCE, RELEASE, VARIABLE, InjectedFault, hooked
-from penstock.job.retention import KEPT_BATCHES
+from penstock.job.retention import RETAINED_BATCHES
 from tests.support.kafka import Input, assert_copied, assert_nothing_open
 from tests.support.running import Checkpoint, CrashAt, Kafka, Numbers, Watched, run_all, until
 
@@ -176,12 +176,12 @@ def test_cancel_does_not_wait_for_an_epoch_that_hangs(
 @pytest.fixture
 def unsaid(session: SparkSession) -> Iterator[None]:
     """The session as it is where nobody has said how many epochs Spark keeps."""
-    before = session.conf.get(KEPT_BATCHES)
+    before = session.conf.get(RETAINED_BATCHES)
     assert before is not None
-    session.conf.unset(KEPT_BATCHES)
+    session.conf.unset(RETAINED_BATCHES)
     yield
-    assert session.conf.get(KEPT_BATCHES, None) is None, "it was put back"
-    session.conf.set(KEPT_BATCHES, before)
+    assert session.conf.get(RETAINED_BATCHES, None) is None, "it was put back"
+    session.conf.set(RETAINED_BATCHES, before)
 
 
 @pytest.mark.usefixtures("unsaid")

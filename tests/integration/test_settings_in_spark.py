@@ -41,7 +41,7 @@ def test_spark_s_own_settings(
     """`-D` wins over the session, the file gives way to it, and what can no longer be changed is said."""
     (tmp_path / "file.yaml").write_text(f"{ZONE}: Asia/Tokyo\n{ANSI}: 'false'\n")
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "file.yaml"))
-    monkeypatch.setattr(settle, "_told", set())
+    monkeypatch.setattr(settle, "_warned", set())
     zone = session.conf.get(ZONE)
     try:
         with caplog.at_level(logging.WARNING):

@@ -24,7 +24,7 @@ from penstock.errors import (
     PositionsLost,
     UidChanged,
 )
-from penstock.process.error_class import chain
+from penstock.process.error_class import error_chain
 from tests.support.lines import LineServer
 from tests.support.running import CrashAt, Event, Watched, failing, run_all
 
@@ -197,7 +197,7 @@ def test_any_stream_with_its_word_on_replaying(session: SparkSession, tmp_path: 
 
 def test_a_stream_whose_word_is_missing_or_wrong_is_refused(session: SparkSession, tmp_path: Path) -> None:
     job = job_at(tmp_path, session)
-    with pytest.raises(ConfigurationError, match="whether it can replay is not said"):
+    with pytest.raises(ConfigurationError, match="replayable= was not given"):
         job.read(numbers(session), uid="numbers")
     known = job.read(numbers(session), uid="numbers", replayable=True)  # a reader that is not loaded yet
     with pytest.raises(ConfigurationError, match=r"made of what was read as \['numbers'\] already"):
@@ -315,7 +315,7 @@ def test_a_file_that_vanishes_before_it_is_read_is_not_skipped(
     (tmp_path / "in" / "gone.json").rename(tmp_path / "away")
     error = failing(build(), PenstockError)
     assert "gone.json" in str(error)
-    assert any(isinstance(one, FilesMissing) for one in chain(error))
+    assert any(isinstance(one, FilesMissing) for one in error_chain(error))
     assert rows(tmp_path) == Counter()
     (tmp_path / "away").rename(tmp_path / "in" / "gone.json")
     run_all(build())

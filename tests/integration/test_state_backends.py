@@ -14,7 +14,7 @@ from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy,
 from penstock.config.load import OPTIONS_VARIABLE
 from penstock.config.state import BOUNDED, LIMIT, PROVIDER
 from penstock.errors import ConfigurationError
-from penstock.spark.settings import claim
+from penstock.spark.settings import remember_defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,7 +106,7 @@ def test_parallelism_is_the_number_of_state_partitions(
     sums: Sums, session: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As in a session just made by us; in this one other tests may have said what they want.
-    claim(session, {"spark.sql.shuffle.partitions": session.conf.get("spark.sql.shuffle.partitions") or ""})
+    remember_defaults(session, {"spark.sql.shuffle.partitions": session.conf.get("spark.sql.shuffle.partitions") or ""})
     monkeypatch.setenv(OPTIONS_VARIABLE, json.dumps({"parallelism.default": "3"}))
     sums.run(50)
     assert len([one for one in (sums.checkpoint / "state" / "0").iterdir() if one.name.isdigit()]) == 3

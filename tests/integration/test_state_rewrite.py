@@ -24,10 +24,9 @@ from penstock.errors import ConfigurationError, SavepointError
 from penstock.savepoints.canonical import export, load
 from penstock.spark_state import rewrite as rewriting
 from penstock.spark_state import store_writing
-from penstock.spark_state.operators import Operator, operators
-from penstock.spark_state.program import program_operators
-from penstock.spark_state.raw import JOIN_FORMAT
+from penstock.spark_state.operators import Operator, plan_operators, read_operators
 from penstock.spark_state.rewrite import CODEC, rewrite
+from penstock.spark_state.store_rows import JOIN_FORMAT
 from penstock.storage.hadoop import HadoopStorage, HadoopTree
 from penstock.storage.local import LocalTree
 
@@ -252,9 +251,9 @@ def test_the_query_goes_on(spark: SparkSession, tmp_path: Path, name: str) -> No
             checkpoint = target
         assert story.run(checkpoint) == alone.run(tmp_path / "alone"), f"step {step}"
         assert newest(checkpoint) == newest(tmp_path / "alone")
-    found = operators(spark, str(checkpoint), newest(checkpoint))
+    found = read_operators(spark, str(checkpoint), newest(checkpoint))
     assert {one.partitions for one in found} == {case.chain[-1][1]}
-    planned = program_operators(story.frame(), case.mode)
+    planned = plan_operators(story.frame(), case.mode)
     assert [(one.id, one.name, schemas(one)) for one in planned] == [(one.id, one.name, schemas(one)) for one in found]
 
 

@@ -14,7 +14,8 @@ After every step:
 6. Nobody writes `commits/N` without having been told of every writer that it is visible: unknown is no proof.
 7. The rows that are visible of an epoch are those before its barrier, also when the log was lost in a power cut, and
    nobody replaces the barrier of an epoch that is visible.
-8. Nobody ever finds a decision that counts among what another run swept: only the other system loses transactions.
+8. Nobody who ends what a job has left aborts a transaction that a decision names which counts then.
+9. Nobody ever finds a decision that counts among what another run swept: only the other system loses transactions.
 
 And about state, where the plan is not deterministic: once `commits/N` is written, the state of N was left by the very
 execution that is visible, **unless** a run that was superseded already went on executing and wrote over it. Spark's
@@ -94,10 +95,11 @@ class _Explorer:
         if world.newest + unregistered < self._scenario.generations:
             full = len(drivers) == self._scenario.alive
             alive = [drivers[:dead] + drivers[dead + 1 :] for dead in range(len(drivers))] if full else [drivers]
-            for step in self._simulation.steps(world, self._simulation.fresh_driver()):
-                moved = (step.driver,) if step.driver else ()
-                for others in alive:
-                    yield step, (step.world, (*others, *moved))
+            for begun, newcomer in self._simulation.newcomers(world):
+                for step in self._simulation.steps(begun, newcomer):
+                    moved = (step.driver,) if step.driver else ()
+                    for others in alive:
+                        yield step, (step.world, (*others, *moved))
 
     def _steps(self, world: World, driver: Driver) -> tuple[Step, ...]:
         """What a driver may do depends on the world, not on the other drivers."""
@@ -114,7 +116,7 @@ class _Explorer:
             if world not in self._checked:
                 self._checked.add(world)
                 self._check_rows(world)
-                calm = world._replace(faults=0, cuts=0, tries=0, drains=0)
+                calm = world._replace(faults=0, cuts=0, tries=0, drains=0, settlements=0)
                 self._check_end(calm)
                 if world.open:
                     self._check_end(calm._replace(open=frozenset(), expired=world.expired | world.open))

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.contracts.sink import SinkScope
-from penstock.sinks.mysql.faults import LOCK_TIMEOUT, XA_UNKNOWN, ServerError
-from penstock.sinks.mysql.names import FORMAT, Names
+from penstock.deadline import Deadline
+from penstock.sinks.mysql.faults import DUPLICATE, LOCK_TIMEOUT, XA_UNKNOWN, ServerError
 from penstock.sinks.mysql.session import Login
+from penstock.sinks.mysql.tables import FORMAT, Names
 
 SCOPE = SinkScope("job", "out", 3)
 LOGIN = Login("db.example", 3307, "alice", "s3cret", "shop")
@@ -77,8 +78,9 @@ class Session:
         self._within: list[tuple[str, str, list[int]]] | None = None  # writer, table, rows of an open transaction
         self._uncommitted = self._broken = False
 
-    def limit(self, seconds: float) -> None:
-        self.limits.append(seconds)
+    def limit(self, deadline: Deadline) -> None:
+        self.deadline = deadline
+        self.limits.append(deadline.remaining())
 
     def close(self) -> None:
         self.open = False
@@ -133,7 +135,12 @@ class Session:
         elif statement.startswith("INSERT INTO `shop`.`penstock_markers`"):
             _, writer, epoch, generation, at = values
             if writer in server.markers:
-                raise ServerError(LOCK_TIMEOUT, "Lock wait timeout exceeded")
+                done = server.markers[writer].committed
+                raise (
+                    ServerError(DUPLICATE, "Duplicate entry")
+                    if done
+                    else ServerError(LOCK_TIMEOUT, "Lock wait timeout")
+                )
             server.markers[writer] = Marker(epoch, generation, self.id, at)
             assert self._within is not None
             self._within.append((writer, "", []))
@@ -180,17 +187,17 @@ class Session:
     def _ask(self, statement: str, values: list[Any]) -> list[tuple[Any, ...]]:
         server, uncommitted, self._uncommitted = self._server, self._uncommitted, False
         seen = {w: one for w, one in server.markers.items() if one.committed or uncommitted}
-        if statement.startswith("SELECT writer, generation, connection"):
+        if statement.startswith("SELECT writer, connection"):
             wanted = values[1:] if "IN (" in statement else list(seen)
             since = "2026-02-02 00:00:00.500000"
-            return [(w, seen[w].generation, seen[w].connection, since) for w in wanted if w in seen]
-        if statement.startswith("SELECT writer FROM"):
-            return [(writer,) for writer in values[1:] if writer in seen]
+            return [(w, seen[w].connection, since) for w in wanted if w in seen]
         if statement.startswith("SELECT writer, CAST(at AS CHAR)"):
             _, epoch, generation = values
             return [(w, one.at) for w, one in seen.items() if one.epoch < epoch and one.generation <= generation]
         if statement.startswith("SELECT CAST(pruned AS CHAR)"):
             return [(server.pruned,)]
+        if match := re.fullmatch(r"SELECT COUNT\(\*\) FROM `shop`\.`(\w+)`", statement):
+            return [(len(server.staged[match[1]]),)]
         if statement.startswith("SELECT fence"):
             return [(server.fence,)]
         if "table_name LIKE" in statement:

@@ -6,7 +6,6 @@ table that is not there 42P01, and what an open transaction has done is seen by 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import re
 from collections.abc import Callable, Iterator
@@ -18,9 +17,8 @@ import psycopg
 
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
-from penstock.sinks.postgres import faults
 from penstock.sinks.postgres.catalog import Place
-from penstock.sinks.postgres.server import Server
+from penstock.sinks.postgres.connection import Server
 from penstock.sinks.sql.names import label
 
 SCOPE = SinkScope("job", "out", 3)
@@ -62,44 +60,46 @@ class Database:
             settle=self._settle,
         )
 
-    def line(self, server: Server, table: str, name: str) -> Line:
-        assert (server, table) == (self.sink.server, "public.orders")
+    def line(self, server: Server, name: str, deadline: Deadline) -> Line:
+        assert (server, isinstance(deadline, Deadline)) == (self.sink.server, True)
         assert re.fullmatch(r"penstock [0-9a-f]{16} g3 driver", name)
-        self.lines.append(Line(self))
+        self.lines.append(Line(self, deadline))
         return self.lines[-1]
 
-    def _settle(self, prefix: str, line: Line, deadline: Deadline) -> None:
-        assert (prefix, isinstance(deadline, Deadline)) == (SCOPE.prefix, True)
-        line.ask(deadline, "SETTLE")
+    def _settle(self, prefix: str, line: Line) -> None:
+        assert prefix == SCOPE.prefix
+        line.ask("SETTLE")
 
 
 class Line:
-    """Stands in for `penstock.sinks.postgres.line.Line`."""
+    """Stands in for `penstock.sinks.postgres.connection.Line`."""
 
-    def __init__(self, database: Database) -> None:
-        self.database, self.server = database, database.sink.server
-        self.open, self.dropped = True, 0
+    def __init__(self, database: Database, deadline: Deadline) -> None:
+        self.database, self.deadline = database, deadline
+        self.open, self.limited, self.dropped = True, False, 0
         self._own: Contents | None = None
         self._look: Contents | None = None
 
-    def begin(self, deadline: Deadline, lock_seconds: float) -> None:
+    def begin(self, lock_seconds: float) -> None:
         assert 0 < lock_seconds <= 60
-        self.ask(deadline, "BEGIN")
+        self.ask("BEGIN")
 
-    def drop(self) -> None:
+    def connect(self) -> None:
+        pass
+
+    def limit(self, deadline: Deadline) -> None:
+        self.deadline, self.limited = deadline, True
+
+    def close(self) -> None:
         self.dropped += 1
         self.open, self._own = False, None
 
-    def naming(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        assert doing
-        return faults.naming(self.server, "public.orders", doing)
-
-    def count(self, deadline: Deadline, statement: str) -> int:
-        [(changed,)] = self.ask(deadline, statement)
+    def count(self, statement: str) -> int:
+        [(changed,)] = self.ask(statement)
         return int(changed)
 
-    def ask(self, deadline: Deadline, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        assert isinstance(deadline, Deadline), "every statement ends with the step it belongs to"
+    def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        assert self.limited, "every statement ends with the step it belongs to"
         database = self.database
         self.open = True
         database.said.append(statement)
@@ -108,7 +108,7 @@ class Line:
             answer = self._answer(statement, parameters)
             database.after(statement)
         except psycopg.OperationalError:
-            self.drop()  # the server has closed the connection
+            self.close()  # the server has closed the connection
             raise
         return answer
 
@@ -151,9 +151,6 @@ class Line:
             assert (sink, generation) == (SCOPE.prefix, SCOPE.generation)
             assert writer not in now.markers
             now.markers[writer] = (epoch, at)
-        elif statement.startswith("SELECT gid FROM"):
-            [beginning] = parameters
-            return [(gid,) for gid in now.prepared if gid.startswith(beginning)]
         elif statement.startswith("SELECT gid, extract"):
             return [(gid, 12.5) for gid in sorted(now.prepared) if gid.startswith(parameters[0])]
         elif statement.startswith("SELECT c.relname"):
@@ -172,8 +169,8 @@ class Line:
             sink, writer = parameters
             return [(sink == SCOPE.prefix and writer in now.markers, now.pruned)]
         elif statement.startswith("WITH gone AS"):
-            sink, epoch = parameters
-            assert sink == SCOPE.prefix
+            sink, epoch, generation = parameters
+            assert (sink, generation) == (SCOPE.prefix, SCOPE.generation)
             assert statement.endswith(" WHERE sink = $1 AND EXISTS (SELECT FROM gone)")
             gone = [writer for writer, (number, _) in now.markers.items() if number < epoch]
             now.pruned = max([now.pruned or 0, *(now.markers.pop(writer)[1] for writer in gone)])

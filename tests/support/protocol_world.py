@@ -19,6 +19,8 @@ What may happen, and how few kinds of steps are enough for it:
 * **Stop with a drain**: the barrier of the next epoch is replaced by one without input, after `Protocol.before_drain`.
   No file system can replace a file only if nobody else has; a drain that is superseded in that very instant is not in
   this world. The next start compares the barrier with the decision and stops.
+* **Somebody ends what a job has left** (`settlements`), believing it dead, whether it is or not: commits what is
+  decided, with its log finished or not, or aborts what is undecided. No query is started after it.
 * **Recovery while Spark runs already** (`running`): Spark has read its log, and written the barrier, before.
 * **Faults** come out of one budget: a transaction *expires*, an acknowledgement of a commit is *lost* (the commit
   done or not), pre-commit *fails* midway and leaves open what it opened, a *stray* attempt of a task leaves a second
@@ -51,8 +53,24 @@ class Scenario:
     cuts: int = 0  # how often the power fails
     tries: int = 0  # how many failures a run tolerates
     drains: int = 0  # how often somebody stops the job with a drain
+    settlements: int = 0  # how often somebody ends what was left
     running: bool = False  # is Spark's query started before recovery?
-    strict: bool = True  # complain about what is only dangerous (4, 6 and 8 of `exploration.py`), not only of harm
+    strict: bool = True  # complain about what is only dangerous (4, 6 and 9 of `exploration.py`), not only of harm
+
+
+def _commit_and_finish() -> Generator[p.Action, Any, p.Resume]:
+    """A whole recovery that leaves open what is undecided, as `Settlement.commit` carries it out."""
+    recovery = p.recover()
+    action = next(recovery)
+    try:
+        while True:
+            action = recovery.send(None if isinstance(action, p.Sweep) else (yield action))
+    except StopIteration as end:
+        return end.value
+
+
+def _abort_undecided() -> Generator[p.Action, Any, p.Decision | None]:
+    return p.abort_undecided(lambda _: False)
 
 
 class Protocol(NamedTuple):
@@ -62,6 +80,11 @@ class Protocol(NamedTuple):
     run_epoch: Callable[[int, int, p.Replay | None], Generator[p.Action, Any, p.Decision | None]] = p.run_epoch
     may_try_again: Callable[[Collection[type[p.Action]]], bool] = p.may_try_again
     before_drain: Callable[[], Generator[p.Action, Any, p.Resume]] = p.recover
+    settle: tuple[Callable[[], Generator[p.Action, Any, Any]], ...] = (
+        p.commit_decided,
+        _commit_and_finish,
+        _abort_undecided,
+    )
 
 
 class Violation(Exception):
@@ -102,6 +125,7 @@ class World(NamedTuple):
     cuts: int = 0  # how often the power may still fail
     tries: int = 0
     drains: int = 0
+    settlements: int = 0
     newest: int = 0
     claims: frozenset[int] = frozenset()  # numbers given by `Simulation.number`, as decisions
     decisions: frozenset[int] = frozenset()
@@ -158,7 +182,7 @@ class Moment:
 class Driver(NamedTuple):
     """A living run: where it is in its life (`stage`), in its coroutine (`moment`) and in its action (`done`)."""
 
-    stage: str  # "recover", "start", "barrier", "epoch", "finish" or "drain"
+    stage: str  # "recover", "start", "barrier", "epoch", "finish", "drain" or "settle"
     moment: Moment
     generation: int = 0
     epoch: int = -1
@@ -188,6 +212,7 @@ class Simulation:
         self.scenario, self._protocol = scenario, protocol
         self._recovering = Moment(protocol.recover)
         self._draining = Moment(protocol.before_drain)
+        self._settling = [Moment(make) for make in protocol.settle]
         self._epochs: dict[tuple[int, int, int | None], Moment] = {}
         self._numbers: dict[Any, int] = {}
         self._values: list[Any] = []
@@ -201,10 +226,17 @@ class Simulation:
 
     def first_world(self) -> World:
         of, none = self.scenario, tuple(0 for _ in self.scenario.rows)
-        return World(of.faults, tuple((0, False) for _ in none), none, of.cuts, of.tries, of.drains)
+        return World(of.faults, tuple((0, False) for _ in none), none, of.cuts, of.tries, of.drains, of.settlements)
 
     def fresh_driver(self) -> Driver:
         return Driver("start" if self.scenario.running else "recover", self._recovering)
+
+    def newcomers(self, world: World) -> Iterator[tuple[World, Driver]]:
+        """Who may begin: a run of the job, and where somebody still may, a person who takes it for dead."""
+        yield world, self.fresh_driver()
+        if world.settlements:
+            fewer = world._replace(settlements=world.settlements - 1)
+            yield from ((fewer, Driver("settle", moment)) for moment in self._settling)
 
     def power_failures(self, world: World) -> Iterator[Step]:
         """What may be left of Spark's log."""
@@ -226,7 +258,7 @@ class Simulation:
                 yield self._write_commit(world, driver)
             case "drain":
                 yield self._replace_barrier(world, driver)
-            case "recover":
+            case "recover" | "settle":
                 yield from self._carry_out(world, driver)
             case _:
                 driver = driver._replace(
@@ -287,6 +319,8 @@ class Simulation:
             return Step(told, world, driver._replace(moment=moment, done=()))
         if moment.stop:
             return Step((*told, "and stops:", moment.stop), world, None, moment.stop)
+        if driver.stage == "settle":
+            return Step((*told, "and has settled"), world, None)
         driver = driver._replace(moment=self._recovering, done=())
         if driver.stage == "epoch":
             return Step(told, world, driver._replace(stage="finish", replay=None, performed=frozenset()))
@@ -431,7 +465,16 @@ class Simulation:
         left = sorted(one for one in world.open if one.generation <= driver.generation and one not in kept)
         if not left:
             return self._answer(world, driver, None, "has swept")
+        if driver.stage == "settle" and left[0] in self._decided(world):
+            raise Violation(f"g{driver.generation} aborts {left[0]}, which is decided")
         return Step((driver.generation, "aborts", left[0]), world._replace(open=world.open - {left[0]}), driver)
+
+    def _decided(self, world: World) -> set[Transaction]:
+        """What the decision names that counts now."""
+        claims = tuple(self._values[number] for number in world.claims)
+        decisions = tuple(one for one in self.decisions(world) if one.id.epoch >= world.commits)
+        decision = p.honoured(p.Found(world.commits, True, decisions, claims))
+        return {one.payload["at"] for one in decision.to_commit} if decision else set()
 
     # Spark's part.
 

@@ -102,7 +102,7 @@ class Served:
 
     @property
     def entry(self) -> Entry:
-        found = Registry().written(self.id)
+        found = Registry().read_entry(self.id)
         assert found is not None
         return found
 

@@ -19,10 +19,10 @@ from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import UnsafeName
 from penstock.naming import safe_name, safe_part
-from penstock.savepoints.canonical import operator_of
+from penstock.savepoints.canonical import parse_operator
 from penstock.savepoints.savepoint import Savepoint
 from penstock.sinks.files import FileSink
-from penstock.sinks.write_ahead.journal import Journal
+from penstock.sinks.write_ahead.row_log import RowLog
 from penstock.spark_state.metadata import read_metadata
 from penstock.storage.arrow import ArrowTree
 from penstock.storage.local import LocalStorage, LocalTree
@@ -124,16 +124,16 @@ def operator(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_layout_of_a_canonical_savepoint() -> None:
-    operator_of(operator())
+    parse_operator(operator())
     for crafted in (
         operator(files={"../../../x": base64.b64encode(b"x").decode()}),
         operator(store={"schema_files": ["../x"]}),
         operator(store={"name": "../x"}),
     ):
         with pytest.raises(UnsafeName):
-            operator_of(crafted)
+            parse_operator(crafted)
     with pytest.raises(ValueError, match="invalid literal"):
-        operator_of(operator(id="../x"))
+        parse_operator(operator(id="../x"))
 
 
 def test_the_schema_files_that_spark_s_description_names(tmp_path: Path) -> None:
@@ -170,12 +170,12 @@ def test_what_a_manifest_says_of_the_file_sink(crafted: dict[str, str], tmp_path
 def test_what_a_manifest_says_of_logs(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsafeName):
         list(read_log(str(tmp_path), LogFile(name, 1, 1)))
-    journal = Journal(str(tmp_path), SinkScope("job", "out", 1))
+    row_log = RowLog(str(tmp_path), SinkScope("job", "out", 1))
     for door in (
-        lambda: journal.size(name),
-        lambda: journal.remove([name]),
-        lambda: journal.open(name, pa.schema([])),
-        lambda: list(journal.read(name, 1, 1)),
+        lambda: row_log.size(name),
+        lambda: row_log.remove([name]),
+        lambda: row_log.open(name, pa.schema([])),
+        lambda: list(row_log.read(name, 1, 1)),
     ):
         with pytest.raises(UnsafeName):
             door()

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.errors import SystemUnavailable, from_json
 from penstock.events import Events
-from penstock.process.registration import told
-from penstock.secrets import MASK, is_secret, masked, secrets_of, shown, without_secrets
+from penstock.process.registration import error_fields
+from penstock.secrets import MASK, hide, is_secret, mask_setting, masked, secrets_of, without_secrets
 
 KAFKA = """
 sasl.password sasl.jaas.config ssl.key.password ssl.key.pem ssl.certificate.pem ssl.keystore.password
@@ -66,14 +66,14 @@ execution.checkpointing.dir state.backend.type user host port database sslmode r
 @pytest.mark.parametrize(("system", "key"), SECRETS, ids=[key for _, key in SECRETS])
 @pytest.mark.parametrize("prefix", ["", "spark.hadoop.", "kafka.", "MY_"])
 def test_a_secret_is_known_by_its_name(system: str, key: str, prefix: str) -> None:
-    assert shown(prefix + key, "hunter2") == MASK
+    assert mask_setting(prefix + key, "hunter2") == MASK
     assert is_secret((prefix + key).upper().replace(".", "_").replace("-", "_"))
 
 
 @pytest.mark.parametrize("key", PLAIN.split())
 @pytest.mark.parametrize("prefix", ["", "spark.hadoop."])
 def test_what_is_none_is_shown(key: str, prefix: str) -> None:
-    assert shown(prefix + key, "something/else") == "something/else"
+    assert mask_setting(prefix + key, "something/else") == "something/else"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_is_none_is_shown(key: str, prefix: str) -> None:
     ],
 )  # fmt: skip
 def test_a_secret_inside_a_value_is_blotted_out(value: str, seen: str) -> None:
-    assert shown("spark.x.setting", value) == seen
+    assert mask_setting("spark.x.setting", value) == seen
     assert masked(seen) == seen
 
 
@@ -158,5 +158,11 @@ def test_an_event_and_the_registry_quote_none_either(tmp_path: Path, monkeypatch
     events.listen(lambda event: heard.append(str(event)))
     events.emit("failed", epoch=3, error=LEAK)
     assert json.loads(file.read_text())["epoch"] == 3
-    assert "hunter2" not in f"{file.read_text()} {heard} {told(RuntimeError(LEAK))}"
+    assert "hunter2" not in f"{file.read_text()} {heard} {error_fields(RuntimeError(LEAK))}"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_given_secrets_are_hidden_in_every_spelling() -> None:
+    text = "hunter/2 and hunter%2F2, but not ab"
+    assert hide(text, ["hunter/2", "ab", ""]) == f"{MASK} and {MASK}, but not ab"
+    assert hide("secret and secretive", ["secret", "secretive"]) == f"{MASK} and {MASK}", "the longest first"

@@ -19,7 +19,7 @@ _SHORTEST_PREFIX = 4
 
 
 @dataclass(frozen=True)
-class Target:
+class JobTarget:
     """A job that runs, and how to reach it. `local`: it stands in this machine's registry."""
 
     id: str
@@ -37,16 +37,20 @@ class Target:
         return None
 
 
-def running(job: str, manager: str | None) -> Target:
+def find_running(job: str, manager: str | None) -> JobTarget:
     """The running job that is meant. Raises `JobNotFound` where there is none, or more than one."""
     from penstock.server.client import Client
 
     if manager is not None:
         client = client_at(manager)
-        found = [one for one in client.jobs() if _is(job, one["name"], one["jid"])]
-        one = _only(job, [_Named(one["jid"], one["name"], one["state"]) for one in found], f"at {manager}")
-        return Target(one.id, one.name, client, local=False)
-    entries = [entry for entry in Registry().entries() if _is(job, entry.name, entry.id)]
+        found = [candidate for candidate in client.jobs() if _matches(job, candidate["name"], candidate["jid"])]
+        candidate = _choose(
+            job,
+            [_Candidate(candidate["jid"], candidate["name"], candidate["state"]) for candidate in found],
+            f"at {manager}",
+        )
+        return JobTarget(candidate.id, candidate.name, client, local=False)
+    entries = [entry for entry in Registry().entries() if _matches(job, entry.name, entry.id)]
     alive = [entry for entry in entries if not entry.state.ended]
     if not alive and entries:
         last = entries[0]
@@ -55,7 +59,7 @@ def running(job: str, manager: str | None) -> Target:
             safe="nothing was asked of it.",
             to_do="`penstock list -a` shows jobs that have ended.",
         )
-    chosen = _only(job, [_Named(entry.id, entry.name, entry.state) for entry in alive], "on this machine")
+    chosen = _choose(job, [_Candidate(entry.id, entry.name, entry.state) for entry in alive], "on this machine")
     entry = next(entry for entry in alive if entry.id == chosen.id)
     if entry.address is None:
         raise ControlError(
@@ -65,7 +69,7 @@ def running(job: str, manager: str | None) -> Target:
             to_do="try again once it runs, or send SIGTERM to its process"
             f" {entry.supervisor if entry.supervised else entry.pid}, which ends it cleanly.",
         )
-    return Target(entry.id, entry.name, Client(entry.address, entry.token), local=True)
+    return JobTarget(entry.id, entry.name, Client(entry.address, entry.token), local=True)
 
 
 def client_at(manager: str) -> Client:
@@ -78,15 +82,17 @@ def client_at(manager: str) -> Client:
     return Client(manager, os.environ.get("PENSTOCK_TOKEN") or next(own, None))
 
 
-def known(job: str) -> Entry:
+def find_entry(job: str) -> Entry:
     """The run that is meant, whether it runs or not: of one name the one that runs, or else the newest."""
-    entries = [entry for entry in Registry().entries() if _is(job, entry.name, entry.id)]
+    entries = [entry for entry in Registry().entries() if _matches(job, entry.name, entry.id)]
     alive = [entry for entry in entries if not entry.state.ended]
-    chosen = _only(job, [_Named(entry.id, entry.name, entry.state) for entry in alive or entries[:1]], "known here")
+    chosen = _choose(
+        job, [_Candidate(entry.id, entry.name, entry.state) for entry in alive or entries[:1]], "known here"
+    )
     return next(entry for entry in entries if entry.id == chosen.id)
 
 
-def names() -> Iterator[str]:
+def running_names() -> Iterator[str]:
     """For the shell's completion."""
     for entry in Registry().entries():
         if not entry.state.ended:
@@ -94,18 +100,18 @@ def names() -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class _Named:
+class _Candidate:
     id: str
     name: str
     state: Any
 
 
-def _is(wanted: str, name: str, id: str) -> bool:
+def _matches(wanted: str, name: str, id: str) -> bool:
     return wanted == name or (len(wanted) >= _SHORTEST_PREFIX and id.startswith(wanted.lower()))
 
 
-def _only(wanted: str, found: Sequence[_Named], where: str) -> _Named:
-    by_name = [one for one in found if one.name == wanted]
+def _choose(wanted: str, found: Sequence[_Candidate], where: str) -> _Candidate:
+    by_name = [candidate for candidate in found if candidate.name == wanted]
     candidates = by_name or found
     if not candidates:
         raise JobNotFound(
@@ -114,7 +120,7 @@ def _only(wanted: str, found: Sequence[_Named], where: str) -> _Named:
             to_do="see `penstock list`; a job is named by its name, its id, or at least 4 digits of it.",
         )
     if len(candidates) > 1:
-        listed = ", ".join(f"{one.name} {one.id} ({one.state})" for one in candidates)
+        listed = ", ".join(f"{candidate.name} {candidate.id} ({candidate.state})" for candidate in candidates)
         raise JobNotFound(
             f"{wanted!r} may be any of {len(candidates)} jobs: {listed}.",
             safe="nothing was asked of any of them.",

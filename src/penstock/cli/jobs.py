@@ -1,21 +1,27 @@
-"""`penstock list`, `savepoint`, `checkpoint`, `stop`, `cancel`: what is asked of jobs that run."""
+"""`penstock list`, `savepoint`, `checkpoint`, `stop`, `cancel`, `logs`: what is asked of jobs that run."""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections import deque
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from penstock.cli.job_target import Target, client_at, names, running
-from penstock.cli.output import Output
-from penstock.cli.time_text import span
+from penstock.cli.job_target import JobTarget, client_at, find_entry, find_running, running_names
+from penstock.cli.output import Output, duration_text
 from penstock.errors import ControlError
 from penstock.process.registry import Entry, Registry, State, now_ms
 
 if TYPE_CHECKING:
     from typer._click import Context  # type: ignore[import-not-found, unused-ignore]
+
+_POLL_SECONDS = 0.1
+_CHUNK = 1 << 16
 
 
 class Kind(StrEnum):
@@ -26,7 +32,7 @@ class Kind(StrEnum):
 
 
 def _complete(incomplete: str) -> list[str]:
-    return sorted({name for name in names() if name.startswith(incomplete)})
+    return sorted({name for name in running_names() if name.startswith(incomplete)})
 
 
 Job = Annotated[
@@ -86,7 +92,7 @@ def savepoint(
         output.record("Savepoint", {"disposed": dispose})
         return
     assert job is not None
-    target = running(job, manager)
+    target = find_running(job, manager)
     body = {"target-directory": directory, "cancel-job": False, "formatType": kind.name}
     with output.working(f"Savepoint of {target.name} …"):
         path = _savepoint(target, "savepoints", body)
@@ -95,7 +101,7 @@ def savepoint(
 
 def checkpoint(job: Job, manager: Manager = None, as_json: Json = False) -> None:
     """Wait for the next complete checkpoint of a running job."""
-    output, target = Output.choose(as_json), running(job, manager)
+    output, target = Output.choose(as_json), find_running(job, manager)
     path = f"/jobs/{target.id}/checkpoints"
     with output.working(f"Checkpoint of {target.name} …"):
         answer = target.client.perform(path, {"checkpointType": "CONFIGURED"}, path)
@@ -119,7 +125,7 @@ def stop(
     """End a job cleanly: finish the epoch under way, take a savepoint, commit, end."""
     if not with_savepoint and (directory or drain):
         raise typer.BadParameter("-p and --drain belong to a savepoint.")
-    output, target = Output.choose(as_json), running(job, manager)
+    output, target = Output.choose(as_json), find_running(job, manager)
     path = None
     with output.working(f"Stopping {target.name} …"):
         if with_savepoint:
@@ -168,7 +174,7 @@ def cancel(
         job, directory = directory or None, None  # `cancel -s JOB`: what follows -s is the job
     if not job:
         raise typer.BadParameter("name a job.")
-    output, target = Output.choose(as_json), running(job, manager)
+    output, target = Output.choose(as_json), find_running(job, manager)
     path = None
     with output.working(f"Cancelling {target.name} …"):
         if with_savepoint:
@@ -187,9 +193,10 @@ def register(app: typer.Typer) -> None:
     app.command("checkpoint")(checkpoint)
     app.command("stop")(stop)
     app.command("cancel", cls=WithOptionalValue)(cancel)
+    app.command("logs")(logs)
 
 
-def _savepoint(target: Target, verb: str, body: dict[str, Any]) -> str:
+def _savepoint(target: JobTarget, verb: str, body: dict[str, Any]) -> str:
     """The path. A job that ends for its savepoint may be gone before it is asked again; the registry then knows."""
     from penstock.server.client import NoAnswer
 
@@ -204,7 +211,7 @@ def _savepoint(target: Target, verb: str, body: dict[str, Any]) -> str:
         return entry.savepoint
 
 
-def _show_end(output: Output, target: Target, entry: Entry | None, path: str | None) -> None:
+def _show_end(output: Output, target: JobTarget, entry: Entry | None, path: str | None) -> None:
     facts = {"id": target.id, "name": target.name, "state": entry.state if entry is not None else None}
     output.record("Job", {**facts, "savepoint": path})
     if entry is not None and entry.state is State.FAILED:
@@ -225,14 +232,14 @@ def _elsewhere(manager: str) -> list[Entry]:
     try:
         return [
             Entry(
-                one["jid"],
-                one["name"],
-                State(one["state"]),
-                start=one["start-time"],
-                end=one["end-time"] if one["end-time"] >= 0 else None,
+                facts["jid"],
+                facts["name"],
+                State(facts["state"]),
+                start=facts["start-time"],
+                end=facts["end-time"] if facts["end-time"] >= 0 else None,
                 address=manager,
             )
-            for one in found
+            for facts in found
         ]
     except (KeyError, ValueError) as error:
         raise ControlError(f"What answers at {manager} is not a job: {error!r}.") from error
@@ -244,7 +251,38 @@ def _row(entry: Entry) -> dict[str, Any]:
         "id": entry.id[:12],
         "name": entry.name,
         "state": entry.state,
-        "for": span((entry.end or now_ms()) - entry.start),
+        "for": duration_text((entry.end or now_ms()) - entry.start),
         "restarts": entry.restarts,
         "address": entry.address or "",
     }
+
+
+def logs(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its name, its id, or the beginning of it.")],
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
+    lines: Annotated[int | None, typer.Option("-n", "--lines", min=0, help="Only the last so many.")] = None,
+) -> None:
+    """Show what a detached job has written; also of one that has ended."""
+    entry = find_entry(job)
+    if entry.log is None or not Path(entry.log).is_file():
+        raise ControlError(
+            f"Job {entry.name!r} ({entry.id}) has no log: its output went to whoever started it.",
+            to_do="start it with `penstock run -d` to have one.",
+        )
+    with Path(entry.log).open("rb") as file:
+        if lines is not None:
+            for line in deque(file, maxlen=lines):
+                _write(line)
+        while True:
+            now = Registry().get(entry.id) if follow else None
+            over = now is None or (now.state.ended and not now.supervised)  # asked before the last read
+            while part := file.read(_CHUNK):
+                _write(part)
+            if over:
+                return
+            time.sleep(_POLL_SECONDS)
+
+
+def _write(part: bytes) -> None:
+    sys.stdout.buffer.write(part)
+    sys.stdout.flush()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.errors import PenstockError
 
+
 _WIDE = 240
 
 
@@ -83,7 +84,7 @@ class TableOutput(Output):
         table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
         for key, value in fields.items():
             if value not in (None, ""):
-                table.add_row(Text(key.replace("_", " "), style="bold"), Text(_shown(value)))
+                table.add_row(Text(key.replace("_", " "), style="bold"), Text(_cell(value)))
         self._console().print(table)
 
     def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -94,7 +95,7 @@ class TableOutput(Output):
         for key in rows[0] if rows else ():
             table.add_column(key.replace("_", " "))
         for row in rows:
-            table.add_row(*(Text(_shown(value)) for value in row.values()))
+            table.add_row(*(Text(_cell(value)) for value in row.values()))
         self._console().print(table)
 
     def line(self, text: str) -> None:
@@ -132,7 +133,15 @@ class TableOutput(Output):
         return console
 
 
-def _shown(value: Any) -> str:
+def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else str(value)
+
+
+def duration_text(milliseconds: int) -> str:
+    """The two largest units: `3d 4h`, `12m 5s`, `7s`."""
+    seconds = max(0, milliseconds) // 1000
+    units = [(seconds // 86400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s")]
+    first = next((place for place, (count, _) in enumerate(units) if count), len(units) - 1)
+    return " ".join(f"{count}{unit}" for count, unit in units[first : first + 2])

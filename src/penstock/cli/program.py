@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.process import lifeline
-from penstock.process.error_class import Verdict, classify, jvm_gone, out_of_memory
-from penstock.process.restart import gave_up
+from penstock.process.error_class import ErrorClass, classify, jvm_gone, out_of_memory
+from penstock.process.restart import has_given_up
 
 if TYPE_CHECKING:
     from penstock.job.job import Job
@@ -31,7 +31,7 @@ def execute(script: Path, arguments: list[str]) -> None:
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.absolute().parent))  # as Python does for a script, so its neighbours import
     names = runpy.run_path(str(script), run_name="__main__")
-    waiting = _not_run(names)
+    waiting = _jobs_not_run(names)
     if len(waiting) > 1:
         raise ConfigurationError(
             f"{script} defines {len(waiting)} jobs and runs none of them: {', '.join(sorted(waiting))}.",
@@ -79,12 +79,12 @@ def status_of(error: BaseException) -> int:
     An error of which nothing is known has already had the restarts of its job, or it comes from the program around
     the job, where the same mistake would come again at once.
     """
-    if gave_up(error):
+    if has_given_up(error):
         return lifeline.GAVE_UP
     verdict = classify(error)
-    if verdict is Verdict.FATAL:
+    if verdict is ErrorClass.FATAL:
         return lifeline.FAILED
-    again = verdict is Verdict.RETRY or jvm_gone(error) or out_of_memory(error)
+    again = verdict is ErrorClass.RETRY or jvm_gone(error) or out_of_memory(error)
     return lifeline.CRASHED if again else lifeline.FAILED
 
 
@@ -97,7 +97,7 @@ def _show(error: Exception) -> None:
         sys.excepthook(type(error), error, error.__traceback__)  # a stranger's traceback must stay whole
 
 
-def _not_run(names: dict[str, Any]) -> dict[str, Any]:
+def _jobs_not_run(names: dict[str, Any]) -> dict[str, Any]:
     module = sys.modules.get("penstock.job.job")  # a script that never imported Job cannot have defined one
     if module is None:
         return {}

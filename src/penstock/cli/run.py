@@ -1,30 +1,61 @@
 """`penstock run JOB.py`: what `python JOB.py` does, with the environment set up, errors shown as sentences, and a
-supervisor that starts the job again when its process dies."""
+supervisor that starts the job again when its process dies; with `-d` one that outlives the terminal."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import subprocess
 import sys
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli import program
+from penstock.cli.output import Output
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
 from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
+from penstock.errors import ControlError, PenstockError, from_json
+from penstock.process.registration import ID_VARIABLE
+from penstock.process.registry import Entry, Registry, State
 
 if TYPE_CHECKING:
     from penstock.config.restart_strategy import RestartStrategy
+
+_COMMAND = "from penstock.cli.main import main; main()"
+_POLL_SECONDS = 0.05
 
 #: Everything after the script's name is the script's own, options included.
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
 _PATHS = (PATH, "execution.savepoint.path")
+
+FromSavepoint = Annotated[
+    str | None,
+    typer.Option(
+        "-s", "--from-savepoint", "--fromSavepoint", metavar="PATH", help="Start from this savepoint or checkpoint."
+    ),
+]
+AllowNonRestored = Annotated[
+    bool,
+    typer.Option("-n", "--allow-non-restored-state", "--allowNonRestoredState", help="State may be left behind in it."),
+]
+ClaimMode = Annotated[
+    str | None,
+    typer.Option(
+        "--claim-mode",
+        "--claimMode",
+        "-rm",
+        "--restoreMode",
+        metavar="claim|no_claim",
+        help="Whether the savepoint becomes the job's own, which then deletes it. Default no_claim.",
+    ),
+]
 
 
 def run(
@@ -32,29 +63,9 @@ def run(
         Path, typer.Argument(metavar="JOB.py", exists=True, dir_okay=False, readable=True, help="The job to run.")
     ],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Given to the job.")] = None,
-    savepoint: Annotated[
-        str | None,
-        typer.Option(
-            "-s", "--from-savepoint", "--fromSavepoint", metavar="PATH", help="Start from this savepoint or checkpoint."
-        ),
-    ] = None,
-    allow_non_restored: Annotated[
-        bool,
-        typer.Option(
-            "-n", "--allow-non-restored-state", "--allowNonRestoredState", help="State may be left behind in it."
-        ),
-    ] = False,
-    claim_mode: Annotated[
-        str | None,
-        typer.Option(
-            "--claim-mode",
-            "--claimMode",
-            "-rm",
-            "--restoreMode",
-            metavar="claim|no_claim",
-            help="Whether the savepoint becomes the job's own, which then deletes it. Default no_claim.",
-        ),
-    ] = None,
+    savepoint: FromSavepoint = None,
+    allow_non_restored: AllowNonRestored = False,
+    claim_mode: ClaimMode = None,
     parallelism: Annotated[
         int | None, typer.Option("-p", "--parallelism", metavar="N", help="Partitions of state and of every shuffle.")
     ] = None,
@@ -91,36 +102,36 @@ def run(
         FORK_NAME: fork,
         FORK_SUFFIX: suffix,
     }
-    _hand_over(options or [], config, {key: value for key, value in short.items() if value is not None})
+    _set_environment(options or [], config, {key: value for key, value in short.items() if value is not None})
+    if detached and not supervise:
+        raise typer.BadParameter("a detached job has a supervisor; leave --no-supervise out.", param_hint="-d")
+    sys.exit(_start(script, arguments or [], detached=detached, supervise=supervise, as_json=as_json))
+
+
+def _start(script: Path, arguments: list[str], *, detached: bool, supervise: bool, as_json: bool) -> int:
+    """In the background, under a supervisor, or in this very process; the exit status."""
     if detached:
-        if not supervise:
-            raise typer.BadParameter("a detached job has a supervisor; leave --no-supervise out.", param_hint="-d")
-        from penstock.cli.detached import start
-
         _strategy()
-        sys.exit(start(script, arguments or [], as_json=as_json))
-    if supervise:
-        sys.exit(_supervised(script, arguments or []))
-    sys.exit(program.run(script, arguments or []))
+        return _start_detached(script, arguments, as_json=as_json)
+    return _run_supervised(script, arguments) if supervise else program.run(script, arguments)
 
 
-def _supervised(script: Path, arguments: list[str]) -> int:
+def _run_supervised(script: Path, arguments: list[str]) -> int:
     from penstock.events import Events
-    from penstock.process.registration import ID_VARIABLE, Supervised
-    from penstock.process.registry import Registry
+    from penstock.process.registration import SupervisorEntry
     from penstock.process.supervisor import Supervisor, command
 
-    _speak()
+    _log_to_stderr()
     strategy = _strategy()
     given = os.environ.get(ID_VARIABLE)  # where `run -d` has started this one
-    entry = Supervised(script, id=given, log_file=Registry().log_file(given) if given else None)
+    entry = SupervisorEntry(script, id=given, log_file=Registry().log_file(given) if given else None)
     os.environ[ID_VARIABLE] = entry.id
     events = Events()
     events.listen(entry)
     return Supervisor(command(script, arguments), strategy, events=events).run()
 
 
-def _hand_over(options: list[str], config: Path | None, short: Mapping[str, str] | None = None) -> None:
+def _set_environment(options: list[str], config: Path | None, short: Mapping[str, str] | None = None) -> None:
     """Put `-D`, what has an option of its own (`short`), and `--config` where the job looks for them, on top of what is
     there already. A wish to start from a savepoint gets an id here, once, however often the driver is started."""
     given: dict[str, str] = {}
@@ -151,7 +162,7 @@ def _strategy() -> RestartStrategy:
         log.disabled = False
 
 
-def _speak() -> None:
+def _log_to_stderr() -> None:
     """The supervisor's lines go to stderr, among the job's own."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -159,3 +170,66 @@ def _speak() -> None:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False
+
+
+def _start_detached(script: Path, arguments: list[str], *, as_json: bool) -> int:
+    """0 once the job runs, or has already done all it had to. Otherwise its error is shown, and the status is the one
+    it ended with. Left early by Ctrl-C, the job goes on."""
+    output, run = Output.choose(as_json), uuid.uuid4().hex
+    try:
+        process = _detach(script, arguments, run)
+    except OSError as error:
+        output.error(
+            ControlError(
+                f"The job's log cannot be written: {error}.",
+                safe="nothing was started.",
+                to_do="set PENSTOCK_HOME to a folder of yours.",
+            )
+        )
+        return 1
+    with output.working(f"Starting {script.name} …") as say:
+        entry = _wait_until_running(run, process, lambda now: say(f"Starting {now.name}: {now.state} …"))
+    if entry is None or entry.state is State.FAILED:
+        output.error(_start_error(entry, run))
+        return process.wait() or 1
+    facts = {"id": run, "name": entry.name, "state": entry.state, "address": entry.address, "log": entry.log}
+    output.record("Job", facts)
+    return 0
+
+
+def _start_error(entry: Entry | None, run: str) -> PenstockError:
+    log = Registry().log_file(run)
+    if entry is None or entry.error is None:
+        return ControlError("The job ended before it ran.", to_do=f"see {log}.")
+    error = from_json(json.dumps({"error": "", **entry.error}))
+    error.to_do = f"{error.to_do} Its log is {log}.".strip()
+    return error
+
+
+def _detach(script: Path, arguments: Sequence[str], id: str) -> subprocess.Popen[bytes]:
+    """Start `penstock run script` in a session of its own, its output in the registry's log of `id`. Raises OSError
+    where there is no place for that log."""
+    with Registry().open_log(id) as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _COMMAND, "run", str(script), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, ID_VARIABLE: id, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
+
+
+def _wait_until_running(
+    id: str, process: subprocess.Popen[bytes], each: Callable[[Entry], None] = lambda _: None
+) -> Entry | None:
+    """The entry once the job runs, or has ended; None where it ended without having made one."""
+    registry = Registry()
+    while True:
+        gone = process.poll() is not None  # asked before the registry: what it wrote last is then seen
+        entry = registry.get(id)
+        if entry is not None:
+            each(entry)
+        if gone or (entry is not None and entry.state in (State.RUNNING, State.FINISHED, State.CANCELED)):
+            return entry
+        time.sleep(_POLL_SECONDS)

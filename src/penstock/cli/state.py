@@ -11,7 +11,7 @@ from penstock.cli.output import Output
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.savepoints.stores import Kept
+    from penstock.savepoints.stores import StateRows
 
 
 def state(
@@ -33,42 +33,43 @@ def state(
 
     With --operator, --store or --key, show rows. The job is not started; Spark is, where rows are not in Parquet.
     """
-    from penstock.savepoints.rows import count as count_rows
-    from penstock.savepoints.rows import rows
-    from penstock.savepoints.stores import choose, overview, places
+    from penstock.savepoints.rows import count_rows, read_rows
+    from penstock.savepoints.stores import choose_rows, find_places, list_rows
     from penstock.storage.storage import local_path
 
     output = Output.choose(as_json)
-    found = [kept for place in places(path, None if local_path(path) else _session()) for kept in overview(place)]
+    found = [
+        entry for place in find_places(path, None if local_path(path) else _session()) for entry in list_rows(place)
+    ]
     if operator is None and store is None and key is None:
-        chosen = [one for one in found if query is None or one.place.query == query]
-        counts = [count_rows(one, _session) if count else one.rows for one in chosen]
-        output.table("State", [_row(one, number) for one, number in zip(chosen, counts, strict=True)])
+        chosen = [entry for entry in found if query is None or entry.place.query == query]
+        counts = [count_rows(entry, _session) if count else entry.rows for entry in chosen]
+        output.table("State", [_row(entry, number) for entry, number in zip(chosen, counts, strict=True)])
         return
-    one = choose(found, query, operator, store)
+    entry = choose_rows(found, query, operator, store)
     with output.working("reading state"):
-        shown = rows(one, key, limit, _session)
+        shown = read_rows(entry, key, limit, _session)
     if not shown:
         output.table("Rows", []) if as_json else output.line("There is no such row.")
         return
-    title = f"Operator {one.operator.id} ({one.operator.name}), {one.name}"
+    title = f"Operator {entry.operator.id} ({entry.operator.name}), {entry.name}"
     output.table(title, shown if as_json else [_flat(row) for row in shown])
 
 
-def _row(one: Kept, rows: int | None) -> dict[str, Any]:
-    named = {} if one.place.query is None else {"query": one.place.query}
+def _row(entry: StateRows, rows: int | None) -> dict[str, Any]:
+    named = {} if entry.place.query is None else {"query": entry.place.query}
     return {
         **named,
-        "epoch": one.place.batch,
-        "operator": one.operator.id,
-        "name": one.operator.name,
-        "store": one.name,
-        "backend": one.backend,
-        "partitions": one.partitions,
-        "bytes": one.bytes,
+        "epoch": entry.place.batch,
+        "operator": entry.operator.id,
+        "name": entry.operator.name,
+        "store": entry.name,
+        "backend": entry.backend,
+        "partitions": entry.partitions,
+        "bytes": entry.bytes,
         "rows": rows,
-        "key": _columns(one.family.key),
-        "value": _columns(one.family.value),
+        "key": _columns(entry.family.key),
+        "value": _columns(entry.family.value),
     }
 
 

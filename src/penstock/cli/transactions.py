@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import Output
-from penstock.cli.time_text import span
-from penstock.cli.transactions_target import Scene, scene
+from penstock.cli.output import Output, duration_text
+from penstock.cli.transactions_target import TransactionsTarget, open_target
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -58,17 +57,17 @@ def list_open(
 ) -> None:
     """Show every open transaction of a job, and what the ledger says of it."""
     output = Output.choose(as_json)
-    with scene(places, script, servers, config, prefix) as given, output.working("Asking …"):
-        report, run = given.look(), given.run()
-        chosen = given.named(report.orphans)
+    with open_target(places, script, servers, config, prefix) as target, output.working("Asking …"):
+        report, run = target.look(), target.run()
+        chosen = target.named(report.orphans)
     if as_json:
         output.record(
             "Transactions",
             {
-                "job": given.ledgers.job if given.ledgers is not None else prefix,
+                "job": target.ledgers.job if target.ledgers is not None else prefix,
                 "running": run.running,
-                "run": run.said,
-                "transactions": [_facts(one) for one in chosen],
+                "run": run.evidence,
+                "transactions": [_facts(orphan) for orphan in chosen],
                 "not_asked": [
                     *({"query": query, "sink": sink, "why": why} for query, sink, why in report.unseen),
                     *({"query": query, "sink": sink, "why": "it cannot say"} for query, sink in report.silent),
@@ -76,11 +75,11 @@ def list_open(
             },
         )
         return
-    output.table("Transactions", [_row(one) for one in chosen]) if chosen else output.line("Nothing is open.")
-    _say_unseen(output, report)
-    if given.ledgers is not None:
-        said = {True: "runs", False: "does not run", None: "may run"}[run.running]
-        output.line(f"Job {given.ledgers.job} {said}: {run.said}.")
+    output.table("Transactions", [_row(orphan) for orphan in chosen]) if chosen else output.line("Nothing is open.")
+    _report_unseen(output, report)
+    if target.ledgers is not None:
+        state_text = {True: "runs", False: "does not run", None: "may run"}[run.running]
+        output.line(f"Job {target.ledgers.job} {state_text}: {run.evidence}.")
 
 
 @app.command("describe")
@@ -94,18 +93,18 @@ def describe(
 ) -> None:
     """Show all that is known of the transactions that are named."""
     output = Output.choose(as_json)
-    with scene(places, script, servers, config, prefix) as given, output.working("Asking …"):
-        if not given.ids:
+    with open_target(places, script, servers, config, prefix) as target, output.working("Asking …"):
+        if not target.ids:
             raise typer.BadParameter("name a transaction; `penstock transactions list` shows them.")
-        chosen = given.named(given.look().orphans)
+        chosen = target.named(target.look().orphans)
     if as_json:
-        output.table("Transactions", [_facts(one) for one in chosen])
+        output.table("Transactions", [_facts(orphan) for orphan in chosen])
         return
-    for one in chosen:
-        facts = _facts(one)
+    for orphan in chosen:
+        facts = _facts(orphan)
         for key in ("started", "decided_at"):
-            facts[key] = facts[key] and _moment(facts[key])
-        output.record(one.id, {**{k: v for k, v in facts.items() if k not in ("id", "details")}, **one.details})
+            facts[key] = facts[key] and _local_time(facts[key])
+        output.record(orphan.id, {**{k: v for k, v in facts.items() if k not in ("id", "details")}, **orphan.details})
 
 
 @app.command("commit")
@@ -122,40 +121,40 @@ def commit(
     """Commit what is decided, as the job's next start would; each outcome is proven. Whole epochs: with ids, those
     they belong to."""
     from penstock.transactions import settlement
-    from penstock.transactions.orphans import Verdict
+    from penstock.transactions.orphans import DecisionState
 
     output = Output.choose(as_json)
     rows: list[dict[str, Any]] = []
     failed: PenstockError | None = None
-    with scene(places, script, servers, config, prefix) as given, output.working("Committing …"):
-        if given.ledgers is None:
-            _forced(output, given, commit=True, force=force)
+    with open_target(places, script, servers, config, prefix) as target, output.working("Committing …"):
+        if target.ledgers is None:
+            _end_by_force(output, target, commit=True, force=force)
             return
-        settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
-        chosen = given.named(given.look().orphans)
-        for one in chosen if given.ids else ():
-            if one.verdict is not Verdict.DECIDED:
-                raise settlement.wrong_way(one.id, one.verdict)
-        wanted = {one.query for one in chosen if one.verdict is Verdict.DECIDED}
-        queries = [query for query in given.ledgers.queries if query.uid in wanted]
+        settlement.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
+        chosen = target.named(target.look().orphans)
+        for orphan in chosen if target.ids else ():
+            if orphan.decision is not DecisionState.DECIDED:
+                raise settlement.refusal_of(orphan.id, orphan.decision)
+        wanted = {orphan.query for orphan in chosen if orphan.decision is DecisionState.DECIDED}
+        queries = [query for query in target.ledgers.queries if query.uid in wanted]
         for query in queries:
             settlement.refuse_logged(query)
         for query in queries:
             try:
-                settled = settlement.commit(given.ledgers, query, given.sinks)
+                result = settlement.commit(target.ledgers, query, target.sinks)
             except PenstockError as error:
                 failed = failed or error
                 continue
             rows += [
                 {
-                    "query": settled.query,
-                    "epoch": settled.epoch,
+                    "query": result.query,
+                    "epoch": result.epoch,
                     "sink": sink,
                     "partition": writer,
                     "outcome": outcome.value,
-                    "complete": settled.complete,
+                    "complete": result.complete,
                 }
-                for (sink, writer), outcome in sorted(settled.outcomes.items())
+                for (sink, writer), outcome in sorted(result.outcomes.items())
             ]
     if rows or as_json:
         output.table("Committed", rows)
@@ -178,46 +177,55 @@ def abort(
 ) -> None:
     """Abort what is not decided, and fence its writers; what is decided stays as it is."""
     from penstock.transactions import settlement
-    from penstock.transactions.orphans import Verdict
+    from penstock.transactions.orphans import DecisionState
 
     output = Output.choose(as_json)
-    with scene(places, script, servers, config, prefix) as given, output.working("Aborting …"):
-        if given.ledgers is None:
-            _forced(output, given, commit=False, force=force)
+    with open_target(places, script, servers, config, prefix) as target, output.working("Aborting …"):
+        if target.ledgers is None:
+            _end_by_force(output, target, commit=False, force=force)
             return
-        settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
-        report = given.look()
-        chosen = given.named(report.orphans)
-        unknown = [one for one in chosen if one.verdict is Verdict.UNKNOWN] if force and given.ids else []
-        for one in chosen if given.ids else ():
-            if one.verdict is not Verdict.UNDECIDED and one not in unknown:
-                raise settlement.wrong_way(one.id, one.verdict, one.epoch)
-        settlement.abort_unknown(given.ledgers, given.sinks, unknown)
-        chosen = [one for one in chosen if one.verdict is Verdict.UNDECIDED]
-        silent = [] if given.ids else list(report.silent)
-        named = {one.query for one in chosen} | {query for query, _ in silent}
-        queries = [query for query in given.ledgers.queries if query.uid in named]
+        settlement.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
+        report = target.look()
+        chosen = target.named(report.orphans)
+        unknown = (
+            [orphan for orphan in chosen if orphan.decision is DecisionState.UNKNOWN] if force and target.ids else []
+        )
+        for orphan in chosen if target.ids else ():
+            if orphan.decision is not DecisionState.UNDECIDED and orphan not in unknown:
+                raise settlement.refusal_of(orphan.id, orphan.decision, orphan.epoch)
+        settlement.abort_unknown(target.ledgers, target.sinks, unknown)
+        chosen = [orphan for orphan in chosen if orphan.decision is DecisionState.UNDECIDED]
+        silent = [] if target.ids else list(report.silent)
+        named = {orphan.query for orphan in chosen} | {query for query, _ in silent}
+        queries = [query for query in target.ledgers.queries if query.uid in named]
         for query in queries:
             settlement.refuse_logged(query)
         for query in queries:
-            own = [one for one in chosen if one.query == query.uid]
-            undecided = [one for one in report.of(query.uid) if one.verdict is Verdict.UNDECIDED]
-            others = [one for one in undecided if one not in own]
-            settlement.abort(given.ledgers, query, given.sinks, own, others)
-        left = {one.id for one in given.look().orphans if one.state == "open"} if queries or unknown else set()
+            own = [orphan for orphan in chosen if orphan.query == query.uid]
+            undecided = [orphan for orphan in report.of(query.uid) if orphan.decision is DecisionState.UNDECIDED]
+            others = [orphan for orphan in undecided if orphan not in own]
+            settlement.abort(target.ledgers, query, target.sinks, own, others)
+        left = (
+            {orphan.id for orphan in target.look().orphans if orphan.state == "open"} if queries or unknown else set()
+        )
     rows = [
-        {"query": one.query, "sink": one.sink, "id": one.id, "outcome": "open" if one.id in left else "aborted"}
-        for one in (*chosen, *unknown)
+        {
+            "query": orphan.query,
+            "sink": orphan.sink,
+            "id": orphan.id,
+            "outcome": "open" if orphan.id in left else "aborted",
+        }
+        for orphan in (*chosen, *unknown)
     ]
     rows += [{"query": query, "sink": sink, "id": "", "outcome": "swept"} for query, sink in silent]
     output.table("Aborted", rows) if rows or as_json else output.line("Nothing is open that is not decided.")
-    kept = [one for one in report.orphans if one.verdict is Verdict.DECIDED]
-    if kept:
-        output.line(f"{len(kept)} that are decided were kept: commit them, or start the job.")
-    if not given.ids and any(one.verdict is Verdict.UNKNOWN for one in report.orphans):
+    decided = [orphan for orphan in report.orphans if orphan.decision is DecisionState.DECIDED]
+    if decided:
+        output.line(f"{len(decided)} that are decided were kept: commit them, or start the job.")
+    if not target.ids and any(orphan.decision is DecisionState.UNKNOWN for orphan in report.orphans):
         output.line("Some are of a run that the ledger does not know; list them, and see the docs of --force.")
-    _say_unseen(output, report)
-    if report.unseen and not given.ids:
+    _report_unseen(output, report)
+    if report.unseen and not target.ids:
         raise typer.Exit(1)
 
 
@@ -246,7 +254,7 @@ def resolve(
     rows: list[dict[str, Any]] = []
 
     def word(found: Sequence[settlement.Unprovable]) -> Outcome | None:
-        own = [_unproven(one, verdict) for one in found]
+        own = [_unproven_row(orphan, verdict) for orphan in found]
         rows.extend(own)
         if verdict is None:
             return None
@@ -256,16 +264,20 @@ def resolve(
             typer.confirm(f"Nobody can prove it. Record these {len(own)} as {verdict}?", abort=True, err=True)
         return outcomes[verdict]
 
-    with scene(places, script, servers, config, None) as given:
-        assert given.ledgers is not None
-        settlement.refuse_running(given.run(), given.ledgers.job, take_over=take_over)
-        chosen = [one for one in given.named(given.look().orphans) if one.verdict == "decided"]
-        queries = [query for query in given.ledgers.queries if query.uid in {one.query for one in chosen}]
+    with open_target(places, script, servers, config, None) as target:
+        assert target.ledgers is not None
+        settlement.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
+        chosen = [orphan for orphan in target.named(target.look().orphans) if orphan.decision == "decided"]
+        queries = [query for query in target.ledgers.queries if query.uid in {orphan.query for orphan in chosen}]
         for query in queries:
             settlement.refuse_logged(query)
         for query in queries:
-            named = {(one.sink, one.partition or 0) for one in chosen if one.query == query.uid} if given.ids else set()
-            settlement.resolve(given.ledgers, query, given.sinks, named, word)
+            named = (
+                {(orphan.sink, orphan.partition or 0) for orphan in chosen if orphan.query == query.uid}
+                if target.ids
+                else set()
+            )
+            settlement.resolve(target.ledgers, query, target.sinks, named, word)
     if as_json or (rows and (yes or verdict is None)):
         output.table("Not proven", rows)
     if not rows:
@@ -282,83 +294,83 @@ def register(root: typer.Typer) -> None:
     root.add_typer(app, name="transactions")
 
 
-def _forced(output: Output, given: Scene, *, commit: bool, force: bool) -> None:
+def _end_by_force(output: Output, target: TransactionsTarget, *, commit: bool, force: bool) -> None:
     """End transactions of which no ledger is known: only those that are named, and only by force."""
-    from penstock.transactions.orphans import Verdict
-    from penstock.transactions.settlement import wrong_way
+    from penstock.transactions.orphans import DecisionState
+    from penstock.transactions.settlement import refusal_of
 
-    assert given.cluster is not None
-    chosen = given.named(given.look().orphans) if given.ids else []
+    assert target.cluster is not None
+    chosen = target.named(target.look().orphans) if target.ids else []
     if not force or not chosen:
-        raise wrong_way(given.ids[0] if given.ids else f"what begins with {given.prefix!r}", Verdict.UNKNOWN)
-    given.cluster.end(chosen, commit=commit)
+        raise refusal_of(target.ids[0] if target.ids else f"what begins with {target.prefix!r}", DecisionState.UNKNOWN)
+    target.cluster.end(chosen, commit=commit)
     done = "committed by force" if commit else "aborted by force"
-    output.table("Ended", [{"id": one.id, "outcome": done} for one in chosen])
+    output.table("Ended", [{"id": orphan.id, "outcome": done} for orphan in chosen])
 
 
-def _unproven(one: Unprovable, verdict: str | None) -> dict[str, Any]:
+def _unproven_row(unproven: Unprovable, verdict: str | None) -> dict[str, Any]:
     from penstock.transactions.orphans import name_of
 
     return {
-        "query": one.query,
-        "epoch": one.epoch,
-        "sink": one.committable.sink,
-        "partition": one.committable.writer,
-        "id": name_of(one.committable),
-        "rows": one.committable.rows,
-        "seen": one.seen or "this sink cannot look",
+        "query": unproven.query,
+        "epoch": unproven.epoch,
+        "sink": unproven.committable.sink,
+        "partition": unproven.committable.writer,
+        "id": name_of(unproven.committable),
+        "rows": unproven.committable.rows,
+        "seen": unproven.seen or "this sink cannot look",
         "recorded": verdict or "",
     }
 
 
-def _say_unseen(output: Output, report: Report) -> None:
+def _report_unseen(output: Output, report: Report) -> None:
     for query, sink, why in report.unseen:
         output.line(f"Sink {sink} of query {query} was not asked: {why}")
     for query, sink in report.silent:
         output.line(f"Sink {sink} of query {query} cannot say what it has open.")
 
 
-def _facts(one: Orphan) -> dict[str, Any]:
+def _facts(orphan: Orphan) -> dict[str, Any]:
     return {
-        "id": one.id,
-        "query": one.query,
-        "sink": one.sink,
-        "state": one.state,
-        "started": one.started,
-        "generation": one.generation,
-        "epoch": one.epoch,
-        "partition": one.partition,
-        "rows": one.rows,
-        "ledger": one.verdict.value,
-        "decided_by": one.decided_by,
-        "decided_at": one.decided_at,
-        "can_only_be": _only(one),
-        "details": dict(one.details),
+        "id": orphan.id,
+        "query": orphan.query,
+        "sink": orphan.sink,
+        "state": orphan.state,
+        "started": orphan.started,
+        "generation": orphan.generation,
+        "epoch": orphan.epoch,
+        "partition": orphan.partition,
+        "rows": orphan.rows,
+        "ledger": orphan.decision.value,
+        "decided_by": orphan.decided_by,
+        "decided_at": orphan.decided_at,
+        "can_only_be": _allowed_end(orphan),
+        "details": dict(orphan.details),
     }
 
 
-def _only(one: Orphan) -> str:
-    if one.verdict == "decided":
-        return "delivered by the job" if one.in_log else "committed"
-    return "aborted" if one.verdict == "undecided" else ""
+def _allowed_end(orphan: Orphan) -> str:
+    if orphan.decision == "decided":
+        return "delivered by the job" if orphan.in_log else "committed"
+    return "aborted" if orphan.decision == "undecided" else ""
 
 
-def _row(one: Orphan) -> dict[str, Any]:
-    decided = f" (epoch {one.epoch}" + (f" by generation {one.decided_by})" if one.decided_by else ")")
+def _row(orphan: Orphan) -> dict[str, Any]:
+    decided = f" (epoch {orphan.epoch}" + (f" by generation {orphan.decided_by})" if orphan.decided_by else ")")
     return {
-        "query": one.query,
-        "sink": one.sink,
-        "id": one.id,
-        "state": one.state,
-        "age": span(int((time.time() - one.started) * 1000)) if one.started else "",
-        "generation": one.generation,
-        "epoch": one.epoch,
-        "partition": one.partition,
-        "ledger": one.verdict.value + (decided if one.verdict == "decided" else ""),
-        "can only be": _only(one),
+        "query": orphan.query,
+        "sink": orphan.sink,
+        "id": orphan.id,
+        "state": orphan.state,
+        "age": duration_text(int((time.time() - orphan.started) * 1000)) if orphan.started else "",
+        "generation": orphan.generation,
+        "epoch": orphan.epoch,
+        "partition": orphan.partition,
+        "ledger": orphan.decision.value + (decided if orphan.decision == "decided" else ""),
+        "can only be": _allowed_end(orphan),
     }
 
 
-def _moment(seconds: float) -> str:
+def _local_time(seconds: float) -> str:
     """In the zone of this machine."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Scene:
+class TransactionsTarget:
     """What a command works on: ledgers and sinks, or a cluster and a prefix alone."""
 
     ids: Sequence[str]
@@ -44,7 +44,7 @@ class Scene:
 
     def named(self, orphans: Collection[Orphan]) -> list[Orphan]:
         """Those that the command names; all where it names none."""
-        known = {one.id: one for one in orphans}
+        known = {orphan.id: orphan for orphan in orphans}
         for name in self.ids:
             if name not in known:
                 raise TransactionRefused(
@@ -56,18 +56,18 @@ class Scene:
 
 
 @contextmanager
-def scene(
+def open_target(
     places: Sequence[str] | None,
     script: Path | None,
     servers: str | None,
     config: Path | None,
     prefix: str | None,
-) -> Iterator[Scene]:
+) -> Iterator[TransactionsTarget]:
     """Open what the arguments name; connections are closed at the end of the block."""
     from penstock.transactions.kafka import Cluster, client_options
     from penstock.transactions.ledgers import JobLedgers
 
-    given = list(places or ())
+    arguments = list(places or ())
     if script is not None:
         if servers or prefix or config:
             raise typer.BadParameter("--job knows its sinks; --servers, --prefix and --command-config are for Kafka.")
@@ -75,22 +75,22 @@ def scene(
 
         job = load_job(script)
         location = f"{job.checkpoints.storage.rstrip('/')}/{job.name}"
-        yield Scene(given, JobLedgers.at(location, job.spark), job._sinks)
+        yield TransactionsTarget(arguments, JobLedgers.at(location, job.spark), job._sinks)
         return
     named, options = client_options(config) if config is not None else (None, {})
     servers = servers or named
     if prefix is not None:
         if servers is None:
             raise typer.BadParameter("--prefix needs --servers.")
-    elif not given:
+    elif not arguments:
         raise typer.BadParameter("name a job's folder, STORAGE/JOB; or give --job, or --servers with --prefix.")
     cluster = Cluster(servers, options) if servers is not None else None
     try:
         if prefix is not None:
-            yield Scene(given, cluster=cluster, prefix=prefix)
+            yield TransactionsTarget(arguments, cluster=cluster, prefix=prefix)
         else:
-            ledgers = JobLedgers.at(given[0])
-            yield Scene(given[1:], ledgers, cluster.sinks(ledgers) if cluster is not None else {})
+            ledgers = JobLedgers.at(arguments[0])
+            yield TransactionsTarget(arguments[1:], ledgers, cluster.sinks(ledgers) if cluster is not None else {})
     finally:
         if cluster is not None:
             cluster.close()

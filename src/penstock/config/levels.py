@@ -13,7 +13,7 @@ from penstock.config.registry import BY_KEY, BY_NAME, means_nothing_here, neares
 from penstock.config.state import StateBackend
 from penstock.durations import duration_text
 from penstock.errors import ConfigurationError
-from penstock.secrets import masked, shown
+from penstock.secrets import mask_setting, masked
 
 if TYPE_CHECKING:
     from penstock.config.restart_strategy import RestartStrategy
@@ -55,7 +55,7 @@ class Level:
 
 def describe_setting(key: str, text: str, where: str) -> str:
     """`-D key=value`, `key=value from penstock.yaml`, `key=value, the default`; never a secret."""
-    pair = f"{key}={shown(key, text)}"
+    pair = f"{key}={mask_setting(key, text)}"
     if where == OPTIONS:
         return f"-D {pair}"
     return (

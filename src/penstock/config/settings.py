@@ -20,7 +20,7 @@ from penstock.config.restart_strategy import NONE, RestartStrategy, build_strate
 from penstock.config.spark_conf import PARTITIONS, SparkSetting, derive_spark_settings
 from penstock.config.state import PROVIDER, Backend, StateBackend, backend_of
 from penstock.errors import ConfigurationError
-from penstock.secrets import shown
+from penstock.secrets import mask_setting
 
 log = logging.getLogger("penstock")
 
@@ -64,11 +64,11 @@ class Settings:
     def rows(self) -> list[dict[str, str]]:
         """Every option, its value, where it came from. Secrets are not shown."""
         rows = [
-            {"key": setting.option.key, "value": shown(setting.option.key, setting.text), "from": setting.where}
+            {"key": setting.option.key, "value": mask_setting(setting.option.key, setting.text), "from": setting.where}
             for setting in self.values
         ]
         for key, value in {**self.spark_file, **self.spark}.items():
-            rows.append({"key": key, "value": shown(key, value), "from": self.spark_origin[key]})
+            rows.append({"key": key, "value": mask_setting(key, value), "from": self.spark_origin[key]})
         rows.extend({"key": key, "value": "", "from": f"{where}, means nothing here"} for key, where in self.ignored)
         return rows
 

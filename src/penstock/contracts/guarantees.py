@@ -43,10 +43,12 @@ class Chain:
 
     @property
     def weakest(self) -> Link:
+        """The first of those that promise least."""
         return min(self.links, key=lambda link: link.guarantee)
 
     @property
     def guarantee(self) -> Guarantee:
+        """What the whole chain gives."""
         return self.weakest.guarantee
 
     def require(self, wanted: Guarantee) -> None:

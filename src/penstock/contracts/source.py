@@ -50,6 +50,7 @@ class Source(ABC):
 
     @property
     def bounded(self) -> bool:
+        """Whether it comes to an end."""
         return False
 
     @property

@@ -74,8 +74,8 @@ class Callbacks:
             seconds=float(event.get("seconds", 0.0)),
             error=None if kind == "completed" else str(event["error"]),
         )
-        for one in self.complete if kind == "completed" else self.aborted:
-            self._waiting.put((one, info))
+        for callback in self.complete if kind == "completed" else self.aborted:
+            self._waiting.put((callback, info))
 
     def _run(self) -> None:
         while (waiting := self._waiting.get()) is not None:
@@ -85,5 +85,5 @@ class Callbacks:
             except Exception as error:
                 log.exception("a checkpoint callback of query %s failed for epoch %d", info.query, info.epoch)
                 assert self._events is not None
-                said = f"{type(error).__name__}: {error}"
-                self._events.emit("callback_failed", query=info.query, epoch=info.epoch, error=said)
+                text = f"{type(error).__name__}: {error}"
+                self._events.emit("callback_failed", query=info.query, epoch=info.epoch, error=text)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HASH_COLUMN = "__penstock_hash"
 
 
-class How(Enum):
+class Route(Enum):
     """Where the rows of an output go."""
 
     SINK = "sink"  # into a transaction of the sink, left prepared
@@ -35,22 +35,25 @@ class How(Enum):
 class Writing:
     """`log` is the folder of log files, `seconds` how long a tee waits for the sink."""
 
-    how: How = How.SINK
+    route: Route = Route.SINK
     log: str = ""
     seconds: float = 0.0
 
 
 class Channel(ABC):
-    """Open from the first row on. `finish` tells what is to be reported."""
+    """Open from the first row on."""
 
     @abstractmethod
-    def write(self, batch: pa.RecordBatch) -> None: ...
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Rows with their hashes in the last column."""
 
     @abstractmethod
-    def finish(self) -> Mapping[str, Any]: ...
+    def finish(self) -> Mapping[str, Any]:
+        """No more rows come. What is returned becomes part of the task's answer."""
 
     @abstractmethod
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Undo it all; called after any failure."""
 
 
 class _IntoSink(Channel):
@@ -93,13 +96,13 @@ class _IntoLog(Channel):
 
 def open_channel(sink: TwoPhaseSink, scope: WriterScope, writing: Writing, schema: pa.Schema) -> Channel:
     """The channel for one writer; called with its first row."""
-    match writing.how:
-        case How.SINK:
+    match writing.route:
+        case Route.SINK:
             return _IntoSink(sink.open_writer(scope))
-        case How.DIRECT:
+        case Route.DIRECT:
             return _IntoSink(sink.open_direct_writer(scope))
-        case How.TEE | How.LOG:
-            side = SideWriter(sink, scope, writing.seconds) if writing.how is How.TEE else None
+        case Route.TEE | Route.LOG:
+            side = SideWriter(sink, scope, writing.seconds) if writing.route is Route.TEE else None
             return _IntoLog(LogWriter(writing.log, _log_name(scope), schema), side)
     raise AssertionError(writing)
 

@@ -27,12 +27,13 @@ FLAT, NESTED = 0, 1
 
 
 def checksum_of(total: int, rule: int) -> int:
+    """A sum of hashes as committables hold it, with its rule."""
     return total % MODULO + rule * MODULO
 
 
 def rules_of(committables: Iterable[Committable]) -> Mapping[str, int]:
     """By which rule the rows of each sink were summed; sinks without rows are left out."""
-    return {one.sink: one.checksum // MODULO for one in committables if one.rows}
+    return {committable.sink: committable.checksum // MODULO for committable in committables if committable.rows}
 
 
 def rule_for(frame: DataFrame) -> int:
@@ -40,7 +41,7 @@ def rule_for(frame: DataFrame) -> int:
     return NESTED if any(_is_nested(field.dataType) for field in frame.schema.fields) else FLAT
 
 
-def hashed(frame: DataFrame, rule: int) -> DataFrame:
+def with_hashes(frame: DataFrame, rule: int) -> DataFrame:
     """`frame` with a 64-bit hash of each row as its last column."""
     from pyspark.sql import functions as f
 
@@ -51,6 +52,7 @@ def hashed(frame: DataFrame, rule: int) -> DataFrame:
 
 
 def sum_of_hashes(batch: pa.RecordBatch) -> int:
+    """Of the rows of a batch, modulo 2**64."""
     import numpy as np
 
     # None is null; from its bytes, because Arrow imports pandas to make objects of numpy's.
@@ -86,11 +88,11 @@ def _inside_out(column: Column, kind: Any) -> Column:
         fields = [(column.getField(field.name), field.dataType) for field in kind.fields]
         return f.xxhash64(f.lit(len(fields)), *(part for inner, of in fields for part in _with_null(inner, of)))
     if isinstance(kind, t.ArrayType):
-        return _listed(f.transform(column, lambda one: f.xxhash64(*_with_null(one, kind.elementType))))
+        return _listed(f.transform(column, lambda element: f.xxhash64(*_with_null(element, kind.elementType))))
     if isinstance(kind, t.MapType):
 
-        def entry(one: Column) -> Column:
-            key, value = _with_null(one["key"], kind.keyType), _with_null(one["value"], kind.valueType)
+        def entry(element: Column) -> Column:
+            key, value = _with_null(element["key"], kind.keyType), _with_null(element["value"], kind.valueType)
             return f.xxhash64(*key, *value)
 
         return _listed(f.array_sort(f.transform(f.map_entries(column), entry)))

@@ -1,33 +1,35 @@
 """From Spark to the sinks: drives the pure protocol for one query. One of the two places that implement `foreachBatch`.
 
-Every action of `protocol.py` has one method here or in `conductor.py`, named after it. Nothing else in this file
-decides anything.
+An epoch here is an `Attempt`, as often as it takes, that a `Delivery` of the job's mode runs. Every action of
+`protocol.py` has one method here or in `driver.py`, named after it. Nothing else in this file decides anything.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.backlog import is_logged, prepared_of
+from penstock.checkpoint.backlog import is_logged
 from penstock.checkpoint.belonging import check_sources, history_of, mismatch
 from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.config import Checkpoints
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
-from penstock.epoch.channel import How, Writing
-from penstock.epoch.checksum import rules_of
-from penstock.epoch.driver import Conductor, Timing, log
-from penstock.epoch.limits import Gate, Watchdog
+from penstock.epoch.attempt import Attempt, EpochObserver
+from penstock.epoch.driver import ProtocolDriver, Timing
+from penstock.epoch.explain import explain_stop
+from penstock.epoch.gate import Gate
 from penstock.epoch.log_repair import look, query_of, restore
-from penstock.epoch.notes import EpochNotes, EpochObserver
-from penstock.epoch.outputs import EpochOutputs
+from penstock.epoch.modes import ExactlyOnce, delivery_of
+from penstock.epoch.preparation import Body, Preparation
 from penstock.epoch.protocol import Replay, Resume
-from penstock.epoch.row_sizes import RowSizes
+from penstock.epoch.stragglers import Stragglers
 from penstock.epoch.watermark import WatermarkTracker
-from penstock.errors import JobStopped, PenstockError, SavepointError
+from penstock.errors import PenstockError
 from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -39,17 +41,14 @@ if TYPE_CHECKING:
     from penstock.epoch.inflight.manager import InFlight
     from penstock.events import Events
 
-Body = Callable[["DataFrame", EpochOutputs], None]
-"""What a query does with an epoch: call `outputs.write` for each of its sinks."""
-
-_SWEEP_AGAIN_FOR = 60.0  # seconds after a start, or after tasks raced: those given up may still open something
-_SWEEP_AGAIN_EVERY = 5.0
-
-__all__ = ["Body", "Coordinator", "Timing"]
+logger = logging.getLogger("penstock")
 
 
-class Coordinator(Conductor):
-    """One start of one query: its ledger, its sinks, its generation. Call `recover`, then start Spark."""
+class Coordinator(ProtocolDriver):
+    """One start of one query: its ledger, its sinks, its generation. Call `recover`, then start Spark.
+
+    It has more arguments than anything else because here all parts of a query meet: where its rows come from and go to,
+    where it keeps what it knows, and who is told. Those without a default are what no query can do without."""
 
     def __init__(
         self,
@@ -76,26 +75,32 @@ class Coordinator(Conductor):
         super().__init__(
             job=job, query=query, sinks=sinks, ledger=ledger, events=events, timing=timing, where=log.location
         )
-        self._sources = tuple(sources)
-        self._log, self._body = log, body
-        self._executed_plan = executed_plan
-        self._query_running = False
-        self._on_complete, self._ends_at = on_complete, ends_at
-        self._inflight, self._observer = inflight, observer
-        self._notes = EpochNotes(0.0)
+        self.query = query
+        self._sources, self._log = tuple(sources), log
+        self._on_complete, self._inflight, self._observer = on_complete, inflight, observer
         self._watermark = WatermarkTracker(watermark_policy)
+        self._preparation = Preparation(
+            job=job,
+            sinks=sinks,
+            committers=self._committers,
+            body=body,
+            executed_plan=executed_plan,
+            watermark=self._watermark,
+            limits=limits,
+            inflight=inflight,
+            observer=observer,
+            ends_at=ends_at,
+        )
         self._gate = Gate(query)
-        self._sizes = RowSizes()
-        self._rules: Mapping[str, int] = {}
+        self.stragglers = Stragglers(query, self._abort_dangling, inflight)
+        self._exactly_once = ExactlyOnce(self, limits.tolerable_failures)
+        self._delivery = delivery_of(limits.mode, self._exactly_once, self)
         self._resume: Resume | None = None
         self._previous = previous
+        self._query_running = False
+        self._attempt: Attempt | None = None  # None: no epoch is under way, or its recovery is
         self._attempts = 0
-        self._failed_in_row = 0
-        self._stray_logs = False
-        self._stragglers_until = time.monotonic()
-        self._opened = self._last_completed = 0.0
-        self._frame: DataFrame | None = None
-        self._barrier: Barrier | None = None
+        self._last_completed = 0.0
         self._failure: BaseException | None = None
         self.completed = self.decided = -1
 
@@ -119,8 +124,7 @@ class Coordinator(Conductor):
         check_sources(self._ledger, self._log, self._query, self._sources)
         resume = self._drive(protocol.recover(self.generation))
         self._resume, self._generation = resume, resume.generation
-        self._swept = time.monotonic()
-        self._stragglers_until = self._swept + (_SWEEP_AGAIN_FOR if resume.generation > 1 else 0)
+        self.stragglers.started(resume.generation)
         self._events.emit(
             "recovered",
             query=self._query,
@@ -142,17 +146,17 @@ class Coordinator(Conductor):
                 self._run(frame, epoch)
             except BaseException as error:
                 self._failure = error
-                self._emit("failed", epoch, error=f"{type(error).__name__}: {error}")
+                self.emit("failed", epoch, error=f"{type(error).__name__}: {error}")
                 raise
             finally:
-                self._frame = None
+                self._attempt = None
 
     def tend(self) -> None:
         """Call now and then while the query runs: what has to be done though no epoch comes."""
         if self._gate.try_enter():
             try:
                 if self.failure is None and not self._gate.closed:
-                    self._sweep_stragglers()
+                    self.stragglers.sweep_again()
             finally:
                 self._gate.leave()
 
@@ -161,19 +165,9 @@ class Coordinator(Conductor):
         if self._inflight is not None:
             self._inflight.wait_empty(given_up)
 
-    @contextmanager
-    def held(self, patience: Deadline) -> Iterator[None]:
+    def held(self, patience: Deadline) -> AbstractContextManager[None]:
         """While this lasts no epoch is under way and none begins. `SavepointError` where one does not end in time."""
-        if not self._gate.enter_within(patience.remaining()):
-            raise SavepointError(
-                f"The epoch under way of query {self._query!r} has not ended within the checkpoint timeout.",
-                safe="the job goes on; nothing was changed.",
-                to_do="see what it waits for, then ask again.",
-            )
-        try:
-            yield
-        finally:
-            self._gate.leave()
+        return self._gate.held(patience)
 
     @property
     def delivered(self) -> bool:
@@ -183,10 +177,7 @@ class Coordinator(Conductor):
     @property
     def busy(self) -> bool:
         """Whether an epoch is under way."""
-        if self._gate.try_enter():
-            self._gate.leave()
-            return False
-        return True
+        return self._gate.busy
 
     def shut_gate(self) -> None:
         """From now on no epoch begins; returns at once."""
@@ -201,7 +192,7 @@ class Coordinator(Conductor):
         self.close_gate()
         if self._inflight is not None:
             self._inflight.close()
-        self._close_committers()
+        self._committers.close()
 
     # One epoch
 
@@ -209,69 +200,30 @@ class Coordinator(Conductor):
         if self._resume is None:
             self.recover(query_running=True)
         replay = self._take_replay(epoch)
-        self._frame = frame
-        self._barrier = self._log.barrier(epoch)
-        if self._barrier is None:
+        barrier = self._log.barrier(epoch)
+        if barrier is None:
             # Spark writes it before it calls us: the checkpoint we read is not the one it writes.
             raise mismatch(self._query, f"{self._log.location} has no offsets/{epoch}")
         self._gate.pause(self._last_completed + self._limits.min_pause_seconds - time.monotonic())
         self._open_inflight()
-        while not self._attempt(epoch, replay):
-            pass
-        self._failed_in_row = 0
+        delivery = self._delivery if replay is None else self._exactly_once
+        over = False
+        while not over:
+            self._attempts += 1
+            attempt = Attempt(
+                self._query, epoch, self._attempts, self._generation, frame, barrier, replay, delivery.direct
+            )
+            self._attempt = attempt
+            over = delivery.run(attempt)
         self.completed = epoch
         self._last_completed = time.monotonic()
         self._ledger.prune(epoch)
-        if self._inflight is not None and self._stray_logs:
-            self._inflight.remove_strays(self._keep)
-            self._stray_logs = False
-        self._sweep_stragglers()
+        self.stragglers.remove_logs()
+        self.stragglers.sweep_again()
         if self._on_complete is not None:
-            self._on_complete(epoch, self._barrier)
-        self._emit("completed", epoch, seconds=round(self._last_completed - self._opened, 4))
-        self._observe(epoch, None)
-
-    def _observe(self, epoch: int, error: BaseException | None) -> None:
-        if self._observer is not None:
-            if self._inflight is not None:
-                self._notes.inflight_bytes = self._inflight.bytes
-            self._observer.ended(epoch, self._generation, self._barrier, self._notes, error)
-
-    def _attempt(self, epoch: int, replay: Replay | None) -> bool:
-        """Run the epoch once; False if it failed in a way that is tolerated, and is to be tried again."""
-        assert self._barrier is not None
-        self._attempts += 1
-        self._opened, self._notes = time.monotonic(), EpochNotes(time.time())
-        self._rules = rules_of(replay.decision.committables) if replay else {}
-        self._watermark.start(int(self._barrier.metadata.get("batchWatermarkMs", 0)))
-        if self._watermark.needed and epoch:
-            self._watermark.verify(self._log.committed_watermark(epoch - 1))
-        self._emit("opened", epoch)
-        try:
-            decision = self._drive(protocol.run_epoch(self._generation, epoch, replay))
-        except BaseException as error:
-            self._observe(epoch, error)
-            again = isinstance(error, PenstockError) and error.checkpoint_only
-            if not again or not protocol.may_try_again(self._performed):
-                raise
-            self._stragglers_until = time.monotonic() + _SWEEP_AGAIN_FOR
-            self._failed_in_row += 1
-            tolerated = self._failed_in_row <= self._limits.tolerable_failures
-            self._emit(
-                "checkpoint_failed",
-                epoch,
-                error=f"{type(error).__name__}: {error}",
-                in_row=self._failed_in_row,
-                tolerable=self._limits.tolerable_failures,
-                tolerated=tolerated,
-            )
-            if not tolerated:
-                raise
-            self._gate.check()
-            return False
-        if decision is not None:
-            self._keep = decision.committables
-        return True
+            self._on_complete(epoch, barrier)
+        self.emit("completed", epoch, seconds=round(self._last_completed - attempt.opened, 4))
+        self.observe(attempt, None)
 
     def _take_replay(self, epoch: int) -> Replay | None:
         assert self._resume is not None
@@ -289,24 +241,54 @@ class Coordinator(Conductor):
             self._inflight.open(query_id, self._generation)
             self._inflight.wait_for_room(self._gate)
 
-    def _sweep_stragglers(self) -> None:
-        """Abort what tasks that were given up have opened since. Between epochs, nothing open is anybody's."""
-        now = time.monotonic()
-        if not self._swept + _SWEEP_AGAIN_EVERY < now < self._stragglers_until:
-            return
-        if self._inflight is not None and self._inflight.pending:
-            return  # the drainer does it, and knows whether the sink answers
-        self._swept = now
-        try:
-            self._abort_dangling(self._kept(self._keep))
-        except Exception as error:  # no epoch needs it done: the next look, or the next start, finds what is left
-            log.warning("query %s: leftovers of earlier attempts could not be swept: %s", self._query, error)
+    # What a delivery asks for
+
+    def open(self, attempt: Attempt, *, verify: bool = False) -> None:
+        """The attempt begins. `verify`: compare our watermark with the one that Spark wrote for the epoch before."""
+        self._watermark.start(attempt.watermark)
+        if verify and self._watermark.needed and attempt.epoch:
+            self._watermark.verify(self._log.committed_watermark(attempt.epoch - 1))
+        self.emit("opened", attempt.epoch)
+
+    def carry_out(self, attempt: Attempt) -> None:
+        """All of it by the protocol."""
+        decision = self._drive(protocol.run_epoch(self._generation, attempt.epoch, attempt.replay))
+        if decision is not None:
+            self.stragglers.keep = decision.committables
+
+    @property
+    def may_try_again(self) -> bool:
+        """Whether the attempt that failed may be followed by another one."""
+        return protocol.may_try_again(self._performed)
+
+    def begin(self, attempt: Attempt) -> bool:
+        """Mark the epoch as begun, durably; False where it was before."""
+        return self._ledger.begin(attempt.epoch, self._log.query_id())
+
+    def commit_at_sinks(self, epoch: int, committables: Sequence[Committable]) -> Mapping[WriterId, Outcome]:
+        """What is proven of each within the time for a commit."""
+        return self._commit_at_sinks(epoch, committables, Deadline(self._timing.commit_seconds))
+
+    def check_gate(self) -> None:
+        """`JobStopped` once no epoch may begin."""
+        self._gate.check()
+
+    def not_prepared(self, attempt: Attempt, failed: protocol.Failed) -> PenstockError:
+        """The error that ends such an attempt."""
+        return explain_stop(protocol.NotPrepared(attempt.epoch, failed.error), self._query, self._where)
+
+    def observe(self, attempt: Attempt, error: BaseException | None) -> None:
+        """The attempt has ended."""
+        if self._observer is not None:
+            if self._inflight is not None:
+                attempt.notes.inflight_bytes = self._inflight.bytes
+            self._observer.ended(attempt.epoch, self._generation, attempt.barrier, attempt.notes, error)
 
     # The actions
 
     def _register(self) -> int:
         generation = super()._register()
-        self._emit("started", None)
+        self.emit("started", None)
         return generation
 
     def _facts(self) -> dict[str, Any]:
@@ -326,127 +308,79 @@ class Coordinator(Conductor):
     def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
         if self._query_running or not restore(self._ledger, self._log, epoch, decided):
             return False
-        log.warning("query %s: Spark's log had lost files; restored from the ledger for epoch %d", self._query, epoch)
-        self._emit("log_restored", epoch)
+        logger.warning(
+            "query %s: Spark's log had lost files; restored from the ledger for epoch %d", self._query, epoch
+        )
+        self.emit("log_restored", epoch)
         failpoint("recover.restored")
         return True
 
     def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
-        failpoint("epoch.opened")
-        assert self._frame is not None
-        outputs = EpochOutputs(
-            epoch,
-            self._attempts,
-            self._generation,
-            self._job,
-            self._sinks,
-            self._frame,
-            lambda uid: self._writing(uid, only),
-            self._hints,
-            self._sizes,
-            self._rules,
-        )
-        watchdog = Watchdog(self._frame, self._limits.timeout_seconds, self._query, epoch)
-        try:
-            with watchdog:
-                self._body(self._frame, outputs)
-                outputs.execute_rest()
-                failpoint("epoch.precommitted")
-                committables = self._prepared(outputs.committables, only)
-                plan = self._executed_plan()
-                watermark = self._watermark.advance(plan)
-                if self._observer is not None:
-                    self._observer.prepared(epoch, self._barrier, self._notes.opened, plan)
-            self._check_end(epoch)
-        except Exception as error:
-            return protocol.Failed(watchdog.expired or error)
-        if outputs.strays:
-            self._stragglers_until = time.monotonic() + _SWEEP_AGAIN_FOR
-            self._stray_logs = True
-        rows = sum(one.rows for one in committables)
-        seconds = time.monotonic() - self._opened
-        self._notes.committables, self._notes.precommit_ms = committables, round(seconds * 1000, 2)
-        self._emit("precommitted", epoch, rows=rows, seconds=round(seconds, 4))
+        assert self._attempt is not None
+        return self.prepare(self._attempt, only)
+
+    def prepare(self, attempt: Attempt, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
+        """Run the plan, with the writers of the sinks in `only` alone, if it is given; all others just count."""
+        prepared = self._preparation.run(attempt, only)
+        if isinstance(prepared, protocol.Failed):
+            return prepared
+        if prepared.strays:
+            self.stragglers.expect(logs=True)
+        seconds, rows = attempt.seconds, sum(committable.rows for committable in prepared.committables)
+        attempt.notes.committables, attempt.notes.precommit_ms = prepared.committables, round(seconds * 1000, 2)
+        self.emit("precommitted", attempt.epoch, rows=rows, seconds=round(seconds, 4))
         failpoint("epoch.sealed")
-        return protocol.Prepared(committables, watermark, outputs.strays and not self._limits.unaligned)
-
-    def _writing(self, uid: str, only: frozenset[str] | None) -> Writing:
-        if only is not None:
-            return Writing(How.SINK if uid in only else How.COUNT)
-        if self._inflight is not None:
-            return self._inflight.writing(uid, time.monotonic() - self._opened)
-        return Writing()
-
-    def _hints(self, uid: str) -> Mapping[str, Any]:
-        own = self._committers[uid].hints()
-        return self._inflight.with_hints(uid, own) if self._inflight is not None else own
-
-    def _prepared(self, committables: Sequence[Committable], only: frozenset[str] | None) -> tuple[Committable, ...]:
-        """Each sink confirms what its writers prepared."""
-        found = [one for one in committables if one.rows and (only is None or one.sink in only)]
-        deadline = Deadline(self._timing.commit_seconds)
-        sealed = list(self._seal([one for one in found if not is_logged(one)], deadline))
-        if self._inflight is not None:
-            sealed.extend(self._inflight.sealed([one for one in found if is_logged(one)], self._seal))
-        by_id = {one.id: one for one in sealed}
-        return tuple(by_id.get(one.id, one) for one in committables)
-
-    def _check_end(self, epoch: int) -> None:
-        """Without a final checkpoint, the epoch that reaches the end of bounded inputs is not decided."""
-        if self._limits.final_checkpoint or self._ends_at is None or self._barrier is None:
-            return
-        if self._ends_at(self._barrier):
-            raise JobStopped(
-                f"Epoch {epoch} of query {self._query!r} reaches the end of its inputs, and final_checkpoint is off.",
-                safe="it is aborted, not lost: it replays when the job is started with final_checkpoint on.",
-                to_do="nothing, if that is what you want.",
-            )
+        return replace(prepared, strays=prepared.strays and not self._limits.unaligned)
 
     def _decide(self, decision: Decision) -> None:
-        barrier = self._barrier
-        assert barrier is not None
+        attempt = self._attempt
+        assert attempt is not None
         # State and the sources' own logs are as much a part of the decision as the barrier, which the manifest holds.
         self._log.sync()
         self._ledger.decide(
             decision,
             query=self._log.query_id(),
-            barrier=barrier.digest,
-            offsets=barrier.text,
+            barrier=attempt.barrier.digest,
+            offsets=attempt.barrier.text,
             history=history_of(self._log),
             stateful=self._log.stateful(),
         )
         self.decided = decision.id.epoch
-        self._notes.decided = time.time()
-        self._emit("decided", decision.id.epoch)
+        attempt.notes.decided = time.time()
+        self.emit("decided", decision.id.epoch)
         failpoint("epoch.decided")
 
     def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
-        recovering = self._frame is None
-        if not recovering:
+        attempt = self._attempt
+        if attempt is not None:
             failpoint("epoch.confirmed")
         started = time.monotonic()
         deadline = Deadline(self._timing.commit_seconds)
         epoch = decision.id.epoch
-        logged = [one for one in decision.to_commit if is_logged(one)]
-        outcomes = self._commit_at_sinks(epoch, [one for one in decision.to_commit if not is_logged(one)], deadline)
+        logged = [committable for committable in decision.to_commit if is_logged(committable)]
+        outcomes = self._commit_at_sinks(
+            epoch, [committable for committable in decision.to_commit if not is_logged(committable)], deadline
+        )
         visible = True
         if logged:
-            if self._inflight is None or {one.sink for one in logged} - self._sinks.keys():
-                raise self._uids_changed(sorted({one.sink for one in logged}), f"epoch {epoch} is in the log for")
+            uids = {committable.sink for committable in logged}
+            if self._inflight is None or uids - self._sinks.keys():
+                raise self._committers.uids_changed(uids, f"epoch {epoch} is in the log for")
             visible = self._inflight.commit(epoch, logged, self._commit_at_sinks)
-            outcomes.update({one.id: Outcome.COMMITTED for one in logged})
-        self._notes.commit_ms = round((time.monotonic() - started) * 1000, 2)
-        self._notes.logged = not visible
-        if visible and all(outcomes.get(one.id, Outcome.UNKNOWN).visible for one in decision.to_commit):
-            self._emit(
+            outcomes.update({committable.id: Outcome.COMMITTED for committable in logged})
+        commit_ms = round((time.monotonic() - started) * 1000, 2)
+        if attempt is not None:
+            attempt.notes.commit_ms, attempt.notes.logged = commit_ms, not visible
+        if visible and all(outcomes.get(committable.id, Outcome.UNKNOWN).visible for committable in decision.to_commit):
+            self.emit(
                 "committed",
                 epoch,
-                rows=sum(one.rows for one in decision.committables),
+                rows=sum(committable.rows for committable in decision.committables),
                 writers=len(decision.to_commit),
-                commit_ms=self._notes.commit_ms,
-                recovery=recovering,
+                commit_ms=commit_ms,
+                recovery=attempt is None,
             )
-        failpoint("recover.committed" if recovering else "epoch.committed")
+        failpoint("recover.committed" if attempt is None else "epoch.committed")
         return outcomes
 
     def _finish_log(self, epoch: int, watermark: int | None) -> bool:
@@ -455,17 +389,8 @@ class Coordinator(Conductor):
         return finished
 
     def _sweep(self, keep: Sequence[Committable]) -> None:
-        self._keep = tuple(keep)
-        self._abort_dangling(self._kept(keep))
-        if self._inflight is not None:
-            self._inflight.remove_strays(keep)
-        failpoint("recover.swept" if self._frame is None else "epoch.aborted")
-
-    def _kept(self, keep: Sequence[Committable]) -> list[Committable]:
-        """What must stay open at the sinks: of these and of the backlog, what was prepared there."""
-        plain = [one if not is_logged(one) else prepared_of(one) for one in keep]
-        waiting = self._inflight.prepared() if self._inflight is not None else []
-        return [one for one in plain if one is not None] + waiting
+        self.stragglers.sweep(keep)
+        failpoint("recover.swept" if self._attempt is None else "epoch.aborted")
 
     def _passed(self, point: str) -> None:
         failpoint(point)

@@ -86,7 +86,7 @@ def _writers(writers: Sequence[WriterId]) -> str:
 
 
 def _counts(decision: Decision, writers: Sequence[WriterId]) -> str:
-    decided = {one.id: one.rows for one in decision.committables}
+    decided = {committable.id: committable.rows for committable in decision.committables}
     return "decided rows: " + ", ".join(
         f"{sink}/{number}={decided.get((sink, number), 0)}" for sink, number in writers[:8]
     )

@@ -86,10 +86,14 @@ def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | Non
 
 def _manifest(ledger: Ledger, epoch: int, query: str | None, decided: DecisionId | None) -> Manifest | None:
     """The one named; else, of a complete epoch, the newest: of several decisions it is the one that was carried out."""
-    found = [one for one in ledger.manifests(epoch) if one.query == query] if epoch >= 0 and query is not None else []
+    found = (
+        [manifest for manifest in ledger.manifests(epoch) if manifest.query == query]
+        if epoch >= 0 and query is not None
+        else []
+    )
     if decided is not None:
-        found = [one for one in found if one.decision.id == decided]
-    newest = max(found, key=lambda one: one.decision.id, default=None)
+        found = [manifest for manifest in found if manifest.decision.id == decided]
+    newest = max(found, key=lambda manifest: manifest.decision.id, default=None)
     if newest is None or newest.offsets is None:
         return newest
     intact = hashlib.sha256(newest.offsets.encode()).hexdigest() == newest.barrier
@@ -120,7 +124,7 @@ def _left_whole(
 ) -> bool:
     """Whether what the tasks and sources of epoch `newest` left beside the log is there: a folder from an older copy
     lacks it, and Spark would stop at it in every start, or read files once more."""
-    stateful = any(one is not None and one.stateful for one in (before, of_epoch))
+    stateful = any(manifest is not None and manifest.stateful for manifest in (before, of_epoch))
     stores = list(_stores(log))
     if (stateful and not stores) or any(newest + 1 not in versions for versions in stores):
         return False

@@ -1,122 +1,168 @@
-"""The two weaker modes. A job that asks for less gets just that, and not by accident.
+"""How an epoch becomes visible: exactly once by the protocol, or weaker. A job that asks for less gets just that.
 
+* **Exactly once**: prepared, decided, committed, as `protocol` says.
 * **At least once**: each task makes its rows visible by itself; no decision, nothing to wait for. After a crash the
   epoch replays, and its rows come again.
 * **At most once**: an epoch is marked as begun before anything of it is visible, then written and committed, without a
   second try. After a crash an epoch that was begun is not written again, even if nothing of it became visible.
 
-Both begin with the same recovery as an exactly-once run: what one of those has decided is carried out first.
+All begin with the same recovery, and an epoch that an exactly-once run has decided is carried out as it was decided.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import logging
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint.decision import Committable, Outcome
-from penstock.deadline import Deadline
+from penstock.config import Mode
 from penstock.epoch import protocol
-from penstock.epoch.channel import How, Writing
-from penstock.epoch.coordinator import Coordinator
-from penstock.epoch.driver import log
-from penstock.epoch.explain import explain_stop
-from penstock.epoch.notes import EpochNotes
-from penstock.epoch.protocol import Replay
+from penstock.errors import PenstockError
 from penstock.failpoints import failpoint
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-class AtLeastOnce(Coordinator):
-    """Rows are visible as soon as their task is done."""
+    from penstock.epoch.attempt import Attempt
+    from penstock.epoch.coordinator import Coordinator
 
-    def _attempt(self, epoch: int, replay: Replay | None) -> bool:
-        if replay is not None:
-            return super()._attempt(epoch, replay)
-        self._begin(epoch)
-        prepared = self._pre_commit(epoch, None)
-        if isinstance(prepared, protocol.Failed):
-            self._abort_quietly()
-            raise explain_stop(
-                protocol.NotPrepared(epoch, prepared.error), self._query, self._where
-            ) from prepared.error
-        self.decided = epoch
-        self._told(epoch, prepared.committables)
-        failpoint("epoch.committed")
+log = logging.getLogger("penstock")
+
+
+class Delivery(ABC):
+    """What a mode does with an attempt. `direct`: its tasks make their rows visible themselves."""
+
+    direct = False
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    @abstractmethod
+    def run(self, attempt: Attempt) -> bool:
+        """False where it failed in a way that is tolerated, and the epoch is to be tried again."""
+
+
+class ExactlyOnce(Delivery):
+    """Tolerates as many failures of a checkpoint in a row as the settings say, as long as nothing is decided."""
+
+    def __init__(self, coordinator: Coordinator, tolerable: int) -> None:
+        super().__init__(coordinator)
+        self._tolerable, self._failed_in_row = tolerable, 0
+
+    def run(self, attempt: Attempt) -> bool:
+        coordinator = self._coordinator
+        coordinator.open(attempt, verify=True)
+        try:
+            coordinator.carry_out(attempt)
+        except BaseException as error:
+            coordinator.observe(attempt, error)
+            if not self._tolerates(attempt, error):
+                raise
+            coordinator.check_gate()
+            return False
+        self._failed_in_row = 0
         return True
 
-    def _writing(self, uid: str, only: frozenset[str] | None) -> Writing:
-        return Writing(How.DIRECT) if only is None else super()._writing(uid, only)
+    def _tolerates(self, attempt: Attempt, error: BaseException) -> bool:
+        coordinator = self._coordinator
+        again = isinstance(error, PenstockError) and error.checkpoint_only
+        if not again or not coordinator.may_try_again:
+            return False
+        coordinator.stragglers.expect()
+        self._failed_in_row += 1
+        tolerated = self._failed_in_row <= self._tolerable
+        coordinator.emit(
+            "checkpoint_failed",
+            attempt.epoch,
+            error=f"{type(error).__name__}: {error}",
+            in_row=self._failed_in_row,
+            tolerable=self._tolerable,
+            tolerated=tolerated,
+        )
+        return tolerated
 
-    def _prepared(self, committables: Sequence[Committable], only: frozenset[str] | None) -> tuple[Committable, ...]:
-        return tuple(committables) if only is None else super()._prepared(committables, only)
 
-    def _begin(self, epoch: int) -> None:
-        newest = self._ledger.newest_generation()
-        if newest > self._generation:
-            raise explain_stop(protocol.Fenced(self._generation, newest), self._query, self._where)
-        self._attempts += 1
-        self._opened, self._notes = time.monotonic(), EpochNotes(time.time())
-        self._watermark.start(int(self._barrier.metadata.get("batchWatermarkMs", 0)) if self._barrier else 0)
-        self._emit("opened", epoch)
+class _Weaker(Delivery):
+    """Nothing is decided, so a run that is superseded has to look for itself."""
 
-    def _told(self, epoch: int, committables: Sequence[Committable]) -> None:
-        self._emit(
+    def run(self, attempt: Attempt) -> bool:
+        self._coordinator.refuse_superseded()
+        self._coordinator.open(attempt)
+        self._deliver(attempt)
+        return True
+
+    @abstractmethod
+    def _deliver(self, attempt: Attempt) -> None: ...
+
+    def _emit_committed(self, epoch: int, committables: Sequence[Committable]) -> None:
+        self._coordinator.emit(
             "committed",
             epoch,
-            rows=sum(one.rows for one in committables),
-            writers=sum(bool(one.rows) for one in committables),
+            rows=sum(committable.rows for committable in committables),
+            writers=sum(bool(committable.rows) for committable in committables),
             commit_ms=0.0,
             recovery=False,
         )
-
-    def _abort_quietly(self) -> None:
-        try:
-            self._abort_dangling(())
-        except Exception as error:  # the failure under way matters more; the next start sweeps again
-            log.warning("query %s: leftovers could not be aborted: %s", self._query, error)
+        failpoint("epoch.committed")
 
 
-class AtMostOnce(AtLeastOnce):
+class AtLeastOnce(_Weaker):
+    """Rows are visible as soon as their task is done."""
+
+    direct = True
+
+    def _deliver(self, attempt: Attempt) -> None:
+        coordinator = self._coordinator
+        prepared = coordinator.prepare(attempt, None)
+        if isinstance(prepared, protocol.Failed):
+            coordinator.stragglers.abort_all_quietly()
+            raise coordinator.not_prepared(attempt, prepared) from prepared.error
+        coordinator.decided = attempt.epoch
+        self._emit_committed(attempt.epoch, prepared.committables)
+
+
+class AtMostOnce(_Weaker):
     """An epoch is begun once. Whatever goes wrong afterwards, its rows are dropped, never repeated."""
 
-    def _attempt(self, epoch: int, replay: Replay | None) -> bool:
-        if replay is not None:
-            return Coordinator._attempt(self, epoch, replay)
-        self._begin(epoch)
-        query = self._log.query_id()
-        if not self._ledger.begin(epoch, query):
-            return self._skip(epoch, "an earlier run had begun it")
-        prepared = self._pre_commit(epoch, None)
+    def _deliver(self, attempt: Attempt) -> None:
+        coordinator, epoch = self._coordinator, attempt.epoch
+        if not coordinator.begin(attempt):
+            return self._skip(attempt, "an earlier run had begun it")
+        prepared = coordinator.prepare(attempt, None)
         if isinstance(prepared, protocol.Failed):
-            self._abort_quietly()
-            return self._skip(epoch, f"{type(prepared.error).__name__}: {prepared.error}")
-        self.decided = epoch
+            coordinator.stragglers.abort_all_quietly()
+            return self._skip(attempt, f"{type(prepared.error).__name__}: {prepared.error}")
+        coordinator.decided = epoch
         failpoint("epoch.confirmed")
-        wanted = [one for one in prepared.committables if one.rows]
-        outcomes = self._commit_at_sinks(epoch, wanted, Deadline(self._timing.commit_seconds))
-        missing = [one for one in wanted if not outcomes.get(one.id, Outcome.UNKNOWN).visible]
+        wanted = [committable for committable in prepared.committables if committable.rows]
+        outcomes = coordinator.commit_at_sinks(epoch, wanted)
+        missing = [committable for committable in wanted if not outcomes.get(committable.id, Outcome.UNKNOWN).visible]
         if missing:
-            self._dropped(epoch, f"{len(missing)} writers could not be committed", sum(one.rows for one in missing))
-            self._abort_quietly()
-        self._told(epoch, [one for one in prepared.committables if one not in missing])
-        failpoint("epoch.committed")
-        return True
+            self._drop(epoch, f"{len(missing)} writers could not be committed", missing)
+            coordinator.stragglers.abort_all_quietly()
+        self._emit_committed(
+            epoch, [committable for committable in prepared.committables if committable not in missing]
+        )
+        return None
 
-    def _skip(self, epoch: int, why: str) -> bool:
+    def _skip(self, attempt: Attempt, why: str) -> None:
         """Run the plan, so that positions and state go on, and write nothing."""
-        prepared = self._pre_commit(epoch, frozenset())
+        prepared = self._coordinator.prepare(attempt, frozenset())
         if isinstance(prepared, protocol.Failed):
-            raise explain_stop(
-                protocol.NotPrepared(epoch, prepared.error), self._query, self._where
-            ) from prepared.error
-        self._dropped(epoch, why, sum(one.rows for one in prepared.committables))
-        return True
+            raise self._coordinator.not_prepared(attempt, prepared) from prepared.error
+        self._drop(attempt.epoch, why, prepared.committables)
 
-    def _dropped(self, epoch: int, why: str, rows: int) -> None:
-        log.warning("query %s, at most once: epoch %d is skipped (%s)", self._query, epoch, why)
-        self._emit("skipped", epoch, rows=rows, error=why)
+    def _drop(self, epoch: int, why: str, committables: Sequence[Committable]) -> None:
+        log.warning("query %s, at most once: epoch %d is skipped (%s)", self._coordinator.query, epoch, why)
+        self._coordinator.emit("skipped", epoch, rows=sum(committable.rows for committable in committables), error=why)
 
-    def _writing(self, uid: str, only: frozenset[str] | None) -> Writing:
-        return Coordinator._writing(self, uid, only)
 
-    def _prepared(self, committables: Sequence[Committable], only: frozenset[str] | None) -> tuple[Committable, ...]:
-        return Coordinator._prepared(self, committables, only)
+def delivery_of(mode: str, exactly_once: ExactlyOnce, coordinator: Coordinator) -> Delivery:
+    """What the mode asks for; `exactly_once` is what every coordinator has, for what was decided before."""
+    match Mode(mode):
+        case Mode.AT_LEAST_ONCE:
+            return AtLeastOnce(coordinator)
+        case Mode.AT_MOST_ONCE:
+            return AtMostOnce(coordinator)
+    return exactly_once

@@ -4,36 +4,77 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
-from penstock.epoch.channel import How, Writing
-from penstock.epoch.checksum import hashed, rule_for
-from penstock.epoch.row_sizes import RowSizes
+from penstock.epoch.channel import Route, Writing
+from penstock.epoch.checksum import rule_for, with_hashes
 from penstock.epoch.task import (
     RESULT_SCHEMA,
     attempt_of,
     committable,
     fault_in,
-    plainly_named,
     row_bytes_of,
     stage_of,
+    with_plain_names,
     writer_task,
 )
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from pyspark import SparkContext, StatusTracker
     from pyspark.sql import DataFrame
 
     from penstock.checkpoint.decision import Committable
 
+EpochFunction = Callable[["DataFrame", "Epoch"], None]
+"""What a user writes under `@job.epoch`."""
+
 log = logging.getLogger("penstock")
 _PATIENCE = 1.0  # a needless sweep costs one request, so waiting longer for Spark's bookkeeping is not worth it
 _POLL = 0.005
+
+_BYTES, _ROWS = "spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch"
+_UNBOUNDED = str((1 << 31) - 1)  # the one value with which Spark does not measure
+_USUAL = {str(64 << 20), f"{64 << 20}b"}  # our default, which is Spark's own; another one is the user's wish
+SMALL = 4 << 20  # bytes of a full batch; rows may then grow a hundredfold within an epoch and still fit
+
+
+class RowSizes:
+    """How large rows are, and what follows for the batches in which they travel to Python; used by one thread.
+
+    Spark bounds a batch by rows and by bytes. To keep the second bound it measures the batch again after every row, and
+    for small rows that costs as much as all else on the way. So the bound is lifted for an output whose rows were small
+    in the epoch before. A new run knows no sizes: what grew too fast for that, and failed, is tried again with it."""
+
+    def __init__(self) -> None:
+        self._largest: dict[str, float] = {}
+
+    def learn(self, uid: str, bytes_per_row: Iterable[float]) -> None:
+        """What each writer of an epoch has seen; writers without rows say 0."""
+        self._largest[uid] = max(bytes_per_row, default=0.0)
+
+    @contextmanager
+    def bound_batches(self, conf: Any, uid: str) -> Iterator[None]:
+        """While this lasts, `conf` of the session that runs the plan has the bound that output `uid` needs."""
+        usual = conf.get(_BYTES)
+        if not self._largest.get(uid) or usual not in _USUAL:
+            yield
+            return
+        most = int(conf.get(_ROWS))
+        if most <= 0 or self._largest[uid] * most > SMALL:
+            yield
+            return
+        conf.set(_BYTES, _UNBOUNDED)
+        try:
+            yield
+        finally:
+            conf.set(_BYTES, usual)
 
 
 class EpochOutputs:
@@ -79,7 +120,7 @@ class EpochOutputs:
         sink = self._sinks[uid]
         shaped = sink.shape(frame)
         rule = self._rules.get(uid, rule_for(shaped))
-        rows, names = plainly_named(hashed(shaped, rule))
+        rows, names = with_plain_names(with_hashes(shaped, rule))
         writing, hints = self._ways(uid)
         task = writer_task(
             sink,
@@ -92,36 +133,73 @@ class EpochOutputs:
             names=names,
         )
         try:
-            with self._sizes.bounded(rows.sparkSession.conf, uid):
-                told = rows.mapInArrow(task, RESULT_SCHEMA).collect()
+            with self._sizes.bound_batches(rows.sparkSession.conf, uid):
+                answers = rows.mapInArrow(task, RESULT_SCHEMA).collect()
         except Exception as error:
             # A task's own error comes back as Spark's text; give the caller the error itself.
             fault = fault_in(str(error))
             if fault is not None:
                 raise fault from error
             raise
-        self.committables.extend(committable(uid, row[0]) for row in told)
-        self._sizes.learn(uid, (row_bytes_of(row[0]) for row in told))
-        self.strays = self.strays or left_strays([row[0] for row in told], frame.sparkSession.sparkContext)
+        self.committables.extend(committable(uid, row[0]) for row in answers)
+        self._sizes.learn(uid, (row_bytes_of(row[0]) for row in answers))
+        self.strays = self.strays or left_strays([row[0] for row in answers], frame.sparkSession.sparkContext)
 
     def _ways(self, uid: str) -> tuple[Writing, dict[str, Any]]:
         """Which way the rows go, and what their writers should know. An epoch that can go by the in-flight log does not
         wait for a sink that is away to say it."""
         writing = self._writing(uid)
-        if writing.how in (How.LOG, How.COUNT):
+        if writing.route in (Route.LOG, Route.COUNT):
             return writing, {}  # nobody writes into the sink
         try:
             return writing, dict(self._hints(uid))
         except PenstockError as error:
-            if writing.how is not How.TEE or not error.retryable:
+            if writing.route is not Route.TEE or not error.retryable:
                 raise
             log.warning("epoch %d goes by the in-flight log, sink %s takes nothing now: %s", self.epoch, uid, error)
-            return Writing(How.LOG, writing.log), {}
+            return Writing(Route.LOG, writing.log), {}
 
     def execute_rest(self) -> None:
         """Run the plan if no output did: a stateful one not executed leaves a checkpoint that cannot restart."""
         if not self._written:
             self._frame.write.format("noop").mode("overwrite").save()
+
+
+class Epoch:
+    """What a function under `@job.epoch` writes through. One decision makes all its outputs visible, or none is."""
+
+    def __init__(self, outputs: EpochOutputs, uids: Mapping[int, str]) -> None:
+        self._outputs, self._uids = outputs, uids
+
+    @property
+    def id(self) -> int:
+        return self._outputs.epoch
+
+    def write(self, frame: DataFrame, sink: str | TwoPhaseSink) -> None:
+        """Prepare `frame` in `sink`: one of the sinks the epoch was declared with, or its uid."""
+        uid = sink if isinstance(sink, str) else self._uids.get(id(sink))
+        if uid is None:
+            raise ConfigurationError(
+                f"Epoch {self.id} writes to a sink that it was not declared with: {sink!r}.",
+                safe="the epoch is not decided; nothing of it is visible.",
+                to_do="name it in @job.epoch(frame, sinks={'uid': sink, …}).",
+            )
+        self._outputs.write(frame, uid)
+
+
+@contextmanager
+def computed_once(batch: DataFrame, persist: bool) -> Iterator[None]:
+    """While this lasts, `batch` is computed once, in full."""
+    if not persist:
+        yield
+        return
+    batch.persist()
+    try:
+        # In full, before the function sees it: a stateful plan that is read only in part breaks its checkpoint.
+        batch.write.format("noop").mode("overwrite").save()
+        yield
+    finally:
+        batch.unpersist()
 
 
 def left_strays(lines: Sequence[str], spark: SparkContext) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.spark_log import Barrier
     from penstock.contracts.sink import TwoPhaseSink
     from penstock.contracts.source import Source
-    from penstock.epoch.coordinator import Body
+    from penstock.epoch.preparation import Body
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class QueryPlan:
     @property
     def ends_with_what_is_there(self) -> bool:
         """Whether it reads what is there now, and no more."""
-        return self.bounded and any(one.ends_with_what_is_there for one in self.sources.values())
+        return self.bounded and any(source.ends_with_what_is_there for source in self.sources.values())
 
     def finished_at(self, barrier: Barrier) -> bool:
         """Whether `barrier` is the end of every source."""

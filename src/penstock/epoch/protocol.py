@@ -1,12 +1,13 @@
 """The epoch protocol: pure, without I/O, clock, Spark or any other system.
 
-Two coroutines say everything. Each yields an action, is sent what became of it, and goes on; whoever drives them
-(`coordinator.py` for real, the exploration tests for every interleaving there is) carries the actions out.
+Four coroutines say everything. Each yields an action, is sent what became of it, and goes on; whoever drives them
+(`driver.py` for real, the exploration tests for every interleaving there is) carries the actions out.
 
 * `recover` runs once, before Spark's query starts: it finishes what an earlier run decided.
 * `run_epoch` runs one epoch: prepare everywhere, decide once, commit everywhere.
+* `commit_decided` and `abort_undecided` are parts of a recovery, for people who end what a dead job has left.
 
-An exception thrown in by the driver (storage failed, process stopping) leaves both without another action: nothing is
+An exception thrown in by the driver (storage failed, process stopping) leaves all without another action: nothing is
 ever aborted because a decision *might* not have been written. What is durable by then is what the next `recover` finds.
 
 Why nobody is lost and nobody doubled, when two runs overlap:
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, WriterId
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping
+    from collections.abc import Callable, Collection, Generator, Mapping
 
 # Actions. Each says what its driver sends back.
 
@@ -268,7 +269,7 @@ def recover(previous: int = 0) -> Generator[Action, Any, Resume]:
         return Resume(generation, epoch, "none")
 
     outcomes: Mapping[WriterId, Outcome] = yield Commit(decision)
-    lost = _settled(decision, outcomes)
+    lost = _lost_writers(decision, outcomes)
     if not lost:
         finished: bool = yield FinishLog(epoch, decision.watermark)
         yield Sweep(decision.committables)
@@ -281,6 +282,31 @@ def recover(previous: int = 0) -> Generator[Action, Any, Resume]:
         return Resume(generation, epoch, "void")
     yield Sweep(decision.committables)
     return Resume(generation, epoch, "repair", Replay(decision, lost))
+
+
+def commit_decided() -> Generator[Action, Any, tuple[Decision, Mapping[WriterId, Outcome]] | None]:
+    """The steps of a recovery up to its commit: returns what was decided, if anything, and what became of it."""
+    decision = yield from _take_over()
+    return (decision, (yield Commit(decision))) if decision else None
+
+
+def abort_undecided(chosen: Callable[[Committable], bool]) -> Generator[Action, Any, Decision | None]:
+    """The steps of a recovery without its commit. Aborts nothing and returns the decision, if it names one `chosen`."""
+    decision = yield from _take_over()
+    decided = decision.committables if decision else ()
+    if any(map(chosen, decided)):
+        return decision
+    yield Sweep(decided)
+    return None
+
+
+def _take_over() -> Generator[Action, Any, Decision | None]:
+    generation: int = yield Register()
+    found: Found = yield Look()
+    decision = honoured(found)
+    yield WriteClaim(Claim(generation, next_epoch(found), decision.id if decision else None))
+    yield from _still_newest(generation)
+    return decision
 
 
 def may_try_again(performed: Collection[type[Action]]) -> bool:
@@ -325,7 +351,7 @@ def run_epoch(generation: int, epoch: int, replay: Replay | None = None) -> Gene
     yield Decide(decision)
     yield from _still_newest(generation)
     outcomes: Mapping[WriterId, Outcome] = yield Commit(decision)
-    lost = _settled(decision, outcomes)
+    lost = _lost_writers(decision, outcomes)
     if lost:
         raise Lost(decision, lost)
     if prepared.strays or replay is not None:
@@ -339,7 +365,7 @@ def _still_newest(generation: int) -> Generator[Action, Any, None]:
         raise Fenced(generation, newest)
 
 
-def _settled(decision: Decision, outcomes: Mapping[WriterId, Outcome]) -> frozenset[WriterId]:
+def _lost_writers(decision: Decision, outcomes: Mapping[WriterId, Outcome]) -> frozenset[WriterId]:
     """The lost writers; a writer that nobody answered for is unknown, and unknown never becomes committed."""
     answered = {one.id: outcomes.get(one.id, Outcome.UNKNOWN) for one in decision.to_commit}
     unknown = [writer for writer, outcome in answered.items() if outcome is Outcome.UNKNOWN]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
-from penstock.epoch.channel import Channel, How, Writing, open_channel
+from penstock.epoch.channel import Channel, Route, Writing, open_channel
 from penstock.epoch.checksum import FLAT, checksum_of, sum_of_hashes
 from penstock.errors import PenstockError, from_json
 from penstock.failpoints import failpoint
@@ -46,7 +46,7 @@ def fault_in(text: str) -> PenstockError | None:
     return None
 
 
-def plainly_named(frame: DataFrame) -> tuple[DataFrame, list[str] | None]:
+def with_plain_names(frame: DataFrame) -> tuple[DataFrame, list[str] | None]:
     """`frame` with names that Spark can look up, and its own names where it has others: Spark takes a dot for a field
     of a struct."""
     names = frame.columns
@@ -66,7 +66,7 @@ def writer_task(
     rule: int = FLAT,
     names: list[str] | None = None,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function for `mapInArrow`. `rule` is the one by which the rows were `hashed`; `names` are the columns' own,
+    """The function for `mapInArrow`. `rule` is the one by which the rows were summed; `names` are the columns' own,
     where they had to be called otherwise."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -88,7 +88,7 @@ def _write(
     channel: Channel | None = None
     rows = total = 0
     row_bytes = 0.0
-    told: Mapping[str, Any] = {"payload": {}}
+    result: Mapping[str, Any] = {"payload": {}}
     try:
         for batch in batches:
             if not batch.num_rows:
@@ -96,14 +96,14 @@ def _write(
             rows += batch.num_rows
             total += sum_of_hashes(batch)
             row_bytes = max(row_bytes, batch.nbytes / batch.num_rows)
-            if writing.how is How.COUNT:
+            if writing.route is Route.COUNT:
                 continue
             if channel is None:
                 channel = open_channel(sink, scope, writing, batch.schema)
                 failpoint("task.opened")
             channel.write(batch)
         if channel is not None:
-            told = channel.finish()
+            result = channel.finish()
     except PenstockError as error:
         _abort(channel)
         if error.retryable:
@@ -113,7 +113,7 @@ def _write(
         _abort(channel)
         raise
     checksum = checksum_of(total, rule)
-    return {"writer": scope.partition, "rows": rows, "checksum": checksum, "row_bytes": round(row_bytes), **told}
+    return {"writer": scope.partition, "rows": rows, "checksum": checksum, "row_bytes": round(row_bytes), **result}
 
 
 def _answer(line: str) -> pa.RecordBatch:

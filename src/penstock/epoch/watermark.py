@@ -32,6 +32,7 @@ class WatermarkTracker:
         return bool(self._has_nodes)
 
     def start(self, watermark: int) -> None:
+        """The watermark of an epoch's barrier; only that of the first one counts."""
         if self._global is None:
             self._global = watermark
 

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.layout import INFLIGHT, LEDGER
 from penstock.checkpoint.open import ledger_at, spark_log_at
-from penstock.config import Mode
 from penstock.epoch.coordinator import Coordinator
 from penstock.epoch.inflight.manager import InFlight
-from penstock.epoch.modes import AtLeastOnce, AtMostOnce
 from penstock.storage.open import storage_at
 
 if TYPE_CHECKING:
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from penstock.config import Checkpoints
     from penstock.epoch.plan import QueryPlan
     from penstock.events import Events
-
-_BY_MODE = {Mode.EXACTLY_ONCE: Coordinator, Mode.AT_LEAST_ONCE: AtLeastOnce, Mode.AT_MOST_ONCE: AtMostOnce}
 
 
 def coordinator_for(
@@ -34,7 +30,7 @@ def coordinator_for(
 ) -> Coordinator:
     """One start's coordinator, not yet recovered. Spark's checkpoint is `history`, in the query's folder."""
     retained = max(checkpoints.retained, checkpoints.num_retained)
-    return _BY_MODE[Mode(checkpoints.mode)](
+    return Coordinator(
         job=job,
         query=plan.uid,
         sinks=plan.sinks,

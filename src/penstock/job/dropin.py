@@ -137,9 +137,13 @@ class ExactlyOnce:
         )
 
     def _execution(self) -> Any:
-        query_id = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        spark_query_id = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         jvm: Any = self._spark._jvm
-        found = self._spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(query_id)) if query_id else None
+        found = (
+            self._spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(spark_query_id))
+            if spark_query_id
+            else None
+        )
         if found is None:
             raise ConfigurationError(
                 "The query was not started from the Spark session that penstock.exactly_once was made with.",
@@ -152,7 +156,7 @@ class ExactlyOnce:
         given = self._checkpoint
         if given is not None and _plain(given) != _plain(actual):
             raise ConfigurationError(
-                f"penstock.exactly_once was told checkpoint={given!r}, but the query runs on {actual!r}.",
+                f"penstock.exactly_once was given checkpoint={given!r}, but the query runs on {actual!r}.",
                 safe="nothing was written.",
                 to_do="give both the same location.",
             )

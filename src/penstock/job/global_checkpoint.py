@@ -21,35 +21,39 @@ So it needs only numbers that the coordinators have anyway, and costs the epochs
 from __future__ import annotations
 
 import logging
+import re
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.layout import FIRST, GLOBAL, numbered, seal
 from penstock.checkpoint.record import global_numbers
 from penstock.config import Mode
-from penstock.job.links import circle, downstream_first, links
+from penstock.sinks.kafka.sink import KafkaSink
+from penstock.sources.kafka.source import KafkaSource
 from penstock.storage.storage import AlreadyExists
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.config import Checkpoints
-    from penstock.epoch.plan import Progress
+    from penstock.epoch.plan import Progress, QueryPlan
     from penstock.events import Events
-    from penstock.job.links import Link
     from penstock.job.query import QueryRunner
     from penstock.storage.storage import Storage
 
+_HERE = {"localhost": "127.0.0.1"}
+
 log = logging.getLogger("penstock")
 
-_LEAST_SECONDS = 1.0  # between two records, however short the interval: each is a file, synced
-_LEAST_KEPT = 2
+_MIN_SECONDS = 1.0  # between two records, however short the interval: each is a file, synced
+_MIN_RECORDS = 2
 
 Cut = dict[str, "tuple[int, int]"]
 """Epoch and generation of each query."""
 
 
-def cut(order: Sequence[str], fed: frozenset[str], progress: Callable[[str], Progress | None]) -> Cut | None:
+def take_cut(order: Sequence[str], fed: frozenset[str], progress: Callable[[str], Progress | None]) -> Cut | None:
     """Steps 1 and 2. `order` is downstream first, `fed` the queries that feed another, `progress` is asked once for
     each, in that order. None where a query has no complete epoch yet."""
     found: Cut = {}
@@ -78,9 +82,9 @@ class GlobalCheckpoints:
         self._runners = {runner.plan.uid: runner for runner in runners}
         self._storage, self._events, self._now, self._clock = storage, events, now, clock
         self._history = history
-        self._pause = max(_LEAST_SECONDS, checkpoints.interval_seconds)
-        self._kept = max(_LEAST_KEPT, checkpoints.num_retained)
-        linked = links(runner.plan for runner in runners)
+        self._pause = max(_MIN_SECONDS, checkpoints.interval_seconds)
+        self._record_count = max(_MIN_RECORDS, checkpoints.num_retained)
+        linked = find_links(runner.plan for runner in runners)
         self._fed = frozenset(link.upstream for link in linked)
         self._order = downstream_first(list(self._runners), linked)
         self._refused = self._refusal(linked, checkpoints)
@@ -126,7 +130,7 @@ class GlobalCheckpoints:
 
     def _take(self) -> Cut | None:
         assert self._order is not None
-        return cut(self._order, self._fed, lambda uid: self._runners[uid].progress)
+        return take_cut(self._order, self._fed, lambda uid: self._runners[uid].progress)
 
     def _write_when_complete(self) -> None:
         pending = self._pending
@@ -152,7 +156,7 @@ class GlobalCheckpoints:
             body = {"number": number, "queries": queries, "time": self._now(), "history": self._history}
             self._storage.create(numbered(GLOBAL, number), seal("global", body))
             self._next, self._last, self._written = number + 1, found, self._clock()
-            self._storage.delete(numbered(GLOBAL, number - self._kept))
+            self._storage.delete(numbered(GLOBAL, number - self._record_count))
         except AlreadyExists:
             self._refused = "another run of the job writes them"  # it is the newer one, or this one would be told
         except Exception as error:  # whatever it is, the queries do not need this record
@@ -165,13 +169,13 @@ class GlobalCheckpoints:
 
     def _first_free(self) -> int:
         there = global_numbers(self._storage)
-        for number in there[: -self._kept]:
+        for number in there[: -self._record_count]:
             self._storage.delete(numbered(GLOBAL, number))
         return there[-1] + 1 if there else 1
 
-    def _refusal(self, linked: Sequence[Link], checkpoints: Checkpoints) -> str:
+    def _refusal(self, linked: Sequence[QueryLink], checkpoints: Checkpoints) -> str:
         if self._order is None:
-            feeding = ", ".join(circle(list(self._runners), linked))
+            feeding = ", ".join(find_circle(list(self._runners), linked))
             return f"the queries {feeding} feed each other in a circle, so none of them is downstream"
         uncommitted = sorted({link.downstream for link in linked if not link.committed_only})
         if uncommitted:
@@ -183,3 +187,93 @@ class GlobalCheckpoints:
 
 def _epochs(found: Cut) -> Mapping[str, int]:
     return {uid: epoch for uid, (epoch, _) in sorted(found.items())}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class QueryLink:
+    """`downstream` reads what `upstream` writes. `topic` is empty where only the column of each row says which."""
+
+    upstream: str
+    downstream: str
+    topic: str
+    committed_only: bool = True  # whether downstream reads committed rows alone
+
+
+def find_links(plans: Iterable[QueryPlan]) -> tuple[QueryLink, ...]:
+    """All links between different queries, through Kafka topics; derived from their sources and sinks, nothing
+    connects. One that reads its own output is always consistent with itself.
+
+    A link is assumed where there may be one: a sink that takes its topic from a column may write any topic, and a
+    pattern that Python cannot read may match any. Only what cannot be read so is missed: a topic that the user reads
+    with Spark's own reader, or one cluster under two addresses.
+    """
+    plans = list(plans)
+    found = {
+        QueryLink(up.uid, down.uid, sink.topic or "", _committed_only(source, uid))
+        for up in plans
+        for sink in up.sinks.values()
+        if isinstance(sink, KafkaSink)
+        for down in plans
+        if down.uid != up.uid
+        for uid, source in down.sources.items()
+        if isinstance(source, KafkaSource) and _same_cluster(sink.servers, source.servers) and _reads(source, uid, sink)
+    }
+    return tuple(sorted(found))
+
+
+def downstream_first(queries: Sequence[str], linked: Iterable[QueryLink]) -> tuple[str, ...] | None:
+    """The queries, each before all that feed it; None where some feed each other in a circle."""
+    feeds: dict[str, set[str]] = {uid: set() for uid in queries}
+    for link in linked:
+        feeds[link.upstream].add(link.downstream)
+    order: list[str] = []
+    while feeds:
+        ready = [uid for uid, fed in feeds.items() if not fed]
+        if not ready:
+            return None
+        order += ready
+        feeds = {uid: fed - set(ready) for uid, fed in feeds.items() if uid not in ready}
+    return tuple(order)
+
+
+def find_circle(queries: Sequence[str], linked: Iterable[QueryLink]) -> list[str]:
+    """The queries that keep `downstream_first` from an answer: in a circle, or between two of them."""
+    left, linked = set(queries), list(linked)
+    while True:
+        inside = {
+            uid
+            for uid in left
+            if any(link.upstream == uid and link.downstream in left for link in linked)
+            and any(link.downstream == uid and link.upstream in left for link in linked)
+        }
+        if inside == left:
+            return sorted(left)
+        left = inside
+
+
+def _same_cluster(one: str, other: str) -> bool:
+    return bool(_addresses(one) & _addresses(other))
+
+
+def _addresses(servers: str) -> set[str]:
+    found = set()
+    for server in servers.lower().split(","):
+        host, _, port = server.strip().rpartition("://")[2].rpartition(":")
+        found.add(f"{_HERE.get(host, host)}:{port}")
+    return found
+
+
+def _reads(source: KafkaSource, uid: str, sink: KafkaSink) -> bool:
+    options: Mapping[str, str] = source.reader_options(uid)
+    if sink.topic is None or "assign" in options:
+        return True
+    if "subscribePattern" not in options:
+        return sink.topic in {name.strip() for name in options.get("subscribe", "").split(",")}
+    try:
+        return re.fullmatch(options["subscribePattern"], sink.topic) is not None
+    except re.error:
+        return True  # Java's patterns know more than Python's
+
+
+def _committed_only(source: KafkaSource, uid: str) -> bool:
+    return source.reader_options(uid).get("kafka.isolation.level", "read_uncommitted") == "read_committed"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.deadline import Deadline
 from penstock.errors import PenstockError
-from penstock.process.error_class import Verdict, classify
+from penstock.process.error_class import ErrorClass, classify
 
 if TYPE_CHECKING:
     import threading
@@ -30,7 +30,7 @@ _CANCEL_SECONDS = 10.0  # for an epoch to fail once its tasks are cancelled; Spa
 _TASK_SECONDS = 10.0  # for tasks that Spark has given up to be gone, so that nothing is opened after the last look
 
 
-class End(IntEnum):
+class EndRequest(IntEnum):
     """What was asked of the job, the stronger the higher."""
 
     NONE = 0
@@ -56,14 +56,14 @@ class QueryGroup:
         restarts: Restarts,
         events: Events,
         wake: threading.Event,
-        asked: Callable[[], End],
+        asked: Callable[[], EndRequest],
         before_round: Callable[[], None] = lambda: None,
         watcher: Watcher | None = None,
     ) -> None:
         self._runners, self._restarts, self._events = runners, restarts, events
         self._wake, self._asked = wake, asked
         self._before_round, self._watcher = before_round, watcher
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.abandoned: list[str] = []  # queries that were cancelled in an epoch which has not ended since
 
     def run(self) -> None:
@@ -73,20 +73,20 @@ class QueryGroup:
             error = self._run()
         finally:
             for runner in self._runners:
-                self._tell(runner)
+                self._report_stopped(runner)
         if error is not None:
             raise error
 
     def _run(self) -> BaseException | None:
-        while self._asked() is End.NONE:
+        while self._asked() is EndRequest.NONE:
             error = self._round()
-            if self._asked() is End.CANCEL:
+            if self._asked() is EndRequest.CANCEL:
                 break
-            if error is None or self._asked() is not End.NONE:
+            if error is None or self._asked() is not EndRequest.NONE:
                 return error  # an epoch that failed is no clean end, whoever asked for it
             if not self._pause(error):
                 return error
-        return self._settle() if self._asked() is End.CANCEL else None
+        return self._finish_cancelled() if self._asked() is EndRequest.CANCEL else None
 
     def _round(self) -> BaseException | None:
         """One start of all queries that are not done, until all have ended; what it failed of."""
@@ -109,11 +109,11 @@ class QueryGroup:
         patience: Deadline | None = None
         while any(runner.alive for runner in self._runners):
             asked = self._asked()
-            if asked is End.CANCEL and patience is None:
+            if asked is EndRequest.CANCEL and patience is None:
                 patience = Deadline(_CANCEL_SECONDS)
                 for runner in self._runners:
                     runner.cancel()
-            elif asked is not End.NONE or any(runner.error is not None for runner in self._runners):
+            elif asked is not EndRequest.NONE or any(runner.error is not None for runner in self._runners):
                 for runner in self._runners:
                     runner.stop()
             if patience is not None and patience.passed():
@@ -122,7 +122,7 @@ class QueryGroup:
             self._wake.clear()
             for runner in self._runners:
                 if runner.done:
-                    self._tell(runner)
+                    self._report_stopped(runner)
             if self._watcher is not None:
                 self._watcher.look()
 
@@ -136,16 +136,16 @@ class QueryGroup:
         verdict = str(classify(error).value)
         self._events.emit("restarting", query=failed, seconds=seconds, verdict=verdict, error=str(error))
         pause = Deadline(seconds)
-        while self._asked() is End.NONE and not pause.passed():
+        while self._asked() is EndRequest.NONE and not pause.passed():
             self._wake.wait(pause.remaining())
             self._wake.clear()
         return True
 
-    def _settle(self) -> BaseException | None:
+    def _finish_cancelled(self) -> BaseException | None:
         """After a cancel: whatever failed or hangs is brought to an end by a run of its own. What it fails of counts;
         what the cancel itself made fail does not."""
         error = failure_of(self._runners)
-        if fatal(error):
+        if is_fatal(error):
             return error
         for runner in self._runners:
             if runner.at_rest:
@@ -154,25 +154,25 @@ class QueryGroup:
                 self.abandoned.append(runner.plan.uid)
                 log.warning("query %s is cancelled, but its epoch does not end; it is fenced", runner.plan.uid)
             try:
-                runner.settle(_TASK_SECONDS)
+                runner.finish_cancelled(_TASK_SECONDS)
                 runner.error = None
             except BaseException as failed:
                 runner.error = failed
         return failure_of(self._runners)
 
-    def _tell(self, runner: QueryRunner) -> None:
-        if runner.plan.uid not in self._told:
-            self._told.add(runner.plan.uid)
-            said = str(runner.error) if runner.error is not None else None
-            self._events.emit("stopped", query=runner.plan.uid, error=said)
+    def _report_stopped(self, runner: QueryRunner) -> None:
+        if runner.plan.uid not in self._reported:
+            self._reported.add(runner.plan.uid)
+            text = str(runner.error) if runner.error is not None else None
+            self._events.emit("stopped", query=runner.plan.uid, error=text)
 
 
 def failure_of(runners: Sequence[QueryRunner]) -> BaseException | None:
     """The error that counts: the first that no retry can cure, otherwise the first. The others are its notes."""
-    failed = sorted((one for one in runners if one.error is not None), key=lambda one: one.failed_at)
+    failed = sorted((runner for runner in runners if runner.error is not None), key=lambda runner: runner.failed_at)
     if not failed:
         return None
-    first = next((one for one in failed if fatal(one.error)), failed[0])
+    first = next((runner for runner in failed if is_fatal(runner.error)), failed[0])
     assert first.error is not None
     noted = getattr(first.error, "__notes__", ())
     for other in failed:
@@ -182,6 +182,6 @@ def failure_of(runners: Sequence[QueryRunner]) -> BaseException | None:
     return first.error
 
 
-def fatal(error: BaseException | None) -> bool:
+def is_fatal(error: BaseException | None) -> bool:
     """Whether no retry can cure it; above all `Superseded`, after which coming back would be taking over."""
-    return error is not None and classify(error) is Verdict.FATAL
+    return error is not None and classify(error) is ErrorClass.FATAL

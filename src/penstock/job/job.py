@@ -14,26 +14,26 @@ from penstock.config.settings import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted
 from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
 from penstock.epoch.callbacks import Callback, Callbacks
-from penstock.epoch.function import Epoch, EpochFunction, kept
+from penstock.epoch.outputs import Epoch, EpochFunction, computed_once
 from penstock.epoch.plan import QueryPlan, reading
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, SavepointError
 from penstock.events import Events, Listener
 from penstock.job.global_checkpoint import GlobalCheckpoints
-from penstock.job.group import End, QueryGroup
+from penstock.job.group import EndRequest, QueryGroup
 from penstock.job.query import QueryRunner
-from penstock.job.restore_point import Beginning
-from penstock.job.retention import JobFolder, kept_batches
+from penstock.job.restore_point import RestorePoint
+from penstock.job.retention import JobFolder, retain_batches
 from penstock.job.steering import Steering
 from penstock.naming import check_name
 from penstock.process import lifeline
 from penstock.process.error_class import classify
+from penstock.process.lifeline import stop_on_signals
 from penstock.process.restart import Restarts
-from penstock.process.signals import stopping_cleanly
 from penstock.server.serving import serving
 from penstock.sources.frame import as_source
 from penstock.spark import session as spark_session
-from penstock.spark.lineage import Lineage
-from penstock.spark.settings import lay_over, settle
+from penstock.spark.query import Lineage
+from penstock.spark.settings import apply_over_running, apply_settings
 from penstock.storage.open import storage_at, tree_of
 from penstock.storage.storage import local_path
 
@@ -72,7 +72,7 @@ class Job:
         self._restart = self.settings.restart
         self._spark = spark
         if spark is not None:
-            lay_over(spark, self.settings)
+            apply_over_running(spark, self.settings)
         self._allow_non_restored = allow_non_restored_state or self.settings.recovery.allow_non_restored
         self._sources: dict[str, Source] = {}
         self._plans: dict[str, QueryPlan] = {}
@@ -99,7 +99,7 @@ class Job:
         it gives the same rows again for the same positions: `replayable` must then say so."""
         check_name(uid, "source uid")
         if uid in self._sources:
-            raise _twice("sources", uid)
+            raise _duplicate_uid("sources", uid)
         source = as_source(source, uid, replayable, self._lineage)
         spark = self._session(source.spark_conf(), source.jars())
         spark_session.ensure_jars(spark, source.jars())
@@ -146,7 +146,7 @@ class Job:
             uids = {id(sink): key for key, sink in sinks.items()}
 
             def body(batch: DataFrame, outputs: EpochOutputs) -> None:
-                with kept(batch, persist):
+                with computed_once(batch, persist):
                     function(batch, Epoch(outputs, uids))
 
             self._add(frame, sinks, name, body, output_mode, options)
@@ -208,53 +208,48 @@ class Job:
         lifeline.tell_strategy(self._restart)
         with (
             self._callbacks.following(events),
-            stopping_cleanly(self.stop),
+            stop_on_signals(self.stop),
             serving(self, self.settings, events),
-            kept_batches(self.spark, self.checkpoints.num_retained),
+            retain_batches(self.spark, self.checkpoints.num_retained),
         ):
-            if not self._ready(events, restarts):
-                return
-            storage = storage_at(f"{self.checkpoints.storage.rstrip('/')}/{self.name}", self.spark)
-            folder = JobFolder(storage, tree_of(storage))
-            folder.finish_deletion(self._plans)
-            start = Beginning(self.name, self._plans, self.settings, storage, self.spark, self._allow_non_restored)
-            history = start.history(events)
-            start.check_uids()
-            self._runners = [
-                QueryRunner(
-                    self.name,
-                    plan,
-                    self.spark,
-                    self.checkpoints,
-                    events,
-                    self._wake.set,
-                    folder.refuse_marked,
-                    history,
-                )
-                for plan in self._plans.values()
-            ]
-            watcher = GlobalCheckpoints(self._runners, storage, self.checkpoints, events, history=history)
-            steering = self._steering = Steering(
-                self.name, self._runners, self.spark, self.checkpoints, events, self.stop, watcher
-            )
-            group = QueryGroup(
-                self._runners,
-                restarts=restarts,
-                events=events,
-                wake=self._wake,
-                asked=self._asked,
-                before_round=lambda: self._before_round(folder, start),
-                watcher=watcher,
-            )
-            with reading(self.name, self._sources, self._plans.values()):
-                try:
-                    group.run()
-                except BaseException as error:
-                    steering.end(error)
-                    raise
-                steering.end(None)
-            if self._cancel_asked and self.checkpoints.retention is Retention.DELETE:
-                self._delete(folder, group)
+            if self._wait_until_ready(events, restarts):
+                self._run_queries(events, restarts)
+
+    def _run_queries(self, events: Events, restarts: Restarts) -> None:
+        """From what the checkpoint holds, or what is restored, until the last query has ended."""
+        storage = storage_at(f"{self.checkpoints.storage.rstrip('/')}/{self.name}", self.spark)
+        folder = JobFolder(storage, tree_of(storage))
+        folder.finish_deletion(self._plans)
+        restore_point = RestorePoint(
+            self.name, self._plans, self.settings, storage, self.spark, self._allow_non_restored
+        )
+        history = restore_point.history(events)
+        restore_point.check_uids()
+        common = (self.spark, self.checkpoints, events)
+        self._runners = [
+            QueryRunner(self.name, plan, *common, self._wake.set, folder.refuse_marked, history)
+            for plan in self._plans.values()
+        ]
+        watcher = GlobalCheckpoints(self._runners, storage, self.checkpoints, events, history=history)
+        steering = self._steering = Steering(self.name, self._runners, *common, self.stop, watcher)
+        group = QueryGroup(
+            self._runners,
+            restarts=restarts,
+            events=events,
+            wake=self._wake,
+            asked=self._asked,
+            before_round=lambda: self._before_round(folder, restore_point),
+            watcher=watcher,
+        )
+        with reading(self.name, self._sources, self._plans.values()):
+            try:
+                group.run()
+            except BaseException as error:
+                steering.end(error)
+                raise
+            steering.end(None)
+        if self._cancel_asked and self.checkpoints.retention is Retention.DELETE:
+            self._delete(folder, group)
 
     def stop(self) -> None:
         """Ask for a clean end: each query finishes the epoch under way. Safe from any thread and from a signal. The
@@ -265,9 +260,9 @@ class Job:
 
     def savepoint(self, directory: str | None = None, *, kind: str = "native") -> str:
         """Take a savepoint of the running job at an epoch boundary, without stopping it; the path of its folder below
-        `directory`, or below `Checkpoints(savepoint_dir=…)`. `kind`: `native` or `canonical`, see `state.savepoint`.
-        Blocks until it is complete; safe from any thread but the one that runs the job."""
-        return self._steered().savepoint(directory, kind)
+        `directory`, or below `Checkpoints(savepoint_dir=…)`. `kind`: `native` or `canonical`, see
+        `savepoints.savepoint`. Blocks until it is complete; safe from any thread but the one that runs the job."""
+        return self._require_steering().savepoint(directory, kind)
 
     def stop_with_savepoint(
         self, directory: str | None = None, *, drain: bool = False, kind: str = "native", cancel: bool = False
@@ -275,17 +270,19 @@ class Job:
         """End cleanly with a savepoint as the last thing; its path. `drain`: first emit the final results of all
         windows, for a job that is not to go on: rows that come after a restore from this savepoint are late.
         `cancel`: the job counts as cancelled then, for what becomes of its checkpoints."""
-        return self._steered().stop_with_savepoint(directory, kind, drain=drain, end=self.cancel if cancel else None)
+        return self._require_steering().stop_with_savepoint(
+            directory, kind, drain=drain, end=self.cancel if cancel else None
+        )
 
     def checkpoint(self) -> int:
         """Wait for the next complete checkpoint, and give its number; the newest one where there is nothing to read."""
-        return self._steered().checkpoint()
+        return self._require_steering().checkpoint()
 
     def status(self) -> dict[str, Any]:
         """Where each query stands; empty before `run` has started them."""
         return self._steering.status() if self._steering is not None else {"queries": {}}
 
-    def _steered(self) -> Steering:
+    def _require_steering(self) -> Steering:
         if self._steering is None:
             raise SavepointError(
                 f"Job {self.name!r} does not run yet.", safe="nothing was changed.", to_do="ask again when it runs."
@@ -298,26 +295,26 @@ class Job:
         self._cancel_asked = True
         self.stop()
 
-    def _asked(self) -> End:
-        return End.CANCEL if self._cancel_asked else End.STOP if self._stop_asked else End.NONE
+    def _asked(self) -> EndRequest:
+        return EndRequest.CANCEL if self._cancel_asked else EndRequest.STOP if self._stop_asked else EndRequest.NONE
 
-    def _before_round(self, folder: JobFolder, start: Beginning) -> None:
+    def _before_round(self, folder: JobFolder, restore_point: RestorePoint) -> None:
         if folder.finish_deletion(self._plans):
-            start.check_uids()
+            restore_point.check_uids()
 
     def _delete(self, folder: JobFolder, group: QueryGroup) -> None:
         """After a cancel that ended cleanly. The job has ended whether this works or not."""
         try:
             if group.abandoned:
-                kept = f"an epoch of {', '.join(group.abandoned)} has not ended"
+                reason = f"an epoch of {', '.join(group.abandoned)} has not ended"
             else:
-                kept = folder.delete({runner.plan.uid: runner.generation for runner in self._runners})
+                reason = folder.delete({runner.plan.uid: runner.generation for runner in self._runners})
         except PenstockError as error:
-            kept = f"it could not be deleted, which the next start tries again: {error}"
-        if kept:
-            log.warning("the checkpoint of job %s is kept: %s", self.name, kept)
+            reason = f"it could not be deleted, which the next start tries again: {error}"
+        if reason:
+            log.warning("the checkpoint of job %s is kept: %s", self.name, reason)
 
-    def _ready(self, events: Events, restarts: Restarts) -> bool:
+    def _wait_until_ready(self, events: Events, restarts: Restarts) -> bool:
         """Check every source and sink before anything starts. What only waits for another system to come up is tried
         again as the restart strategy says; False if `stop` was asked for meanwhile."""
         while not self._stop_asked:
@@ -346,8 +343,9 @@ class Job:
                 file=self.settings.spark_file,
             )
             if before is not None:
-                lay_over(before, self.settings)
-        settle(self._spark, self.settings.derived_spark)  # each time: another job may have asked otherwise meanwhile
+                apply_over_running(before, self.settings)
+        # Each time: another job may have asked otherwise meanwhile.
+        apply_settings(self._spark, self.settings.derived_spark)
         return self._spark
 
     def _add(
@@ -363,9 +361,9 @@ class Job:
             check_name(name, "uid")
         for name in sinks:
             if name in self._sinks:
-                raise _twice("sinks", name)
+                raise _duplicate_uid("sinks", name)
         if uid in self._plans:
-            raise _twice("queries", uid)
+            raise _duplicate_uid("queries", uid)
         suffix = self.settings.recovery.fork_suffix
         if suffix:
             sinks = {name: sink.redirected(suffix) for name, sink in sinks.items()}
@@ -382,7 +380,7 @@ class Job:
         return Chain((*sources, engine, *(sink.link(uid) for uid, sink in plan.sinks.items())))
 
 
-def _twice(what: str, uid: str) -> DuplicateUid:
+def _duplicate_uid(what: str, uid: str) -> DuplicateUid:
     return DuplicateUid(
         f"Two {what} of the job have the uid {uid!r}.",
         safe="nothing was started.",

@@ -17,11 +17,11 @@ from penstock.epoch.plan import Progress, QueryPlan
 from penstock.epoch.task import fault_in
 from penstock.errors import JobStopped, PreCommitFailed, SavepointError
 from penstock.job.assembly import coordinator_for
-from penstock.savepoints.take import Standing
+from penstock.savepoints.take import HeldQuery
 from penstock.spark import query as spark_query
 from penstock.spark.observer import Observer
+from penstock.spark.query import with_verification
 from penstock.spark.settings import require_same_backend
-from penstock.spark.verify import verified
 from penstock.storage.open import storage_at
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class QueryRunner:
 
     @property
     def checkpoint(self) -> str:
-        """Spark's own checkpoint of the query, see `state.history`."""
+        """Spark's own checkpoint of the query, see `checkpoint.history`."""
         return f"{self.folder}/{self._history}"
 
     @property
@@ -126,7 +126,7 @@ class QueryRunner:
 
     def cancel(self) -> None:
         """End without waiting for the epoch under way: Spark gives up its tasks, so that it fails, and what it has
-        prepared is aborted. An epoch that is decided is carried out. Returns at once; call `settle` afterwards."""
+        prepared is aborted. An epoch that is decided is carried out. Returns at once; call `finish_cancelled` then."""
         self._cancelled = True
         self.stop()
         if self._query is not None:
@@ -138,11 +138,11 @@ class QueryRunner:
         return self._coordinator is not None and self._coordinator.busy
 
     @contextmanager
-    def standing(self, patience: Deadline) -> Iterator[Standing]:
+    def hold(self, patience: Deadline) -> Iterator[HeldQuery]:
         """While this lasts the query stands after a complete epoch that Spark has logged, all its rows delivered, and
-        begins no other. Raises `SavepointError` where it cannot be brought to stand."""
+        begins no other. Raises `SavepointError` where it cannot be held."""
         if self.done:
-            yield self.at_its_end()
+            yield self.at_end()
             return
         coordinator = self._running(patience)
         with coordinator.held(patience):
@@ -153,16 +153,16 @@ class QueryRunner:
                     break  # it failed, and its end waits for us to let go
                 time.sleep(_POLL_SECONDS / 20)
             if not logged or coordinator.failure is not None or not coordinator.delivered:
-                raise self._not_standing("it failed meanwhile, or its in-flight log is not delivered")
-            yield Standing(self.plan, self.checkpoint, self._completed_epoch(), coordinator.generation)
+                raise self._not_held("it failed meanwhile, or its in-flight log is not delivered")
+            yield HeldQuery(self.plan, self.checkpoint, self._completed_epoch(), coordinator.generation)
 
-    def at_its_end(self) -> Standing:
+    def at_end(self) -> HeldQuery:
         """A query that has ended between two epochs."""
         log = self._spark_log()
         epoch, _ = log.next_epoch()
         if epoch == 0:
-            raise self._not_standing("it has no complete epoch yet")
-        return Standing(self.plan, self.checkpoint, epoch - 1, self.generation)
+            raise self._not_held("it has no complete epoch yet")
+        return HeldQuery(self.plan, self.checkpoint, epoch - 1, self.generation)
 
     def shut(self) -> None:
         """No epoch begins any more; the one under way, if any, ends. Returns at once."""
@@ -179,7 +179,7 @@ class QueryRunner:
         if epoch == 0 or not log.committed_watermark(epoch - 1):
             return
         if resume.replay is not None or resume.action == "void":
-            raise self._not_standing(f"epoch {epoch} is decided and has to be written again first")
+            raise self._not_held(f"epoch {epoch} is decided and has to be written again first")
         # A barrier that is written and not decided is one that Spark would have cut anew: nothing of it is visible.
         log.end_of_time(epoch)
         self._until = epoch
@@ -187,11 +187,11 @@ class QueryRunner:
         self._wake.clear()
         self._cancelled = False
         try:
-            self._once()
+            self._run_once()
         finally:
             self._until = None
         if log.next_epoch()[0] <= epoch:
-            raise self._not_standing(f"epoch {epoch}, which emits what windows hold, was not completed")
+            raise self._not_held(f"epoch {epoch}, which emits what windows hold, was not completed")
 
     def _running(self, patience: Deadline) -> Coordinator:
         """The coordinator, once its query runs and has a complete epoch; a start takes a moment."""
@@ -200,20 +200,20 @@ class QueryRunner:
             if coordinator is not None and self._query is not None and self._completed_epoch() >= 0:
                 return coordinator
             time.sleep(_POLL_SECONDS)
-        raise self._not_standing("it does not run" if not self._alive else "it has no complete epoch yet")
+        raise self._not_held("it does not run" if not self._alive else "it has no complete epoch yet")
 
     def _completed_epoch(self) -> int:
         now = self.progress
         return -1 if now is None else now.completed
 
-    def _not_standing(self, why: str) -> SavepointError:
+    def _not_held(self, why: str) -> SavepointError:
         return SavepointError(
-            f"Query {self.plan.uid!r} cannot be brought to stand: {why}.",
+            f"Query {self.plan.uid!r} cannot be held between two epochs: {why}.",
             safe="nothing was changed.",
             to_do="see the job's log; ask again when it runs.",
         )
 
-    def settle(self, patience: float) -> None:
+    def finish_cancelled(self, patience: float) -> None:
         """After a cancel: see that nothing stays open. Another run, of a generation of its own, that starts no query:
         it carries out what is decided and aborts the rest, also what an epoch that hangs, or a task that Spark has
         given up, might still open or decide. Raises where it cannot."""
@@ -225,11 +225,11 @@ class QueryRunner:
         else is at work on the checkpoint."""
         self._generation = self.generation
         self._stopping.set()
-        self._once()
+        self._run_once()
 
     def _run(self) -> None:
         try:
-            self._once()
+            self._run_once()
             self.done = not self._stopping.is_set()
         except BaseException as error:
             self.error, self.failed_at = error, time.monotonic()
@@ -237,9 +237,9 @@ class QueryRunner:
             self._alive = False
             self._ended()
 
-    def _once(self) -> None:
+    def _run_once(self) -> None:
         """One start of the query: recover, run until it ends. Raises what made it fail."""
-        plan = verified(self.plan, self.checkpoint, self._spark, self._spark_log)
+        plan = with_verification(self.plan, self.checkpoint, self._spark, self._spark_log)
         observer = Observer(
             plan.uid,
             plan.positions,
@@ -258,7 +258,7 @@ class QueryRunner:
             self._checkpoints,
             self._events,
             executed_plan=lambda: spark_query.executed_plan(self._spark),
-            on_complete=self._completed,
+            on_complete=self._on_complete,
             ends_at=self.plan.finished_at if self.plan.bounded else None,
             observer=observer,
             previous=self._generation,
@@ -266,7 +266,7 @@ class QueryRunner:
         try:
             require_same_backend(self._spark, self.checkpoint, plan.uid)
             resume = coordinator.recover()
-            self._recovered(resume)
+            self._on_recovered(resume)
             if not self._checkpoints.logged:
                 coordinator.drain(self._stopping.is_set)  # what an earlier run left in the in-flight log goes first
             if not self._already_finished(resume.epoch):
@@ -295,7 +295,7 @@ class QueryRunner:
         if failure is None and not self._wake.is_set() and (exception := query.exception()) is not None:
             fault = fault_in(str(exception))  # a source's own error, from Spark's planner
             raise PreCommitFailed(
-                f"Spark ended query {self.plan.uid!r}: {spark_query.short(fault or exception)}",
+                f"Spark ended query {self.plan.uid!r}: {spark_query.short_text(fault or exception)}",
                 safe="no epoch was decided in the meantime; it goes on from its last complete epoch.",
                 to_do="see the cause above.",
             ) from (fault or exception)
@@ -314,14 +314,14 @@ class QueryRunner:
         if query.isActive:
             query.stop()
 
-    def _recovered(self, resume: Resume) -> None:
+    def _on_recovered(self, resume: Resume) -> None:
         self._before_start()
         self._resume = resume
 
     def _spark_log(self) -> SparkLog:
         return spark_log_at(self.checkpoint, self._spark)
 
-    def _completed(self, epoch: int, barrier: Barrier | None) -> None:
+    def _on_complete(self, epoch: int, barrier: Barrier | None) -> None:
         if barrier is None:
             return
         for index, (uid, offset) in enumerate(zip(self.plan.positions, barrier.offsets, strict=False)):

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.layout import QUERIES, QUERY_VERSION, query_file, query_uids
-from penstock.errors import UidChanged
-from penstock.savepoints.claim import Claim
-from penstock.savepoints.restore import Restorer, tell
+from penstock.errors import SavepointIncomplete, UidChanged
+from penstock.savepoints import savepoint
+from penstock.savepoints.restore import Restorer, report_restore
 from penstock.spark.settings import require_same_parallelism
+from penstock.storage.open import tree_at
 from penstock.storage.storage import AlreadyExists, Storage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pyspark.sql import SparkSession
 
+    from penstock.checkpoint.history import Restored
     from penstock.config.settings import Settings
     from penstock.epoch.plan import QueryPlan
     from penstock.events import Events
 
+log = logging.getLogger("penstock")
 
-class Beginning:
+
+class RestorePoint:
     """One start of a job. `storage` is the job's folder; `allow`: what only the checkpoint knows is left behind."""
 
     def __init__(
@@ -41,17 +49,17 @@ class Beginning:
 
     def history(self, events: Events) -> str:
         """Restore if it was asked for and is not done yet; the name of the history that the job goes on from."""
-        recovery, outcome = self._settings.recovery, None
+        recovery, result = self._settings.recovery, None
         if recovery.path is not None:
             restorer = Restorer(self._job, self._storage.location, self._spark)
             wanted = replace(recovery, allow_non_restored=self._allow)
-            outcome = restorer.restore(wanted, self._plans, self._settings.state_request)
+            result = restorer.restore(wanted, self._plans, self._settings.state_request)
         histories = Histories(self._storage)
         current = histories.current()
-        if outcome is not None and outcome.mapped is not None:
+        if result is not None and result.mapped is not None:
             for name in self._storage.list(QUERIES):
                 self._storage.delete(f"{QUERIES}/{name}")  # what the program takes over was settled with the restore
-            tell(outcome, events)
+            report_restore(result, events)
         else:
             require_same_parallelism(self._spark, self._storage.location, current, self._plans, self._settings)
         claim = Claim.of(next(reversed(histories.all()), None), self._plans, self._spark)
@@ -79,3 +87,44 @@ class Beginning:
             with suppress(AlreadyExists):
                 facts = {"version": QUERY_VERSION, "sources": list(plan.sources), "sinks": sorted(plan.sinks)}
                 storage.create(query_file(uid), json.dumps(facts).encode())
+
+
+class Claim:
+    """Claim mode: a savepoint that a job was restored from belongs to it, and goes when it is not needed any more.
+
+    It is needed until every query of the job has a complete epoch of its own after the restore: until then a restart
+    might want it, and a person certainly would. A job that dies before finds the claim in its record of the restore.
+    An event listener; it disposes of the savepoint once, in a thread of its own.
+    """
+
+    def __init__(self, restored: Restored, queries: Iterable[str], spark: SparkSession) -> None:
+        self._restored, self._spark = restored, spark
+        self._waiting = set(queries)
+        self.thread: threading.Thread | None = None
+
+    @classmethod
+    def of(cls, restored: Restored | None, queries: Iterable[str], spark: SparkSession) -> Claim | None:
+        """None where nothing is claimed, or it is gone already. Only what still is the very savepoint counts."""
+        if restored is None or not restored.claim:
+            return None
+        try:
+            found = savepoint.read(tree_at(restored.source, spark))
+        except SavepointIncomplete:
+            return None
+        return cls(restored, queries, spark) if found.id == restored.savepoint else None
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        if event["event"] != "completed" or self.thread is not None:
+            return
+        self._waiting.discard(str(event["query"]))
+        if not self._waiting:
+            self.thread = threading.Thread(target=self._dispose, name="penstock-claim", daemon=True)
+            self.thread.start()
+
+    def _dispose(self) -> None:
+        source = self._restored.source
+        try:
+            savepoint.dispose(source, self._spark)
+            log.info("%s, which this job had claimed, is not needed any more and is deleted", source)
+        except Exception as error:
+            log.warning("%s, which this job had claimed, could not be deleted: %s", source, error)

@@ -59,26 +59,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-KEPT_BATCHES = "spark.sql.streaming.minBatchesToRetain"
-_LEAST_BATCHES = 2  # recovery looks at the epoch before the last
+RETAINED_BATCHES = "spark.sql.streaming.minBatchesToRetain"
+_MIN_BATCHES = 2  # recovery looks at the epoch before the last
 _MARK = re.compile(r"^[0-9a-f]{12}\.json$")
 _NUMBERED = re.compile(r"^(\d+)\.json$")
 _OF_A_QUERY = (INFLIGHT, CHECKPOINTS, f"{LEDGER}/{EPOCHS}", f"{LEDGER}/{CLAIMS}", f"{LEDGER}/{PROBE}")
 
 
 @contextlib.contextmanager
-def kept_batches(spark: SparkSession, num_retained: int) -> Iterator[None]:
+def retain_batches(spark: SparkSession, num_retained: int) -> Iterator[None]:
     """While this lasts, queries that start keep so many epochs of offsets, commits and state, and at least two. What
     the user has set for the session stays."""
-    if spark.conf.get(KEPT_BATCHES, None) is not None:
+    if spark.conf.get(RETAINED_BATCHES, None) is not None:
         yield
         return
-    spark.conf.set(KEPT_BATCHES, str(max(_LEAST_BATCHES, num_retained)))
+    spark.conf.set(RETAINED_BATCHES, str(max(_MIN_BATCHES, num_retained)))
     try:
         yield
     finally:
         with contextlib.suppress(Exception):  # where Spark is gone, there is nothing to put back
-            spark.conf.unset(KEPT_BATCHES)
+            spark.conf.unset(RETAINED_BATCHES)
 
 
 class JobFolder:

@@ -18,7 +18,7 @@ from penstock.config.option import one_of
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PenstockError, SavepointError
 from penstock.savepoints.savepoint import Kind
-from penstock.savepoints.take import Standing, Taken, Taker
+from penstock.savepoints.take import HeldQuery, TakenSavepoint, Taker
 from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Steering:
         self._job, self._runners, self._spark = job, sorted(runners, key=lambda one: one.plan.uid), spark
         self._checkpoints, self._events, self._stop = checkpoints, events, stop
         self._globals = globals_
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
         self._final: tuple[str, Kind, Future[str]] | None = None
         self._ending = threading.Lock()  # an end that is asked for at the very end is carried out, or refused
         self._ended: str | None = None
@@ -60,7 +60,7 @@ class Steering:
         """Take one while the job runs; where it is."""
         where, wanted = self._directory(directory), one_of(Kind, kind, "kind of savepoint")
         with self._alone():
-            return self._told(self._taker(self._hold).take(where, wanted))
+            return self._announce(self._taker(self._hold).take(where, wanted))
 
     def stop_with_savepoint(
         self, directory: str | None, kind: str, *, drain: bool = False, end: Callable[[], None] | None = None
@@ -77,12 +77,12 @@ class Steering:
                     self._final = (where, wanted, final)
                 self._stop()
                 return final.result()
-            with self._hold() as standing:
-                taken = self._taker(lambda: nullcontext(standing)).take(where, wanted)
+            with self._hold() as held_queries:
+                taken = self._taker(lambda: nullcontext(held_queries)).take(where, wanted)
                 for runner in self._runners:
                     runner.shut()
             (end or self._stop)()
-            return self._told(taken)
+            return self._announce(taken)
 
     def checkpoint(self) -> int:
         """Wait for a checkpoint that was begun after this call; its number. Where a query has nothing to read, its
@@ -125,28 +125,29 @@ class Steering:
             return
         where, kind, final = asked
         if error is not None:
-            final.set_exception(_ended(self._job, f"it failed: {error}"))
+            final.set_exception(_refusal(self._job, f"it failed: {error}"))
             return
         try:
             for runner in self._runners:
                 runner.emit_final()
-            standing = [runner.at_its_end() for runner in self._runners]
-            final.set_result(self._told(self._taker(lambda: nullcontext(standing)).take(where, kind, drained=True)))
+            held_queries = [runner.at_end() for runner in self._runners]
+            taken = self._taker(lambda: nullcontext(held_queries)).take(where, kind, drained=True)
+            final.set_result(self._announce(taken))
         except BaseException as failed:
             final.set_exception(failed)
             if not isinstance(failed, PenstockError):
                 raise
 
     @contextmanager
-    def _hold(self) -> Iterator[Sequence[Standing]]:
+    def _hold(self) -> Iterator[Sequence[HeldQuery]]:
         patience = Deadline(self._checkpoints.timeout_seconds)
         with ExitStack() as held:
-            yield [held.enter_context(runner.standing(patience)) for runner in self._runners]
+            yield [held.enter_context(runner.hold(patience)) for runner in self._runners]
 
     def _taker(self, hold: Any) -> Taker:
         return Taker(self._job, self._spark, hold, mode=str(self._checkpoints.mode))
 
-    def _told(self, taken: Taken) -> str:
+    def _announce(self, taken: TakenSavepoint) -> str:
         saved = taken.savepoint
         self._events.emit(
             "savepoint",
@@ -176,13 +177,13 @@ class Steering:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        with self._one:
+        with self._lock:
             self._refuse_ended()
             yield
 
     def _refuse_ended(self) -> None:
         if self._ended is not None or self._final is not None:
-            raise _ended(self._job, f"it has {self._ended}" if self._ended else "it is stopping")
+            raise _refusal(self._job, f"it has {self._ended}" if self._ended else "it is stopping")
 
     def _epoch(self, runner: QueryRunner) -> int:
         now = runner.progress
@@ -204,7 +205,7 @@ class Steering:
             time.sleep(_POLL_SECONDS)
 
 
-def _ended(job: str, why: str) -> SavepointError:
+def _refusal(job: str, why: str) -> SavepointError:
     return SavepointError(
         f"Job {job!r} gives no savepoint: {why}.",
         safe="its checkpoint is as it was; nothing is half done.",

@@ -272,4 +272,4 @@ def librdkafka_admin(settings: Mapping[str, str], errors: Callable[[Any], None] 
     except ImportError as error:
         raise faults.missing_client("confluent-kafka", error) from error
     more: dict[str, Any] = {} if errors is None else {"error_cb": errors}
-    return AdminClient({**settings, "log_level": "2", **more})
+    return AdminClient({"log_level": "2", **settings, **more})

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock import durations
-from penstock import secrets as secrecy
 from penstock.errors import ConfigurationError
 from penstock.kafka.translation import CLIENT_ID, read_login, take_pem_trust_store
+from penstock.secrets import mask_setting
 
 #: What the protocol itself depends on; a user's value would break it.
 OWNED = frozenset(
@@ -138,7 +138,7 @@ def split_options(options: Mapping[str, object]) -> tuple[dict[str, str], dict[s
 
 def mask_secrets(options: Mapping[str, str]) -> dict[str, str]:
     """`options` fit for a log: every secret replaced."""
-    return {name: secrecy.shown(name, value) for name, value in sorted(options.items())}
+    return {name: mask_setting(name, value) for name, value in sorted(options.items())}
 
 
 def for_producer(servers: str, options: Mapping[str, str], transaction_timeout: float) -> dict[str, str]:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from penstock.errors import EpochError, PenstockError, PreCommitFailed
 
 
-class Verdict(StrEnum):
+class ErrorClass(StrEnum):
     """RETRY: time, an operator or a new process can cure it. FATAL: only a change of program, configuration or data
     can, so the job ends at once. UNKNOWN: retried as the restart strategy says, and reported as unknown."""
 
@@ -53,66 +53,66 @@ _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?::|\s*$)", re.MULTILINE)
 
 
-def classify(error: BaseException) -> Verdict:
+def classify(error: BaseException) -> ErrorClass:
     """The verdict on `error` and whatever it was raised from: one fatal error in the chain is enough; otherwise the
     first that says something decides."""
-    found = [verdict for verdict in map(_verdict, chain(error)) if verdict is not None]
-    if Verdict.FATAL in found:
-        return Verdict.FATAL
+    found = [verdict for verdict in map(_classify_one, error_chain(error)) if verdict is not None]
+    if ErrorClass.FATAL in found:
+        return ErrorClass.FATAL
     if found:
         return found[0]
-    return Verdict.RETRY  # a wrapper around nothing: the epoch failed, and that is all there is to know
+    return ErrorClass.RETRY  # a wrapper around nothing: the epoch failed, and that is all there is to know
 
 
 def jvm_gone(error: BaseException) -> bool:
     """Whether this process has lost its JVM, so that no start inside it can succeed any more."""
-    return any(map(_jvm_gone, chain(error, contexts=True)))
+    return any(map(_jvm_gone, error_chain(error, contexts=True)))
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether this process or its JVM has no memory left, which a new process has."""
-    return any(map(_out_of_memory, chain(error, contexts=True)))
+    return any(map(_out_of_memory, error_chain(error, contexts=True)))
 
 
-def chain(error: BaseException, *, contexts: bool = False) -> Iterator[BaseException]:
+def error_chain(error: BaseException, *, contexts: bool = False) -> Iterator[BaseException]:
     """`error` and what it was raised from, outermost first; with `contexts` also what was being handled, as when
     tidying up fails after the first failure. An error may be its own cause: each comes once."""
     seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or (one.__context__ if contexts else None)
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (current.__context__ if contexts else None)
 
 
-def _verdict(error: BaseException) -> Verdict | None:
+def _classify_one(error: BaseException) -> ErrorClass | None:
     if type(error) in _WRAPPERS:
         return None
     if isinstance(error, PenstockError):
-        return Verdict.RETRY if error.retryable else Verdict.FATAL
+        return ErrorClass.RETRY if error.retryable else ErrorClass.FATAL
     if _is_sparks(error):
         return _of_spark(error)
     return _of_python(type(error))
 
 
-def _of_python(kind: type[BaseException]) -> Verdict:
+def _of_python(kind: type[BaseException]) -> ErrorClass:
     if issubclass(kind, MemoryError) or (issubclass(kind, OSError) and not issubclass(kind, _MISTAKES)):
-        return Verdict.RETRY
-    return Verdict.UNKNOWN
+        return ErrorClass.RETRY
+    return ErrorClass.UNKNOWN
 
 
-def _of_spark(error: BaseException) -> Verdict:
+def _of_spark(error: BaseException) -> ErrorClass:
     if "AnalysisException" in _names(error):
-        return Verdict.FATAL
+        return ErrorClass.FATAL
     if _jvm_gone(error) or _out_of_memory(error):
-        return Verdict.RETRY
+        return ErrorClass.RETRY
     text = _text(error)
     raised = _raised_in_python(text)
     if raised is not None:
         return _of_python(raised)
     if _REFUSED.search(text):
-        return Verdict.FATAL
-    return Verdict.RETRY if _PASSING.search(text) else Verdict.UNKNOWN
+        return ErrorClass.FATAL
+    return ErrorClass.RETRY if _PASSING.search(text) else ErrorClass.UNKNOWN
 
 
 def _jvm_gone(error: BaseException) -> bool:

@@ -3,6 +3,7 @@
 The driver tells what it runs with and what it ended of, one JSON object per line. The other way nothing is ever said:
 when that side falls silent for good, the supervisor is gone, and the driver ends cleanly by a SIGTERM to itself. So
 nobody is left to run a job that nobody looks after, on any system and whatever the supervisor died of.
+`stop_on_signals` is how a job takes that signal.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ from penstock.secrets import masked
 
 if TYPE_CHECKING:
     from penstock.config.restart_strategy import RestartStrategy
+
 
 VARIABLE = "PENSTOCK_SUPERVISOR"
 """The number of the driver's end of the line. Set by the supervisor, for its own child only."""
@@ -89,7 +93,7 @@ def _watch(line: socket.socket) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class DriverReport:
     """What a driver said before it ended."""
 
     strategy: RestartStrategy | None = None
@@ -98,7 +102,7 @@ class Told:
     verdict: str | None = None
 
 
-def listen(line: socket.socket) -> Told:
+def listen(line: socket.socket) -> DriverReport:
     """All that was said so far. A line that is cut off, or not understood, counts as not said."""
     from penstock.config.restart_strategy import RestartStrategy
 
@@ -107,11 +111,29 @@ def listen(line: socket.socket) -> Told:
         while part := line.recv(65536, socket.MSG_DONTWAIT):
             text += part
     body: dict[str, Any] = {}
-    for one in text.splitlines():
+    for text_line in text.splitlines():
         with contextlib.suppress(ValueError):
-            body.update(json.loads(one))
+            body.update(json.loads(text_line))
     strategy = None
     if "strategy" in body:
         with contextlib.suppress(TypeError):
             strategy = RestartStrategy.from_dict(body["strategy"])
-    return Told(strategy, bool(body.get("stopping")), body.get("error"), body.get("verdict"))
+    return DriverReport(strategy, bool(body.get("stopping")), body.get("error"), body.get("verdict"))
+
+
+@contextmanager
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT stop cleanly while the job runs. Only the main thread may install handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -57,13 +57,13 @@ class Registration:
                 log.warning("the job runs, but commands will not find it: its registry cannot be written: %s", error)
 
 
-def driver(name: str, storage: str) -> Registration:
+def register_driver(name: str, storage: str) -> Registration:
     """The entry of a job that runs in this process: a new one, or the one that its supervisor has begun."""
     registry = Registry()
     with contextlib.suppress(OSError):
         registry.prune()
     given = os.environ.pop(ID_VARIABLE, "")  # once: another job of this process is another run
-    begun = registry.written(given) if given else None
+    begun = registry.read_entry(given) if given else None
     entry = begun or Entry(given if ID.fullmatch(given) else uuid.uuid4().hex, name, start=now_ms())
     restarted = begun is not None and begun.pid is not None
     return Registration(
@@ -84,7 +84,7 @@ def driver(name: str, storage: str) -> Registration:
     )
 
 
-class Supervised:
+class SupervisorEntry:
     """The entry as the supervisor keeps it while no driver does; an `Events` listener."""
 
     def __init__(self, script: Path, *, id: str | None = None, log_file: Path | None = None) -> None:
@@ -112,7 +112,7 @@ class Supervised:
         action, reason = event.get("action"), str(event.get("reason", ""))
         if event.get("event") != "supervisor" or action == "started":
             return
-        self._mine.entry = last = self._registry.written(self.id) or self._mine.entry  # as the driver left it
+        self._mine.entry = last = self._registry.read_entry(self.id) or self._mine.entry  # as the driver left it
         failed = {"error": "ControlError", "happened": f"The driver {reason}.", "safe": "what was decided is safe."}
         match action:
             case "restarting":
@@ -124,7 +124,7 @@ class Supervised:
                 self._mine.update(state=State.FAILED if last.state is State.FAILING else unsaid, end=now_ms())
 
 
-def told(error: BaseException) -> dict[str, str]:
+def error_fields(error: BaseException) -> dict[str, str]:
     """An error as an entry holds it."""
     if isinstance(error, PenstockError):
         return {key: str(value) for key, value in json.loads(error.to_json()).items()}

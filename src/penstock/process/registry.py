@@ -30,7 +30,7 @@ HOME_VARIABLE = "PENSTOCK_HOME"
 """The registry's folder."""
 
 VERSION = 1
-KEPT = 100  # runs that have ended
+MAX_ENDED_RUNS = 100  # runs that have ended
 ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -56,8 +56,8 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of a job. Times are milliseconds since 1970. `pid` is the driver's; each process stands with its mark,
-    see `identity`. `error` has the fields of an error's `to_json`."""
+    """One run of a job: the fields of its file, so they are many. Times are milliseconds since 1970. `pid` is the
+    driver's; each process stands with its mark, see `processes`. `error` has the fields of an error's `to_json`."""
 
     id: str
     name: str
@@ -98,7 +98,7 @@ class Entry:
         """Whether its driver runs now."""
         return is_running(self.pid, self.pid_mark)
 
-    def seen(self) -> Entry:
+    def checked(self) -> Entry:
         """As it is now, going by its processes and not only by the file."""
         if self.state.ended or not self.here or self.driven:
             return self
@@ -106,7 +106,7 @@ class Entry:
             return replace(self, state=State.RESTARTING) if self.state is State.RUNNING else self
         error = self.error or {
             "error": "ControlError",
-            "happened": f"The process of job {self.name!r} is gone without a word.",
+            "happened": f"The process of job {self.name!r} has ended and left no message.",
             "safe": "what was decided is safe.",
             "to_do": "start it again, which recovers it.",
         }
@@ -157,15 +157,15 @@ class Registry:
             for file in (self._home / "jobs").iterdir():
                 entry = self._read(file) if file.suffix == ".json" else None
                 if entry is not None and entry.here:
-                    found.append(entry.seen())
+                    found.append(entry.checked())
         return sorted(found, key=lambda one: (one.start, one.id), reverse=True)
 
     def get(self, id: str) -> Entry | None:
         """The run as it is now."""
-        entry = self.written(id)
-        return None if entry is None else entry.seen()
+        entry = self.read_entry(id)
+        return None if entry is None else entry.checked()
 
-    def written(self, id: str) -> Entry | None:
+    def read_entry(self, id: str) -> Entry | None:
         """The run as its file says."""
         return self._read(self._file(id)) if ID.fullmatch(id) else None
 
@@ -185,7 +185,7 @@ class Registry:
     def prune(self) -> None:
         """Forget the oldest runs that have ended, with their logs."""
         ended = [entry for entry in self.entries() if entry.state.ended]
-        for entry in sorted(ended, key=lambda one: one.end or one.start, reverse=True)[KEPT:]:
+        for entry in sorted(ended, key=lambda one: one.end or one.start, reverse=True)[MAX_ENDED_RUNS:]:
             self._file(entry.id).unlink(missing_ok=True)
             self.log_file(entry.id).unlink(missing_ok=True)
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.process import lifeline
-from penstock.process.error_class import Verdict, chain, classify, jvm_gone, out_of_memory
+from penstock.process.error_class import ErrorClass, classify, error_chain, jvm_gone, out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,9 +46,9 @@ class Restarts:
 
         What no retry can cure is never retried. What only a new process can cure is not retried in this one: a JVM
         that is gone, and, where a supervisor starts the new process, memory that is used up. If it is the strategy
-        that gives up, `gave_up` says so of the error from then on.
+        that gives up, `has_given_up` says so of the error from then on.
         """
-        if classify(error) is Verdict.FATAL or jvm_gone(error) or (self._supervised and out_of_memory(error)):
+        if classify(error) is ErrorClass.FATAL or jvm_gone(error) or (self._supervised and out_of_memory(error)):
             return None
         wait = self.after_failure()
         if wait is None:
@@ -62,7 +62,7 @@ class Restarts:
         if self._started is not None and now - self._started >= strategy.reset_after:
             self._failures, self._wait = 0, strategy.initial
         self._started = None  # one run fails once: what fails before the next has begun has lasted for no time
-        if not self._another(now):
+        if not self._may_retry(now):
             return None
         # Step by step, never as a power: after days of failures that would be too large for a float.
         wait = min(self._wait, strategy.maximum)
@@ -74,7 +74,7 @@ class Restarts:
         if strategy != self._strategy:
             self._strategy, self._wait = strategy, strategy.initial
 
-    def _another(self, now: float) -> bool:
+    def _may_retry(self, now: float) -> bool:
         strategy = self._strategy
         self._failures += 1
         if strategy.attempts is None:
@@ -87,6 +87,6 @@ class Restarts:
         return len(self._recent) <= strategy.attempts
 
 
-def gave_up(error: BaseException) -> bool:
+def has_given_up(error: BaseException) -> bool:
     """Whether a restart strategy has given up over this error, or one that it was raised from."""
-    return any(getattr(one, _GAVE_UP, False) for one in chain(error))
+    return any(getattr(cause, _GAVE_UP, False) for cause in error_chain(error))

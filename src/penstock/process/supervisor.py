@@ -33,7 +33,7 @@ from typing import Any
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.events import Events
 from penstock.process import lifeline
-from penstock.process.lifeline import CRASHED, DONE, GAVE_UP, Told
+from penstock.process.lifeline import CRASHED, DONE, GAVE_UP, DriverReport
 from penstock.process.restart import Restarts
 from penstock.processes import end_session
 
@@ -44,7 +44,7 @@ _SWEEP_SECONDS = 10.0
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
-class End(Enum):
+class DriverEnd(Enum):
     """What an ended driver calls for."""
 
     DONE = "done"
@@ -53,13 +53,13 @@ class End(Enum):
     FAILED = "failed"
 
 
-def judge(status: int, *, stopping: bool) -> End:
+def classify_end(status: int, *, stopping: bool) -> DriverEnd:
     """`status` as `subprocess` gives it: negative for a signal. `stopping`: whether a stop was asked for."""
     if stopping or -status in _STOPS:
-        return End.STOPPED
+        return DriverEnd.STOPPED
     if status == DONE:
-        return End.DONE
-    return End.CRASHED if status < 0 or status == CRASHED else End.FAILED
+        return DriverEnd.DONE
+    return DriverEnd.CRASHED if status < 0 or status == CRASHED else DriverEnd.FAILED
 
 
 def command(script: Path, arguments: Sequence[str]) -> list[str]:
@@ -72,14 +72,14 @@ class _Run:
     """One run of the driver, after its end."""
 
     status: int
-    told: Told
+    report: DriverReport
 
     @property
     def reason(self) -> str:
         if self.status < 0:
             return f"was killed by {_name(-self.status)}"
-        said = f" ({self.told.error.splitlines()[0]})" if self.told.error else ""
-        return f"ended with status {self.status}{said}"
+        cause = f" ({self.report.error.splitlines()[0]})" if self.report.error else ""
+        return f"ended with status {self.status}{cause}"
 
 
 class Supervisor:
@@ -103,21 +103,21 @@ class Supervisor:
         """Until the driver is done, stopped or has failed for good; the exit status for whoever asked."""
         with self._signals() as wake:
             while True:
-                run = self._once()
-                end = judge(run.status, stopping=self._asked is not None or run.told.stopping)
-                if end is not End.CRASHED:
-                    return self._leave(end, run, run.status if run.status >= 0 else 128 - run.status)
-                if run.told.strategy is not None:
-                    self._follow(run.told.strategy)
+                run = self._run_once()
+                end = classify_end(run.status, stopping=self._asked is not None or run.report.stopping)
+                if end is not DriverEnd.CRASHED:
+                    return self._finish(end, run, run.status if run.status >= 0 else 128 - run.status)
+                if run.report.strategy is not None:
+                    self._follow(run.report.strategy)
                 wait = self._restarts.after_failure()
                 if wait is None:
                     return self._give_up(run)
                 log.warning("the driver %s; it is started again in %.1f s", run.reason, wait)
-                self._tell("restarting", seconds=round(wait, 3), reason=run.reason, verdict=run.told.verdict)
+                self._tell("restarting", seconds=round(wait, 3), reason=run.reason, verdict=run.report.verdict)
                 if not self._pause(wait, wake):
-                    return self._leave(End.STOPPED, run, 128 + (self._asked or 0))
+                    return self._finish(DriverEnd.STOPPED, run, 128 + (self._asked or 0))
 
-    def _once(self) -> _Run:
+    def _run_once(self) -> _Run:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -129,7 +129,7 @@ class Supervisor:
                         start_new_session=True,  # so that Ctrl-C comes once, and leftovers can be found
                     )
                 except OSError as error:  # no memory or no process left: time may cure it
-                    return _Run(CRASHED, Told(error=f"{type(error).__name__}: {error}"))
+                    return _Run(CRASHED, DriverReport(error=f"{type(error).__name__}: {error}"))
             self._restarts.started()
             log.info("the driver runs as process %d; restarts: %s", child.pid, self._strategy.describe())
             self._tell("started", pid=child.pid)
@@ -140,7 +140,7 @@ class Supervisor:
             killed = end_session(child.pid, _SWEEP_SECONDS)
             if killed:
                 log.warning("processes that the driver left behind were killed: %s", ", ".join(map(str, killed)))
-            _bury()
+            _reap_orphans()
             return _Run(status, lifeline.listen(ours))
 
     def _follow(self, strategy: RestartStrategy) -> None:
@@ -154,13 +154,13 @@ class Supervisor:
             run.reason,
             self._strategy.describe(),
         )
-        self._tell("gave_up", reason=run.reason, verdict=run.told.verdict, status=GAVE_UP)
+        self._tell("gave_up", reason=run.reason, verdict=run.report.verdict, status=GAVE_UP)
         return GAVE_UP
 
-    def _leave(self, end: End, run: _Run, status: int) -> int:
-        level = logging.ERROR if end is End.FAILED else logging.INFO
+    def _finish(self, end: DriverEnd, run: _Run, status: int) -> int:
+        level = logging.ERROR if end is DriverEnd.FAILED else logging.INFO
         log.log(level, "%s: the driver %s; it is not started again", end.value, run.reason)
-        self._tell(end.value, reason=run.reason, verdict=run.told.verdict, status=status)
+        self._tell(end.value, reason=run.reason, verdict=run.report.verdict, status=status)
         return status
 
     def _pause(self, seconds: float, wake: int) -> bool:
@@ -202,7 +202,7 @@ class Supervisor:
         self._events.emit("supervisor", query=None, action=action, **fields)
 
 
-def _bury() -> None:
+def _reap_orphans() -> None:
     """The first process of a container inherits orphans, and has to wait for them or they stay for ever."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:

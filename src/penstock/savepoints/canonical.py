@@ -28,10 +28,19 @@ from penstock.config.state import Backend, backend_of
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
 from penstock.naming import safe_name, safe_part
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
-from penstock.spark_state.raw import FAMILY, KEY, PARTITION, VALUE, numbered, raw_rows, spread, struct_of
-from penstock.spark_state.rewrite import Goal, join_format, readable, require_format
-from penstock.spark_state.typed import typed_rows
-from penstock.spark_state.working import working
+from penstock.spark_state.rewrite import RewritePlan, join_format, open_readable, require_format
+from penstock.spark_state.store_rows import (
+    FAMILY,
+    KEY,
+    PARTITION,
+    VALUE,
+    number_columns,
+    raw_rows,
+    spread_over,
+    struct_of,
+    typed_rows,
+)
+from penstock.spark_state.work_session import open_work_session
 from penstock.storage.open import tree_at
 
 if TYPE_CHECKING:
@@ -53,9 +62,9 @@ def export(spark: SparkSession, source: str, batch: int, folder: str) -> None:
     conf = conf_of(origin, batch)
     operators = read_metadata(origin, batch)
     require_format(origin, batch)
-    Goal.of(conf, operators, None, None)  # the same state can be read and rewritten
+    RewritePlan.of(conf, operators, None, None)  # the same state can be read and rewritten
     described = []
-    with working(spark) as work, readable(origin, goal, operators) as location:
+    with open_work_session(spark) as work, open_readable(origin, goal, operators) as location:
         for operator in operators:
             stores = []
             for store in operator.stores:
@@ -68,7 +77,7 @@ def export(spark: SparkSession, source: str, batch: int, folder: str) -> None:
                     hashmap=backend_of(conf) == Backend.HASHMAP,
                     join_format=join_format(conf, operator),
                 )
-                stores.append({**_described(store, raw), "families": _export(work, goal, operator, store, raw)})
+                stores.append({**_describe_store(store, raw), "families": _export(work, goal, operator, store, raw)})
             described.append(
                 {
                     "id": operator.id,
@@ -102,11 +111,11 @@ def load(
     """Make the state in `folder` the state of the checkpoint `target` after `batch`, which it returns. The target
     holds everything of the checkpoint but its state. It is complete when this returns, and of no use before."""
     origin, goal = tree_at(folder, spark), tree_at(target, spark)
-    body = layout(origin)
-    operators = tuple(operator_of(one) for one in body["operators"])
-    plan = Goal.of(body["conf"], operators, partitions, backend)
+    body = read_layout(origin)
+    operators = tuple(parse_operator(one) for one in body["operators"])
+    plan = RewritePlan.of(body["conf"], operators, partitions, backend)
     plan.describe(goal, batch, operators)
-    with working(spark) as work:
+    with open_work_session(spark) as work:
         found = {(one["id"], store["name"]): store for one in body["operators"] for store in one["stores"]}
 
         def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
@@ -116,7 +125,7 @@ def load(
     return batch
 
 
-def layout(folder: Tree) -> dict[str, Any]:
+def read_layout(folder: Tree) -> dict[str, Any]:
     """What `layout.json` says."""
     data = folder.storage.read(LAYOUT)
     try:
@@ -142,8 +151,8 @@ def spread_rows(work: SparkSession, origin: Tree, store: dict[str, Any], partiti
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
-    partition = numbered(store["partition_schema"])
-    ordered = _ordered([one["name"] for one in store["families"]])
+    partition = number_columns(store["partition_schema"])
+    ordered = _order_counts([one["name"] for one in store["families"]])
     columns: list[tuple[str, Any]] = [(PARTITION, partition)] if partition["fields"] else []
     columns += [(KEY, "binary"), (VALUE, "binary")]
     columns += [(_POSITION, "long")] if ordered else []
@@ -155,7 +164,7 @@ def spread_rows(work: SparkSession, origin: Tree, store: dict[str, Any], partiti
         .select(spread_by, KEY, VALUE, f.lit(one["name"]).alias(FAMILY), *([_POSITION] if ordered else []))
         for one in store["families"]
     ]
-    frame = spread(functools.reduce(lambda left, right: left.union(right), frames), partitions)
+    frame = spread_over(functools.reduce(lambda left, right: left.union(right), frames), partitions)
     return frame.sortWithinPartitions(_POSITION).drop(_POSITION) if ordered else frame
 
 
@@ -164,7 +173,7 @@ def _export(
 ) -> list[dict[str, Any]]:
     from pyspark.sql import functions as f
 
-    extra = (_POSITION,) if _ordered([family.name for family in store.families]) else ()
+    extra = (_POSITION,) if _order_counts([family.name for family in store.families]) else ()
     if extra:
         raw = raw.withColumn(_POSITION, f.monotonically_increasing_id())
     done = []
@@ -177,7 +186,7 @@ def _export(
     return done
 
 
-def _ordered(families: Sequence[str]) -> bool:
+def _order_counts(families: Sequence[str]) -> bool:
     """Whether the order of rows counts: the values of a list are rows of their own, one after the other."""
     return any(name != DEFAULT for name in families)
 
@@ -187,7 +196,7 @@ def _index(operator: OperatorMetadata, store: Store) -> int:
     return sum(len(one.families) for one in before)
 
 
-def _described(store: Store, raw: DataFrame) -> dict[str, Any]:
+def _describe_store(store: Store, raw: DataFrame) -> dict[str, Any]:
     return {
         "name": store.name,
         "prefix_columns": store.prefix_columns,
@@ -197,7 +206,7 @@ def _described(store: Store, raw: DataFrame) -> dict[str, Any]:
     }
 
 
-def operator_of(body: dict[str, Any]) -> OperatorMetadata:
+def parse_operator(body: dict[str, Any]) -> OperatorMetadata:
     stores = tuple(
         Store(
             safe_part(one["name"], LAYOUT),

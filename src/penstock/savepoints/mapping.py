@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProgramQuery:
-    """What the program has under a uid. `operators` as `state.inspect` describes them, None where the plan could not
-    be looked at: then Spark compares, when it starts."""
+    """What the program has under a uid. `operators` as `spark_state.operators` describes them, None where the plan
+    could not be looked at: then Spark compares, when it starts."""
 
     sources: Sequence[str | None]
     sinks: Sequence[str]
@@ -37,7 +37,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ReportLine:
     """One row of the report."""
 
     query: str
@@ -58,11 +58,11 @@ class QueryMapping:
 
 
 @dataclass
-class Mapped:
+class RestoreMapping:
     """All of it. `queries` are those that are restored."""
 
     queries: dict[str, QueryMapping] = field(default_factory=dict)
-    lines: list[Line] = field(default_factory=list)
+    lines: list[ReportLine] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def report(self) -> str:
@@ -85,43 +85,45 @@ class Mapped:
             )
 
 
-def compare(saved: Savepoint, program: Mapping[str, ProgramQuery], *, allow: bool) -> Mapped:
+def compare(saved: Savepoint, program: Mapping[str, ProgramQuery], *, allow: bool) -> RestoreMapping:
     """`allow`: what the program does not have any more is left behind."""
-    found = Mapped()
+    found = RestoreMapping()
     for uid in saved.queries:
         if uid not in program:
             _leave(found, uid, "query", allow, f"the program has the queries {sorted(program)}: give one its uid back")
     for uid, query in program.items():
         before = saved.queries.get(uid)
         if before is None:
-            found.lines.append(Line(uid, "query", Fate.NEW, "starts from the beginning"))
+            found.lines.append(ReportLine(uid, "query", Fate.NEW, "starts from the beginning"))
             continue
         found.queries[uid] = _query(found, uid, before, query, allow)
     return found
 
 
-def _query(found: Mapped, uid: str, saved: SavedQuery, program: ProgramQuery, allow: bool) -> QueryMapping:
+def _query(found: RestoreMapping, uid: str, saved: SavedQuery, program: ProgramQuery, allow: bool) -> QueryMapping:
     made = QueryMapping(sources=_sources(found, uid, saved, program, allow))
-    found.lines.append(Line(uid, "query", Fate.KEPT, f"from epoch {saved.epoch}"))
+    found.lines.append(ReportLine(uid, "query", Fate.KEPT, f"from epoch {saved.epoch}"))
     for sink in program.sinks:
         known = sink in saved.sinks
-        found.lines.append(Line(uid, f"sink {sink}", Fate.KEPT if known else Fate.NEW))
+        found.lines.append(ReportLine(uid, f"sink {sink}", Fate.KEPT if known else Fate.NEW))
     for sink in saved.sinks:
         if sink not in program.sinks:
             # Nothing of it is open: all its rows up to the savepoint are committed.
-            found.lines.append(Line(uid, f"sink {sink}", Fate.LEFT, "all its rows so far are committed"))
+            found.lines.append(ReportLine(uid, f"sink {sink}", Fate.LEFT, "all its rows so far are committed"))
     made.operators = _operators(found, uid, saved, program, allow)
     if saved.operators:
         if program.partitions is not None and program.partitions != saved.partitions:
             made.partitions = program.partitions
-            found.lines.append(Line(uid, "parallelism", Fate.KEPT, f"{saved.partitions} → {program.partitions}"))
+            found.lines.append(ReportLine(uid, "parallelism", Fate.KEPT, f"{saved.partitions} → {program.partitions}"))
         if program.backend is not None and program.backend != saved.backend:
             made.backend = program.backend
-            found.lines.append(Line(uid, "state backend", Fate.KEPT, f"{saved.backend} → {program.backend}"))
+            found.lines.append(ReportLine(uid, "state backend", Fate.KEPT, f"{saved.backend} → {program.backend}"))
     return made
 
 
-def _sources(found: Mapped, uid: str, saved: SavedQuery, program: ProgramQuery, allow: bool) -> list[int | None]:
+def _sources(
+    found: RestoreMapping, uid: str, saved: SavedQuery, program: ProgramQuery, allow: bool
+) -> list[int | None]:
     free: dict[str | None, list[int]] = {}
     for position, name in enumerate(saved.sources):
         free.setdefault(name, []).append(position)
@@ -131,11 +133,11 @@ def _sources(found: Mapped, uid: str, saved: SavedQuery, program: ProgramQuery, 
         chosen.append(positions.pop(0) if positions else None)
         fate = Fate.KEPT if positions is not None and chosen[-1] is not None else Fate.NEW
         detail = "" if fate is Fate.KEPT else "read from its own start"
-        found.lines.append(Line(uid, f"source {_named(name)}", fate, detail))
+        found.lines.append(ReportLine(uid, f"source {_source_name(name)}", fate, detail))
     for name, positions in free.items():
         for _ in positions:
-            hint = f"the program reads {[_named(one) for one in program.sources]}: give the source its uid back"
-            _leave(found, uid, f"source {_named(name)}", allow, hint)
+            hint = f"the program reads {[_source_name(one) for one in program.sources]}: give the source its uid back"
+            _leave(found, uid, f"source {_source_name(name)}", allow, hint)
     if None in program.sources and any(one is None for one in chosen) and len(saved.sources) > 1:
         found.problems.append(
             f"query {uid!r} reads a stream without a uid, and there are several: read it by job.read(…, uid=…)"
@@ -149,28 +151,32 @@ def _sources(found: Mapped, uid: str, saved: SavedQuery, program: ProgramQuery, 
     return chosen
 
 
-def _operators(found: Mapped, uid: str, saved: SavedQuery, program: ProgramQuery, allow: bool) -> list[int] | None:
+def _operators(
+    found: RestoreMapping, uid: str, saved: SavedQuery, program: ProgramQuery, allow: bool
+) -> list[int] | None:
     if program.operators is None:
         for one in saved.operators:
-            found.lines.append(Line(uid, _operator(one), Fate.KEPT, "Spark compares its columns when it starts"))
+            found.lines.append(ReportLine(uid, _operator(one), Fate.KEPT, "Spark compares its columns when it starts"))
         return None
     chosen: list[int] = []
     left = list(saved.operators)
     for one in program.operators:
-        same = next((before for before in left if before["name"] == one["name"] and not changed(before, one)), None)
+        same = next(
+            (before for before in left if before["name"] == one["name"] and not columns_changed(before, one)), None
+        )
         if same is None:
             similar = next((before for before in left if before["name"] == one["name"]), None)
             if similar is not None:
                 left.remove(similar)
-                what = changed(similar, one)
-                found.lines.append(Line(uid, _operator(similar), Fate.IMPOSSIBLE, what))
+                what = columns_changed(similar, one)
+                found.lines.append(ReportLine(uid, _operator(similar), Fate.IMPOSSIBLE, what))
                 found.problems.append(
                     f"query {uid!r}: the state of operator {similar['id']} ({similar['name']}) was kept under other"
                     f" columns: {what}. Bring the columns of this operation back, or give the query another uid to"
                     " start over"
                 )
             else:
-                found.lines.append(Line(uid, _operator(one), Fate.IMPOSSIBLE, "it has no state in the savepoint"))
+                found.lines.append(ReportLine(uid, _operator(one), Fate.IMPOSSIBLE, "it has no state in the savepoint"))
                 found.problems.append(
                     f"query {uid!r}: operator {one['id']} ({one['name']}) is new; Spark cannot add a stateful operation"
                     " to a query that goes on. Put it into a query of its own, with a uid of its own"
@@ -178,13 +184,13 @@ def _operators(found: Mapped, uid: str, saved: SavedQuery, program: ProgramQuery
             continue
         left.remove(same)
         chosen.append(int(same["id"]))
-        found.lines.append(Line(uid, _operator(same), Fate.KEPT))
+        found.lines.append(ReportLine(uid, _operator(same), Fate.KEPT))
     for one in left:
         _leave(found, uid, _operator(one), allow, "bring the operation back")
     return chosen if chosen != sorted(int(one["id"]) for one in saved.operators) else None
 
 
-def changed(saved: Mapping[str, Any], program: Mapping[str, Any]) -> str:
+def columns_changed(saved: Mapping[str, Any], program: Mapping[str, Any]) -> str:
     """How the columns of two operators differ; empty if they do not, as far as is known."""
     stores = {one["name"]: one for one in program["stores"]}
     for before in saved["stores"]:
@@ -194,7 +200,7 @@ def changed(saved: Mapping[str, Any], program: Mapping[str, Any]) -> str:
         for part in ("key_schema", "value_schema"):
             old, new = before.get(part), now.get(part)
             if old is not None and new is not None and _columns(old) != _columns(new):
-                return f"{part.partition('_')[0]} {_said(old)} → {_said(new)}"
+                return f"{part.partition('_')[0]} {_show_columns(old)} → {_show_columns(new)}"
     return ""
 
 
@@ -211,7 +217,7 @@ def _plain(kind: Any) -> Any:
     return {key: _plain(value) for key, value in kind.items() if key not in ("containsNull", "valueContainsNull")}
 
 
-def _said(schema: Mapping[str, Any]) -> str:
+def _show_columns(schema: Mapping[str, Any]) -> str:
     columns = ", ".join(f"{one['name']} {_type_name(one['type'])}" for one in schema.get("fields", []))
     return f"({columns})"
 
@@ -220,8 +226,10 @@ def _type_name(kind: Any) -> str:
     return str(kind.get("type", kind)) if isinstance(kind, Mapping) else str(kind)
 
 
-def _leave(found: Mapped, uid: str, what: str, allow: bool, hint: str) -> None:
-    found.lines.append(Line(uid, what, Fate.LEFT if allow else Fate.IMPOSSIBLE, "" if allow else "not in the program"))
+def _leave(found: RestoreMapping, uid: str, what: str, allow: bool, hint: str) -> None:
+    found.lines.append(
+        ReportLine(uid, what, Fate.LEFT if allow else Fate.IMPOSSIBLE, "" if allow else "not in the program")
+    )
     if not allow:
         found.problems.append(f"query {uid!r}: {what} is in the savepoint and not in the program; {hint}")
 
@@ -230,5 +238,5 @@ def _operator(one: Mapping[str, Any]) -> str:
     return f"operator {one['id']} ({one['name']})"
 
 
-def _named(uid: str | None) -> str:
+def _source_name(uid: str | None) -> str:
     return uid or "without a uid"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Origin:
+class Restorable:
     """Something to restore from. `retained`: a checkpoint inside a job's own folder, which stays that job's."""
 
     path: str
@@ -60,7 +60,7 @@ class Origin:
         return [name.removeprefix(start) for name in self.saved.files if name.startswith(start)]
 
 
-def open_origin(path: str, spark: SparkSession) -> Origin:
+def open_restorable(path: str, spark: SparkSession) -> Restorable:
     """Raises `SavepointIncomplete` where nothing complete is found under that path."""
     path = path.rstrip("/")
     named = layout.split_checkpoint(path)
@@ -71,10 +71,10 @@ def open_origin(path: str, spark: SparkSession) -> Origin:
     if METADATA not in names and layout.query_uids(root.names(layout.QUERIES)):
         return _retained(path, path, None, spark)
     saved = savepoint.read(root)
-    return Origin(path, saved, False, {uid: root.at(layout.saved_checkpoint(uid)) for uid in saved.queries}, root)
+    return Restorable(path, saved, False, {uid: root.at(layout.saved_checkpoint(uid)) for uid in saved.queries}, root)
 
 
-def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> Origin:
+def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> Restorable:
     rest = rest.rstrip("/")
     rest, only = layout.split_query_checkpoints(rest) or (rest, None)
     root = tree_at(rest, spark)
@@ -86,9 +86,9 @@ def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> 
             to_do="give STORAGE/JOB/chk-N, with the storage and the name of the job it belongs to.",
         )
     if only is not None or len(uids) == 1:
-        history, epochs = _epoch(root, only or uids[0], number, path)
+        history, epochs = _query_epoch(root, only or uids[0], number, path)
     else:
-        history, epochs = _cut(root, number)
+        history, epochs = _global_epochs(root, number)
     folders = {uid: root.at(f"{uid}/{history}") for uid in epochs}
     for uid in epochs:
         _refuse_waiting(root, uid)
@@ -96,10 +96,10 @@ def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> 
     job = root.location.rpartition("/")[2]
     identity = f"{job}-{layout.checkpoint_name('-'.join(str(one) for one in epochs.values()))}-{history}"
     saved = Savepoint(identity, Kind.NATIVE, job, 0.0, "", str(spark.version), queries, {})
-    return Origin(path, saved, True, folders, root)
+    return Restorable(path, saved, True, folders, root)
 
 
-def _cut(root: Tree, number: int | None) -> tuple[str, dict[str, int]]:
+def _global_epochs(root: Tree, number: int | None) -> tuple[str, dict[str, int]]:
     """History and epochs of a global checkpoint, the newest where none is named."""
     there = global_numbers(root.storage)
     number = there[-1] if number is None and there else number
@@ -114,15 +114,15 @@ def _cut(root: Tree, number: int | None) -> tuple[str, dict[str, int]]:
     return str(body.get("history", layout.FIRST)), epochs
 
 
-def _epoch(root: Tree, uid: str, number: int | None, path: str) -> tuple[str, dict[str, int]]:
+def _query_epoch(root: Tree, uid: str, number: int | None, path: str) -> tuple[str, dict[str, int]]:
     """History and epoch of one query: in the history that counts, or else in the one before it."""
-    kept = Histories(root.storage).kept()
+    histories = Histories(root.storage).kept()
     if number is None:
-        number = SparkLog(root.at(f"{uid}/{kept[0]}").storage).next_epoch()[0] - 1
-    for history in kept:
+        number = SparkLog(root.at(f"{uid}/{histories[0]}").storage).next_epoch()[0] - 1
+    for history in histories:
         if root.storage.read(f"{uid}/{history}/{layout.commits(number)}") is not None:
             return history, {uid: number}
-    complete = [name for name in root.names(f"{uid}/{kept[0]}/{layout.COMMITS}") if name.isdigit()]
+    complete = [name for name in root.names(f"{uid}/{histories[0]}/{layout.COMMITS}") if name.isdigit()]
     raise SavepointIncomplete(
         f"{path} is not there: epoch {number} of query {uid!r} is not complete, or not kept any more.",
         safe="nothing was started or changed.",
@@ -142,7 +142,7 @@ def _refuse_waiting(root: Tree, uid: str) -> None:
 
 
 def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) -> SavedQuery:
-    from penstock.spark_state.operators import operators
+    from penstock.spark_state.operators import read_operators
 
     spark_log = SparkLog(folder.storage)
     barrier, query_id = spark_log.barrier(epoch), spark_log.query_id()
@@ -151,7 +151,7 @@ def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) 
         raise AssertionError("unreachable")
     conf: dict[str, Any] = barrier.metadata.get("conf", {})
     stateful = bool(folder.names(layout.STATE))
-    found = operators(spark, folder.location, epoch) if stateful else ()
+    found = read_operators(spark, folder.location, epoch) if stateful else ()
     ledger = Ledger(root.at(f"{uid}/{layout.LEDGER}").storage)
     return SavedQuery(
         epoch=epoch,

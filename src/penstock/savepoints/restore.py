@@ -25,8 +25,8 @@ from penstock.checkpoint.history import Histories, Restored
 from penstock.checkpoint.spark_log import SparkLog, join_offsets, split_offsets
 from penstock.errors import NotRestorable
 from penstock.failpoints import failpoint
-from penstock.savepoints.mapping import Mapped, ProgramQuery, QueryMapping, compare
-from penstock.savepoints.restorable import Origin, open_origin
+from penstock.savepoints.mapping import ProgramQuery, QueryMapping, RestoreMapping, compare
+from penstock.savepoints.restorable import Restorable, open_restorable
 from penstock.savepoints.savepoint import Kind
 from penstock.spark_state.metadata import read_metadata, relocate
 from penstock.storage.open import tree_at
@@ -43,11 +43,11 @@ log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RestoreResult:
     """What a restore came to. `beyond`: for each query the epochs after the savepoint whose output is visible."""
 
     restored: Restored
-    mapped: Mapped | None  # None: it was carried out by an earlier start
+    mapped: RestoreMapping | None  # None: it was carried out by an earlier start
     beyond: Mapping[str, tuple[int, int]]
     drained: bool = False
 
@@ -60,51 +60,51 @@ class Restorer:
         self._folder = tree_at(location, spark)
         self._histories = Histories(self._folder.storage)
 
-    def restore(self, recovery: Recovery, plans: Mapping[str, QueryPlan], asked: Mapping[str, Any]) -> Outcome:
+    def restore(self, recovery: Recovery, plans: Mapping[str, QueryPlan], asked: Mapping[str, Any]) -> RestoreResult:
         """Do what `recovery` says, once: a start with the same restore id, or from the same savepoint where none is
         given, goes on from the job's own checkpoint. `asked`: `partitions` and `backend`, where somebody asked."""
         assert recovery.path is not None
         done = self._histories.find(recovery.restore_id) if recovery.restore_id else None
         if done is not None:
-            return Outcome(done, None, {})
-        origin = open_origin(recovery.path, self._spark)
-        restore_id = recovery.restore_id or f"savepoint-{origin.saved.id}"
+            return RestoreResult(done, None, {})
+        restorable = open_restorable(recovery.path, self._spark)
+        restore_id = recovery.restore_id or f"savepoint-{restorable.saved.id}"
         done = self._histories.find(restore_id)
         if done is not None:
             log.warning("%s was restored before; the job goes on from its own checkpoint", recovery.path)
-            return Outcome(done, None, {})
-        origin.verify()
+            return RestoreResult(done, None, {})
+        restorable.verify()
         program = {uid: self._program(plan, asked) for uid, plan in plans.items()}
-        mapped = compare(origin.saved, program, allow=recovery.allow_non_restored)
+        mapped = compare(restorable.saved, program, allow=recovery.allow_non_restored)
         mapped.require(recovery.path)
-        beyond = self._beyond(origin)
+        beyond = self._epochs_beyond(restorable)
         failpoint("restore.verified")
         history = layout.history(secrets.token_hex(6))
         for uid, mapping in mapped.queries.items():
             target = self._folder.at(f"{uid}/{history}")
-            self._build(origin, uid, mapping, target)
+            self._build(restorable, uid, mapping, target)
             target.sync_all()  # before it counts: Spark has synced neither the state that was linked nor what it wrote
         made = self._histories.record(
             Restored(
                 id=restore_id,
                 source=recovery.path,
-                savepoint=origin.saved.id,
+                savepoint=restorable.saved.id,
                 time=time.time(),
                 history=history,
-                epochs={uid: origin.saved.queries[uid].epoch for uid in mapped.queries},
-                claim=recovery.claim == "claim" and not origin.retained,
+                epochs={uid: restorable.saved.queries[uid].epoch for uid in mapped.queries},
+                claim=recovery.claim == "claim" and not restorable.retained,
             )
         )
         failpoint("restore.recorded")
         self._tidy(plans)
-        return Outcome(made, mapped, beyond, origin.saved.drained)
+        return RestoreResult(made, mapped, beyond, restorable.saved.drained)
 
     def _program(self, plan: QueryPlan, asked: Mapping[str, Any]) -> ProgramQuery:
-        from penstock.spark_state.program import program_operators
+        from penstock.spark_state.operators import plan_operators
 
         operators: list[dict[str, Any]] | None
         try:
-            found = program_operators(plan.frame, plan.output_mode)
+            found = plan_operators(plan.frame, plan.output_mode)
             operators = [json.loads(json.dumps(asdict(one))) for one in found]
         except Exception as error:
             log.warning("query %s: its stateful operators could not be told beforehand: %s", plan.uid, error)
@@ -113,12 +113,12 @@ class Restorer:
             list(plan.positions), list(plan.sinks), operators, asked.get("partitions"), asked.get("backend")
         )
 
-    def _build(self, origin: Origin, uid: str, mapping: QueryMapping, target: Tree) -> None:
-        saved, source = origin.saved.queries[uid], origin.folders[uid]
-        names = origin.files(uid)
+    def _build(self, restorable: Restorable, uid: str, mapping: QueryMapping, target: Tree) -> None:
+        saved, source = restorable.saved.queries[uid], restorable.folders[uid]
+        names = restorable.files(uid)
         rewrites = mapping.partitions is not None or mapping.backend is not None
         stateful = bool(saved.operators)
-        if mapping.operators is not None and (rewrites or origin.saved.kind is Kind.CANONICAL):
+        if mapping.operators is not None and (rewrites or restorable.saved.kind is Kind.CANONICAL):
             raise NotRestorable(
                 f"Query {uid!r} leaves some of its stateful operators behind and changes its parallelism or backend"
                 " at once, or comes from a canonical savepoint.",
@@ -126,11 +126,11 @@ class Restorer:
                 to_do="do it in two steps: restore the changed program first, take a savepoint, then rescale.",
             )
         logs = [name for name in names if not name.startswith(f"{layout.STATE}/")]
-        canonical = origin.saved.kind is Kind.CANONICAL
+        canonical = restorable.saved.kind is Kind.CANONICAL
         if canonical or rewrites:
             target.take(source, {name: name for name in logs})
         else:
-            target.take(source, _renumbered(names, mapping.operators))
+            target.take(source, _renumber(names, mapping.operators))
             self._describe(source, target, saved.epoch, mapping.operators)
         failpoint("restore.copied")
         if stateful and canonical:
@@ -138,7 +138,7 @@ class Restorer:
 
             load(
                 self._spark,
-                f"{origin.root.location}/{layout.saved_state(uid)}",
+                f"{restorable.root.location}/{layout.saved_state(uid)}",
                 target.location,
                 saved.epoch,
                 partitions=mapping.partitions or saved.partitions,
@@ -190,11 +190,11 @@ class Restorer:
         for new, old in enumerate(chosen):
             replace(before[old], id=new).write(target)
 
-    def _beyond(self, origin: Origin) -> dict[str, tuple[int, int]]:
+    def _epochs_beyond(self, restorable: Restorable) -> dict[str, tuple[int, int]]:
         """Output of this very job after the savepoint: it is visible already, and the restored job makes it again."""
         found = {}
         current = self._histories.current()
-        for uid, saved in origin.saved.queries.items():
+        for uid, saved in restorable.saved.queries.items():
             spark_log = SparkLog(self._folder.at(f"{uid}/{current}").storage)
             if spark_log.query_id() is None:
                 continue
@@ -214,7 +214,7 @@ class Restorer:
                     log.warning("%s is not needed any more and could not be deleted: %s", name, error)
 
 
-def _renumbered(names: list[str], chosen: list[int] | None) -> dict[str, str]:
+def _renumber(names: list[str], chosen: list[int] | None) -> dict[str, str]:
     if chosen is None:
         return {name: name for name in names}
     new = {str(old): str(number) for number, old in enumerate(chosen)}
@@ -228,12 +228,12 @@ def _renumbered(names: list[str], chosen: list[int] | None) -> dict[str, str]:
     return found
 
 
-def tell(outcome: Outcome, events: Events) -> None:
+def report_restore(result: RestoreResult, events: Events) -> None:
     """Say what was restored, what maps to what, and what is visible already."""
-    restored = outcome.restored
-    assert outcome.mapped is not None
-    log.info("restored from %s; what maps to what:\n%s", restored.source, outcome.mapped.report())
-    for uid, (first, last) in sorted(outcome.beyond.items()):
+    restored = result.restored
+    assert result.mapped is not None
+    log.info("restored from %s; what maps to what:\n%s", restored.source, result.mapped.report())
+    for uid, (first, last) in sorted(result.beyond.items()):
         log.warning(
             "query %s goes on from epoch %d, but output of the epochs %d to %d is visible already and will be made a"
             " second time, where the sink does not replace it",
@@ -242,7 +242,7 @@ def tell(outcome: Outcome, events: Events) -> None:
             first,
             last,
         )
-    if outcome.drained:
+    if result.drained:
         log.warning(
             "%s was made by a stop with --drain: all windows are closed, and rows that come now are late for them",
             restored.source,
@@ -252,8 +252,8 @@ def tell(outcome: Outcome, events: Events) -> None:
         query=None,
         path=restored.source,
         epochs=dict(restored.epochs),
-        beyond={uid: list(one) for uid, one in outcome.beyond.items()},
-        report=[[line.query, line.what, line.fate.value, line.detail] for line in outcome.mapped.lines],
+        beyond={uid: list(one) for uid, one in result.beyond.items()},
+        report=[[line.query, line.what, line.fate.value, line.detail] for line in result.mapped.lines],
         claim=restored.claim,
-        drained=outcome.drained,
+        drained=result.drained,
     )

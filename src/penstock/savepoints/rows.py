@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, SparkSession
 
-    from penstock.savepoints.stores import Kept
+    from penstock.savepoints.stores import StateRows
 
 
-def wanted_key(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+def parse_key(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """What `--key` means: a JSON object with some or all columns of the key, or, where the key has one column, its
     value, as JSON or as it stands."""
-    names = [str(one["name"]) for one in schema["fields"]]
+    names = [str(entry["name"]) for entry in schema["fields"]]
     try:
         value = json.loads(text)
     except ValueError:
@@ -38,30 +38,32 @@ def wanted_key(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def rows(one: Kept, key: str | None, limit: int, session: Callable[[], SparkSession]) -> list[dict[str, Any]]:
+def read_rows(
+    entry: StateRows, key: str | None, limit: int, session: Callable[[], SparkSession]
+) -> list[dict[str, Any]]:
     """At most `limit` rows as dictionaries with `key` and `value`. `session` is called only where Spark is needed."""
-    wanted = None if key is None else wanted_key(key, one.family.key)
-    if one.parquet is not None and isinstance(one.place.folder, LocalTree):
-        return _by_arrow(one, wanted, limit)
-    return _by_spark(one, wanted, limit, session())
+    wanted = None if key is None else parse_key(key, entry.family.key)
+    if entry.parquet is not None and isinstance(entry.place.folder, LocalTree):
+        return _by_arrow(entry, wanted, limit)
+    return _by_spark(entry, wanted, limit, session())
 
 
-def count(one: Kept, session: Callable[[], SparkSession]) -> int:
+def count_rows(entry: StateRows, session: Callable[[], SparkSession]) -> int:
     """How many rows there are."""
-    if one.rows is not None:
-        return one.rows
-    with _reading(one, session()) as frame:
+    if entry.rows is not None:
+        return entry.rows
+    with _reading(entry, session()) as frame:
         return int(frame.count())
 
 
-def _by_arrow(one: Kept, wanted: Mapping[str, Any] | None, limit: int) -> list[dict[str, Any]]:
+def _by_arrow(entry: StateRows, wanted: Mapping[str, Any] | None, limit: int) -> list[dict[str, Any]]:
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.dataset as ds
 
-    folder = one.place.folder
+    folder = entry.place.folder
     assert isinstance(folder, LocalTree)
-    data = ds.dataset(folder.root / str(one.parquet), format="parquet")
+    data = ds.dataset(folder.root / str(entry.parquet), format="parquet")
     chosen: Any = None
     if wanted is not None:
         for path, value in _leaves(wanted, ("key",)):
@@ -81,8 +83,10 @@ def _by_arrow(one: Kept, wanted: Mapping[str, Any] | None, limit: int) -> list[d
     return list(data.scanner(columns=columns, filter=chosen).head(limit).to_pylist())
 
 
-def _by_spark(one: Kept, wanted: Mapping[str, Any] | None, limit: int, spark: SparkSession) -> list[dict[str, Any]]:
-    with _reading(one, spark) as frame:
+def _by_spark(
+    entry: StateRows, wanted: Mapping[str, Any] | None, limit: int, spark: SparkSession
+) -> list[dict[str, Any]]:
+    with _reading(entry, spark) as frame:
         for path, value in _leaves(wanted or {}, ("key",)):
             frame = frame.where(_test(frame, path, value))
         columns = [name for name in ("key", "value") if name in frame.columns]
@@ -90,44 +94,43 @@ def _by_spark(one: Kept, wanted: Mapping[str, Any] | None, limit: int, spark: Sp
 
 
 @contextmanager
-def _reading(one: Kept, spark: SparkSession) -> Iterator[Any]:
+def _reading(entry: StateRows, spark: SparkSession) -> Iterator[Any]:
     """The rows as a frame, and Spark's complaints as ours."""
-    from penstock.spark_state.working import cause, working
+    from penstock.spark_state.work_session import cause_of, open_work_session
 
     try:
-        with working(spark) as work:
-            yield _frame(one, work)
+        with open_work_session(spark) as work:
+            yield _frame(entry, work)
     except PenstockError:
         raise
     except Exception as error:
         raise SavepointError(
-            f"The state of operator {one.operator.id} ({one.operator.name}) in {one.place.folder.location} could not be"
-            f" read: {cause(error)}",
+            f"The state of operator {entry.operator.id} ({entry.operator.name}) in {entry.place.folder.location}"
+            f" could not be read: {cause_of(error)}",
             safe="nothing was changed.",
             to_do="if the job runs, its files may just have been replaced: ask again. Otherwise look at another"
             " checkpoint or savepoint.",
         ) from error
 
 
-def _frame(one: Kept, work: SparkSession) -> Any:
+def _frame(entry: StateRows, work: SparkSession) -> Any:
     from penstock.checkpoint.spark_files import conf_of
-    from penstock.spark_state.raw import raw_rows
     from penstock.spark_state.rewrite import join_format
-    from penstock.spark_state.typed import typed_rows
+    from penstock.spark_state.store_rows import raw_rows, typed_rows
 
-    place = one.place
-    if one.parquet is not None:
-        return work.read.parquet(f"{place.folder.location}/{one.parquet}")
+    place = entry.place
+    if entry.parquet is not None:
+        return work.read.parquet(f"{place.folder.location}/{entry.parquet}")
     raw = raw_rows(
         work,
         place.folder.location,
         place.batch,
-        one.operator,
-        one.store,
-        hashmap=one.backend == "hashmap",
-        join_format=join_format(conf_of(place.folder, place.batch), one.operator),
+        entry.operator,
+        entry.store,
+        hashmap=entry.backend == "hashmap",
+        join_format=join_format(conf_of(place.folder, place.batch), entry.operator),
     )
-    return typed_rows(work, raw, one.family)
+    return typed_rows(work, raw, entry.family)
 
 
 def _test(frame: Any, path: tuple[str, ...], value: Any) -> Column:

@@ -54,7 +54,7 @@ class SavedSink:
 @dataclass(frozen=True, slots=True)
 class SavedQuery:
     """One query at its epoch. `sources` are the uids behind Spark's positions, in their order; `backend` and
-    `partitions` are None for a query that keeps no state. `operators` as `state.inspect` describes them."""
+    `partitions` are None for a query that keeps no state. `operators` as `spark_state.operators` describes them."""
 
     epoch: int
     query_id: str
@@ -128,10 +128,10 @@ def verify(folder: Tree, saved: Savepoint) -> None:
     for name, (size, _) in saved.files.items():
         if present.get(name) != size:
             found = f"has {present[name]} bytes instead of {size}" if name in present else "is missing"
-            raise _altered(folder, f"{name} {found}")
+            raise _damaged(folder, f"{name} {found}")
     for name, digest in folder.digests(saved.files).items():
         if digest != saved.files[name][1]:
-            raise _altered(folder, f"{name} does not match its checksum")
+            raise _damaged(folder, f"{name} does not match its checksum")
 
 
 def dispose(path: str, spark: SparkSession | None = None) -> int:
@@ -150,7 +150,7 @@ def dispose(path: str, spark: SparkSession | None = None) -> int:
     return len(files)
 
 
-def _altered(folder: Tree, what: str) -> SavepointCorrupt:
+def _damaged(folder: Tree, what: str) -> SavepointCorrupt:
     return SavepointCorrupt(
         f"The savepoint {folder.location} is damaged: {what}.",
         safe="nothing was started or changed.",

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class StatePlace:
     """The state of one query at one moment. `canonical`: the folder holds Parquet, else a checkpoint of Spark's."""
 
     query: str | None
@@ -47,10 +47,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StateRows:
     """One kind of rows. `rows` is None where only reading them all would tell."""
 
-    place: Place
+    place: StatePlace
     operator: OperatorMetadata
     store: Store
     family: Family
@@ -65,7 +65,7 @@ class Kept:
         return self.store.name if self.family.name == DEFAULT else self.family.name
 
 
-def places(path: str, spark: SparkSession | None = None) -> list[Place]:
+def find_places(path: str, spark: SparkSession | None = None) -> list[StatePlace]:
     """The state under a path, a place per query."""
     named = layout.split_checkpoint(path)
     folder = tree_at(named[0] if named else path.rstrip("/"), spark)
@@ -74,7 +74,7 @@ def places(path: str, spark: SparkSession | None = None) -> list[Place]:
         saved = savepoint.read(folder)
         canonical = saved.kind is savepoint.Kind.CANONICAL
         return [
-            Place(
+            StatePlace(
                 uid,
                 folder.at(layout.saved_state(uid) if canonical else layout.saved_checkpoint(uid)),
                 query.epoch,
@@ -84,7 +84,7 @@ def places(path: str, spark: SparkSession | None = None) -> list[Place]:
             if query.operators
         ]
     if named is None and layout.OFFSETS in names:
-        return [Place(None, folder, _newest(folder))]
+        return [StatePlace(None, folder, _newest(folder))]
     uids = layout.query_uids(folder.names(layout.QUERIES))
     if not uids:
         raise SavepointIncomplete(
@@ -97,11 +97,11 @@ def places(path: str, spark: SparkSession | None = None) -> list[Place]:
     found = []
     for uid, epoch in epochs.items():
         checkpoint = folder.at(f"{uid}/{history}")
-        found.append(Place(uid, checkpoint, _newest(checkpoint) if epoch is None else epoch))
+        found.append(StatePlace(uid, checkpoint, _newest(checkpoint) if epoch is None else epoch))
     return found
 
 
-def overview(place: Place) -> Iterator[Kept]:
+def list_rows(place: StatePlace) -> Iterator[StateRows]:
     """Everything the query keeps."""
     if place.canonical:
         yield from _canonical(place)
@@ -113,20 +113,20 @@ def overview(place: Place) -> Iterator[Kept]:
             inside = re.compile(rf"{layout.operator(operator.id)}/{store.folder('[0-9]+')}/")
             total = sum(size for name, size in sizes.items() if inside.match(name))
             for family in store.families:
-                yield Kept(place, operator, store, family, int(conf[PARTITIONS]), backend_of(conf), total)
+                yield StateRows(place, operator, store, family, int(conf[PARTITIONS]), backend_of(conf), total)
 
 
-def choose(found: list[Kept], query: str | None, operator: int | None, store: str | None) -> Kept:
+def choose_rows(found: list[StateRows], query: str | None, operator: int | None, store: str | None) -> StateRows:
     """The one that is meant; an error that names all where it is not clear which."""
     meant = [
-        one
-        for one in found
-        if (query is None or one.place.query == query)
-        and (operator is None or one.operator.id == operator)
-        and (store is None or one.name == store)
+        entry
+        for entry in found
+        if (query is None or entry.place.query == query)
+        and (operator is None or entry.operator.id == operator)
+        and (store is None or entry.name == store)
     ]
     if len(meant) != 1:
-        listed = ", ".join(_said(one) for one in (meant or found)) or "none"
+        listed = ", ".join(_options_for(entry) for entry in (meant or found)) or "none"
         raise ConfigurationError(
             f"{'Several kinds of rows fit' if meant else 'No state fits'} what was asked for.",
             safe="nothing was changed.",
@@ -135,24 +135,24 @@ def choose(found: list[Kept], query: str | None, operator: int | None, store: st
     return meant[0]
 
 
-def _said(one: Kept) -> str:
-    query = f"--query {one.place.query} " if one.place.query else ""
-    return f"{query}--operator {one.operator.id} --store {one.name}"
+def _options_for(entry: StateRows) -> str:
+    query = f"--query {entry.place.query} " if entry.place.query else ""
+    return f"{query}--operator {entry.operator.id} --store {entry.name}"
 
 
-def _canonical(place: Place) -> Iterator[Kept]:
-    from penstock.savepoints.canonical import layout, operator_of
+def _canonical(place: StatePlace) -> Iterator[StateRows]:
+    from penstock.savepoints.canonical import parse_operator, read_layout
 
-    body = layout(place.folder)
+    body = read_layout(place.folder)
     sizes = place.folder.files()
-    for one in body["operators"]:
-        operator = operator_of(one)
-        for store, written in zip(operator.stores, one["stores"], strict=True):
+    for entry in body["operators"]:
+        operator = parse_operator(entry)
+        for store, written in zip(operator.stores, entry["stores"], strict=True):
             for family, where in zip(store.families, written["families"], strict=True):
                 total = sum(size for name, size in sizes.items() if name.startswith(f"{where['folder']}/"))
                 rows = _count(place.folder, where["folder"])
                 backend = f"canonical (from {backend_of(body['conf'])})"
-                yield Kept(
+                yield StateRows(
                     place, operator, store, family, store.partitions, backend, total, rows, parquet=where["folder"]
                 )
 
@@ -186,4 +186,4 @@ def _epochs(folder: Tree, uids: list[str], number: int) -> dict[str, int | None]
             safe="nothing was changed.",
             to_do=f"name one that is in {folder.location}/{layout.GLOBAL}.",
         )
-    return {uid: int(one["epoch"]) for uid, one in body["queries"].items()}
+    return {uid: int(entry["epoch"]) for uid, entry in body["queries"].items()}

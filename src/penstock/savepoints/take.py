@@ -44,7 +44,7 @@ _TRIES = 3  # a file that Spark's cleaning takes away between listing and linkin
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class HeldQuery:
     """A query that stands still: where Spark's checkpoint is, and the newest complete epoch there."""
 
     plan: QueryPlan
@@ -53,12 +53,12 @@ class Standing:
     generation: int
 
 
-Hold = Callable[[], AbstractContextManager[Sequence[Standing]]]
+Hold = Callable[[], AbstractContextManager[Sequence[HeldQuery]]]
 """Entered, the queries stand still and are given; left, they go on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenSavepoint:
     """A finished savepoint. `held_ms` is how long the queries stood still, `waited_ms` of it for the epoch under way
     to end."""
 
@@ -75,7 +75,7 @@ class Taker:
     def __init__(self, job: str, spark: SparkSession, hold: Hold, *, mode: str) -> None:
         self._job, self._spark, self._hold, self._mode = job, spark, hold, mode
 
-    def take(self, directory: str, kind: Kind, *, drained: bool = False) -> Taken:
+    def take(self, directory: str, kind: Kind, *, drained: bool = False) -> TakenSavepoint:
         """Raises `SavepointError`, or what storage and state refuse with; then there is no savepoint, and the job is
         as it was."""
         made, name = new_name(self._job)
@@ -83,17 +83,17 @@ class Taker:
         folder = tree_at(path, self._spark)
         began = time.monotonic()
         try:
-            with self._hold() as standing:
+            with self._hold() as held_queries:
                 held = time.monotonic()
                 failpoint("savepoint.held")
-                for one in standing:
-                    self._copy(one, folder)
+                for held_query in held_queries:
+                    self._copy(held_query, folder)
                 released = time.monotonic()
             failpoint("savepoint.copied")
-            queries = {one.plan.uid: self._describe(one, folder) for one in standing}
+            queries = {held_query.plan.uid: self._describe(held_query, folder) for held_query in held_queries}
             if kind is Kind.CANONICAL:
-                for one in standing:
-                    self._write_out(one, folder)
+                for held_query in held_queries:
+                    self._write_out(held_query, folder)
             files = folder.files()
             digests = folder.digests(files)
             folder.sync_all()
@@ -123,7 +123,7 @@ class Taker:
                 to_do="see the cause, then ask for the savepoint again.",
             ) from error
         ended = time.monotonic()
-        return Taken(
+        return TakenSavepoint(
             path,
             saved,
             held_ms=round((released - began) * 1000, 1),
@@ -131,12 +131,12 @@ class Taker:
             total_ms=round((ended - began) * 1000, 1),
         )
 
-    def _copy(self, one: Standing, folder: Tree) -> None:
-        source = tree_at(one.location, self._spark)
-        target = folder.at(layout.saved_checkpoint(one.plan.uid))
+    def _copy(self, held_query: HeldQuery, folder: Tree) -> None:
+        source = tree_at(held_query.location, self._spark)
+        target = folder.at(layout.saved_checkpoint(held_query.plan.uid))
         for attempt in range(1, _TRIES + 1):
             try:
-                target.take(source, {name: name for name in needed(source, one.epoch)})
+                target.take(source, {name: name for name in needed(source, held_query.epoch)})
                 return
             except (FileNotFoundError, PenstockError) as error:
                 vanished = isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
@@ -144,45 +144,45 @@ class Taker:
                     raise
                 target.delete()
 
-    def _describe(self, one: Standing, folder: Tree) -> SavedQuery:
-        from penstock.spark_state.operators import operators
+    def _describe(self, held_query: HeldQuery, folder: Tree) -> SavedQuery:
+        from penstock.spark_state.operators import read_operators
 
-        copy = folder.at(layout.saved_checkpoint(one.plan.uid))
+        copy = folder.at(layout.saved_checkpoint(held_query.plan.uid))
         spark_log = SparkLog(copy.storage)
-        barrier = spark_log.barrier(one.epoch)
+        barrier = spark_log.barrier(held_query.epoch)
         query_id = spark_log.query_id()
         assert barrier is not None
         assert query_id is not None
         conf: dict[str, Any] = barrier.metadata.get("conf", {})
         stateful = bool(copy.names(layout.STATE))
-        found = operators(self._spark, copy.location, one.epoch) if stateful else ()
-        for described in read_metadata(copy, one.epoch):
+        found = read_operators(self._spark, copy.location, held_query.epoch) if stateful else ()
+        for described in read_metadata(copy, held_query.epoch):
             if described.version > 1:  # Spark names schema files by full paths; a savepoint has none
                 copy.put(layout.operator_description(described.id, described.number), described.body("."))
         return SavedQuery(
-            epoch=one.epoch,
+            epoch=held_query.epoch,
             query_id=query_id,
-            generation=one.generation,
-            sources=tuple(one.plan.positions),
+            generation=held_query.generation,
+            sources=tuple(held_query.plan.positions),
             sinks={
                 uid: SavedSink(type(sink).__name__, sink.describe(), SinkScope(self._job, uid, 0).prefix)
-                for uid, sink in one.plan.sinks.items()
+                for uid, sink in held_query.plan.sinks.items()
             },
-            watermark=spark_log.committed_watermark(one.epoch),
+            watermark=spark_log.committed_watermark(held_query.epoch),
             backend=backend_of(conf) if stateful else None,
             partitions=int(conf[PARTITIONS]) if stateful else None,
-            output_mode=one.plan.output_mode,
+            output_mode=held_query.plan.output_mode,
             operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in found),
         )
 
-    def _write_out(self, one: Standing, folder: Tree) -> None:
+    def _write_out(self, held_query: HeldQuery, folder: Tree) -> None:
         from penstock.savepoints.canonical import export
 
-        uid = one.plan.uid
+        uid = held_query.plan.uid
         copied = f"{layout.saved_checkpoint(uid)}/{layout.STATE}"
         if folder.names(copied):
             checkpoint, state = layout.saved_checkpoint(uid), layout.saved_state(uid)
-            export(self._spark, f"{folder.location}/{checkpoint}", one.epoch, f"{folder.location}/{state}")
+            export(self._spark, f"{folder.location}/{checkpoint}", held_query.epoch, f"{folder.location}/{state}")
             folder.delete(copied)
 
 

@@ -25,11 +25,10 @@ from starlette.routing import Mount, Route
 from penstock.errors import ControlError, PenstockError
 from penstock.process.registration import Registration
 from penstock.process.registry import ID, now_ms
-from penstock.server import bodies
-from penstock.server.lifecycle import Lifecycle
-from penstock.server.names import Asgi, KnownNames
-from penstock.server.operations import Operations, in_words
-from penstock.server.steerable import Steerable
+from penstock.server import requests
+from penstock.server.lifecycle import Lifecycle, Steerable
+from penstock.server.operations import Operations, as_penstock_error
+from penstock.server.requests import Asgi, KnownNames
 
 ERROR_HEADER = "X-Penstock-Error"
 _MOST_IN_HEADER = 8000
@@ -73,8 +72,8 @@ def application(controls: Controls) -> Asgi:
     for method, path, handler in routes:
         by_path.setdefault(path, {})[method] = handler
     mine = [Route(path, _dispatch(controls, methods), methods=list(methods)) for path, methods in by_path.items()]
-    app = Starlette(routes=[Mount("/v1", routes=mine), *mine], exception_handlers={HTTPException: _refused})
-    return KnownNames(app, controls.names, _not_me)
+    app = Starlette(routes=[Mount("/v1", routes=mine), *mine], exception_handlers={HTTPException: _http_error})
+    return KnownNames(app, controls.names, _wrong_host)
 
 
 def _dispatch(controls: Controls, methods: dict[str, Handler]) -> Handler:
@@ -95,8 +94,8 @@ def _dispatch(controls: Controls, methods: dict[str, Handler]) -> Handler:
             raise
         except Exception as error:
             if not request.state.trusted:
-                return _said(ControlError("It failed. Ask with the job's token to learn why."), 500)
-            return _said(in_words(error), 409 if isinstance(error, ControlError) else 500)
+                return _error_response(ControlError("It failed. Ask with the job's token to learn why."), 500)
+            return _error_response(as_penstock_error(error), 409 if isinstance(error, ControlError) else 500)
 
     return handle
 
@@ -156,9 +155,9 @@ class _Paths:
         return JSONResponse({}, 202)
 
     async def savepoint(self, request: Request) -> Response:
-        body = await bodies.read_object(request)
-        directory, kind = bodies.text(body, "target-directory"), bodies.kind(body)
-        cancel = bodies.flag(body, "cancel-job")
+        body = await requests.read_object(request)
+        directory, kind = requests.text(body, "target-directory"), requests.kind(body)
+        cancel = requests.flag(body, "cancel-job")
 
         def work(asked: str) -> dict[str, Any]:
             if cancel:
@@ -173,8 +172,9 @@ class _Paths:
         return self._start("savepoint", body, work)
 
     async def stop(self, request: Request) -> Response:
-        body = await bodies.read_object(request)
-        directory, kind, drain = bodies.text(body, "targetDirectory"), bodies.kind(body), bodies.flag(body, "drain")
+        body = await requests.read_object(request)
+        directory, kind = requests.text(body, "targetDirectory"), requests.kind(body)
+        drain = requests.flag(body, "drain")
 
         def work(asked: str) -> dict[str, Any]:
             path = self._on.job.stop_with_savepoint(directory, drain=drain, kind=kind)
@@ -184,12 +184,12 @@ class _Paths:
         return self._start("savepoint", body, work)  # one place to ask after both
 
     async def checkpoint(self, request: Request) -> Response:
-        body = await bodies.read_object(request)
+        body = await requests.read_object(request)
         return self._start("checkpoint", body, lambda _: {"checkpointId": self._on.job.checkpoint()})
 
     async def dispose(self, request: Request) -> Response:
-        body = await bodies.read_object(request)
-        path = bodies.text(body, "savepoint-path")
+        body = await requests.read_object(request)
+        path = requests.text(body, "savepoint-path")
         if path is None:
             raise HTTPException(400, "savepoint-path is missing")
 
@@ -211,7 +211,7 @@ class _Paths:
         return self._poll("disposal", request)
 
     def _start(self, kind: str, body: dict[str, Any], work: Callable[[str], dict[str, Any]]) -> Response:
-        asked = bodies.text(body, "triggerId")
+        asked = requests.text(body, "triggerId")
         if asked is not None and not ID.fullmatch(asked):
             raise HTTPException(400, f"triggerId {asked!r} is not 32 hexadecimal digits")
         return JSONResponse({"request-id": self._on.operations.start(kind, asked, work)}, 202)
@@ -224,10 +224,10 @@ class _Paths:
         if not operation.over.is_set():
             return JSONResponse({"status": {"id": "IN_PROGRESS"}, "operation": None})
         if operation.error is not None:
-            answer = _said(in_words(operation.error), 500)
+            answer = _error_response(as_penstock_error(operation.error), 500)
         else:
             answer = JSONResponse({"status": {"id": "COMPLETED"}, "operation": operation.answer})
-        return _Noted(answer, operation.fetched.set)
+        return _NotifyingResponse(answer, operation.fetched.set)
 
     def _times(self) -> dict[str, Any]:
         entry = self._on.registration.entry
@@ -242,14 +242,14 @@ class _Paths:
         }
 
 
-class _Plain(JSONResponse):
+class _AsciiJson(JSONResponse):
     """JSON in ASCII: an error may quote a path that is no valid text, and it must still be told."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content).encode("ascii")
 
 
-class _Noted(Response):
+class _NotifyingResponse(Response):
     """An answer, and what is to be done once it has been sent."""
 
     def __init__(self, answer: Response, sent: Callable[[], None]) -> None:
@@ -260,16 +260,16 @@ class _Noted(Response):
         self._sent()
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = error.detail
     if detail == HTTPStatus(error.status_code).phrase:
         detail = f"{detail}: {request.method} {request.url.path}"
-    return _said(ControlError(detail), error.status_code, dict(error.headers or {}))
+    return _error_response(ControlError(detail), error.status_code, dict(error.headers or {}))
 
 
-def _not_me(host: str) -> Response:
-    return _said(
+def _wrong_host(host: str) -> Response:
+    return _error_response(
         ControlError(
             f"The request was meant for {host[:200]!r}, which is none of this job's names.",
             safe="nothing was done.",
@@ -279,7 +279,7 @@ def _not_me(host: str) -> Response:
     )
 
 
-def _said(error: PenstockError, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
+def _error_response(error: PenstockError, status: int, headers: dict[str, str] | None = None) -> JSONResponse:
     header = error.to_json()  # ASCII, one line
     more = {ERROR_HEADER: header} if len(header) <= _MOST_IN_HEADER else {}
-    return _Plain({"errors": [str(error)]}, status, headers={**(headers or {}), **more})
+    return _AsciiJson({"errors": [str(error)]}, status, headers={**(headers or {}), **more})

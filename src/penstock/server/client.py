@@ -62,14 +62,14 @@ class Client:
                     {**headers, "Content-Type": "application/json"},
                 )
                 response = connection.getresponse()
-                text, said = response.read(), response.getheader(ERROR_HEADER)
+                text, header = response.read(), response.getheader(ERROR_HEADER)
             except (OSError, http.client.HTTPException) as error:
                 raise NoAnswer(
                     f"The job at {self.address} does not answer: {type(error).__name__}: {error}.",
                     safe="nothing is known to have been done.",
                     to_do="see with `penstock list` whether it runs, and where.",
                 ) from error
-        return self._understood(text, response.status, said)
+        return self._read_answer(text, response.status, header)
 
     def perform(
         self, path: str, body: dict[str, Any], poll: str, asked: Callable[[str], None] = lambda _: None
@@ -91,10 +91,10 @@ class Client:
             time.sleep(pause)
             pause = min(_SLOWEST_POLL_SECONDS, pause * 2)
 
-    def _understood(self, text: bytes, status: int, said: str | None) -> dict[str, Any]:
-        if said is not None:
+    def _read_answer(self, text: bytes, status: int, header: str | None) -> dict[str, Any]:
+        if header is not None:
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                raise _with_help(from_json(said), status)
+                raise _with_help(from_json(header), status)
         try:
             body = json.loads(text)
         except ValueError:

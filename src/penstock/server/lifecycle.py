@@ -6,12 +6,40 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.errors import JobStopped
-from penstock.process.registration import Registration, told
+from penstock.process.registration import Registration, error_fields
 from penstock.process.registry import State, now_ms
-from penstock.server.steerable import Steerable
+
+
+class Steerable(Protocol):
+    """A running job, called from threads that are not its own. Every method raises a `PenstockError` where it cannot
+    do what it is asked."""
+
+    name: str
+
+    def savepoint(self, directory: str | None = None, *, kind: str = "native") -> str:
+        """Take a savepoint while the job goes on. Blocks; returns its path."""
+
+    def checkpoint(self) -> int:
+        """Complete a checkpoint now. Blocks; returns its number."""
+
+    def stop_with_savepoint(
+        self, directory: str | None = None, *, drain: bool = False, kind: str = "native", cancel: bool = False
+    ) -> str:
+        """Finish the epoch under way, take a savepoint, end. Blocks until there is a path; the job then ends, and with
+        `cancel` it counts as cancelled."""
+
+    def stop(self) -> None:
+        """Ask for a clean end; returns at once."""
+
+    def cancel(self) -> None:
+        """Ask for an end without waiting for the epoch under way; returns at once."""
+
+    def status(self) -> dict[str, Any]:
+        """`{"state": "RUNNING", "queries": {uid: {"epoch": 12, "generation": 3, …}}, "restarts": 0}`; never blocks."""
+
 
 _BY_EVENT = {"started": State.RUNNING, "opened": State.RUNNING, "restarting": State.RESTARTING}
 
@@ -41,7 +69,7 @@ class Lifecycle:
         if name == "savepoint" and event.get("path"):
             self._registration.update(savepoint=str(event["path"]))
         elif name in _BY_EVENT:
-            self._go(_BY_EVENT[name])
+            self._enter(_BY_EVENT[name])
             if name == "restarting":
                 self._registration.update(restarts=self._registration.entry.restarts + 1)
 
@@ -52,13 +80,13 @@ class Lifecycle:
         except Exception:  # it is on its way in or out, and whoever asks still gets what is known
             return {}
         with contextlib.suppress(ValueError):
-            said = State(str(status.get("state")))
-            if not said.ended:
-                self._go(said)
+            reported = State(str(status.get("state")))
+            if not reported.ended:
+                self._enter(reported)
         return status
 
     def cancelling(self) -> None:
-        self._go(State.CANCELLING)
+        self._enter(State.CANCELLING)
 
     @contextmanager
     def cancelling_at_end(self) -> Iterator[None]:
@@ -79,13 +107,17 @@ class Lifecycle:
             error = None
         if error is not None:
             state = State.FAILING if self._registration.entry.supervised else State.FAILED
-            self._go(state, error=told(error), end=None if state is State.FAILING else now_ms(), address=None)
+            self._enter(
+                state, error=error_fields(error), end=None if state is State.FAILING else now_ms(), address=None
+            )
             return
-        said = self.status().get("state")
-        canceled = self._cancel_at_end or self.state is State.CANCELLING or said in (State.CANCELED, State.CANCELLING)
-        self._go(State.CANCELED if canceled else State.FINISHED, end=now_ms())
+        reported = self.status().get("state")
+        canceled = (
+            self._cancel_at_end or self.state is State.CANCELLING or reported in (State.CANCELED, State.CANCELLING)
+        )
+        self._enter(State.CANCELED if canceled else State.FINISHED, end=now_ms())
 
-    def _go(self, state: State, **more: Any) -> None:
+    def _enter(self, state: State, **more: Any) -> None:
         with self._lock:
             now = self.state
             if now.ended or (now is State.CANCELLING and not state.ended and state is not State.FAILING):

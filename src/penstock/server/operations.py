@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import ControlError, PenstockError
 
-KEPT = 1000  # answers; a request repeated after that many others is taken for a new one
+MAX_ANSWERS = 1000  # answers; a request repeated after that many others is taken for a new one
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Operations:
             if self._closed is not None:
                 raise ControlError(self._closed, safe="nothing was done.")
             self._all[request] = operation = Operation(kind)
-            while len(self._all) > KEPT and next(iter(self._all.values())).over.is_set():
+            while len(self._all) > MAX_ANSWERS and next(iter(self._all.values())).over.is_set():
                 self._all.popitem(last=False)
         threading.Thread(target=self._do, args=(operation, request, work), name=f"penstock-{kind}", daemon=True).start()
         return request
@@ -66,14 +66,14 @@ class Operations:
         asked `fetch` seconds to learn of it. What does not end is answered with an error that says `because`."""
         with self._lock:
             self._closed = because
-            left = [one for one in self._all.values() if not one.fetched.is_set()]
+            left = [operation for operation in self._all.values() if not operation.fetched.is_set()]
         end = time.monotonic() + finish
-        for one in left:
-            if not one.over.wait(max(0.0, end - time.monotonic())):
-                self._over(one, None, ControlError(because, safe="what was decided is safe."))
+        for operation in left:
+            if not operation.over.wait(max(0.0, end - time.monotonic())):
+                self._over(operation, None, ControlError(because, safe="what was decided is safe."))
         end = time.monotonic() + fetch
-        for one in left:
-            one.fetched.wait(max(0.0, end - time.monotonic()))
+        for operation in left:
+            operation.fetched.wait(max(0.0, end - time.monotonic()))
 
     def _do(self, operation: Operation, request: str, work: Callable[[str], dict[str, Any]]) -> None:
         try:
@@ -89,6 +89,6 @@ class Operations:
                 operation.over.set()
 
 
-def in_words(error: BaseException) -> PenstockError:
+def as_penstock_error(error: BaseException) -> PenstockError:
     """An error of ours as it is, a stranger's with its name."""
     return error if isinstance(error, PenstockError) else ControlError(f"{type(error).__name__}: {error}")

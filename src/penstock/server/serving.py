@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.process import registration as registrations
 from penstock.process.registration import Registration
-from penstock.server.lifecycle import Lifecycle
+from penstock.server.lifecycle import Lifecycle, Steerable
 from penstock.server.operations import Operations
-from penstock.server.steerable import Steerable
 
 if TYPE_CHECKING:
     import uvicorn
@@ -50,7 +49,7 @@ class Serving:
 def serving(job: Steerable, settings: Settings, events: Events) -> Iterator[Serving]:
     """Register the job, listen for commands, follow its state; at the end say how it ended and take the server down,
     as soon as whoever asked for the end has its answer. Nothing that goes wrong here stops the job."""
-    mine = registrations.driver(job.name, settings.checkpoints.storage)
+    mine = registrations.register_driver(job.name, settings.checkpoints.storage)
     lifecycle = Lifecycle(job, mine)
     operations = Operations()
     events.listen(lifecycle.on_event)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError
-from penstock.sources.naming import reader
+from penstock.sources.spark_reader import stream_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,7 +105,7 @@ class DataGenSource(Source):
         from pyspark.sql import functions as f
 
         from penstock.sources.datagen_reader import DataGen
-        from penstock.sources.registration import register
+        from penstock.sources.spark_reader import register
 
         register(spark, DataGen)
         options: dict[str, Any] = {"partitions": self.partitions, "most": self.max_rows_per_epoch or ROWS_PER_EPOCH}
@@ -116,7 +116,7 @@ class DataGenSource(Source):
             # A rate already bounds the epoch, except after a stall, where one large epoch catches up best.
             if self.max_rows_per_epoch is None:
                 options["most"] = max(ROWS_PER_EPOCH, int(self.rate * 10))
-        numbers = reader(spark, uid).format(DataGen.name()).options(**options).load()
+        numbers = stream_reader(spark, uid).format(DataGen.name()).options(**options).load()
         frame = numbers.withColumn("seed", f.lit(self.seed).cast("bigint")).select(
             *(f.expr(expression).alias(name) for name, expression in self.columns.items())
         )

@@ -1,7 +1,12 @@
-"""New files in a folder, through Spark's own file source with settings that lose none of them."""
+"""New files in a folder, through Spark's own file source with settings that lose none of them.
+
+Spark notes the files of an epoch in the checkpoint and lists them again when it reads them. One that is not there any
+more it leaves out, with a warning in its log and nothing else. So before anything is written, both are compared.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +14,16 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError, FilesMissing
 from penstock.secrets import masked
-from penstock.sources.file_notes import listed, noted
-from penstock.sources.naming import reader
+from penstock.sources.spark_reader import stream_reader
+from penstock.spark.query import current_execution
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from penstock.contracts.source import EpochRead
+    from penstock.storage.storage import Storage
+
 
 FORMATS = ("json", "csv", "parquet", "text", "orc")
 _DESCRIBED = ("parquet", "orc")  # each file holds its schema
@@ -87,7 +94,7 @@ class FileSource(Source):
         found = {name: str(spark.conf.get(f"spark.sql.files.{name}", "false")) for name in _OF_SESSION}
         self._session = {name: value for name, value in found.items() if value.lower() == "true"}
         schema = self.schema if self.schema is not None else self._infer(spark, uid)
-        stream = reader(spark, uid).format(self.format).options(**self.reader_options())
+        stream = stream_reader(spark, uid).format(self.format).options(**self.reader_options())
         try:
             return (stream if schema is None else stream.schema(schema)).load(self.path)
         except AnalysisException as error:
@@ -139,8 +146,8 @@ class FileSource(Source):
 
     def verify(self, uid: str, read: EpochRead) -> None:
         start = -1 if read.start is None else int(read.start["logOffset"])
-        wanted = noted(read.notes, start, int(read.end["logOffset"]))
-        missing = sorted(wanted - listed(read.spark)) if wanted else []
+        wanted = noted_files(read.notes, start, int(read.end["logOffset"]))
+        missing = sorted(wanted - listed_files(read.spark)) if wanted else []
         if missing:
             raise FilesMissing(
                 f"Epoch {read.epoch} is to read {len(wanted)} files of source {uid!r}, and {len(missing)} of them are"
@@ -170,3 +177,47 @@ def _text(value: Any) -> str:
 
 def _refused(happened: str, to_do: str) -> ConfigurationError:
     return ConfigurationError(happened, safe="nothing was started.", to_do=to_do)
+
+
+def noted_files(notes: Storage, start: int, end: int) -> set[str]:
+    """The files of the notes `start + 1` to `end`. Every tenth note is a `.compact` one that repeats all before it."""
+    if end <= start:
+        return set()
+    names = set(notes.list(""))
+    compact = sorted(int(name.removesuffix(".compact")) for name in names if name.endswith(".compact"))
+    files: set[str] = set()
+    wanted = set(range(start + 1, end + 1))
+    while wanted:
+        number = min(wanted)
+        name = str(number)
+        if name not in names:
+            later = next((one for one in compact if one >= number), None)
+            if later is None:
+                return files  # Spark cannot read the epoch either, and says so
+            name = f"{later}.compact"
+        found = _entries(notes.read(name) or b"", wanted)
+        files |= {path for path, _ in found}
+        wanted -= {number, *(one for _, one in found)}
+    return files
+
+
+def _entries(data: bytes, wanted: set[int]) -> list[tuple[str, int]]:
+    entries = [json.loads(line) for line in data.decode().splitlines()[1:] if line.strip()]
+    return [(str(one["path"]), int(one["batchId"])) for one in entries if int(one["batchId"]) in wanted]
+
+
+def listed_files(spark: SparkSession) -> set[str]:
+    """The files that the epoch under way reads, from all file sources of its plan; called inside `foreachBatch`."""
+    jvm: Any = spark._jvm
+    leaves = current_execution(spark).lastExecution().logical().collectLeaves()
+    files: set[str] = set()
+    for index in range(leaves.size()):
+        leaf = leaves.apply(index)
+        if leaf.getClass().getSimpleName() != "LogicalRelation" or not leaf.isStreaming():
+            continue
+        relation = leaf.relation()
+        if relation.getClass().getSimpleName() == "HadoopFsRelation":
+            # One call for all of them: each name by itself would be a round trip to the JVM.
+            join = jvm.org.apache.hadoop.util.StringUtils.join
+            files.update(str(join("\n", relation.location().inputFiles())).split("\n"))
+    return files - {""}

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError
-from penstock.sources.naming import refuse_named_sources
+from penstock.sources.spark_reader import refuse_named_sources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
-    from penstock.spark.lineage import Lineage
+    from penstock.spark.query import Lineage
 
 
 class FrameSource(Source):
@@ -76,7 +76,7 @@ def as_source(given: Any, uid: str, replayable: bool | None, known: Lineage) -> 
         )
     if replayable is None:
         raise ConfigurationError(
-            f"Source {uid!r} is a stream that Penstock does not know, and whether it can replay is not said.",
+            f"Source {uid!r} is a stream that Penstock does not know, and replayable= was not given.",
             safe="nothing was started.",
             to_do="say replayable=True if the same positions always give the same rows (Kafka, files, rate), and False"
             " if what was read once cannot be read again (a socket).",

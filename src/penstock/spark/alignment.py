@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.checkpoint.record import Alignment, PartitionCut
 from penstock.deadline import Deadline
-from penstock.spark.scans import Scan, scans_of
-from penstock.spark.status import SparkStatus
+from penstock.spark.status import Scan, SparkStatus, scans_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
-__all__ = ["Alignment", "PartitionCut", "later", "measure", "places"]
+__all__ = ["Alignment", "PartitionCut", "measure", "measure_later", "scan_partitions"]
 
 log = logging.getLogger("penstock")
 
@@ -59,7 +58,7 @@ def measure(
         return None
 
 
-def later(
+def measure_later(
     spark: SparkSession,
     executed_plan: Any,
     opened: float,
@@ -73,7 +72,7 @@ def later(
     return lambda: measure(spark, executed_plan, group, opened, epoch=epoch, sources=sources)
 
 
-def places(graph: Mapping[str, Any], scans: Iterable[Scan]) -> list[tuple[Scan, int]] | None:
+def scan_partitions(graph: Mapping[str, Any], scans: Iterable[Scan]) -> list[tuple[Scan, int]] | None:
     """What each partition of a stage reads: a scan, and which of its partitions. None where it is not one of them.
 
     `graph` holds `edges` between RDDs and the tree of their names, as Spark draws them."""
@@ -124,7 +123,7 @@ def _measure(
         attempts_of[stage] = attempts
     found: dict[tuple[Scan, int], dict[str, Any]] = {}
     for stage, own in by_stage.items():
-        where = places(status.graph(stage), scans)
+        where = scan_partitions(status.graph(stage), scans)
         tasks = _tasks(status, attempts_of[stage])
         if where is None or len(where) != attempts_of[stage][0]["numTasks"]:
             unknown.extend(f"a task of {_what(scan)} does not read one partition" for scan in own)
@@ -169,8 +168,8 @@ def _first_stages(
         first = {
             scan: next((one for one in stages if scan.rdd in one[0]["rddIds"] and _complete(one)), []) for scan in scans
         }
-        settled = jobs and all(job["status"] != "RUNNING" for job in jobs)
-        if all(first.values()) or settled or patience.passed():
+        all_ended = jobs and all(job["status"] != "RUNNING" for job in jobs)
+        if all(first.values()) or all_ended or patience.passed():
             yield from first.items()
             return
         time.sleep(_POLL)
@@ -193,7 +192,7 @@ def _attempts(status: SparkStatus, stage: int) -> list[dict[str, Any]]:
 
 
 def _complete(attempts: Sequence[Mapping[str, Any]]) -> bool:
-    return any(one["status"] == "COMPLETE" for one in attempts)
+    return any(attempt["status"] == "COMPLETE" for attempt in attempts)
 
 
 def _tasks(status: SparkStatus, attempts: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:

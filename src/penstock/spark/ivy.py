@@ -58,12 +58,12 @@ def retrieve(wanted: Sequence[Coordinate], folder: Path, *, transitive: bool = F
         command += ["-settings", settings]
     command += ["-ivy", module, "-confs", "default", "-cache", folder / "cache"]
     command += ["-retrieve", f"{out}/[organisation]/[artifact]/[revision]/[artifact]-[revision].[ext]"]
-    said = ""
+    output = ""
     for _ in range(_ATTEMPTS):
-        code, said = _run(command, folder)
+        code, output = _run(command, folder)
         if code == 0 and not _missing(wanted, folder):
             return sorted(out.glob("*/*/*/*.jar"))
-    raise _failure(_missing(wanted, folder), said)
+    raise _failure(_missing(wanted, folder), output)
 
 
 def place(folder: Path, wanted: Coordinate) -> Path:
@@ -101,8 +101,8 @@ def _missing(wanted: Sequence[Coordinate], folder: Path) -> list[Coordinate]:
     return [c for c in wanted if not place(folder, c).is_file()]
 
 
-def _failure(missing: Sequence[Coordinate], said: str) -> DevelopmentError:
-    lines = [line for line in said.splitlines() if line.strip(" .\t-|:")][-_TELLING:]
+def _failure(missing: Sequence[Coordinate], output: str) -> DevelopmentError:
+    lines = [line for line in output.splitlines() if line.strip(" .\t-|:")][-_TELLING:]
     named = ", ".join(str(c) for c in missing[:5]) or "the jars"
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
     return DevelopmentError(

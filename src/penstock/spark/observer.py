@@ -1,27 +1,34 @@
-"""Follows a query's epochs and hands each one's record to the recorder. Nothing it does can disturb an epoch."""
+"""Follows a query's epochs and hands each one's record to the recorder, with the size of the state that Spark reports.
+
+Nothing it does can disturb an epoch.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.backlog import is_logged
-from penstock.checkpoint.record import COMPLETE, FAILED, CheckpointRecord, shares_of
+from penstock.checkpoint.record import COMPLETE, FAILED, CheckpointRecord, OperatorState, shares_of
 from penstock.epoch.recorder import LOOK_BACK, Measure, Recorder
-from penstock.spark.alignment import later
-from penstock.spark.state_size import progress_of, state_sizes
+from penstock.spark.alignment import measure_later
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.checkpoint.spark_log import Barrier
     from penstock.config import Checkpoints
-    from penstock.epoch.notes import EpochNotes
+    from penstock.epoch.attempt import EpochNotes
     from penstock.events import Events
     from penstock.storage.storage import Storage
+
+_LOOK_BACK = 10  # reports; one is made per epoch, and a record is never so many epochs behind
+_ROCKSDB_FILES = "rocksdbSstFileSize"
+_HEAP_VERSION = "stateOnCurrentVersionSizeBytes"
 
 
 class Observer:
@@ -50,7 +57,10 @@ class Observer:
 
     def prepared(self, epoch: int, barrier: Barrier | None, opened: float, plan: Any) -> None:
         """All tasks of the epoch are done; `plan` is what Spark executed."""
-        self._measure = later(self._spark, plan, opened, epoch=epoch, sources=self._cut(barrier)) if plan else None
+        self._measure = None
+        if plan:
+            sources = self._positions_at(barrier)
+            self._measure = measure_later(self._spark, plan, opened, epoch=epoch, sources=sources)
 
     def ended(
         self, epoch: int, generation: int, barrier: Barrier | None, notes: EpochNotes, error: BaseException | None
@@ -61,7 +71,7 @@ class Observer:
             query=self._query,
             epoch=epoch,
             generation=generation,
-            mode=self._named(notes),
+            mode=self._mode_of(notes),
             outcome=COMPLETE if error is None else FAILED,
             why=None if error is None else f"{type(error).__name__}: {error}",
             opened=notes.opened,
@@ -71,17 +81,62 @@ class Observer:
             commit_ms=notes.commit_ms,
             sinks=shares_of(notes.committables),
             inflight_bytes=notes.inflight_bytes,
-            positions=self._cut(barrier),
+            positions=self._positions_at(barrier),
         )
         self._recorder.add(record, measure if error is None else None)
 
     def close(self) -> None:
         self._recorder.close()
 
-    def _cut(self, barrier: Barrier | None) -> tuple[tuple[str | None, Any], ...]:
+    def _positions_at(self, barrier: Barrier | None) -> tuple[tuple[str | None, Any], ...]:
         return tuple(zip(self._positions, barrier.offsets, strict=False)) if barrier is not None else ()
 
-    def _named(self, notes: EpochNotes) -> str:
+    def _mode_of(self, notes: EpochNotes) -> str:
         if self._mode != "exactly_once":
             return self._mode
-        return "unaligned" if notes.logged and any(is_logged(one) for one in notes.committables) else "aligned"
+        return (
+            "unaligned"
+            if notes.logged and any(is_logged(committable) for committable in notes.committables)
+            else "aligned"
+        )
+
+
+def state_sizes(progress: Mapping[str, Any]) -> tuple[OperatorState, ...]:
+    """The state of each operator, in the plan's order; empty for a query without state. `progress` is one report of
+    Spark's: `StreamingQuery.lastProgress`, or what `progress_of` gives."""
+    return tuple(_operator(body) for body in progress.get("stateOperators") or ())
+
+
+def progress_of(query: StreamingQuery, epoch: int) -> dict[str, Any] | None:
+    """Spark's report of the epoch, None as long as it is not there. It comes after `commits/N`. Empty where it will
+    not come any more: reports of later epochs are there, and none of this one."""
+    reports: Any = query._jsq.recentProgress()
+    newest = -1
+    for index in range(len(reports) - 1, max(-1, len(reports) - 1 - _LOOK_BACK), -1):
+        report = reports[index]
+        number = int(report.batchId())
+        if number < epoch:
+            break
+        if number == epoch:
+            body: dict[str, Any] = json.loads(report.json())
+            if "addBatch" in body.get("durationMs", {}):
+                return body
+            continue  # a report of a query that waits for data bears the number of the epoch to come
+        newest = max(newest, number)
+    return {} if newest > epoch else None
+
+
+def _operator(body: Mapping[str, Any]) -> OperatorState:
+    metrics: Mapping[str, Any] = body.get("customMetrics") or {}
+    rocksdb = any(name.startswith("rocksdb") for name in metrics)
+    size = metrics.get(_ROCKSDB_FILES if rocksdb else _HEAP_VERSION)
+    return OperatorState(
+        operator=str(body["operatorName"]),
+        rows=int(body["numRowsTotal"]),
+        updated=int(body["numRowsUpdated"]),
+        removed=int(body.get("numRowsRemoved", 0)),
+        memory_bytes=int(body["memoryUsedBytes"]),
+        state_bytes=None if size is None else int(size),
+        backend="rocksdb" if rocksdb else "hashmap",
+        partitions=int(body.get("numStateStoreInstances", body.get("numShufflePartitions", 0))),
+    )

@@ -1,21 +1,34 @@
-"""Spark's side of a query: started, looked at, given up."""
+"""Spark's side of a query: the sources it reads, its start, its end, and what it is about to read.
+
+`Lineage` knows which source is behind each position that Spark logs. `with_verification` has sources that can tell see,
+before an epoch is written, whether Spark reads all that the epoch's positions name.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
+from penstock.contracts.source import EpochRead
 from penstock.errors import ConfigurationError
+from penstock.storage.open import storage_at
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from penstock.checkpoint.spark_log import SparkLog
     from penstock.deadline import Deadline
     from penstock.epoch.coordinator import Coordinator
+    from penstock.epoch.outputs import EpochOutputs
     from penstock.epoch.plan import QueryPlan
+
 
 log = logging.getLogger("penstock")
 
@@ -42,7 +55,7 @@ def start(job: str, plan: QueryPlan, checkpoint: str, interval: float, coordinat
         return writer.start()
     except AnalysisException as error:
         raise ConfigurationError(
-            f"Spark refuses query {plan.uid!r}: {short(error)}",
+            f"Spark refuses query {plan.uid!r}: {short_text(error)}",
             safe="nothing of it was started.",
             to_do="change the query; for aggregations without a watermark use output_mode='update'.",
         ) from error
@@ -50,9 +63,9 @@ def start(job: str, plan: QueryPlan, checkpoint: str, interval: float, coordinat
 
 def executed_plan(spark: SparkSession) -> Any:
     """The plan that the query of this thread executed last, a JVM object; None where it cannot be found."""
-    query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+    spark_query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     jvm: Any = spark._jvm
-    found = spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(query_id))
+    found = spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(spark_query_id))
     return found.streamingQuery().lastExecution().executedPlan() if found is not None else None
 
 
@@ -63,7 +76,7 @@ def give_up(query: StreamingQuery, uid: str) -> None:
         try:
             query.stop()
         except Exception as error:
-            log.warning("query %s: Spark did not stop it: %s", uid, short(error))
+            log.warning("query %s: Spark did not stop it: %s", uid, short_text(error))
 
     threading.Thread(target=stop, name=f"penstock-cancel-{uid}", daemon=True).start()
 
@@ -80,6 +93,92 @@ def wait_for_tasks(spark: SparkSession, run_id: str | None, patience: Deadline) 
         time.sleep(_POLL_SECONDS)
 
 
-def short(error: BaseException) -> str:
+def short_text(error: BaseException) -> str:
     """What an error of Spark's says, without its stack."""
     return "\n".join(str(getattr(error, "desc", None) or error).strip().splitlines()[:8])
+
+
+def with_verification(plan: QueryPlan, checkpoint: str, spark: SparkSession, log: Callable[[], SparkLog]) -> QueryPlan:
+    """`plan`, with sources asked before its body runs; as it is where none of them can tell."""
+    watched = [
+        (index, uid) for index, uid in enumerate(plan.positions) if uid is not None and plan.sources[uid].verifies
+    ]
+    if not watched:
+        return plan
+
+    def body(batch: DataFrame, outputs: EpochOutputs) -> None:
+        now, before = log().barrier(outputs.epoch), log().barrier(outputs.epoch - 1)
+        folders = source_folders(spark)
+        for index, uid in watched:
+            end = None if now is None else now.offsets[index]
+            start = None if before is None else before.offsets[index]
+            if end is not None and end != start:
+                notes = storage_at(f"{checkpoint}/{layout.source(folders[index])}", spark)
+                plan.sources[uid].verify(uid, EpochRead(spark, outputs.epoch, start, end, notes))
+        plan.body(batch, outputs)
+
+    return replace(plan, body=body)
+
+
+def current_execution(spark: SparkSession) -> Any:
+    """The query under way, a JVM object; called inside `foreachBatch`."""
+    spark_query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+    jvm: Any = spark._jvm
+    return spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(spark_query_id)).streamingQuery()
+
+
+def source_folders(spark: SparkSession) -> list[int]:
+    """For each position, the number of its folder in `sources`. One stream that a plan holds twice, as in a union with
+    itself, has two positions and one folder."""
+    jvm: Any = spark._jvm
+    streams = current_execution(spark).sources()
+    seen: dict[int, int] = {}
+    numbers = []
+    for index in range(streams.size()):
+        identity = int(jvm.java.lang.System.identityHashCode(streams.apply(index)))
+        numbers.append(seen.setdefault(identity, len(seen)))
+    return numbers
+
+
+class Lineage:
+    """Remembers the streams of every source that was read, and finds them again in what users make of them."""
+
+    def __init__(self) -> None:
+        self._uids: dict[frozenset[int], str] = {}
+        self._origins: dict[int, str] = {}
+        self._kept: list[Any] = []  # JVM objects that must live as long as their identity is remembered
+
+    def remember(self, uid: str, frame: DataFrame) -> None:
+        for stream in _streams(frame):
+            self._uids[_columns(stream)] = uid
+            self._origins[_identity(frame, stream)] = uid
+            self._kept.append(stream)
+
+    def positions(self, frame: DataFrame) -> list[str | None]:
+        """The uid behind each position of a barrier; None for a stream that was not read through the job. A source
+        that a plan uses twice has two positions: for a join with itself Spark even makes a second stream of it."""
+        return [
+            self._uids.get(_columns(stream)) or self._origins.get(_identity(frame, stream))
+            for stream in _streams(frame)
+        ]
+
+
+def _streams(frame: DataFrame) -> Iterator[Any]:
+    """The streaming leaves of the analysed plan, from left to right."""
+    leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()
+    for index in range(leaves.size()):
+        leaf = leaves.apply(index)
+        if leaf.isStreaming():
+            yield leaf
+
+
+def _columns(stream: Any) -> frozenset[int]:
+    output = stream.output()
+    return frozenset(output.apply(column).exprId().id() for column in range(output.size()))
+
+
+def _identity(frame: DataFrame, stream: Any) -> int:
+    """What stays the same where Spark gives a stream new columns, so that a plan can hold it twice."""
+    origin = stream.table() if stream.getClass().getSimpleName().endswith("V2") else stream.dataSource()
+    jvm: Any = frame.sparkSession._jvm
+    return int(jvm.java.lang.System.identityHashCode(origin))

@@ -1,25 +1,44 @@
-"""The Spark session a job needs: what every job wants set, and nothing the user has set already."""
+"""The Spark session a job needs: what every job wants set, and nothing the user has set already.
+
+Its Java process starts with no secret on its command line, and no noise on the terminal. PySpark puts every setting
+there as `--conf key=value`, where each user of the machine can read it. Secrets go by a file instead that only its
+owner can read and that is gone once Java runs.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.caches import user_cache
 from penstock.config.levels import LOG_LEVEL
 from penstock.config.spark_conf import PARTITIONS
+from penstock.secrets import is_secret, masked
 from penstock.spark.jars import is_present, jar_set
-from penstock.spark.java import find_java
-from penstock.spark.launch import launching
+from penstock.spark.java import find_java, wrapped_home
 from penstock.spark.python_daemon import MODULE as _DAEMON
-from penstock.spark.settings import claim, gives_way
+from penstock.spark.settings import remember_defaults, warn_overridden
+from penstock.storage.private import create_own
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Iterable
 
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
+
+_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+_LOGGING = "LOG4J_CONFIGURATION_FILE"
+_QUIET = Path(__file__).with_name("log4j2.properties")
+#: Whoever has said something about Java's logging has said it in one of these.
+_JAVA_VARIABLES = (_ARGUMENTS, "SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
+_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _FAST_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -65,7 +84,7 @@ def session(
             if not given.contains(key) and key not in wanted
         }
         wanted.update(defaults)
-        paths = [str(path) for one in jars if (one == "spark-kafka" or is_present(one)) for path in jar_set(one)]
+        paths = [str(path) for jar in jars if (jar == "spark-kafka" or is_present(jar)) for path in jar_set(jar)]
         if paths:
             listed = wanted.get("spark.jars", given.get("spark.jars", ""))
             wanted["spark.jars"] = ",".join(filter(None, [listed or "", *paths]))
@@ -73,7 +92,7 @@ def session(
         for key, value in wanted.items():
             builder = builder.config(key, value)
         running = builder.getOrCreate()
-        claim(running, {key: value for key, value in defaults.items() if key == PARTITIONS})
+        remember_defaults(running, {key: value for key, value in defaults.items() if key == PARTITIONS})
         running.sparkContext.setLogLevel({**(file or {}), **conf}.get(LOG_LEVEL, "ERROR"))
     ensure_jars(running, jars)
     return running
@@ -89,12 +108,12 @@ def running_session() -> SparkSession | None:
 
 def _given(conf: Mapping[str, str]) -> SparkConf:
     """What is set already, by the user, spark-submit or spark-defaults. Only the JVM knows it all, so it is started
-    here, with the user's settings: some, such as its memory, count only then. Secrets come by a file: see `launch`."""
+    here, with the user's settings: some, such as its memory, count only then. Secrets come by a file."""
     from pyspark import SparkConf, SparkContext
 
     # Started from here, Spark takes itself for a shell and would turn its progress bar on as if the user had said so.
     wanted = {_PROGRESS: DEFAULTS[_PROGRESS], **conf}
-    with launching(wanted) as plain:
+    with java_environment(wanted) as plain:
         SparkContext._ensure_initialized(conf=SparkConf().setAll(list(plain.items())))
     return SparkConf()
 
@@ -103,11 +122,11 @@ def _not_given(file: Mapping[str, str], given: SparkConf) -> dict[str, str]:
     """What a configuration file says and spark-submit does not say otherwise."""
     left = {}
     for key, value in file.items():
-        told = given.get(key)
-        if told is None or told == value:
+        current = given.get(key)
+        if current is None or current == value:
             left[key] = value
         else:
-            gives_way(key, value, told)
+            warn_overridden(key, value, current)
     return left
 
 
@@ -165,3 +184,72 @@ def _add(spark: SparkSession, jars: Iterable[Path]) -> None:
 
 def _loader(spark: SparkSession) -> Any:
     return spark._jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()  # type: ignore[union-attr]
+
+
+@contextmanager
+def java_environment(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """While Java is being started: its environment is as it should be, and what is given here may stand on its command
+    line. Where Java runs already, as under spark-submit, nothing is changed."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        yield dict(conf)
+        return
+    secret = {key: value for key, value in conf.items() if _is_secret(key, value)}
+    plain = {key: value for key, value in conf.items() if key not in secret}
+    before = {name: os.environ.get(name) for name in (_ARGUMENTS, _LOGGING, "JAVA_HOME")}
+    folder = Path(tempfile.mkdtemp(prefix="penstock-spark-"))  # made with mode 0700
+    try:
+        os.environ["JAVA_HOME"] = str(_quiet_java())
+        if not _has_own_logging(conf):
+            os.environ[_LOGGING] = _QUIET.as_uri()
+        given = os.environ.get(_ARGUMENTS) or "pyspark-shell"
+        if secret and "--properties-file" not in given:  # there can be one; then Spark is told as soon as Java runs
+            file = folder / "spark.properties"
+            with open(create_own(file), "w", encoding="utf-8") as opened:
+                opened.writelines(f"{_escaped(key)}={_escaped(value)}\n" for key, value in secret.items())
+            os.environ[_ARGUMENTS] = f"--properties-file {shlex.quote(str(file))} --load-spark-defaults {given}"
+        yield plain
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _is_secret(key: str, value: str) -> bool:
+    """Options of Java's own end on its command line in any case, and are needed there."""
+    return key not in _OPTIONS and (is_secret(key) or masked(value) != value)
+
+
+def _quiet_java() -> Path:
+    """A Java that is not asked for a module still in incubation, of which it would warn each time."""
+    found = find_java().home
+    try:
+        return wrapped_home(found, user_cache())
+    except OSError:
+        return found  # nowhere to write: it warns
+
+
+def _has_own_logging(conf: Mapping[str, str]) -> bool:
+    settings = [os.environ.get(name, "") for name in _JAVA_VARIABLES] + [conf.get(name, "") for name in _OPTIONS]
+    if _LOGGING in os.environ or any("log4j" in text for text in settings):
+        return True
+    folder = _conf_folder()
+    defaults = folder / "spark-defaults.conf"
+    try:
+        return any(folder.glob("log4j2*.*")) or (defaults.is_file() and "log4j" in defaults.read_text(errors="replace"))
+    except OSError:
+        return False
+
+
+def _conf_folder() -> Path:
+    from pyspark.find_spark_home import _find_spark_home
+
+    return Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf"))
+
+
+def _escaped(text: str) -> str:
+    """As Java reads a properties file."""
+    marks = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f", " ": "\\ ", "=": "\\=", ":": "\\:"}
+    return "".join(marks.get(letter, letter) for letter in text)

@@ -27,26 +27,27 @@ log = logging.getLogger("penstock")
 _APPLIED = "penstock.applied"  # in the session: what came from us, so that it is not taken for the user's word
 _SESSION = "the Spark session"
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
-def settle(spark: SparkSession, asked: Mapping[str, SparkSetting]) -> None:
+def apply_settings(spark: SparkSession, asked: Mapping[str, SparkSetting]) -> None:
     """Set what a job's options ask for. What the user has told Spark otherwise is an error that names both; what an
     earlier job in this session asked for is set back."""
-    told = dict(spark.conf.getAll)
-    applied: dict[str, tuple[str, str | None]] = json.loads(told.get(_APPLIED, "{}"))  # the value, and the one before
+    current = dict(spark.conf.getAll)
+    # The value of each, and the one before.
+    applied: dict[str, tuple[str, str | None]] = json.loads(current.get(_APPLIED, "{}"))
     wanted: dict[str, str | None] = {}  # None: as if never set
     for key, (value, former) in applied.items():
-        if key not in asked and told.get(key) == value:
+        if key not in asked and current.get(key) == value:
             wanted[key] = former
     for key, one in asked.items():
-        now = told.get(key)
+        now = current.get(key)
         ours = key in applied and applied[key][0] == now
         if now is None or ours or one.agrees(key, now, _SESSION):
             wanted[key] = one.value
     # Only now, when nothing was refused, is anything changed.
     for key, new in wanted.items():
-        now = told.get(key)
+        now = current.get(key)
         if new == now:
             continue
         former = applied[key][1] if key in applied else now
@@ -56,36 +57,36 @@ def settle(spark: SparkSession, asked: Mapping[str, SparkSetting]) -> None:
         else:
             spark.conf.set(key, new)
             applied[key] = (new, former)
-    if json.dumps(applied) != told.get(_APPLIED, "{}"):
+    if json.dumps(applied) != current.get(_APPLIED, "{}"):
         spark.conf.set(_APPLIED, json.dumps(applied))
 
 
-def claim(spark: SparkSession, defaults: Mapping[str, str]) -> None:
+def remember_defaults(spark: SparkSession, defaults: Mapping[str, str]) -> None:
     """Remember defaults of ours in a session just made: options may change them, as the user's word may not be."""
     spark.conf.set(_APPLIED, json.dumps({key: [value, value] for key, value in defaults.items()}))
 
 
-def lay_over(spark: SparkSession, settings: Settings) -> None:
+def apply_over_running(spark: SparkSession, settings: Settings) -> None:
     """Spark's settings from `-D` and the file, in a session that was there before: `-D` wins over the session, the
     file gives way, and what cannot be changed in a running session is said."""
-    told = dict(spark.conf.getAll)
+    current = dict(spark.conf.getAll)
     for key, value in {**settings.spark_file, **settings.spark}.items():
         where = settings.spark_origin[key]
-        now = told.get(key)
+        now = current.get(key)
         if where == CODE or now == value:
             continue
         if where != OPTIONS and now is not None:
-            _say_once(f"{describe_setting(key, value, where)} gives way to {describe_setting(key, now, _SESSION)}.")
+            _warn_once(f"{describe_setting(key, value, where)} gives way to {describe_setting(key, now, _SESSION)}.")
         elif spark.conf.isModifiable(key):
             spark.conf.set(key, value)
         else:
-            _say_once(f"{describe_setting(key, value, where)} comes too late: the Spark session runs already.")
+            _warn_once(f"{describe_setting(key, value, where)} comes too late: the Spark session runs already.")
 
 
-def gives_way(key: str, value: str, now: str) -> None:
+def warn_overridden(key: str, value: str, now: str) -> None:
     """Say that spark-submit's word counts, not the file's."""
     file, submit = describe_setting(key, value, "the configuration file"), describe_setting(key, now, "spark-submit")
-    _say_once(f"{file} gives way to {submit}.")
+    _warn_once(f"{file} gives way to {submit}.")
 
 
 def require_same_backend(spark: SparkSession, location: str, query: str) -> None:
@@ -117,15 +118,14 @@ def require_same_parallelism(
         recorded = str(barrier.metadata.get("conf", {}).get(PARTITIONS, wanted.value))
         if recorded != wanted.value:
             raise ConfigurationError(
-                f"The state of query {uid!r} is cut into {recorded} partitions, but {wanted.side} asks for"
-                f" {wanted.value}.",
+                f"The state of query {uid!r} has {recorded} partitions, but {wanted.side} asks for {wanted.value}.",
                 safe="nothing was started; the checkpoint is as it was.",
                 to_do=f"rescale by restoring: penstock run -s {location} -p {wanted.value} JOB.py, from this checkpoint"
                 " or a savepoint; or leave the parallelism as it was.",
             )
 
 
-def _say_once(text: str) -> None:
-    if text not in _told:
-        _told.add(text)
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
         log.warning("%s", text)

@@ -1,17 +1,24 @@
-"""Which stateful operators a checkpoint holds, and what they keep: told without reading the state."""
+"""Which stateful operators a checkpoint holds, or a program will have, and what they keep: known without reading the
+state and before the program starts."""
 
 from __future__ import annotations
 
+import tempfile
+import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
 from penstock.checkpoint.spark_files import conf_of
 from penstock.config.spark_conf import PARTITIONS
 from penstock.spark_state.metadata import DEFAULT, read_metadata
+from penstock.spark_state.work_session import open_work_session, scala_option
+from penstock.storage.local import LocalTree
 from penstock.storage.open import tree_at
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from penstock.spark_state.metadata import OperatorMetadata
     from penstock.storage.tree import Tree
@@ -38,15 +45,15 @@ class Operator:
     partitions: int
 
 
-def operators(spark: SparkSession | None, checkpoint: str, batch: int) -> tuple[Operator, ...]:
+def read_operators(spark: SparkSession | None, checkpoint: str, batch: int) -> tuple[Operator, ...]:
     """The stateful operators of a checkpoint as they were after `batch`; none for a query that keeps no state.
     Reads a few small files. Without a session only a local disk can be reached."""
     folder = tree_at(checkpoint, spark)
     partitions = _partitions(folder, batch)
-    return tuple(described(one, partitions) for one in read_metadata(folder, batch))
+    return tuple(describe_operator(one, partitions) for one in read_metadata(folder, batch))
 
 
-def described(operator: OperatorMetadata, partitions: int | None = None) -> Operator:
+def describe_operator(operator: OperatorMetadata, partitions: int | None = None) -> Operator:
     """`partitions`: what the positions say. Spark does not correct its description when it repartitions."""
     count = partitions or max((store.partitions for store in operator.stores), default=0)
     stores = tuple(
@@ -58,5 +65,42 @@ def described(operator: OperatorMetadata, partitions: int | None = None) -> Oper
 
 
 def _partitions(folder: Tree, batch: int) -> int | None:
-    said = conf_of(folder, batch).get(PARTITIONS)
-    return None if said is None else int(said)
+    count = conf_of(folder, batch).get(PARTITIONS)
+    return None if count is None else int(count)
+
+
+def plan_operators(frame: DataFrame, output_mode: str) -> tuple[Operator, ...]:
+    """The stateful operators of a streaming DataFrame in the plan's order, with the schemas their state would have.
+
+    Spark plans the first batch of a query into a folder that is thrown away, and writes there what it would write
+    into a new checkpoint. Nothing runs, no source is asked for anything."""
+    spark = frame.sparkSession
+    jvm: Any = spark._jvm
+    with tempfile.TemporaryDirectory(prefix="penstock-plan-") as folder, open_work_session(spark) as work:
+        LocalTree(Path(folder)).put(layout.offsets(0), b"")  # there before the first batch is planned, and looked for
+        runtime: Any = jvm.org.apache.spark.sql.execution.streaming.runtime
+        propagator = getattr(getattr(runtime, "WatermarkPropagator$"), "MODULE$").noop()
+        none: Any = jvm.PythonUtils.toScalaMap({})
+        execution = runtime.IncrementalExecution(
+            work._jsparkSession,
+            frame._jdf.queryExecution().analyzed(),
+            getattr(jvm.org.apache.spark.sql.streaming.OutputMode, output_mode.capitalize())(),
+            Path(folder, layout.STATE).as_uri(),
+            _uuid(jvm),
+            _uuid(jvm),
+            0,
+            scala_option(work),
+            jvm.org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata(0, 0, none),
+            propagator,
+            True,
+            jvm.scala.collection.mutable.HashMap(),
+            jvm.scala.collection.mutable.HashMap(),
+            jvm.org.apache.spark.sql.execution.CommandExecutionMode.ALL(),
+            False,
+        )
+        execution.executedPlan()
+        return tuple(describe_operator(one) for one in read_metadata(LocalTree(Path(folder)), 0))
+
+
+def _uuid(jvm: Any) -> Any:
+    return jvm.java.util.UUID.fromString(str(uuid.uuid4()))

@@ -19,9 +19,9 @@ from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.spark_state.metadata import OperatorMetadata, Store, read_metadata
-from penstock.spark_state.raw import JOIN_FORMAT, raw_rows, spread
+from penstock.spark_state.store_rows import JOIN_FORMAT, raw_rows, spread_over
 from penstock.spark_state.store_writing import Rows, write_hashmap, write_rocksdb
-from penstock.spark_state.working import working
+from penstock.spark_state.work_session import open_work_session
 from penstock.storage.open import tree_at
 from penstock.storage.tree import Tree
 
@@ -64,9 +64,9 @@ def rewrite(
     conf = conf_of(origin, batch)
     operators = read_metadata(origin, batch)
     require_format(origin, batch)
-    plan = Goal.of(conf, operators, partitions, backend)
+    plan = RewritePlan.of(conf, operators, partitions, backend)
     plan.prepare(origin, goal, batch, operators)
-    with working(spark) as work, readable(origin, goal, operators) as location:
+    with open_work_session(spark) as work, open_readable(origin, goal, operators) as location:
 
         def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
             frame = raw_rows(
@@ -78,13 +78,13 @@ def rewrite(
                 hashmap=backend_of(conf) == Backend.HASHMAP,
                 join_format=join_format(conf, operator),
             )
-            return frame if plan.partitions == int(conf[PARTITIONS]) else spread(frame, plan.partitions)
+            return frame if plan.partitions == int(conf[PARTITIONS]) else spread_over(frame, plan.partitions)
 
         plan.write(work, goal, batch, operators, rows)
     return batch
 
 
-class Goal:
+class RewritePlan:
     """What the target is to be: its backend, its partitions, and what follows from them for Spark's settings."""
 
     def __init__(self, conf: Mapping[str, str], backend: Backend, partitions: int) -> None:
@@ -101,7 +101,7 @@ class Goal:
         operators: Sequence[OperatorMetadata],
         partitions: int | None,
         backend: str | None,
-    ) -> Goal:
+    ) -> RewritePlan:
         """Raises where it cannot be reached from here."""
         was = backend_of(conf)
         if was not in PROVIDERS:
@@ -214,7 +214,7 @@ def _check(conf: Mapping[str, str], operator: OperatorMetadata, backend: Backend
 
 
 @contextmanager
-def readable(origin: Tree, goal: Tree, operators: Sequence[OperatorMetadata]) -> Iterator[str]:
+def open_readable(origin: Tree, goal: Tree, operators: Sequence[OperatorMetadata]) -> Iterator[str]:
     """Where Spark can read the source. That is the source, unless it was moved since and its descriptions name files
     by the paths they had: then a copy with these put right."""
     if all(operator.stands_in(origin) for operator in operators):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint import layout
 from penstock.errors import PenstockError, SavepointError
 from penstock.spark_state.hashmap_files import snapshot
-from penstock.spark_state.raw import KEY, VALUE
-from penstock.spark_state.working import cause, hadoop_conf, option, resolved
+from penstock.spark_state.store_rows import KEY, VALUE
+from penstock.spark_state.work_session import cause_of, hadoop_conf, resolve_location, scala_option
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import local_path
 
@@ -45,7 +45,7 @@ def write_rocksdb(
     ensure_callback_server_started(work.sparkContext._gateway)  # type: ignore[no-untyped-call]
     stores = [(operator, store) for operator in operators for store in operator.stores]
     supply = _Supply(work, [rows(operator, store) for operator, store in stores])
-    location = resolved(work, target.location)
+    location = resolve_location(work, target.location)
     package: Any = work._jvm.org.apache.spark.sql.execution.streaming.state  # type: ignore[union-attr]
     rewriter = package.StateRewriter(
         work._jsparkSession,
@@ -53,9 +53,9 @@ def write_rocksdb(
         batch,
         location,
         hadoop_conf(work),
-        option(work, location),
-        option(work, supply),
-        option(work),
+        scala_option(work, location),
+        scala_option(work, supply),
+        scala_option(work),
     )
     try:
         rewriter.run()
@@ -172,7 +172,7 @@ class _ChunkTask:
 
 def _failed(target: Tree, error: Exception) -> SavepointError:
     return SavepointError(
-        f"State could not be written to {target.location}: {cause(error)}",
+        f"State could not be written to {target.location}: {cause_of(error)}",
         safe="what it was read from is untouched; what was written is not complete and must not be used.",
         to_do="see the cause, then do it again into an empty folder.",
     )

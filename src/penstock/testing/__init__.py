@@ -1,5 +1,7 @@
-"""For tests of jobs and of sinks: the oracle that counts what is lost or doubled, and the contract of every sink.
+"""For tests of jobs and of sinks; users may rely on everything here.
 
-`oracle` (with `atomicity`) compares what went in with what came out; `sink_contract.SinkContract` is the suite that a
-sink's tests inherit, over a `sink_harness.SinkHarness`. May import the sink's contract and what lies below it.
+`failpoints`: places in the protocol where a test lets the job die. `oracle` compares the rows that must be there with
+those that are, `atomicity` judges what a reader saw meanwhile. `sink_contract` is the suite that every sink must pass.
+
+May import all that a job is made of; nothing but `dev` and `cli` imports it.
 """

@@ -15,7 +15,7 @@ from penstock.sinks.kafka.committer import leftover
 from penstock.sinks.kafka.sink import KafkaSink
 from penstock.sinks.kafka.transactions import Ending, TransactionClient
 from penstock.transactions.ledgers import JobLedgers, QueryLedger
-from penstock.transactions.orphans import LOOK_SECONDS, Orphan, Verdict, undecided
+from penstock.transactions.orphans import LOOK_SECONDS, DecisionState, Orphan, orphan_of
 
 _ID = re.compile(r"^(?P<name>.+)-g\d{6,}-[0-9a-f]{12}$")
 _TIMEOUT = 60.0  # of the empty transaction that a fence leaves behind; nobody ever writes into it
@@ -34,7 +34,7 @@ class Cluster:
         names = {name: match["name"] for name in self._client.list_open(prefix, deadline) if (match := _ID.match(name))}
         states = self._client.describe(names, deadline)
         return [
-            undecided("", _uid(names[name]), leftover(name, described), Verdict.UNKNOWN)
+            orphan_of("", _uid(names[name]), leftover(name, described), DecisionState.UNKNOWN)
             for name, described in states.items()
             if described.open
         ]

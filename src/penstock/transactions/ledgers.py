@@ -53,6 +53,7 @@ class QueryLedger:
 
     @property
     def generation(self) -> int:
+        """The newest one."""
         return self.ledger.newest_generation()
 
     @property
@@ -62,6 +63,7 @@ class QueryLedger:
 
     @property
     def sinks(self) -> list[str]:
+        """The uids that the newest run has named."""
         return sorted(self.facts.get("sinks", ()))
 
     def found(self) -> protocol.Found:

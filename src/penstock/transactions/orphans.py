@@ -20,7 +20,7 @@ from typing import Any
 from penstock.checkpoint.decision import Committable
 from penstock.contracts.sink import Leftover, TwoPhaseSink
 from penstock.deadline import Deadline
-from penstock.epoch.leftovers import of_all_generations
+from penstock.epoch.committers import of_all_generations
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.transactions.ledgers import Decided, JobLedgers, QueryLedger
 
@@ -29,7 +29,7 @@ LOOK_SECONDS = 30.0  # to ask one sink what it has open
 Sinks = Mapping[str, TwoPhaseSink]
 
 
-class Verdict(StrEnum):
+class DecisionState(StrEnum):
     """What the ledger says of a transaction."""
 
     DECIDED = "decided"
@@ -46,7 +46,7 @@ class Orphan:
     sink: str
     id: str
     state: str
-    verdict: Verdict
+    decision: DecisionState
     generation: int | None = None
     epoch: int | None = None
     partition: int | None = None
@@ -70,7 +70,8 @@ class Report:
     silent: tuple[tuple[str, str], ...] = ()
 
     def of(self, query: str) -> list[Orphan]:
-        return [one for one in self.orphans if one.query == query]
+        """Those of one query."""
+        return [orphan for orphan in self.orphans if orphan.query == query]
 
 
 def look(ledgers: JobLedgers, sinks: Sinks) -> Report:
@@ -80,9 +81,9 @@ def look(ledgers: JobLedgers, sinks: Sinks) -> Report:
     silent: list[tuple[str, str]] = []
     for query in ledgers.queries:
         decided = query.decided()
-        named = sorted({*query.sinks, *(one.committable.sink for one in decided)})
+        named = sorted({*query.sinks, *(entry.committable.sink for entry in decided)})
         for uid in named:
-            own = [one for one in decided if one.committable.sink == uid]
+            own = [entry for entry in decided if entry.committable.sink == uid]
             found: list[Leftover] | None = None
             beyond: list[Orphan] = []
             try:
@@ -91,16 +92,16 @@ def look(ledgers: JobLedgers, sinks: Sinks) -> Report:
                     silent.append((query.uid, uid))
             except PenstockError as error:
                 unseen.append((query.uid, uid, error.happened))
-            orphans += judged(query.uid, uid, found, own) + beyond
+            orphans += judge(query.uid, uid, found, own) + beyond
     return Report(tuple(orphans), tuple(unseen), tuple(silent))
 
 
-def judged(query: str, sink: str, found: Sequence[Leftover] | None, decided: Sequence[Decided]) -> list[Orphan]:
+def judge(query: str, sink: str, found: Sequence[Leftover] | None, decided: Sequence[Decided]) -> list[Orphan]:
     """Put what a sink has open beside what is decided for it; `found` is None where the sink was not asked."""
     left = list(found or ())
     orphans = []
     for one in decided:
-        open_now = next((each for each in left if names(each, one.committable)), None)
+        open_now = next((each for each in left if same_transaction(each, one.committable)), None)
         if open_now is not None:
             left.remove(open_now)
         state = "open" if open_now is not None else "not asked" if found is None else "not open"
@@ -110,7 +111,7 @@ def judged(query: str, sink: str, found: Sequence[Leftover] | None, decided: Seq
                 sink,
                 open_now.name if open_now is not None else name_of(one.committable),
                 state,
-                Verdict.DECIDED,
+                DecisionState.DECIDED,
                 generation=open_now.generation if open_now is not None else one.generation,
                 epoch=one.epoch,
                 partition=one.committable.writer,
@@ -123,16 +124,19 @@ def judged(query: str, sink: str, found: Sequence[Leftover] | None, decided: Seq
                 leftover=open_now,
             )
         )
-    return orphans + [undecided(query, sink, one) for one in left]
+    return orphans + [orphan_of(query, sink, one) for one in left]
 
 
-def undecided(query: str, sink: str, one: Leftover, verdict: Verdict = Verdict.UNDECIDED, scope: str = "") -> Orphan:
+def orphan_of(
+    query: str, sink: str, one: Leftover, decision: DecisionState = DecisionState.UNDECIDED, scope: str = ""
+) -> Orphan:
+    """A line of the list for what no decision names."""
     return Orphan(
         query,
         sink,
         one.name,
         "open",
-        verdict,
+        decision,
         one.generation,
         one.epoch,
         one.partition,
@@ -154,14 +158,14 @@ def _ask(query: QueryLedger, job: str, uid: str, sinks: Sinks, beyond: list[Orph
             return None
         found += [one for one in own if one.generation <= scope.generation]
         beyond += [
-            undecided(query.uid, uid, one, Verdict.UNKNOWN, scope.uid)
+            orphan_of(query.uid, uid, one, DecisionState.UNKNOWN, scope.uid)
             for one in own
             if one.generation > scope.generation
         ]
     return found
 
 
-def names(leftover: Leftover, committable: Committable) -> bool:
+def same_transaction(leftover: Leftover, committable: Committable) -> bool:
     """Whether both are the same transaction."""
     return bool(leftover.payload) and leftover.payload.items() <= committable.payload.items()
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, WriterId
+from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
-from penstock.epoch.driver import Conductor, Timing
-from penstock.epoch.explain import explain_stop
+from penstock.epoch.driver import ProtocolDriver, Timing
 from penstock.epoch.log_repair import restore
 from penstock.errors import PenstockError, TransactionRefused, WritersLost
 from penstock.events import Events
@@ -28,7 +27,7 @@ from penstock.process.registry import Registry
 from penstock.processes import start_time
 from penstock.storage.storage import local_path
 from penstock.transactions.ledgers import JobLedgers, QueryLedger
-from penstock.transactions.orphans import Orphan, Sinks, Verdict, names
+from penstock.transactions.orphans import DecisionState, Orphan, Sinks, same_transaction
 
 _EVIDENCE_SECONDS = 120.0  # to read what is in the target; a person waits
 _ABORT_SECONDS = 30.0
@@ -39,11 +38,11 @@ class Run:
     """Whether the job runs: True, False, or None where that cannot be seen from here; and how it is known."""
 
     running: bool | None
-    said: str
+    evidence: str
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class CommitResult:
     """What became of the decided epoch of a query. `complete`: Spark's log says so too; otherwise the next start adds
     that, without writing a row again."""
 
@@ -80,20 +79,20 @@ def refuse_running(run: Run, job: str, *, take_over: bool) -> None:
     """Raise `TransactionRefused` unless the job is known to be dead, or somebody says that it is."""
     if run.running:
         raise TransactionRefused(
-            f"Job {job!r} runs: {run.said}.",
+            f"Job {job!r} runs: {run.evidence}.",
             safe="nothing was touched.",
             to_do="let it be: it commits and aborts by itself, and so does its next start. To end it first, use"
             " penstock stop or penstock cancel.",
         )
     if run.running is None and not take_over:
         raise TransactionRefused(
-            f"Whether job {job!r} runs is not known: {run.said}.",
+            f"Whether job {job!r} runs is not known: {run.evidence}.",
             safe="nothing was touched.",
             to_do="see there that it is dead, then add --take-over: should it live after all, it is superseded.",
         )
 
 
-def commit(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> Settled:
+def commit(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> CommitResult:
     """Carry out the query's decision, with the same steps as its recovery; nothing is aborted. Raises `WritersLost`
     where the other system has ended some of it meanwhile, `OutcomeUnknown` where nobody can prove it."""
     _refuse_unknown_sinks(query, sinks)
@@ -145,12 +144,12 @@ def resolve(
 
 def abort_unknown(ledgers: JobLedgers, sinks: Sinks, chosen: Collection[Orphan]) -> None:
     """Abort what a run has opened that the ledger does not know: it was lost, and somebody takes the blame."""
-    for one in chosen:
-        assert one.leftover is not None
-        scope = SinkScope(ledgers.job, one.scope or one.sink, one.leftover.generation)
-        committer = sinks[one.sink].open_committer(scope)
+    for orphan in chosen:
+        assert orphan.leftover is not None
+        scope = SinkScope(ledgers.job, orphan.scope or orphan.sink, orphan.leftover.generation)
+        committer = sinks[orphan.sink].open_committer(scope)
         try:
-            committer.abort([Committable(one.sink, -1, 1, 0, one.leftover.payload)], Deadline(_ABORT_SECONDS))
+            committer.abort([Committable(orphan.sink, -1, 1, 0, orphan.leftover.payload)], Deadline(_ABORT_SECONDS))
         finally:
             committer.close()
 
@@ -165,7 +164,7 @@ def refuse_logged(query: QueryLedger) -> None:
         )
 
 
-class Settlement(Conductor):
+class Settlement(ProtocolDriver):
     """One run of a query's ledger that starts no query."""
 
     def __init__(self, ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> None:
@@ -186,7 +185,8 @@ class Settlement(Conductor):
         self._others: list[Committable] = []
         self._committing = False
 
-    def commit(self) -> Settled:
+    def commit(self) -> CommitResult:
+        """See `commit`."""
         self._committing = True
         resume = self._drive(protocol.recover())
         if self._decision is None:
@@ -202,44 +202,52 @@ class Settlement(Conductor):
                 + ("replays the epoch." if resume.action == "void" else "rewrites just these, with proof."),
             )
         complete = resume.action == "finished"
-        return Settled(self._query, epoch, resume.generation, complete, self._outcomes)
+        return CommitResult(self._query, epoch, resume.generation, complete, self._outcomes)
 
     def abort(self, only: Collection[Orphan], others: Collection[Orphan]) -> None:
-        self._others = [Committable(one.sink, -1, 1, 0, one.leftover.payload) for one in others if one.leftover]
-        self._drive(self._abort_undecided(only))
+        """See `abort`."""
+        self._others = [
+            Committable(orphan.sink, -1, 1, 0, orphan.leftover.payload) for orphan in others if orphan.leftover
+        ]
+
+        def chosen_as(committable: Committable) -> str | None:
+            """Its name in the list, if it is one of those to be aborted."""
+            return next(
+                (orphan.id for orphan in only if orphan.leftover and same_transaction(orphan.leftover, committable)),
+                None,
+            )
+
+        decision = self._drive(protocol.abort_undecided(lambda committable: chosen_as(committable) is not None))
+        if decision is not None:  # since the list was made
+            first = next(name for committable in decision.committables if (name := chosen_as(committable)) is not None)
+            raise refusal_of(first, DecisionState.DECIDED, decision.id.epoch)
 
     def resolve(self, only: Collection[WriterId], word: Word) -> list[Unprovable]:
+        """See `resolve`."""
         self._committing = True
-        decision, unknown = self._drive(self._commit_once_more())
+        decided = self._drive(protocol.commit_decided())
+        if decided is None:
+            raise self._nothing_decided()
+        decision, outcomes = decided
         epoch = decision.id.epoch
-        unknown = [one for one in unknown if not only or one.id in only]
+        unknown = [
+            committable
+            for committable in decision.to_commit
+            if outcomes.get(committable.id, Outcome.UNKNOWN) is Outcome.UNKNOWN
+        ]
+        unknown = [committable for committable in unknown if not only or committable.id in only]
         found = []
-        for uid in sorted({one.sink for one in unknown}):
-            own = [one for one in unknown if one.sink == uid]
+        for uid in sorted({committable.sink for committable in unknown}):
+            own = [committable for committable in unknown if committable.sink == uid]
             seen = self._committers[uid].evidence(own, Deadline(_EVIDENCE_SECONDS))
-            found += [Unprovable(self._query, epoch, one, seen.get(one.writer, "")) for one in own]
+            found += [
+                Unprovable(self._query, epoch, committable, seen.get(committable.writer, "")) for committable in own
+            ]
         outcome = word(found) if found else None
         if outcome is not None:
-            newest = self._ledger.newest_generation()
-            if newest > self._generation:
-                raise explain_stop(protocol.Fenced(self._generation, newest), self._query, self._where)
-            self._ledger.rule(epoch, self._query_id(), [one.committable for one in found], outcome)
+            self.refuse_superseded()
+            self._ledger.rule(epoch, self._query_id(), [unprovable.committable for unprovable in found], outcome)
         return found
-
-    def _commit_once_more(self) -> Generator[protocol.Action, Any, tuple[Decision, list[Committable]]]:
-        """The steps of a recovery up to its commit; what is not proven then is no error here."""
-        generation: int = yield protocol.Register()
-        found: protocol.Found = yield protocol.Look()
-        decision = protocol.honoured(found)
-        yield protocol.WriteClaim(Claim(generation, found.epoch, decision.id if decision else None))
-        newest: int = yield protocol.NewestGeneration()
-        if newest > generation:
-            raise protocol.Fenced(generation, newest)
-        if decision is None:
-            raise self._nothing_decided()
-        outcomes: dict[WriterId, Outcome] = yield protocol.Commit(decision)
-        left = [one for one in decision.to_commit if outcomes.get(one.id, Outcome.UNKNOWN) is Outcome.UNKNOWN]
-        return decision, left
 
     def _nothing_decided(self) -> TransactionRefused:
         return TransactionRefused(
@@ -249,22 +257,8 @@ class Settlement(Conductor):
         )
 
     def close(self) -> None:
-        self._close_committers()
-
-    def _abort_undecided(self, only: Collection[Orphan]) -> Generator[protocol.Action, Any, None]:
-        """The steps of a recovery without its commit: register, look, claim, look for newer generations, sweep."""
-        generation: int = yield protocol.Register()
-        found: protocol.Found = yield protocol.Look()
-        epoch, decision = protocol.next_epoch(found), protocol.honoured(found)
-        yield protocol.WriteClaim(Claim(generation, epoch, decision.id if decision else None))
-        newest: int = yield protocol.NewestGeneration()
-        if newest > generation:
-            raise protocol.Fenced(generation, newest)
-        kept = decision.committables if decision else ()
-        for one in only:
-            if one.leftover is not None and any(names(one.leftover, each) for each in kept):
-                raise wrong_way(one.id, Verdict.DECIDED, epoch)  # since the list was made
-        yield protocol.Sweep((*kept, *self._others))
+        """Free the sinks' connections."""
+        self._committers.close()
 
     # What differs from an epoch's or a drainer's
 
@@ -292,11 +286,10 @@ class Settlement(Conductor):
         return self._outcomes
 
     def _sweep(self, keep: Sequence[Committable]) -> None:
-        if not self._committing:
-            super()._sweep(keep)
-
-    def _look_beyond(self, deadline: Deadline) -> None:
         """What the ledger does not know is listed, and left to whoever takes the blame."""
+        if not self._committing:
+            self._abort_known((*keep, *self._others), Deadline(self._timing.abort_seconds))
+            self._passed("recover.swept")
 
     def _finish_log(self, epoch: int, watermark: int | None) -> bool:
         finished = self._of.log.finish(epoch, watermark)
@@ -313,15 +306,15 @@ class Settlement(Conductor):
         failpoint(point)
 
 
-def wrong_way(id: str, verdict: Verdict, epoch: int | None = None) -> PenstockError:
+def refusal_of(id: str, decision: DecisionState, epoch: int | None = None) -> PenstockError:
     """The error for a transaction that may only be ended the other way."""
-    if verdict is Verdict.DECIDED:
+    if decision is DecisionState.DECIDED:
         return TransactionRefused(
             f"{id} belongs to epoch {epoch}, which is decided: it can only be committed.",
             safe="nothing was touched. Aborting it would lose rows that the job counts as written.",
             to_do="penstock transactions commit, or start the job, which does the same.",
         )
-    if verdict is Verdict.UNDECIDED:
+    if decision is DecisionState.UNDECIDED:
         return TransactionRefused(
             f"{id} is not decided: it can only be aborted.",
             safe="nothing was touched. The job replays these rows; committing them would show them twice.",
@@ -336,7 +329,7 @@ def wrong_way(id: str, verdict: Verdict, epoch: int | None = None) -> PenstockEr
 
 
 def _refuse_unknown_sinks(query: QueryLedger, sinks: Sinks) -> None:
-    missing = sorted({one.committable.sink for one in query.decided()} - sinks.keys())
+    missing = sorted({decided.committable.sink for decided in query.decided()} - sinks.keys())
     if missing:
         raise TransactionRefused(
             f"Epoch {query.found().epoch} of query {query.uid!r} is decided for the sinks {missing}, which are not"

@@ -19,8 +19,7 @@ from penstock import KafkaSink
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.epoch.channel import Writing
-from penstock.epoch.outputs import EpochOutputs
-from penstock.epoch.row_sizes import RowSizes
+from penstock.epoch.outputs import EpochOutputs, RowSizes
 from penstock.processes import parents
 
 if TYPE_CHECKING:

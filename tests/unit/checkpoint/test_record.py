@@ -23,7 +23,7 @@ from penstock.checkpoint.record import (
 )
 from penstock.epoch.recorder import Recorder
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture
-from penstock.spark.state_size import state_sizes
+from penstock.spark.observer import state_sizes
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import MemoryStorage
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import main as cli
-from penstock.cli.output import TableOutput
-from penstock.cli.time_text import span
+from penstock.cli.output import TableOutput, duration_text
 from penstock.errors import PreCommitFailed
 from penstock.process.registry import Entry, Registry, State
 from penstock.processes import mark
@@ -303,7 +302,13 @@ def test_shells_are_told_the_names(invoke: Invoke, monkeypatch: pytest.MonkeyPat
 
 
 def test_times_as_a_person_reads_them() -> None:
-    assert [span(ms) for ms in (0, 7_999, 65_000, 3_600_000, 93_784_000)] == ["0s", "7s", "1m 5s", "1h 0m", "1d 2h"]
+    assert [duration_text(ms) for ms in (0, 7_999, 65_000, 3_600_000, 93_784_000)] == [
+        "0s",
+        "7s",
+        "1m 5s",
+        "1h 0m",
+        "1d 2h",
+    ]
 
 
 def test_a_failed_job_s_stop_is_1(invoke: Invoke) -> None:

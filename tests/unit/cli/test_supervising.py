@@ -20,30 +20,30 @@ from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.errors import ConfigurationError, PreCommitFailed, SystemUnavailable, TopicMissing
 from penstock.process import lifeline
-from penstock.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, Told
+from penstock.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, DriverReport
 from penstock.process.restart import Restarts
-from penstock.process.supervisor import End, judge
+from penstock.process.supervisor import DriverEnd, classify_end
 
 
 @pytest.mark.parametrize(
     ("status", "end"),
     [
-        (DONE, End.DONE),
-        (-signal.SIGKILL, End.CRASHED),
-        (-signal.SIGSEGV, End.CRASHED),
-        (-signal.SIGABRT, End.CRASHED),
-        (CRASHED, End.CRASHED),
-        (-signal.SIGTERM, End.STOPPED),
-        (-signal.SIGINT, End.STOPPED),
-        (FAILED, End.FAILED),
-        (GAVE_UP, End.FAILED),
-        (2, End.FAILED),
-        (7, End.FAILED),
+        (DONE, DriverEnd.DONE),
+        (-signal.SIGKILL, DriverEnd.CRASHED),
+        (-signal.SIGSEGV, DriverEnd.CRASHED),
+        (-signal.SIGABRT, DriverEnd.CRASHED),
+        (CRASHED, DriverEnd.CRASHED),
+        (-signal.SIGTERM, DriverEnd.STOPPED),
+        (-signal.SIGINT, DriverEnd.STOPPED),
+        (FAILED, DriverEnd.FAILED),
+        (GAVE_UP, DriverEnd.FAILED),
+        (2, DriverEnd.FAILED),
+        (7, DriverEnd.FAILED),
     ],
 )
-def test_what_an_end_calls_for(status: int, end: End) -> None:
-    assert judge(status, stopping=False) is end
-    assert judge(status, stopping=True) is End.STOPPED
+def test_what_an_end_calls_for(status: int, end: DriverEnd) -> None:
+    assert classify_end(status, stopping=False) is end
+    assert classify_end(status, stopping=True) is DriverEnd.STOPPED
 
 
 def caused(error: BaseException, cause: BaseException) -> BaseException:
@@ -85,19 +85,19 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 def test_what_a_driver_tells(line: socket.socket) -> None:
-    assert lifeline.listen(line) == Told()
+    assert lifeline.listen(line) == DriverReport()
     strategy = RestartStrategy.fixed_delay(7, "3s")
     lifeline.tell_strategy(RestartStrategy.none())
     lifeline.tell_strategy(strategy)
     lifeline.tell_stopping()
     lifeline.tell_error(ValueError("no\n\nlines: ✓"), "unknown")
-    assert lifeline.listen(line) == Told(strategy, True, "ValueError: no\n\nlines: ✓", "unknown")
+    assert lifeline.listen(line) == DriverReport(strategy, True, "ValueError: no\n\nlines: ✓", "unknown")
 
 
 def test_what_is_cut_off_or_not_understood_was_not_said(line: socket.socket) -> None:
     assert lifeline._line is not None
     lifeline._line.send(b'{"strategy": {"of": "a newer version"}}\nnonsense\n{"stopping": true}\n{"error": "cut of')
-    assert lifeline.listen(line) == Told(stopping=True)
+    assert lifeline.listen(line) == DriverReport(stopping=True)
 
 
 def test_telling_never_hurts(line: socket.socket) -> None:
@@ -129,10 +129,10 @@ def test_options_reach_the_job_and_the_supervisor(tmp_path: Path) -> None:
     assert command_line._strategy() == RestartStrategy.exponential_delay()
     file = tmp_path / "settings.yaml"
     file.write_text("restart-strategy.type: fixed-delay\nrestart-strategy.fixed-delay.attempts: 4\n")
-    command_line._hand_over([], file)
+    command_line._set_environment([], file)
     assert command_line._strategy() == RestartStrategy.fixed_delay(4)
     os.environ[OPTIONS_VARIABLE] = '{"restart-strategy.fixed-delay.delay": "7s"}'
-    command_line._hand_over(["restart-strategy.fixed-delay.attempts=5", "state.backend.type = rocksdb"], None)
+    command_line._set_environment(["restart-strategy.fixed-delay.attempts=5", "state.backend.type = rocksdb"], None)
     assert command_line._strategy() == RestartStrategy.fixed_delay(5, "7s")
     assert json.loads(os.environ[OPTIONS_VARIABLE]) == {
         "restart-strategy.fixed-delay.delay": "7s",
@@ -143,7 +143,7 @@ def test_options_reach_the_job_and_the_supervisor(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("environment")
 def test_settings_that_cannot_be_are_refused_before_anything_starts() -> None:
-    command_line._hand_over(["restart-strategy.type=sometimes"], None)
+    command_line._set_environment(["restart-strategy.type=sometimes"], None)
     with pytest.raises(ConfigurationError, match="sometimes"):
         command_line._strategy()
 

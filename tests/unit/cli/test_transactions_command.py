@@ -24,7 +24,7 @@ from penstock.cli import main as cli
 from penstock.cli import program
 from penstock.contracts.sink import Committer, Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.epoch.driver import Conductor, Timing
+from penstock.epoch.driver import ProtocolDriver, Timing
 from penstock.epoch.protocol import Found, honoured, recover
 from penstock.errors import ConfigurationError, LedgerLost, OutcomeUnknown, TransactionRefused, WritersLost
 from penstock.events import Events
@@ -35,7 +35,7 @@ from penstock.storage.local import LocalStorage
 from penstock.transactions import settlement
 from penstock.transactions.kafka import _own_prefix, _uid, client_options
 from penstock.transactions.ledgers import Decided, JobLedgers, QueryLedger
-from penstock.transactions.orphans import Verdict, judged, look
+from penstock.transactions.orphans import DecisionState, judge, look
 
 BARRIER = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{"n":1}'
 
@@ -96,13 +96,13 @@ class World:
     def query(self) -> QueryLedger:
         return self.ledgers.queries[0]
 
-    def commit(self) -> settlement.Settled:
+    def commit(self) -> settlement.CommitResult:
         return settlement.commit(self.ledgers, self.query, {"copy": self.sink})
 
     def seen(self) -> dict[int | None, tuple[str, str]]:
         """By partition: state and verdict."""
         found = look(self.ledgers, {"copy": self.sink}).orphans
-        return {one.partition: (one.state, one.verdict.value) for one in found}
+        return {one.partition: (one.state, one.decision.value) for one in found}
 
     def visible(self) -> list[int]:
         files = sorted(Path(self.sink.path).glob("part-*"))
@@ -155,19 +155,19 @@ def test_each_is_put_beside_the_decision_that_names_it() -> None:
         Decided(Committable("s", number, 10, 0, {**kafka(f"id-{number}", 5), "sequence": 3}), 4, 2) for number in (0, 1)
     ]
     found = [Leftover(f"id-{number}", 2, payload=kafka(f"id-{number}", 5)) for number in (1, 2)]
-    rows = judged("q", "s", found, decided)
-    assert [(one.id, one.state, one.verdict, one.epoch, one.decided_by) for one in rows] == [
-        ("id-0", "not open", Verdict.DECIDED, 4, 2),
-        ("id-1", "open", Verdict.DECIDED, 4, 2),
-        ("id-2", "open", Verdict.UNDECIDED, None, None),
+    rows = judge("q", "s", found, decided)
+    assert [(one.id, one.state, one.decision, one.epoch, one.decided_by) for one in rows] == [
+        ("id-0", "not open", DecisionState.DECIDED, 4, 2),
+        ("id-1", "open", DecisionState.DECIDED, 4, 2),
+        ("id-2", "open", DecisionState.UNDECIDED, None, None),
     ]
-    assert [one.state for one in judged("q", "s", None, decided)] == ["not asked", "not asked"]
+    assert [one.state for one in judge("q", "s", None, decided)] == ["not asked", "not asked"]
 
 
 def test_a_later_transaction_under_the_same_id_is_not_the_decided_one() -> None:
     decided = [Decided(Committable("s", 0, 10, 0, {**kafka("id", 5), "sequence": 3}), 4, 2)]
-    rows = judged("q", "s", [Leftover("id", 2, payload=kafka("id", 6))], decided)
-    assert [(one.state, one.verdict.value) for one in rows] == [("not open", "decided"), ("open", "undecided")]
+    rows = judge("q", "s", [Leftover("id", 2, payload=kafka("id", 6))], decided)
+    assert [(one.state, one.decision.value) for one in rows] == [("not open", "decided"), ("open", "undecided")]
 
 
 def test_the_ledger_is_asked(world: World) -> None:
@@ -175,7 +175,7 @@ def test_the_ledger_is_asked(world: World) -> None:
     world.prepare(1)
     assert world.seen() == {0: ("open", "decided"), 1: ("open", "undecided")}
     report = look(world.ledgers, {})
-    assert [(one.state, one.verdict.value) for one in report.orphans] == [("not asked", "decided")]
+    assert [(one.state, one.decision.value) for one in report.orphans] == [("not asked", "decided")]
     assert [(query, sink) for query, sink, _ in report.unseen] == [("copy", "copy")]
 
 
@@ -592,7 +592,7 @@ def test_only_what_is_named_is_resolved(
 # A ledger that is lost
 
 
-class Starting(Conductor):
+class Starting(ProtocolDriver):
     """A start of the job, as far as the sinks see it."""
 
     def __init__(self, world: World) -> None:
@@ -611,7 +611,7 @@ class Starting(Conductor):
         try:
             self._drive(recover())
         finally:
-            self._close_committers()
+            self._committers.close()
 
     def _look(self) -> Found:
         return self._found

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.errors import ConfigurationError, EpochError, SystemUnavailable, TopicMissing
-from penstock.process.restart import Restarts, gave_up
+from penstock.process.restart import Restarts, has_given_up
 
 
 class Clock:
@@ -109,7 +109,7 @@ def test_what_no_retry_can_cure_is_not_retried(clock: Clock) -> None:
     counted = restarts(RestartStrategy.exponential_delay(), clock)
     fatal, passing = TopicMissing("gone"), EpochError("failed")
     assert counted.delay(fatal) is None
-    assert not gave_up(fatal)
+    assert not has_given_up(fatal)
     assert counted.delay(passing) == 1.0
     assert counted.delay(RuntimeError("a stranger's error may pass")) == 1.5
 
@@ -131,7 +131,7 @@ def test_an_error_says_that_the_strategy_gave_up(clock: Clock) -> None:
     counted.delay(first)
     counted.delay(last)
     around.__cause__ = last
-    assert [gave_up(error) for error in (first, last, around)] == [False, True, True]
+    assert [has_given_up(error) for error in (first, last, around)] == [False, True, True]
 
 
 def test_another_strategy_on_the_way(clock: Clock) -> None:

@@ -92,7 +92,7 @@ class Drained(QueryRunner):
     def _spark_log(self) -> SparkLog:
         return self._log
 
-    def _once(self) -> None:
+    def _run_once(self) -> None:
         self.starts += 1
         if self.starts == 1:
             self._resume = self._comes_to

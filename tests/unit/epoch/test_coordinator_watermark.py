@@ -13,7 +13,7 @@ from penstock.checkpoint.spark_log import SparkLog
 from penstock.epoch.coordinator import Coordinator
 from penstock.events import Events
 from penstock.storage.storage import MemoryStorage
-from tests.support.plan_nodes import Mark, Node
+from tests.support.executed_plan import Mark, Node
 
 
 class Query:

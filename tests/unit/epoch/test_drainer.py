@@ -18,17 +18,17 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.contracts.sink import Committer, SinkScope, Writer, WriterScope
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
-from penstock.epoch.channel import How
+from penstock.epoch.channel import Route
 from penstock.epoch.inflight import drainer as module
 from penstock.epoch.inflight.drainer import Drainer
 from penstock.epoch.inflight.manager import InFlight
-from penstock.epoch.inflight.pen import Pen
+from penstock.epoch.inflight.write_turn import WriteTurn
 from penstock.epoch.task import _write, committable
 from penstock.errors import LedgerCorrupt, SchemaMismatch, Superseded, SystemUnavailable
 from penstock.failpoints import InjectedFault, hooked
 from penstock.storage.local import LocalStorage
+from tests.support.inflight_world import World, batch, rows
 from tests.support.memory_sink import MemorySink
-from tests.unit.epoch.test_inflight import World, batch, rows
 
 OWN, DRAIN = SinkScope("job", "out", 1), SinkScope("job", "out~drain", 1)
 
@@ -112,10 +112,10 @@ class Story(World):
         self.sink = Watched()
 
     def write(
-        self, driver: InFlight, epoch: int, *writers: Sequence[pa.RecordBatch], how: How = How.LOG, **change: Any
+        self, driver: InFlight, epoch: int, *writers: Sequence[pa.RecordBatch], route: Route = Route.LOG, **change: Any
     ) -> list[Committable]:
         """What each writer wrote; `change` is what the decision says of them instead."""
-        writing = replace(driver.writing("out", 0.0), how=how, seconds=60.0)
+        writing = replace(driver.writing("out", 0.0), route=route, seconds=60.0)
         own = SinkScope("job", "out", self.generation)
         made = [
             committable("out", json.dumps(_write(self.sink, WriterScope(own, epoch, 1, n, 7), iter(batches), writing)))
@@ -140,10 +140,7 @@ def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
     monkeypatch.setattr("penstock.epoch.inflight.manager._LOOK_EVERY", 0.005)
     made = Story(tmp_path)
     yield made
-    made.sink.open.set()
-    made.sink.away = False
-    for driver in made.made:
-        driver.close()
+    made.close()
 
 
 # What it tells the sink
@@ -161,7 +158,7 @@ def test_writers_of_the_log_have_a_name_of_their_own(story: Story) -> None:
 
 def test_what_the_tasks_had_prepared_is_committed_under_their_name(story: Story) -> None:
     driver = story.driver()
-    story.write(driver, 5, [batch(1)], how=How.TEE)
+    story.write(driver, 5, [batch(1)], route=Route.TEE)
     story.drained(driver)
     assert story.sink.writers == []
     assert story.sink.commits == [(OWN, 5)]
@@ -284,7 +281,7 @@ def test_pauses_grow_up_to_a_limit_and_begin_anew_after_a_delivery(
 def test_what_was_prepared_and_cannot_be_proven_is_asked_for_again(story: Story) -> None:
     """Nothing is guessed: it is neither delivered nor written again."""
     driver = story.driver()
-    story.write(driver, 5, [batch(1)], [batch(2)], how=How.TEE)
+    story.write(driver, 5, [batch(1)], [batch(2)], route=Route.TEE)
     story.sink.silent = {0, 1}
     driver.start()
     story.until(driver, lambda: story.told("drain_waiting"))
@@ -296,7 +293,7 @@ def test_what_was_prepared_and_cannot_be_proven_is_asked_for_again(story: Story)
 
 def test_a_writer_that_nobody_answers_for_is_not_taken_for_delivered(story: Story) -> None:
     driver = story.driver()
-    story.write(driver, 5, [batch(1)], [batch(2)], how=How.TEE)
+    story.write(driver, 5, [batch(1)], [batch(2)], route=Route.TEE)
     story.sink.silent = {1}
     driver.start()
     story.until(driver, lambda: story.told("drain_waiting"))
@@ -307,7 +304,7 @@ def test_a_writer_that_nobody_answers_for_is_not_taken_for_delivered(story: Stor
 
 def test_only_what_the_sink_has_lost_is_written_again(story: Story) -> None:
     driver = story.driver()
-    ones = story.write(driver, 5, [batch(1)], [batch(2)], how=How.TEE)
+    ones = story.write(driver, 5, [batch(1)], [batch(2)], route=Route.TEE)
     story.sink.prepared.pop(ones[1].payload["prepared"]["name"])
     assert sorted(story.drained(driver)) == rows(1, 2)
     assert [scope.partition for scope in story.sink.writers] == [1]
@@ -383,7 +380,7 @@ def test_every_committer_is_closed_in_the_end(story: Story) -> None:
         if next(failures, None) is not None:
             raise InjectedFault("Once more.")
 
-    story.write(driver, 5, [batch(1)], how=How.TEE)
+    story.write(driver, 5, [batch(1)], route=Route.TEE)
     story.write(driver, 6, [batch(2)])
     with hooked("drain.prepared", fail):
         story.drained(driver)
@@ -468,7 +465,7 @@ def test_later_epochs_give_way_before_rows_of_an_earlier_one_are_written(story: 
     """What they have prepared could become visible before it."""
     driver = story.driver()
     story.write(driver, 5, [batch(1)])
-    [later] = story.write(driver, 6, [batch(2)], how=How.TEE)
+    [later] = story.write(driver, 6, [batch(2)], route=Route.TEE)
     assert story.drained(driver) == rows(1, 2)
     assert [one.payload for one in story.sink.given_up] == [later.payload["prepared"]]
     assert [scope.epoch for scope in story.sink.writers] == [5, 6]
@@ -521,19 +518,19 @@ def test_a_drainer_that_was_superseded_while_it_waited_does_not_come_back(
     assert story.drained(new) == rows(1, 2)
 
 
-def test_while_tasks_have_the_pen_it_waits_and_its_end_is_not_held_up(
+def test_while_it_is_the_turn_of_tasks_it_waits_and_its_end_is_not_held_up(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting, wait = threading.Event(), Pen._wait
+    waiting, wait = threading.Event(), WriteTurn._wait
 
-    def note(pen: Pen) -> None:
+    def note(turn: WriteTurn) -> None:
         waiting.set()
-        wait(pen)
+        wait(turn)
 
-    monkeypatch.setattr(Pen, "_wait", note)
+    monkeypatch.setattr(WriteTurn, "_wait", note)
     driver = story.driver()
     story.write(driver, 5, [batch(1)])
-    assert driver._pens["out"].lend()
+    assert driver._turns["out"].give_to_tasks()
     driver.start()
     assert waiting.wait(10)
     closing = threading.Thread(target=driver.close, daemon=True)

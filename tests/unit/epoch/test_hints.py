@@ -11,22 +11,22 @@ import pytest
 
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
-from penstock.epoch.channel import How, Writing
+from penstock.epoch.channel import Route, Writing
 from penstock.epoch.inflight.manager import _newest
 from penstock.epoch.outputs import EpochOutputs
 from penstock.errors import AccessDenied, PenstockError, SystemUnavailable
-from penstock.sinks.mysql import committer as mysql
-from penstock.sinks.mysql import xa
+from penstock.sinks.mysql.dialect import MySqlDialect
 from penstock.sinks.mysql.faults import ServerError
-from penstock.sinks.mysql.names import Names
 from penstock.sinks.mysql.session import Login
+from penstock.sinks.mysql.tables import Names
+from penstock.sinks.sql import committer as sql
 from penstock.sinks.tables import committer as tables
 from penstock.sinks.tables.target import Known
 
 # Where an epoch asks
 
 
-def ways(how: How, answer: Mapping[str, Any] | PenstockError) -> tuple[Writing, dict[str, Any], int]:
+def ways(route: Route, answer: Mapping[str, Any] | PenstockError) -> tuple[Writing, dict[str, Any], int]:
     """Which way the rows go, what the writers are told, and how often the sink was asked."""
     asked: list[str] = []
 
@@ -37,32 +37,32 @@ def ways(how: How, answer: Mapping[str, Any] | PenstockError) -> tuple[Writing, 
         return answer
 
     given: Any = None
-    outputs = EpochOutputs(1, 1, 1, "job", {}, given, lambda _: Writing(how, "logs", 9.0), hints, given, {})
+    outputs = EpochOutputs(1, 1, 1, "job", {}, given, lambda _: Writing(route, "logs", 9.0), hints, given, {})
     return *outputs._ways("out"), len(asked)
 
 
-@pytest.mark.parametrize("how", [How.LOG, How.COUNT])
-def test_a_sink_that_gets_no_rows_is_not_asked(how: How) -> None:
-    assert ways(how, SystemUnavailable("Away.")) == (Writing(how, "logs", 9.0), {}, 0)
+@pytest.mark.parametrize("route", [Route.LOG, Route.COUNT])
+def test_a_sink_that_gets_no_rows_is_not_asked(route: Route) -> None:
+    assert ways(route, SystemUnavailable("Away.")) == (Writing(route, "logs", 9.0), {}, 0)
 
 
-@pytest.mark.parametrize("how", [How.SINK, How.TEE, How.DIRECT])
-def test_a_sink_that_answers_is_listened_to(how: How) -> None:
-    assert ways(how, {"fence": 3}) == (Writing(how, "logs", 9.0), {"fence": 3}, 1)
+@pytest.mark.parametrize("route", [Route.SINK, Route.TEE, Route.DIRECT])
+def test_a_sink_that_answers_is_listened_to(route: Route) -> None:
+    assert ways(route, {"fence": 3}) == (Writing(route, "logs", 9.0), {"fence": 3}, 1)
 
 
 def test_an_epoch_that_can_goes_by_the_log_when_the_sink_is_away() -> None:
-    assert ways(How.TEE, SystemUnavailable("Away.")) == (Writing(How.LOG, "logs"), {}, 1)
+    assert ways(Route.TEE, SystemUnavailable("Away.")) == (Writing(Route.LOG, "logs"), {}, 1)
 
 
 def test_an_epoch_that_cannot_says_what_is_wrong() -> None:
     with pytest.raises(SystemUnavailable):
-        ways(How.SINK, SystemUnavailable("Away."))
+        ways(Route.SINK, SystemUnavailable("Away."))
 
 
 def test_what_no_delivery_could_cure_is_not_put_off() -> None:
     with pytest.raises(AccessDenied):
-        ways(How.TEE, AccessDenied("Wrong password."))
+        ways(Route.TEE, AccessDenied("Wrong password."))
 
 
 def test_the_newer_of_two_hints_counts() -> None:
@@ -101,8 +101,8 @@ class Server:
                 self._talk()
         return 0
 
-    def limit(self, seconds: float) -> None:
-        pass
+    def limit(self, deadline: Deadline) -> None:
+        self.deadline = deadline
 
     def close(self) -> None:
         self.open = False
@@ -122,15 +122,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
         made.open = True
         return made
 
-    monkeypatch.setattr(mysql, "Session", connect)
-    monkeypatch.setattr(mysql, "_HINT_SECONDS", 0.1)
-    monkeypatch.setattr(xa, "end", lambda *_: set())
+    monkeypatch.setattr("penstock.sinks.mysql.dialect.Session", connect)
+    monkeypatch.setattr(sql, "_HINT_SECONDS", 0.1)
     return made
 
 
-def mysql_committer(server: Server) -> mysql.MySqlCommitter:
+def mysql_committer(server: Server) -> sql.SqlCommitter[Any]:
     login = Login("host", 3306, "user", "password", "shop")
-    return mysql.MySqlCommitter(login, Names("job:out", "shop", "orders", 1), "two_phase", server)  # type: ignore[arg-type]
+    return sql.SqlCommitter(MySqlDialect(login, Names("job:out", "shop", "orders", 1)), "two_phase", server)
 
 
 def test_mysql_knows_its_fence_by_heart(server: Server) -> None:

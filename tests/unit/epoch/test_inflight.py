@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +11,22 @@ import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.backlog import Backlog, is_logged, log_of, prepared_of
-from penstock.checkpoint.decision import Committable, Outcome
+from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.inflight_log import LogFile, LogWriter, read_log
 from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
-from penstock.contracts.sink import SinkScope, WriterScope
-from penstock.epoch.channel import HASH_COLUMN, How, Writing
+from penstock.epoch.channel import Route, Writing
+from penstock.epoch.gate import Gate
 from penstock.epoch.inflight.manager import InFlight
-from penstock.epoch.limits import Gate
 from penstock.epoch.task import _write, committable
 from penstock.errors import JobStopped, LedgerCorrupt, LedgerFromTheFuture, UidChanged
 from penstock.events import Events
 from penstock.failpoints import POINTS, InjectedFault, hooked
 from penstock.storage.local import LocalStorage
+from tests.support.inflight_world import World, batch, rows, scope
 from tests.support.memory_sink import MemorySink
 
 DATA = Path(__file__).parents[2] / "data"
-
-
-def batch(*numbers: int) -> pa.RecordBatch:
-    values = pa.array([f"row {number}" for number in numbers])
-    return pa.RecordBatch.from_arrays([values, pa.array(numbers, pa.int64())], names=["value", HASH_COLUMN])
-
-
-def rows(*numbers: int) -> list[str]:
-    return [f"row {number}" for number in numbers]
 
 
 # Log files
@@ -83,14 +73,10 @@ def test_a_log_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest
 # The tee, in a task
 
 
-def scope(partition: int = 0, epoch: int = 1) -> WriterScope:
-    return WriterScope(SinkScope("job", "out", 1), epoch, 1, partition, 7)
-
-
 def teed(sink: MemorySink, folder: Path, *batches: pa.RecordBatch, seconds: float = 60.0) -> Committable:
     import json
 
-    told = _write(sink, scope(), iter(batches), Writing(How.TEE, str(folder), seconds))
+    told = _write(sink, scope(), iter(batches), Writing(Route.TEE, str(folder), seconds))
     return committable("out", json.dumps(told))
 
 
@@ -125,58 +111,11 @@ def test_a_sink_that_refuses_for_now_goes_by_the_log(tmp_path: Path) -> None:
 # The backlog and its delivery
 
 
-class World:
-    """One sink, its backlog on disk, and drivers that come and go."""
-
-    def __init__(self, folder: Path, **checkpoints: Any) -> None:
-        self.folder, self.sink = folder, MemorySink()
-        self.checkpoints = Checkpoints(**{"unaligned": True, "aligned_timeout": 60, **checkpoints})
-        self.events: list[Any] = []
-        self.generation = 0
-        self.made: list[InFlight] = []
-
-    def driver(self) -> InFlight:
-        events = Events()
-        events.listen(self.events.append)
-        self.generation += 1
-        made = InFlight(
-            job="job",
-            query="query",
-            sinks={"out": self.sink},
-            location=str(self.folder),
-            storage=LocalStorage(self.folder),
-            ledger_of=lambda where: Ledger(LocalStorage(Path(where))),
-            events=events,
-            checkpoints=self.checkpoints,
-        )
-        made.open("id", self.generation)
-        self.made.append(made)
-        return made
-
-    def epoch(self, driver: InFlight, epoch: int, *numbers: int, how: How = How.LOG) -> Committable:
-        """Log one writer's rows for an epoch and hand them over; what is visible then is the drainer's affair."""
-        import json
-
-        writing = replace(driver.writing("out", 0.0), how=how)
-        where = replace(scope(epoch=epoch), sink=SinkScope("job", "out", self.generation))
-        one = committable("out", json.dumps(_write(self.sink, where, iter([batch(*numbers)]), writing)))
-        driver.commit(epoch, [one], lambda *_: {one.id: Outcome.UNKNOWN})
-        return one
-
-    def drained(self, driver: InFlight) -> list[Any]:
-        driver.start()
-        driver.wait_empty(lambda: False)
-        return self.sink.visible
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
     yield made
-    made.sink.open.set()
-    made.sink.away = False
-    for driver in made.made:
-        driver.close()
+    made.close()
 
 
 def test_logged_epochs_are_delivered_in_order_and_the_log_is_removed(world: World) -> None:
@@ -184,16 +123,30 @@ def test_logged_epochs_are_delivered_in_order_and_the_log_is_removed(world: Worl
     for epoch in range(4):
         world.epoch(driver, epoch, epoch * 10, epoch * 10 + 1)
     assert (driver.pending, world.sink.visible) == (4, [])
-    assert driver.writing("out", 0.0).how is How.LOG, "later epochs queue behind"
+    assert driver.writing("out", 0.0).route is Route.LOG, "later epochs queue behind"
     assert world.drained(driver) == rows(0, 1, 10, 11, 20, 21, 30, 31)
     assert not list(world.folder.rglob("*.arrow"))
     assert not list(world.folder.glob("id/out/backlog/*"))
-    assert driver.writing("out", 0.0).how is How.TEE
+    assert driver.writing("out", 0.0).route is Route.TEE
+
+
+def test_an_epoch_in_the_log_tells_whether_it_waited_for_the_sink_or_queued(world: World) -> None:
+    driver = world.driver()
+    assert driver.writing("out", 90.0).route is Route.LOG, "the sink had its 60 seconds"
+    one = teed(world.sink, world.folder, batch(1))
+    driver.commit(0, [one], lambda *_: {})
+    world.epoch(driver, 1, 2)
+    after = world.driver()
+    after.commit(2, [one], lambda *_: {})
+    waited, queued, recovered = [event for event in world.events if event["event"] == "logged"]
+    assert (waited["behind"], 90 <= waited["seconds"] < 150) == (False, True)
+    assert (queued["behind"], 0 <= queued["seconds"] < 60) == (True, True)
+    assert (recovered["behind"], recovered["seconds"]) == (False, None)
 
 
 def test_what_the_sink_had_prepared_is_committed_not_written_again(world: World) -> None:
     driver = world.driver()
-    world.epoch(driver, 0, 1, 2, how=How.TEE)
+    world.epoch(driver, 0, 1, 2, route=Route.TEE)
     assert world.drained(driver) == rows(1, 2)
     [told] = [event for event in world.events if event["event"] == "drained"]
     assert told["rewritten"] == 0
@@ -201,7 +154,7 @@ def test_what_the_sink_had_prepared_is_committed_not_written_again(world: World)
 
 def test_what_the_sink_has_lost_is_written_again_from_the_log(world: World) -> None:
     driver = world.driver()
-    world.epoch(driver, 0, 1, 2, how=How.TEE)
+    world.epoch(driver, 0, 1, 2, route=Route.TEE)
     world.sink.lose()
     assert world.drained(driver) == rows(1, 2)
 
@@ -209,7 +162,7 @@ def test_what_the_sink_has_lost_is_written_again_from_the_log(world: World) -> N
 def test_a_sink_that_is_away_is_waited_for_and_nothing_is_lost_or_doubled(world: World) -> None:
     driver = world.driver()
     world.sink.away = True
-    world.epoch(driver, 0, 1, how=How.TEE)
+    world.epoch(driver, 0, 1, route=Route.TEE)
     world.epoch(driver, 1, 2)
     driver.start()
     while not any(event["event"] == "drain_waiting" for event in world.events):
@@ -219,8 +172,8 @@ def test_a_sink_that_is_away_is_waited_for_and_nothing_is_lost_or_doubled(world:
 
 
 @pytest.mark.parametrize("point", [name for name in POINTS if name.startswith("drain.")])
-@pytest.mark.parametrize("how", [How.LOG, How.TEE])
-def test_a_drainer_that_dies_anywhere_is_succeeded(world: World, point: str, how: How) -> None:
+@pytest.mark.parametrize("route", [Route.LOG, Route.TEE])
+def test_a_drainer_that_dies_anywhere_is_succeeded(world: World, point: str, route: Route) -> None:
     """The next driver delivers what is left, once."""
 
     class Death(BaseException):
@@ -230,7 +183,7 @@ def test_a_drainer_that_dies_anywhere_is_succeeded(world: World, point: str, how
         raise Death
 
     driver = world.driver()
-    world.epoch(driver, 0, 1, 2, how=how)
+    world.epoch(driver, 0, 1, 2, route=route)
     world.epoch(driver, 1, 3)
     with hooked(point, die):
         driver.start()
@@ -246,11 +199,11 @@ def test_a_drainer_that_dies_anywhere_is_succeeded(world: World, point: str, how
 def test_a_drainer_that_waits_for_the_tasks_of_an_epoch_ends_when_it_is_told_to(tmp_path: Path) -> None:
     world = World(tmp_path, unaligned=False, aligned_timeout=0, max_concurrent=2)
     driver = world.driver()
-    world.epoch(driver, 0, 1, how=How.TEE)
+    world.epoch(driver, 0, 1, route=Route.TEE)
     world.sink.lose()
-    assert driver.writing("out", 0.0).how is How.TEE, "its tasks write"
+    assert driver.writing("out", 0.0).route is Route.TEE, "its tasks write"
     driver.start()
-    while not driver._pens["out"]._wanted:
+    while not driver._turns["out"]._wanted:
         driver._backlogs["out"].wait(0.01)
     driver.close()
     assert world.sink.visible == [], "nothing was written beside the tasks"
@@ -260,18 +213,18 @@ def test_a_drainer_that_waits_for_the_tasks_of_an_epoch_ends_when_it_is_told_to(
 def test_an_epoch_that_begins_while_the_drainer_waits_goes_by_the_log(tmp_path: Path) -> None:
     world = World(tmp_path, unaligned=False, aligned_timeout=0, max_concurrent=2)
     driver = world.driver()
-    with driver._pens["out"].taken(lambda: False) as mine:
+    with driver._turns["out"].drainer(lambda: False) as mine:
         assert mine
-        assert driver.writing("out", 0.0).how is How.LOG
-    assert driver.writing("out", 0.0).how is How.TEE
+        assert driver.writing("out", 0.0).route is Route.LOG
+    assert driver.writing("out", 0.0).route is Route.TEE
 
 
-def test_a_sink_without_rows_in_an_epoch_gives_the_pen_back(tmp_path: Path) -> None:
+def test_a_sink_without_rows_in_an_epoch_gives_its_turn_back(tmp_path: Path) -> None:
     world = World(tmp_path, unaligned=False, aligned_timeout=0, max_concurrent=2)
     driver = world.driver()
-    assert driver.writing("out", 0.0).how is How.TEE
+    assert driver.writing("out", 0.0).route is Route.TEE
     driver.sealed([], lambda own, _: own)
-    with driver._pens["out"].taken(lambda: True) as mine:
+    with driver._turns["out"].drainer(lambda: True) as mine:
         assert mine
 
 
@@ -356,7 +309,7 @@ def test_turned_off_the_log_is_delivered_before_the_next_epoch(tmp_path: Path) -
     driver = world.driver()
     driver.wait_for_room(Gate("query"))
     assert world.sink.visible == rows(1)
-    assert driver.writing("out", 0.0).how is How.SINK
+    assert driver.writing("out", 0.0).route is Route.SINK
     driver.close()
 
 
@@ -372,14 +325,14 @@ def test_a_sink_whose_rows_wait_cannot_be_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "elapsed", "how"),
+    ("given", "elapsed", "route"),
     [
-        ({"aligned_timeout": 0}, 0.0, How.LOG),
-        ({"unaligned": True, "aligned_timeout": 5}, 1.0, How.TEE),
-        ({"unaligned": True, "aligned_timeout": 5}, 6.0, How.LOG),
-        ({"unaligned": False, "aligned_timeout": 0, "max_concurrent": 2}, 0.0, How.TEE),
-        ({"unaligned": False, "aligned_timeout": 0}, 0.0, How.SINK),
+        ({"aligned_timeout": 0}, 0.0, Route.LOG),
+        ({"unaligned": True, "aligned_timeout": 5}, 1.0, Route.TEE),
+        ({"unaligned": True, "aligned_timeout": 5}, 6.0, Route.LOG),
+        ({"unaligned": False, "aligned_timeout": 0, "max_concurrent": 2}, 0.0, Route.TEE),
+        ({"unaligned": False, "aligned_timeout": 0}, 0.0, Route.SINK),
     ],
 )
-def test_which_way_rows_go(tmp_path: Path, given: dict[str, Any], elapsed: float, how: How) -> None:
-    assert World(tmp_path, **given).driver().writing("out", elapsed).how is how
+def test_which_way_rows_go(tmp_path: Path, given: dict[str, Any], elapsed: float, route: Route) -> None:
+    assert World(tmp_path, **given).driver().writing("out", elapsed).route is route

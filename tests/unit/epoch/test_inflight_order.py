@@ -22,11 +22,11 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
 from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import Deadline
-from penstock.epoch.channel import HASH_COLUMN, How
+from penstock.epoch.channel import HASH_COLUMN, Route
 from penstock.epoch.inflight import drainer as drainer_module
 from penstock.epoch.inflight.drainer import MARK, Drainer
 from penstock.epoch.inflight.manager import InFlight
-from penstock.epoch.inflight.pen import Pen
+from penstock.epoch.inflight.write_turn import WriteTurn
 from penstock.errors import PenstockError, SystemUnavailable
 from penstock.events import Events
 from penstock.storage.storage import MemoryStorage, Storage
@@ -307,7 +307,7 @@ class Run:
         log = LogWriter(writing.log, name, batch.schema)
         log.write(batch)
         prepared = None
-        if writing.how is How.TEE:
+        if writing.route is Route.TEE:
             side = self.sink.open_writer(WriterScope(SinkScope("job", "out", self.generation), epoch, 1, writer, 0))
             try:
                 side.write(batch.drop_columns([HASH_COLUMN]))
@@ -351,17 +351,17 @@ def led(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def waiting_by_turns(run: Run) -> Iterator[None]:
-    """The drainer's wait for the pen is a step as well: the tasks go on meanwhile."""
+    """The drainer's wait for its turn is a step as well: the tasks go on meanwhile."""
 
-    def wait(pen: Pen) -> None:
-        pen._changed.release()
+    def wait(turn: WriteTurn) -> None:
+        turn._changed.release()
         try:
             run.sink.turns.step(DRAINER, blocked=True)
         finally:
-            pen._changed.acquire()
+            turn._changed.acquire()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pen, "_wait", wait)
+        patch.setattr(WriteTurn, "_wait", wait)
         yield
 
 
@@ -419,7 +419,7 @@ def test_what_would_be_aborted_is_not_written(monkeypatch: pytest.MonkeyPatch) -
 
 
 def _never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pen, "lend", lambda _: True)
+    monkeypatch.setattr(WriteTurn, "give_to_tasks", lambda _: True)
 
 
 def _never_clears(monkeypatch: pytest.MonkeyPatch) -> None:

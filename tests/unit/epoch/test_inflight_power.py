@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from penstock.checkpoint.decision import Committable
-from penstock.epoch.channel import How, Writing
+from penstock.epoch.channel import Route, Writing
 from penstock.epoch.inflight.manager import InFlight
 from penstock.epoch.task import _write, committable
 from penstock.errors import PreCommitFailed, StorageNotShared
 from penstock.failpoints import POINTS, hooked
+from tests.support.inflight_world import World, batch, rows, scope
 from tests.support.power import Disk, PowerCut
-from tests.unit.epoch.test_inflight import World, batch, rows, scope
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def logged(world: World, driver: InFlight, epoch: int, *numbers: int) -> Committ
     """One epoch as tasks and coordinator take it, up to the decision; the sink takes nothing now."""
     import json
 
-    writing = Writing(How.LOG, driver.writing("out", 0.0).log)
+    writing = Writing(Route.LOG, driver.writing("out", 0.0).log)
     told = _write(world.sink, scope(epoch=epoch), iter([batch(*numbers)]), writing)
     [sealed] = driver.sealed([committable("out", json.dumps(told))], lambda own, _: own)
     return sealed
@@ -96,16 +96,16 @@ def test_what_a_run_that_died_has_left_is_durable_before_it_is_relied_on(
 
 
 @pytest.mark.parametrize("point", [name for name in POINTS if name.startswith("drain.")])
-@pytest.mark.parametrize("how", [How.LOG, How.TEE])
+@pytest.mark.parametrize("route", [Route.LOG, Route.TEE])
 def test_the_drainer_is_succeeded_after_a_power_cut_anywhere(
-    world: World, disk: Disk, tmp_path: Path, point: str, how: How
+    world: World, disk: Disk, tmp_path: Path, point: str, route: Route
 ) -> None:
     def cut() -> None:
         disk.copy_durable(tmp_path / "after")
         raise PowerCut
 
     driver = world.driver()
-    world.epoch(driver, 0, 1, 2, how=how)
+    world.epoch(driver, 0, 1, 2, route=route)
     world.epoch(driver, 1, 3)
     with hooked(point, cut):
         driver.start()

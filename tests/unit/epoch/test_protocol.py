@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -469,3 +469,51 @@ def test_an_epoch_that_spark_begins_too_early_is_named() -> None:
     with pytest.raises(p.LogBehind) as stop:
         p.replay_of(p.Resume(2, 7, "none"), 5)
     assert (stop.value.found, stop.value.epoch) == (5, 7)
+
+
+# Parts of a recovery, for what a dead job has left.
+
+
+def test_what_is_decided_is_committed_and_nothing_else_touched() -> None:
+    theirs = decided(1)
+    outcomes = {A: Outcome.COMMITTED, B: Outcome.UNKNOWN}
+    ended = play(p.commit_decided(), *begins(theirs, honours=theirs), (Commit(theirs), outcomes))
+    assert ended == (theirs, outcomes), "what is unknown is for the caller to ask about"
+
+
+def test_where_nothing_is_decided_nothing_is_committed() -> None:
+    assert play(p.commit_decided(), *begins(honours=None)) is None
+
+
+def test_what_is_not_decided_is_aborted() -> None:
+    theirs = decided(1)
+    assert (
+        play(p.abort_undecided(lambda _: False), *begins(theirs, honours=theirs), (Sweep(theirs.committables), None))
+        is None
+    )
+    assert play(p.abort_undecided(lambda _: True), *begins(honours=None), (Sweep(()), None)) is None
+
+
+def test_where_one_of_the_chosen_is_decided_nothing_is_aborted() -> None:
+    theirs = decided(1)
+    ended = play(p.abort_undecided(lambda one: one.id == B), *begins(theirs, honours=theirs))
+    assert ended == theirs
+
+
+@pytest.mark.parametrize("make", [p.commit_decided, lambda: p.abort_undecided(lambda _: False)])
+def test_who_ends_what_was_left_gives_way_to_a_newer_run(make: Callable[[], Generator[p.Action, Any, Any]]) -> None:
+    *before, _ = begins(decided(1), honours=decided(1))
+    with pytest.raises(p.Fenced):
+        play(make(), *before, (NewestGeneration(), 3))
+
+
+@pytest.mark.parametrize("make", [p.commit_decided, lambda: p.abort_undecided(lambda _: True)])
+def test_a_claim_names_the_epoch_that_the_ledger_knows_to_come_next(
+    make: Callable[[], Generator[p.Action, Any, Any]],
+) -> None:
+    """Spark's log has lost epoch 5, which was complete when the run before looked."""
+    coroutine = make()
+    assert next(coroutine) == Register()
+    assert coroutine.send(3) == Look()
+    found = p.Found(5, False, (decided(1),), (Claim(2, 6, None),))
+    assert coroutine.send(found) == WriteClaim(Claim(3, 6, None))

@@ -51,6 +51,16 @@ SCENARIOS = {
         1,
     ),
     "stopped with a drain": (Scenario(((LEFT,), (LEFT,)), generations=3, alive=1, faults=1, drains=1), 1),
+    "somebody ends what was left": (Scenario(ONE_EPOCH, generations=3, faults=1, settlements=1), 100_000),
+    "somebody ends what was left, each execution differs": (
+        Scenario(ONE_EPOCH, False, generations=3, faults=0, settlements=1),
+        40_000,
+    ),
+    "two people end what was left": (Scenario(ONE_EPOCH, generations=3, faults=0, settlements=2), 20_000),
+    "somebody ends what was left after the power has failed": (
+        Scenario(((LEFT,), (LEFT,)), generations=4, alive=1, faults=0, cuts=1, settlements=1),
+        50_000,
+    ),
     "unknown log": (Scenario(ONE_EPOCH, log_known=False), 35_000),
     "unknown log, each execution differs, no zombies": (Scenario(ONE_EPOCH, False, log_known=False, alive=1), 1_500),
 }
@@ -80,7 +90,16 @@ def meddled(meddler: Callable[[], Meddler]) -> Protocol:
         except StopIteration as end:
             return end.value
 
-    return Protocol(lambda: through(p.recover()), lambda *arguments: through(p.run_epoch(*arguments)))
+    return Protocol(
+        lambda: through(p.recover()),
+        lambda *arguments: through(p.run_epoch(*arguments)),
+        settle=tuple(lambda make=make: through(make()) for make in Protocol().settle),  # type: ignore[misc]
+    )
+
+
+def only_when_settling(mutant: Protocol) -> Protocol:
+    """The runs of the job are as they should be; who ends what they left is not."""
+    return Protocol(settle=mutant.settle)
 
 
 def stateless(meddle: Meddler) -> Protocol:
@@ -156,6 +175,25 @@ def claims_honour_nothing() -> Protocol:
         return (yield action)
 
     return stateless(meddle)
+
+
+def claims_go_by_sparks_log() -> Protocol:
+    """The claim names the epoch that Spark's log says, also where the ledger knows of later ones."""
+
+    def meddler() -> Meddler:
+        found: list[p.Found] = []
+
+        def meddle(action: p.Action) -> Generator[p.Action, Any, Any]:
+            if isinstance(action, p.WriteClaim):
+                action = p.WriteClaim(replace(action.claim, epoch=found[0].epoch))
+            answer = yield action
+            if isinstance(action, p.Look):
+                found.append(answer)
+            return answer
+
+        return meddle
+
+    return meddled(meddler)
 
 
 def first(early: Callable[[p.Action], p.Action | None]) -> Protocol:
@@ -278,6 +316,8 @@ DIFFERING = replace(TWO_RUNS, deterministic=False)
 POWER = Scenario(((LEFT,), (LEFT,)), generations=3, alive=1, faults=0, cuts=1, strict=False)
 TOLERANT = Scenario(ONE_EPOCH, generations=2, alive=1, faults=1, tries=2, strict=False)
 DRAINED = Scenario(((LEFT,), (LEFT,)), generations=3, alive=1, faults=0, drains=1, strict=False)
+SETTLED = replace(THREE_RUNS, settlements=1)
+SETTLED_WITHOUT_POWER = replace(POWER, generations=4, settlements=1)
 
 MUTANTS: dict[str, tuple[Protocol, Scenario, str]] = {
     "look, then register": (look_before_register(), TWO_RUNS, "doubled"),
@@ -308,6 +348,19 @@ MUTANTS: dict[str, tuple[Protocol, Scenario, str]] = {
         "doubled|cuts|differs",
     ),
     "a decided epoch is tried again": (Protocol(may_try_again=lambda _: True), TOLERANT, "doubled|decided twice"),
+    "settling: look, then register": (only_when_settling(look_before_register()), SETTLED, "which is decided|doubled"),
+    "settling: no claim": (only_when_settling(without(p.WriteClaim)), SETTLED, "which is decided|doubled"),
+    "settling: no check after the claim": (
+        only_when_settling(no_check_after(p.WriteClaim)),
+        SETTLED,
+        "which is decided|doubled",
+    ),
+    "settling: what is decided is aborted": (only_when_settling(keep_nothing()), SETTLED, "which is decided"),
+    "settling: the claim goes by Spark's log": (
+        only_when_settling(claims_go_by_sparks_log()),
+        SETTLED_WITHOUT_POWER,
+        "doubled|cuts",
+    ),
     "drain, then recover": (Protocol(before_drain=drain_by_sparks_log), DRAINED, "replaced|cuts"),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.epoch.row_sizes import SMALL, RowSizes
+from penstock.epoch.outputs import SMALL, RowSizes
 
 BYTES, ROWS = "spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch"
 USUAL, UNBOUNDED = str(64 << 20), "2147483647"
@@ -20,7 +20,7 @@ class Conf(dict[str, str]):
 def bound(sizes: RowSizes, usual: str = USUAL, rows: str = "20000") -> str:
     """What it is while output `out` is written."""
     conf = Conf({BYTES: usual, ROWS: rows})
-    with sizes.bounded(conf, "out"):
+    with sizes.bound_batches(conf, "out"):
         during = conf[BYTES]
     assert conf[BYTES] == usual
     return during
@@ -69,6 +69,6 @@ def test_what_the_user_set_stays() -> None:
 
 def test_it_comes_back_after_a_failure() -> None:
     conf = Conf({BYTES: USUAL, ROWS: "20000"})
-    with pytest.raises(OSError, match="gone"), told(1.0).bounded(conf, "out"):
+    with pytest.raises(OSError, match="gone"), told(1.0).bound_batches(conf, "out"):
         raise OSError("gone")
     assert conf[BYTES] == USUAL

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import Deadline
-from penstock.epoch.channel import HASH_COLUMN, How, Writing
+from penstock.epoch.channel import HASH_COLUMN, Route, Writing
 from penstock.epoch.outputs import left_strays, ran_again
 from penstock.epoch.task import TaskFault, _write, attempt_of, committable, fault_in
 from penstock.errors import SystemUnavailable, ValueTooLarge
@@ -68,7 +68,7 @@ def batches(*groups: list[int]) -> Iterator[pa.RecordBatch]:
 
 
 def run(sink: Recorder, *groups: list[int], writing: bool = True) -> dict[str, Any]:
-    return _write(sink, SCOPE, batches(*groups), Writing(How.SINK if writing else How.COUNT))
+    return _write(sink, SCOPE, batches(*groups), Writing(Route.SINK if writing else Route.COUNT))
 
 
 def test_rows_are_written_without_their_hashes_and_counted() -> None:

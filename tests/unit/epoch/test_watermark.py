@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.epoch.watermark import WatermarkTracker
-from tests.support.plan_nodes import Mark, Node
+from tests.support.executed_plan import Mark, Node
 
 
 def tracker(policy: str = "min", start: int = 0) -> WatermarkTracker:

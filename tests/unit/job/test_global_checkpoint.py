@@ -16,8 +16,7 @@ from penstock.checkpoint.record import global_numbers, newest_global
 from penstock.epoch.plan import Progress, QueryPlan
 from penstock.errors import LedgerCorrupt, LedgerError
 from penstock.events import Events
-from penstock.job.global_checkpoint import GlobalCheckpoints, cut
-from penstock.job.links import circle, downstream_first, links
+from penstock.job.global_checkpoint import GlobalCheckpoints, downstream_first, find_circle, find_links, take_cut
 from penstock.job.query import QueryRunner
 from penstock.storage.storage import MemoryStorage
 
@@ -37,7 +36,7 @@ def plan(uid: str, source: KafkaSource, sink: KafkaSink) -> QueryPlan:
 
 
 def fed(*plans: QueryPlan) -> set[tuple[str, str]]:
-    return {(link.upstream, link.downstream) for link in links(plans)}
+    return {(link.upstream, link.downstream) for link in find_links(plans)}
 
 
 # Links
@@ -46,7 +45,7 @@ def fed(*plans: QueryPlan) -> set[tuple[str, str]]:
 def test_a_topic_links_its_writer_to_its_reader() -> None:
     enrich, total = plan("enrich", reads("orders"), writes("enriched")), plan("total", reads("enriched"), writes("t"))
     assert fed(enrich, total) == {("enrich", "total")} == fed(total, enrich)
-    [link] = links([enrich, total])
+    [link] = find_links([enrich, total])
     assert (link.topic, link.committed_only) == ("enriched", True)
 
 
@@ -81,7 +80,7 @@ def test_reading_the_own_output_is_no_link() -> None:
 def test_downstream_comes_first() -> None:
     first, last = plan("a", reads("0"), writes("1")), plan("d", reads("2,3"), writes("4"))
     middle = [plan("b", reads("1"), writes("2")), plan("c", reads("1"), writes("3"))]
-    order = downstream_first(["a", "b", "c", "d", "alone"], links([first, *middle, last]))
+    order = downstream_first(["a", "b", "c", "d", "alone"], find_links([first, *middle, last]))
     assert order is not None
     assert order.index("d") < min(order.index("b"), order.index("c")) <= 3
     assert order.index("a") == 4
@@ -95,8 +94,8 @@ def test_a_circle_has_no_downstream() -> None:
         plan("after", reads("2"), writes("y")),
     ]
     names = [one.uid for one in plans]
-    assert downstream_first(names, links(plans)) is None
-    assert circle(names, links(plans)) == ["a", "b"]
+    assert downstream_first(names, find_links(plans)) is None
+    assert find_circle(names, find_links(plans)) == ["a", "b"]
 
 
 # The cut, in every interleaving
@@ -146,7 +145,7 @@ def every_cut(queries: int, epochs: int, order: list[int], *, by_decided: bool =
             uid = order[done]
             answers = {str(uid): Progress(1, world.completed[uid], world.decided[uid])}
             upstream = frozenset(map(str, range(queries - 1))) if by_decided else frozenset()
-            one = cut([str(uid)], upstream, answers.get)
+            one = take_cut([str(uid)], upstream, answers.get)
             if one is not None:
                 after.append((world, done + 1, (*found, (uid, one[str(uid)][0]))))
         else:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.errors import DataError, PenstockError, Superseded, SystemUnavailable
 from penstock.events import Events
-from penstock.job.group import End, QueryGroup
+from penstock.job.group import EndRequest, QueryGroup
 from penstock.job.query import QueryRunner
 from penstock.process.restart import Restarts
 
@@ -50,7 +50,7 @@ class Scripted:
         self._history.append(f"cancel {self.plan.uid}")
         self.stop()
 
-    def settle(self, patience: float) -> None:
+    def finish_cancelled(self, patience: float) -> None:
         self._history.append(f"settle {self.plan.uid}")
         if isinstance(self.settles, Exception):
             raise self.settles
@@ -68,7 +68,7 @@ class World:
     def __init__(self, strategy: RestartStrategy | None = None) -> None:
         self.history: list[str] = []
         self.runners: list[Scripted] = []
-        self.asked = End.NONE
+        self.asked = EndRequest.NONE
         self.wake = threading.Event()
         self.told: list[dict[str, Any]] = []
         self._events = Events()
@@ -165,7 +165,7 @@ def test_an_exception_of_anybody_is_retried() -> None:
 def test_a_failure_while_the_user_stops_is_raised() -> None:
     world = World()
     world.query("a", "stopped", when_stopped=away())
-    world.before = lambda: setattr(world, "asked", End.STOP)
+    world.before = lambda: setattr(world, "asked", EndRequest.STOP)
     assert isinstance(world.run(), SystemUnavailable)
     assert world.history == ["start a", "SystemUnavailable a"]
 
@@ -173,7 +173,9 @@ def test_a_failure_while_the_user_stops_is_raised() -> None:
 def test_stop_is_heard_while_the_job_waits_to_restart() -> None:
     world = World(RestartStrategy.fixed_delay(5, "1h"))
     world.query("a", away())
-    world._events.listen(lambda event: setattr(world, "asked", End.STOP) if event["event"] == "restarting" else None)
+    world._events.listen(
+        lambda event: setattr(world, "asked", EndRequest.STOP) if event["event"] == "restarting" else None
+    )
     assert world.run() is None
     assert world.history == ["start a", "SystemUnavailable a"]
 
@@ -196,7 +198,7 @@ def test_cancel_settles_what_it_made_fail() -> None:
     world = World()
     world.query("a", "stopped", when_stopped=away("its tasks were cancelled"))
     world.query("b", "stopped")
-    world.before = lambda: setattr(world, "asked", End.CANCEL)
+    world.before = lambda: setattr(world, "asked", EndRequest.CANCEL)
     assert world.run() is None
     assert world.history[2:] == ["cancel a", "SystemUnavailable a", "cancel b", "stopped b", "settle a"]
     assert [event["error"] for event in world.events("stopped")] == [None, None]
@@ -206,14 +208,14 @@ def test_cancel_settles_what_it_made_fail() -> None:
 def test_cancel_raises_what_cannot_be_settled() -> None:
     world = World()
     world.query("a", "stopped", when_stopped=away()).settles = away("the broker is gone")
-    world.before = lambda: setattr(world, "asked", End.CANCEL)
+    world.before = lambda: setattr(world, "asked", EndRequest.CANCEL)
     assert str(world.run()) == "the broker is gone"
 
 
 def test_cancel_does_not_settle_for_a_newer_run() -> None:
     world = World()
     world.query("a", "stopped", when_stopped=Superseded("newer"))
-    world.before = lambda: setattr(world, "asked", End.CANCEL)
+    world.before = lambda: setattr(world, "asked", EndRequest.CANCEL)
     assert isinstance(world.run(), Superseded)
     assert "settle a" not in world.history
 
@@ -221,7 +223,9 @@ def test_cancel_does_not_settle_for_a_newer_run() -> None:
 def test_cancel_while_waiting_to_restart_settles_too() -> None:
     world = World(RestartStrategy.fixed_delay(5, "1h"))
     world.query("a", away())
-    world._events.listen(lambda event: setattr(world, "asked", End.CANCEL) if event["event"] == "restarting" else None)
+    world._events.listen(
+        lambda event: setattr(world, "asked", EndRequest.CANCEL) if event["event"] == "restarting" else None
+    )
     assert world.run() is None
     assert world.history == ["start a", "SystemUnavailable a", "settle a"]
 
@@ -230,7 +234,7 @@ def test_cancel_does_not_wait_for_an_epoch_that_hangs(monkeypatch: Any) -> None:
     monkeypatch.setattr("penstock.job.group._CANCEL_SECONDS", 0.0)
     world = World()
     world.query("a", "stuck")
-    world.before = lambda: setattr(world, "asked", End.CANCEL)
+    world.before = lambda: setattr(world, "asked", EndRequest.CANCEL)
     assert world.run() is None
     assert world.history == ["start a", "cancel a", "settle a"]
     assert world.group.abandoned == ["a"]

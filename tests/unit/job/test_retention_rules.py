@@ -11,7 +11,7 @@ import pytest
 from penstock.checkpoint.layout import unseal
 from penstock.checkpoint.ledger import Ledger
 from penstock.errors import LedgerError
-from penstock.job.retention import KEPT_BATCHES, JobFolder, kept_batches
+from penstock.job.retention import RETAINED_BATCHES, JobFolder, retain_batches
 from penstock.storage.local import LocalStorage, LocalTree
 from penstock.storage.open import tree_of
 
@@ -257,16 +257,16 @@ class Session:
 @pytest.mark.parametrize(("num_retained", "kept"), [(1, "2"), (7, "7")])
 def test_spark_keeps_as_many_epochs(num_retained: int, kept: str) -> None:
     session: Any = Session()
-    with kept_batches(session, num_retained):
-        assert session.values == {KEPT_BATCHES: kept}
+    with retain_batches(session, num_retained):
+        assert session.values == {RETAINED_BATCHES: kept}
     assert session.values == {}
 
 
 def test_what_the_user_has_set_stays() -> None:
-    session: Any = Session(**{KEPT_BATCHES: "100"})
-    with kept_batches(session, 1):
-        assert session.values == {KEPT_BATCHES: "100"}
-    assert session.values == {KEPT_BATCHES: "100"}
+    session: Any = Session(**{RETAINED_BATCHES: "100"})
+    with retain_batches(session, 1):
+        assert session.values == {RETAINED_BATCHES: "100"}
+    assert session.values == {RETAINED_BATCHES: "100"}
 
 
 def test_a_newer_run_keeps_it_without_a_mark_that_would_hold_that_run_up(
@@ -355,6 +355,6 @@ def test_a_mark_tells_who_deletes_and_when(folder: Folder, monkeypatch: pytest.M
 
 def test_where_spark_is_gone_there_is_nothing_to_put_back() -> None:
     session: Any = Session()
-    with kept_batches(session, 7):
+    with retain_batches(session, 7):
         session.values.clear()
     assert session.values == {}

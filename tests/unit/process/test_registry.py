@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import TopicMissing
 from penstock.process import registration
 from penstock.process import registry as registries
-from penstock.process.registration import ID_VARIABLE, Registration, Supervised, told
+from penstock.process.registration import ID_VARIABLE, Registration, SupervisorEntry, error_fields
 from penstock.process.registry import Entry, Registry, State, home
 from penstock.processes import is_running, mark
 
@@ -79,7 +79,7 @@ def test_a_folder_of_somebody_else_s_is_not_used(
         registry.put(mine(token="secret"))
     with pytest.raises(PermissionError, match="belongs to another user"):
         registry.open_log(ID)
-    assert registry.written(ID) is None  # nor is what another user has put there believed
+    assert registry.read_entry(ID) is None  # nor is what another user has put there believed
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(registry: Registry, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(registry: Registry, tmp_p
     elsewhere = tmp_path / "elsewhere"
     file(tmp_path).rename(elsewhere)
     file(tmp_path).symlink_to(elsewhere)
-    assert registry.written(ID) is None
+    assert registry.read_entry(ID) is None
     log = tmp_path / "home" / "logs" / f"{ID}.log"
     log.parent.mkdir()
     log.symlink_to(tmp_path / "victim")
@@ -148,7 +148,7 @@ def test_a_process_that_is_gone_has_failed(registry: Registry) -> None:
     assert found.state is State.FAILED
     assert found.end == found.modified
     assert found.error is not None
-    assert "gone without a word" in found.error["happened"]
+    assert "has ended and left no message" in found.error["happened"]
 
 
 def test_a_number_used_again_is_another_process(registry: Registry) -> None:
@@ -167,7 +167,7 @@ def test_a_zombie_is_gone() -> None:
 
 def test_a_home_that_machines_share(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run elsewhere is neither listed here nor taken for dead because its process is not here, nor forgotten."""
-    monkeypatch.setattr(registries, "KEPT", 0)
+    monkeypatch.setattr(registries, "MAX_ENDED_RUNS", 0)
     pid, before = ended_process()
     registry.put(mine(state=State.RUNNING, host="another", pid=pid, pid_mark=before))
     assert registry.entries() == []
@@ -196,7 +196,7 @@ def test_between_two_drivers_it_restarts(registry: Registry, written: State, see
 def test_the_oldest_that_have_ended_are_forgotten(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registries, "KEPT", 2)
+    monkeypatch.setattr(registries, "MAX_ENDED_RUNS", 2)
     for number in range(4):
         run = f"{number:032x}"
         registry.put(Entry(run, "payments", State.FINISHED, start=number, end=number))
@@ -213,7 +213,7 @@ def test_a_registry_that_cannot_be_written_stops_nothing(
 ) -> None:
     (tmp_path / "home").write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING):
-        one = registration.driver("payments", "/checkpoints")
+        one = registration.register_driver("payments", "/checkpoints")
         one.write()
         one.update(state=State.RUNNING)
         one.update(state=State.FINISHED)
@@ -224,30 +224,30 @@ def test_a_registry_that_cannot_be_written_stops_nothing(
 
 def test_a_driver_makes_an_entry_of_its_own(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["jobs/payments.py", "--password", "hunter2"])
-    one = registration.driver("payments", "s3a://key:hunter2@bucket/checkpoints")
+    one = registration.register_driver("payments", "s3a://key:hunter2@bucket/checkpoints")
     one.write()
     [found] = registry.entries()
     assert (found.name, found.state, found.pid) == ("payments", State.CREATED, os.getpid())
     assert found.script.endswith("/jobs/payments.py")
     assert found.storage == "s3a://key:***@bucket/checkpoints"
     assert "hunter2" not in str(found.public())
-    assert registration.driver("payments", "/x").entry.id != found.id
+    assert registration.register_driver("payments", "/x").entry.id != found.id
 
 
 def test_the_id_survives_a_restart_of_the_driver(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = Supervised(Path("payments_job.py"))
+    supervisor = SupervisorEntry(Path("payments_job.py"))
     begun = registry.get(supervisor.id)
     assert begun is not None
     assert (begun.name, begun.state, begun.pid) == ("payments_job", State.CREATED, None)
     for restarts in range(3):
         monkeypatch.setenv(ID_VARIABLE, supervisor.id)
-        one = registration.driver("payments", "/checkpoints")
+        one = registration.register_driver("payments", "/checkpoints")
         one.write()
         assert (one.entry.id, one.entry.restarts, one.entry.name) == (supervisor.id, restarts, "payments")
         assert ID_VARIABLE not in os.environ  # a second job of the same process is another run
-        one.update(state=State.FAILING, error=told(TopicMissing("No topic.")))
+        one.update(state=State.FAILING, error=error_fields(TopicMissing("No topic.")))
         supervisor({"event": "supervisor", "action": "restarting", "reason": "ended with status 75"})
-        found = registry.written(supervisor.id)
+        found = registry.read_entry(supervisor.id)
         assert found is not None
         assert (found.state, found.end) == (State.RESTARTING, None)
         assert found.start == begun.start
@@ -265,13 +265,13 @@ def test_the_id_survives_a_restart_of_the_driver(registry: Registry, monkeypatch
     ],
 )  # fmt: skip
 def test_what_a_supervisor_makes_of_an_end(registry: Registry, left: State, action: str, ended: State) -> None:
-    supervisor = Supervised(Path("job.py"))
-    begun = registry.written(supervisor.id)
+    supervisor = SupervisorEntry(Path("job.py"))
+    begun = registry.read_entry(supervisor.id)
     assert begun is not None
     Registration(begun, registry).update(state=left, name="payments", savepoint="/sp")
     supervisor({"event": "supervisor", "action": "started", "pid": 1})
     supervisor({"event": "supervisor", "action": action, "reason": "ended with status 1", "status": 1})
-    found = registry.written(supervisor.id)
+    found = registry.read_entry(supervisor.id)
     assert found is not None
     assert (found.state, found.name, found.savepoint) == (ended, "payments", "/sp")
     assert (found.error is not None) == (action in ("failed", "gave_up"))

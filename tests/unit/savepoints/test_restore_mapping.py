@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import NotRestorable
-from penstock.savepoints.mapping import Fate, Mapped, ProgramQuery, compare
+from penstock.savepoints.mapping import Fate, ProgramQuery, RestoreMapping, compare
 from penstock.savepoints.savepoint import Kind, SavedQuery, SavedSink, Savepoint
 
 
@@ -34,7 +34,7 @@ def program(
     return {"totals": ProgramQuery(sources, ["totals"], list(operators), **more)}
 
 
-def fates(found: Mapped) -> dict[str, str]:
+def fates(found: RestoreMapping) -> dict[str, str]:
     return {line.what: line.fate.value for line in found.lines}
 
 

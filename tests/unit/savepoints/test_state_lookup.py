@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from penstock.checkpoint.layout import seal
 from penstock.cli.main import app
 from penstock.errors import ConfigurationError, LedgerCorrupt, LedgerFromTheFuture, SavepointIncomplete
-from penstock.savepoints.rows import rows, wanted_key
+from penstock.savepoints.rows import parse_key, read_rows
 from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, Savepoint
-from penstock.savepoints.stores import choose, overview, places
-from penstock.spark_state.typed import shown
+from penstock.savepoints.stores import choose_rows, find_places, list_rows
+from penstock.spark_state.store_rows import visible_columns
 from penstock.storage.local import LocalTree
 from tests.support.state_files import HASHMAP, KEY, PARTITIONS, PROVIDER, aggregation
 
@@ -85,13 +85,13 @@ def no_spark() -> Any:
 
 
 def look_up(root: Path, key: str | None, limit: int = 20) -> list[dict[str, Any]]:
-    [kept] = [one for place in places(str(root)) for one in overview(place)]
-    return rows(kept, key, limit, no_spark)
+    [kept] = [one for place in find_places(str(root)) for one in list_rows(place)]
+    return read_rows(kept, key, limit, no_spark)
 
 
 def test_a_canonical_savepoint(tmp_path: Path) -> None:
-    [place] = places(str(canonical(tmp_path)))
-    [kept] = overview(place)
+    [place] = find_places(str(canonical(tmp_path)))
+    [kept] = list_rows(place)
     assert (place.query, place.batch, place.canonical) == ("q", 4, True)
     assert (kept.name, kept.rows, kept.partitions, kept.backend) == ("default", 5, 2, "canonical (from hashmap)")
     assert kept.bytes > 0
@@ -121,30 +121,30 @@ def test_a_key_that_is_not_there(tmp_path: Path) -> None:
 
 def test_what_a_key_means() -> None:
     one = struct(account="string")
-    assert wanted_key("alice", one) == {"account": "alice"}
-    assert wanted_key('"alice"', one) == {"account": "alice"}
-    assert wanted_key("17", one) == {"account": 17}
-    assert wanted_key('{"account": null}', one) == {"account": None}
+    assert parse_key("alice", one) == {"account": "alice"}
+    assert parse_key('"alice"', one) == {"account": "alice"}
+    assert parse_key("17", one) == {"account": 17}
+    assert parse_key('{"account": null}', one) == {"account": None}
     for text in ("17", '{"idd": 1}', "[1]", "{}"):
         with pytest.raises(ConfigurationError, match="does not say which key is meant"):
-            wanted_key(text, WIDE)
+            parse_key(text, WIDE)
 
 
 def test_a_layout_from_the_future_and_a_damaged_one(tmp_path: Path) -> None:
-    [place] = places(str(canonical(tmp_path)))
+    [place] = find_places(str(canonical(tmp_path)))
     place.folder.put("layout.json", b'{"version": 2}')
     with pytest.raises(LedgerFromTheFuture):
-        list(overview(place))
+        list(list_rows(place))
     place.folder.put("layout.json", b"{")
     with pytest.raises(LedgerCorrupt, match="written out completely"):
-        list(overview(place))
+        list(list_rows(place))
 
 
 def test_a_checkpoint_of_sparks(tmp_path: Path) -> None:
     aggregation(tmp_path)
     (tmp_path / "state" / "0" / "0" / "4.delta").write_bytes(b"x" * 100)
-    [place] = places(str(tmp_path))
-    [kept] = overview(place)
+    [place] = find_places(str(tmp_path))
+    [kept] = list_rows(place)
     assert (place.query, place.batch, kept.backend, kept.rows) == (None, 3, "hashmap", None)
     assert kept.bytes > 100
     assert kept.family.key == KEY
@@ -161,31 +161,31 @@ def job(root: Path, uids: tuple[str, ...], history: str = "spark") -> LocalTree:
 def test_a_jobs_folder(tmp_path: Path) -> None:
     """The history that counts is looked at, and a checkpoint by its number."""
     folder = job(tmp_path, ("a",))
-    assert [(one.query, one.batch) for one in places(str(tmp_path))] == [("a", 3)]
-    assert [(one.query, one.batch) for one in places(f"{tmp_path}/chk-2")] == [("a", 2)]
+    assert [(one.query, one.batch) for one in find_places(str(tmp_path))] == [("a", 3)]
+    assert [(one.query, one.batch) for one in find_places(f"{tmp_path}/chk-2")] == [("a", 2)]
     job(tmp_path, ("a",), "spark-0123456789ab")
     body = {"id": "x", "source": "", "savepoint": "", "time": 0, "history": "spark-0123456789ab", "epochs": {}}
     folder.put("restores/0000000001.json", seal("restore", body))
-    [place] = places(str(tmp_path))
+    [place] = find_places(str(tmp_path))
     assert place.folder.location.endswith("/a/spark-0123456789ab")
 
 
 def test_one_of_several(tmp_path: Path) -> None:
     job(tmp_path, ("a", "b"))
-    found = [kept for place in places(str(tmp_path)) for kept in overview(place)]
-    assert choose(found, "b", None, None).place.query == "b"
+    found = [kept for place in find_places(str(tmp_path)) for kept in list_rows(place)]
+    assert choose_rows(found, "b", None, None).place.query == "b"
     with pytest.raises(ConfigurationError, match="Several kinds of rows fit") as refused:
-        choose(found, None, 0, None)
+        choose_rows(found, None, 0, None)
     assert "--query a --operator 0 --store default" in refused.value.to_do
     with pytest.raises(ConfigurationError, match="No state fits"):
-        choose(found, "b", 7, None)
+        choose_rows(found, "b", 7, None)
     with pytest.raises(SavepointIncomplete, match="no global checkpoint 5"):
-        places(f"{tmp_path}/chk-5")
+        find_places(f"{tmp_path}/chk-5")
 
 
 def test_what_is_nothing_of_it(tmp_path: Path) -> None:
     with pytest.raises(SavepointIncomplete, match="no savepoint, no job's folder"):
-        places(str(tmp_path))
+        find_places(str(tmp_path))
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -215,4 +215,4 @@ def test_columns_that_parquet_can_hold() -> None:
             field("a", "date"),
         ],
     }
-    assert shown(schema) == [(0, "a"), (1, "A_2"), (5, "map"), (7, "a_3")]
+    assert visible_columns(schema) == [(0, "a"), (1, "A_2"), (5, "map"), (7, "a_3")]

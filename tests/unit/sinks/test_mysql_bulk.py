@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import DataError
-from penstock.sinks.mysql.bulk import packed
 from penstock.sinks.mysql.encode import lines, tuples
+from penstock.sinks.mysql.loading import packed
 
 NUMBERS = {0x01: "<b", 0x02: "<h", 0x03: "<i", 0x08: "<q", 0x05: "<d"}
 

@@ -11,12 +11,11 @@ import pytest
 from penstock import errors
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import ConfigurationError
-from penstock.sinks.mysql import MySqlSink, check, server
-from penstock.sinks.mysql.faults import ServerError, error_for, refused_rows
-from penstock.sinks.mysql.kinds import column_type, refusal
-from penstock.sinks.mysql.names import Names
-from penstock.sinks.mysql.tables import Table, creation, require_key, unique_keys
-from penstock.sinks.sql.columns import Column
+from penstock.sinks.mysql import MySqlSink, check
+from penstock.sinks.mysql.faults import ServerError, fault, mapper, refused_rows
+from penstock.sinks.mysql.tables import Names, Table, creation, require_key, unique_keys
+from penstock.sinks.mysql.types import column_type, refusal
+from penstock.sinks.sql.rows import Column
 
 SCOPE = SinkScope("job", "out", 7)
 
@@ -49,11 +48,11 @@ def test_an_xa_id_fits_and_is_known_again() -> None:
     branch = names.branch(largest)
     assert len(names.global_id) <= 64
     assert len(branch) <= 64
-    assert names.generation_in(branch) == 9_999_999
+    assert names.numbers_in(branch) == {"generation": 9_999_999, "epoch": 999_999_999_999, "partition": 99_999}
     assert names.branch(largest) != branch
     assert len(names.staging()) <= 64
-    assert names.generation_in(names.staging()) == 7
-    assert names.generation_in("g1-something-else") is None
+    assert names.numbers_in(names.staging()) == {"generation": 7}
+    assert names.numbers_in("g1-something-else") is None
 
 
 def test_no_two_sinks_share_a_name() -> None:
@@ -179,7 +178,7 @@ def test_an_index_on_the_beginning_of_a_column_is_none_on_it() -> None:
     ],
 )
 def test_which_servers_keep_prepared_transactions(version: str, more: dict[str, Any], refused: str | None) -> None:
-    said = server.two_phase_refusal(Saying(**more, version=[(version,)]))  # type: ignore[arg-type]
+    said = check.two_phase_refusal(Saying(**more, version=[(version,)]))  # type: ignore[arg-type]
     assert said is None if refused is None else refused in str(said)
 
 
@@ -222,19 +221,20 @@ def test_rights_as_the_server_shows_them(lines: list[str], table: Any, database:
     ],
 )  # fmt: skip
 def test_the_servers_numbers_have_names(code: int, error: type[errors.PenstockError]) -> None:
-    assert type(error_for(code, "said", where="db:3306/shop", table="orders", doing="loading")) is error
+    assert type(mapper("db:3306/shop", "orders").explain(fault(code, "said"), "loading")) is error
 
 
 def test_a_full_disk_is_known_by_its_text() -> None:
-    said = error_for(1026, 'Error writing file (Errcode: 28 "No space left on device")', where="", table="", doing="")
-    assert type(said) is errors.StorageFull
+    said = fault(1026, 'Error writing file (Errcode: 28 "No space left on device")')
+    assert type(mapper("", "").explain(said, "")) is errors.StorageFull
 
 
 def test_warnings_of_a_load_are_errors() -> None:
     bent = [("Warning", 1265, "Data truncated for column 'a'"), ("Warning", 1062, "Duplicate entry '1'")]
+    known = mapper("db", "orders")
     with pytest.raises(errors.ConstraintViolated, match="Duplicate entry '1'; 1 more"):
-        refused_rows(bent, 2, 1, where="db", table="orders")
+        raise refused_rows(known, bent, 2, 1)
     with pytest.raises(errors.DataError, match="odd"):
-        refused_rows([("Note", 9999, "odd")], 2, 2, where="db", table="orders")
+        raise refused_rows(known, [("Note", 9999, "odd")], 2, 2)
     with pytest.raises(errors.PreCommitFailed, match="2 rows were sent and 1 arrived"):
-        refused_rows([], 2, 1, where="db", table="orders")
+        raise refused_rows(known, [], 2, 1)

@@ -7,8 +7,8 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.sinks.files.dictionaries import SAMPLE, repeating
 from penstock.sinks.files.encode import ParquetEncoder
+from penstock.sinks.files.parquet import SAMPLE, repeating
 
 ROWS = 3 * SAMPLE
 

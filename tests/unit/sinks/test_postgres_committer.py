@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -14,9 +15,10 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import AccessDenied, DataError, PenstockError, PreCommitFailed, SystemUnavailable
-from penstock.sinks.postgres.committer import PostgresCommitter
-from penstock.sinks.sql.markers import KEPT_EPOCHS, PRUNE_EVERY
+from penstock.sinks.postgres.dialect import PostgresDialect
+from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY, SqlCommitter
 from penstock.sinks.sql.names import staging_prefix
+from penstock.transactions.orphans import same_transaction
 from tests.support.postgres_model import SCOPE, Database, cut, gid
 from tests.support.sleeping import sleeping
 
@@ -26,20 +28,21 @@ NOTHING = Committable("out", 9, 0, 0, {"writer": None})
 @pytest.fixture
 def database(monkeypatch: pytest.MonkeyPatch) -> Database:
     made = Database()
-    monkeypatch.setattr("penstock.sinks.postgres.committer.Line", made.line)
+    monkeypatch.setattr("penstock.sinks.postgres.dialect.Line", made.line)
     return made
 
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
-    sleeping(monkeypatch, "penstock.sinks.postgres.committer", waited.append)
+    for module in ("sql.committer", "sql.moves", "postgres.dialect"):
+        sleeping(monkeypatch, f"penstock.sinks.{module}", waited.append)
     return waited
 
 
 @pytest.fixture
-def committer(database: Database) -> Iterator[PostgresCommitter]:
-    made = PostgresCommitter(database.sink, SCOPE)  # type: ignore[arg-type]
+def committer(database: Database) -> Iterator[SqlCommitter[Any]]:
+    made = SqlCommitter(PostgresDialect(database.sink, SCOPE))  # type: ignore[arg-type]
     yield made
     made.close()
 
@@ -51,13 +54,14 @@ def soon() -> Deadline:
 def prepare(database: Database, writer: int, *, generation: int = 3, at: int = 2_000) -> Committable:
     name = gid(writer, generation)
     database.now.prepared[name] = [writer]
-    return Committable("out", writer, 1, 0, {"writer": name, "kind": "prepared", "at": at, "epoch": 7})
+    payload = {"kind": "prepared", "writer": name, "at": at, "epoch": 7, "rows": 1, "target": ["public", "orders"]}
+    return Committable("out", writer, 1, 0, payload)
 
 
 def stage(database: Database, writer: int, *, generation: int = 3, at: int = 2_000) -> Committable:
     name = f"{staging_prefix(SCOPE.prefix)}{generation}_{writer:012x}"
     database.now.staged[name] = [writer]
-    payload = {"writer": name, "kind": "staged", "at": at, "epoch": 7, "rows": 1, "key": [], "columns": ["id"]}
+    payload = {"kind": "staged", "writer": name, "at": at, "epoch": 7, "rows": 1, "key": [], "columns": ["id"]}
     return Committable("out", writer, 1, 0, {**payload, "target": ["public", "orders"]})
 
 
@@ -68,7 +72,7 @@ def name_of(one: Committable) -> str:
 # Hints
 
 
-def test_writers_are_told_the_mode_and_the_fence(database: Database, committer: PostgresCommitter) -> None:
+def test_writers_are_told_the_mode_and_the_fence(database: Database, committer: SqlCommitter[Any]) -> None:
     assert committer.hints() == {"mode": "two_phase", "fence": 0}
     committer.abort_dangling([], soon())
     assert committer.hints() == {"mode": "two_phase", "fence": 1}
@@ -77,18 +81,21 @@ def test_writers_are_told_the_mode_and_the_fence(database: Database, committer: 
     assert committer.hints()["mode"] == "two_phase", "the mode stays what it was for the whole run"
 
 
-def test_a_server_without_prepared_transactions_is_staged(database: Database, committer: PostgresCommitter) -> None:
+def test_a_server_without_prepared_transactions_is_staged(database: Database, committer: SqlCommitter[Any]) -> None:
     database.most_prepared = 0
     assert committer.hints()["mode"] == "staged"
 
 
-def test_a_server_that_is_away_hints_nothing(database: Database, committer: PostgresCommitter) -> None:
+def test_a_server_that_is_away_hints_nothing(
+    database: Database, committer: SqlCommitter[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sinks.sql.committer._HINT_SECONDS", 0)
     database.before = cut(database, 1, "S")
     assert committer.hints() == {}
     assert committer.hints() == {"mode": "two_phase", "fence": 0}
 
 
-def test_a_missing_right_is_an_error_even_for_hints(database: Database, committer: PostgresCommitter) -> None:
+def test_a_missing_right_is_an_error_even_for_hints(database: Database, committer: SqlCommitter[Any]) -> None:
     def refuse(statement: str) -> None:
         raise psycopg.errors.InsufficientPrivilege("permission denied for schema own")
 
@@ -101,13 +108,13 @@ def test_a_missing_right_is_an_error_even_for_hints(database: Database, committe
 # Sealing
 
 
-def test_what_is_prepared_is_sealed(database: Database, committer: PostgresCommitter) -> None:
+def test_what_is_prepared_is_sealed(database: Database, committer: SqlCommitter[Any]) -> None:
     ones = [prepare(database, 0), NOTHING, prepare(database, 1)]
     assert committer.seal(ones, soon()) == ones
     assert committer.seal([NOTHING], soon()) == [NOTHING]
 
 
-def test_what_is_gone_is_not_sealed(database: Database, committer: PostgresCommitter) -> None:
+def test_what_is_gone_is_not_sealed(database: Database, committer: SqlCommitter[Any]) -> None:
     ones = [prepare(database, n) for n in range(3)]
     del database.now.prepared[gid(1)]
     with pytest.raises(PreCommitFailed, match=f"1 of 3 prepared .* public.orders are gone, among them {gid(1)}"):
@@ -115,20 +122,22 @@ def test_what_is_gone_is_not_sealed(database: Database, committer: PostgresCommi
 
 
 def test_staged_rows_are_moved_before_the_decision_and_seen_after_it(
-    database: Database, committer: PostgresCommitter
+    database: Database, committer: SqlCommitter[Any]
 ) -> None:
     ones = [stage(database, 1), stage(database, 0)]
     committer.seal(ones, soon())
     assert database.now.rows == []
     said = len(database.said)
     assert committer.commit(7, ones, soon()) == {0: Outcome.COMMITTED, 1: Outcome.COMMITTED}
-    assert database.said[said:] == ["COMMIT"], "only that is left after the decision"
+    [*done, pruning] = database.said[said:]
+    assert done == ["COMMIT"], "only that is left after the decision"
+    assert pruning.startswith("WITH gone")
     assert database.now.rows == [0, 1]
     assert database.now.staged == {}
     assert database.now.markers == {name_of(one): (7, 2_000) for one in ones}
 
 
-def test_a_staging_table_that_is_gone_is_not_sealed(database: Database, committer: PostgresCommitter) -> None:
+def test_a_staging_table_that_is_gone_is_not_sealed(database: Database, committer: SqlCommitter[Any]) -> None:
     ones = [stage(database, 0), stage(database, 1)]
     database.now.staged.pop(name_of(ones[0]))
     with pytest.raises(PreCommitFailed, match="1 of 2 staging tables"):
@@ -139,7 +148,7 @@ def test_a_staging_table_that_is_gone_is_not_sealed(database: Database, committe
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 9])
-def test_prepared_transactions_are_committed_once(database: Database, committer: PostgresCommitter, count: int) -> None:
+def test_prepared_transactions_are_committed_once(database: Database, committer: SqlCommitter[Any], count: int) -> None:
     ones = [prepare(database, n) for n in range(count)]
     outcomes = committer.commit(7, [*ones, NOTHING], soon())
     assert outcomes == dict.fromkeys([*range(count), 9], Outcome.COMMITTED)
@@ -149,7 +158,7 @@ def test_prepared_transactions_are_committed_once(database: Database, committer:
     assert len(database.now.rows) == count
 
 
-def test_several_are_committed_side_by_side(database: Database, committer: PostgresCommitter) -> None:
+def test_several_are_committed_side_by_side(database: Database, committer: SqlCommitter[Any]) -> None:
     """Each COMMIT PREPARED waits for the disk; those waits are shared."""
     meeting = threading.Barrier(4)
 
@@ -163,7 +172,7 @@ def test_several_are_committed_side_by_side(database: Database, committer: Postg
 
 
 def test_a_commit_whose_answer_was_lost_is_found_by_its_marker(
-    database: Database, committer: PostgresCommitter, pauses: list[float]
+    database: Database, committer: SqlCommitter[Any], pauses: list[float]
 ) -> None:
     one = prepare(database, 0)
     database.after = cut(database, 1, "COMMIT PREPARED")
@@ -172,13 +181,13 @@ def test_a_commit_whose_answer_was_lost_is_found_by_its_marker(
     assert pauses == [0.02]
 
 
-def test_a_commit_that_did_not_arrive_is_sent_again(database: Database, committer: PostgresCommitter) -> None:
+def test_a_commit_that_did_not_arrive_is_sent_again(database: Database, committer: SqlCommitter[Any]) -> None:
     one = prepare(database, 0)
     database.before = cut(database, 2, "COMMIT PREPARED")
     assert committer.commit(7, [one], soon()) == {0: Outcome.COMMITTED}
 
 
-def test_a_proof_that_was_cut_off_is_asked_for_again(database: Database, committer: PostgresCommitter) -> None:
+def test_a_proof_that_was_cut_off_is_asked_for_again(database: Database, committer: SqlCommitter[Any]) -> None:
     one = prepare(database, 0)
     database.now.prepared.clear()
     database.before = cut(database, 1, "SELECT EXISTS")
@@ -190,7 +199,7 @@ def test_a_proof_that_was_cut_off_is_asked_for_again(database: Database, committ
 )
 @pytest.mark.parametrize("kind", [prepare, stage])
 def test_gone_without_a_marker_is_lost_only_if_its_marker_cannot_have_been_pruned(
-    database: Database, committer: PostgresCommitter, kind: Callable[..., Committable], at: int, outcome: Outcome
+    database: Database, committer: SqlCommitter[Any], kind: Callable[..., Committable], at: int, outcome: Outcome
 ) -> None:
     one = kind(database, 0, at=at)
     database.now.prepared.clear()
@@ -199,10 +208,10 @@ def test_gone_without_a_marker_is_lost_only_if_its_marker_cannot_have_been_prune
 
 
 def test_a_server_that_stays_away_leaves_it_unknown(
-    database: Database, committer: PostgresCommitter, monkeypatch: pytest.MonkeyPatch
+    database: Database, committer: SqlCommitter[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    sleeping(monkeypatch, "penstock.sinks.postgres.committer", lambda s: now.__setitem__(0, now[0] + max(s, 1e-4)))
+    sleeping(monkeypatch, "penstock.sinks.sql.committer", lambda s: now.__setitem__(0, now[0] + max(s, 1e-4)))
     ones = [prepare(database, 0), stage(database, 1)]
     database.before = cut(database, 10_000, "")
     outcomes = committer.commit(7, ones, Deadline(0.05, clock=lambda: now[0]))
@@ -210,7 +219,7 @@ def test_a_server_that_stays_away_leaves_it_unknown(
     assert now[0] <= 0.051, "no pause goes beyond the deadline"
 
 
-def test_after_the_deadline_nothing_is_committed(database: Database, committer: PostgresCommitter) -> None:
+def test_after_the_deadline_nothing_is_committed(database: Database, committer: SqlCommitter[Any]) -> None:
     ones = [prepare(database, 0), stage(database, 1), NOTHING]
     late = committer.commit(7, ones, Deadline(0))
     assert late == {0: Outcome.UNKNOWN, 1: Outcome.UNKNOWN, 9: Outcome.COMMITTED}
@@ -228,7 +237,7 @@ def refusing(error: psycopg.Error, beginning: str, times: int = 1) -> Callable[[
 
 
 def test_a_name_that_somebody_is_just_ending_is_asked_for_again(
-    database: Database, committer: PostgresCommitter
+    database: Database, committer: SqlCommitter[Any]
 ) -> None:
     one = prepare(database, 0)
     database.before = refusing(psycopg.errors.ObjectInUse("busy"), "COMMIT PREPARED", 3)
@@ -237,7 +246,7 @@ def test_a_name_that_somebody_is_just_ending_is_asked_for_again(
 
 @pytest.mark.parametrize("error", [psycopg.errors.LockNotAvailable("waited"), psycopg.errors.AdminShutdown("restart")])
 def test_what_time_may_cure_is_tried_again(
-    database: Database, committer: PostgresCommitter, error: psycopg.Error
+    database: Database, committer: SqlCommitter[Any], error: psycopg.Error
 ) -> None:
     one = stage(database, 0)
     database.before = refusing(error, "INSERT INTO")
@@ -254,7 +263,7 @@ def test_what_time_may_cure_is_tried_again(
 @pytest.mark.parametrize(("kind", "beginning"), [(prepare, "COMMIT PREPARED"), (stage, "INSERT INTO")])
 def test_what_no_trying_cures_is_said_at_once(
     database: Database,
-    committer: PostgresCommitter,
+    committer: SqlCommitter[Any],
     kind: Callable[..., Committable],
     beginning: str,
     error: psycopg.Error,
@@ -275,7 +284,7 @@ def test_what_no_trying_cures_is_said_at_once(
 
 
 def test_a_restart_moves_what_the_last_driver_had_not_committed(
-    database: Database, committer: PostgresCommitter
+    database: Database, committer: SqlCommitter[Any]
 ) -> None:
     """Ends that driver first: it may still hold its own move."""
     ones = [stage(database, 0, generation=2), stage(database, 1, generation=2)]
@@ -286,7 +295,7 @@ def test_a_restart_moves_what_the_last_driver_had_not_committed(
     assert {epoch for epoch, _ in database.now.markers.values()} == {7}
 
 
-def test_a_move_that_is_held_ends_nobody(database: Database, committer: PostgresCommitter) -> None:
+def test_a_move_that_is_held_ends_nobody(database: Database, committer: SqlCommitter[Any]) -> None:
     one = stage(database, 0)
     committer.seal([one], soon())
     database.sessions = {("driver", 2): 1}
@@ -294,7 +303,7 @@ def test_a_move_that_is_held_ends_nobody(database: Database, committer: Postgres
     assert database.sessions == {("driver", 2): 1}
 
 
-def test_a_move_whose_answer_was_lost_is_found_by_its_markers(database: Database, committer: PostgresCommitter) -> None:
+def test_a_move_whose_answer_was_lost_is_found_by_its_markers(database: Database, committer: SqlCommitter[Any]) -> None:
     ones = [stage(database, 0), stage(database, 1)]
     committer.seal(ones, soon())
     database.after = cut(database, 1, "COMMIT")
@@ -302,7 +311,7 @@ def test_a_move_whose_answer_was_lost_is_found_by_its_markers(database: Database
     assert sorted(database.now.rows) == [0, 1]
 
 
-def test_a_move_that_was_cut_off_is_done_again(database: Database, committer: PostgresCommitter) -> None:
+def test_a_move_that_was_cut_off_is_done_again(database: Database, committer: SqlCommitter[Any]) -> None:
     ones = [stage(database, 0), stage(database, 1)]
     committer.seal(ones, soon())
     database.before = cut(database, 1, "COMMIT")
@@ -310,7 +319,7 @@ def test_a_move_that_was_cut_off_is_done_again(database: Database, committer: Po
     assert sorted(database.now.rows) == [0, 1]
 
 
-def test_both_kinds_are_committed_together(database: Database, committer: PostgresCommitter) -> None:
+def test_both_kinds_are_committed_together(database: Database, committer: SqlCommitter[Any]) -> None:
     """A sink whose mode was changed finishes what it left under the other."""
     ones = [prepare(database, 0), stage(database, 1)]
     assert committer.seal(ones, soon()) == ones
@@ -320,20 +329,24 @@ def test_both_kinds_are_committed_together(database: Database, committer: Postgr
 # Markers
 
 
-def test_markers_are_pruned_now_and_then_and_a_mark_is_left(database: Database, committer: PostgresCommitter) -> None:
+def test_markers_are_pruned_now_and_then_and_a_mark_is_left(database: Database, committer: SqlCommitter[Any]) -> None:
     old, kept = "old", "kept"
     database.epoch = epoch = 5 * PRUNE_EVERY
     committer.hints()
     database.now.markers = {old: (epoch - KEPT_EPOCHS - 1, 1_500), kept: (epoch - KEPT_EPOCHS, 1_600)}
-    committer.commit(epoch + 1, [prepare(database, 0)], soon())
-    assert old in database.now.markers
-    committer.commit(epoch, [prepare(database, 1)], soon())
+    committer.commit(epoch, [prepare(database, 0)], soon())
     assert old not in database.now.markers
     assert kept in database.now.markers
     assert database.now.pruned == 1_500
+    for number in (epoch + PRUNE_EVERY - 1, epoch - PRUNE_EVERY + 1):
+        committer.commit(number, [prepare(database, 1)], soon())
+        assert kept in database.now.markers
+    committer.commit(epoch + PRUNE_EVERY, [prepare(database, 2)], soon())
+    assert kept not in database.now.markers
+    assert database.now.pruned == 1_600
 
 
-def test_nothing_is_pruned_while_something_is_not_visible(database: Database, committer: PostgresCommitter) -> None:
+def test_nothing_is_pruned_while_something_is_not_visible(database: Database, committer: SqlCommitter[Any]) -> None:
     gone = prepare(database, 0)
     database.now.prepared.clear()
     committer.commit(PRUNE_EVERY, [gone, prepare(database, 1)], soon())
@@ -342,7 +355,7 @@ def test_nothing_is_pruned_while_something_is_not_visible(database: Database, co
 
 @pytest.mark.parametrize("error", [psycopg.OperationalError("cut"), psycopg.errors.LockNotAvailable("waited")])
 def test_markers_that_cannot_be_pruned_are_no_failure(
-    database: Database, committer: PostgresCommitter, error: psycopg.Error
+    database: Database, committer: SqlCommitter[Any], error: psycopg.Error
 ) -> None:
     database.before = refusing(error, "WITH gone")
     assert committer.commit(PRUNE_EVERY, [prepare(database, 0)], soon()) == {0: Outcome.COMMITTED}
@@ -351,7 +364,7 @@ def test_markers_that_cannot_be_pruned_are_no_failure(
 # Aborting
 
 
-def test_exactly_these_are_aborted(database: Database, committer: PostgresCommitter) -> None:
+def test_exactly_these_are_aborted(database: Database, committer: SqlCommitter[Any]) -> None:
     ones = [prepare(database, 0), prepare(database, 1), stage(database, 2), stage(database, 3)]
     committer.abort([ones[0], ones[2], NOTHING], soon())
     assert list(database.now.prepared) == [name_of(ones[1])]
@@ -361,13 +374,13 @@ def test_exactly_these_are_aborted(database: Database, committer: PostgresCommit
     assert committer.commit(7, [ones[0], ones[2]], soon()) == {0: Outcome.LOST, 2: Outcome.LOST}
 
 
-def test_an_abort_of_nothing_says_nothing(database: Database, committer: PostgresCommitter) -> None:
+def test_an_abort_of_nothing_says_nothing(database: Database, committer: SqlCommitter[Any]) -> None:
     committer.abort([NOTHING], soon())
     assert database.said == []
 
 
 @pytest.mark.parametrize("how", ["abort", "abort_dangling", "close"])
-def test_a_move_that_is_held_is_let_go_first(database: Database, committer: PostgresCommitter, how: str) -> None:
+def test_a_move_that_is_held_is_let_go_first(database: Database, committer: SqlCommitter[Any], how: str) -> None:
     """Its locks would keep the sweep waiting for itself."""
     one = stage(database, 0)
     committer.seal([one], soon())
@@ -386,7 +399,7 @@ def test_a_move_that_is_held_is_let_go_first(database: Database, committer: Post
 
 
 def test_a_sweep_takes_what_older_runs_left_and_spares_the_rest(
-    database: Database, committer: PostgresCommitter
+    database: Database, committer: SqlCommitter[Any]
 ) -> None:
     kept, newer = prepare(database, 0), prepare(database, 1, generation=4)
     kept_table, newer_table = stage(database, 2), stage(database, 3, generation=4)
@@ -400,14 +413,14 @@ def test_a_sweep_takes_what_older_runs_left_and_spares_the_rest(
     assert (database.now.fence, database.now.swept_by, database.now.known) == (1, 3, True)
 
 
-def test_errors_of_the_server_are_named_without_its_password(database: Database, committer: PostgresCommitter) -> None:
+def test_errors_of_the_server_are_named_without_its_password(database: Database, committer: SqlCommitter[Any]) -> None:
     one = prepare(database, 0)
     database.before = cut(database, 100, "")
     calls: list[Callable[[], Any]] = [
-        lambda: committer.seal([one], soon()),
-        lambda: committer.abort([one], soon()),
-        lambda: committer.abort_dangling([], soon()),
-        lambda: committer.leftovers(soon()),
+        lambda: committer.seal([one], Deadline(0)),
+        lambda: committer.abort([one], Deadline(0)),
+        lambda: committer.abort_dangling([], Deadline(0)),
+        lambda: committer.leftovers(Deadline(0)),
     ]
     for call in calls:
         with pytest.raises(SystemUnavailable, match=r"db\.example:5433/shop") as raised:
@@ -415,25 +428,25 @@ def test_errors_of_the_server_are_named_without_its_password(database: Database,
         assert "s3cret" not in str(raised.value)
 
 
-def test_leftovers_are_told_as_they_are(database: Database, committer: PostgresCommitter) -> None:
+def test_leftovers_are_told_as_they_are(database: Database, committer: SqlCommitter[Any]) -> None:
     one, table = prepare(database, 4), stage(database, 5)
     prepare(database, 6, generation=4), stage(database, 7, generation=4)
     assert committer.leftovers(soon()) == [
-        Leftover(name_of(one), 3, 7, 4, 12.5, {"kind": "prepared", "writer": name_of(one)}),
-        Leftover(name_of(table), 3, payload={"kind": "staged", "writer": name_of(table)}),
+        Leftover(name_of(one), 3, 7, 4, 12.5, {"writer": name_of(one)}),
+        Leftover(name_of(table), 3, payload={"writer": name_of(table)}),
     ]
 
 
 def test_closing_closes_every_line_and_every_thread(database: Database) -> None:
-    committer = PostgresCommitter(database.sink, SinkScope("job", "out", 3))  # type: ignore[arg-type]
+    committer = SqlCommitter(PostgresDialect(database.sink, SinkScope("job", "out", 3)))  # type: ignore[arg-type]
     committer.commit(7, [prepare(database, n) for n in range(4)], soon())
     committer.close()
-    assert [line.open for line in database.lines] == [False] * 5
+    assert [line.open for line in database.lines] == [False] * 4
     with pytest.raises(RuntimeError, match="shutdown"):
         committer.commit(7, [prepare(database, n) for n in range(4)], soon())
 
 
-def test_a_proof_that_may_not_be_asked_for_is_said_at_once(database: Database, committer: PostgresCommitter) -> None:
+def test_a_proof_that_may_not_be_asked_for_is_said_at_once(database: Database, committer: SqlCommitter[Any]) -> None:
     one = prepare(database, 0)
     database.now.prepared.clear()
     database.before = refusing(psycopg.errors.InsufficientPrivilege("permission denied for table"), "SELECT EXISTS")
@@ -441,8 +454,26 @@ def test_a_proof_that_may_not_be_asked_for_is_said_at_once(database: Database, c
         committer.commit(7, [one], soon())
 
 
+def test_a_move_is_let_go_when_a_proof_cannot_be_asked_for(database: Database, committer: SqlCommitter[Any]) -> None:
+    """Its locks would keep waiting whoever looks after the error."""
+    gone, there = stage(database, 0), stage(database, 1)
+    del database.now.staged[name_of(gone)]
+    database.before = refusing(psycopg.errors.InsufficientPrivilege("permission denied for table"), "SELECT EXISTS")
+    with pytest.raises(AccessDenied, match="permission denied for table"):
+        committer.commit(7, [gone, there], soon())
+    assert not database.lines[0].open
+    assert committer.commit(7, [gone, there], soon()) == {0: Outcome.LOST, 1: Outcome.COMMITTED}
+
+
+def test_a_login_that_was_refused_says_nothing_of_the_epoch(database: Database, committer: SqlCommitter[Any]) -> None:
+    """As while a server starts, or another takes its place."""
+    one = prepare(database, 0)
+    database.before = refusing(psycopg.OperationalError("FATAL: password authentication failed"), "COMMIT PREPARED")
+    assert committer.commit(7, [one], soon()) == {0: Outcome.COMMITTED}
+
+
 def test_closing_does_not_wait_for_a_server_that_does_not_answer(database: Database) -> None:
-    committer = PostgresCommitter(database.sink, SCOPE)  # type: ignore[arg-type]
+    committer = SqlCommitter(PostgresDialect(database.sink, SCOPE))  # type: ignore[arg-type]
     asked, answered = threading.Barrier(5), threading.Event()
 
     def stall(statement: str) -> None:
@@ -461,3 +492,36 @@ def test_closing_does_not_wait_for_a_server_that_does_not_answer(database: Datab
     answered.set()
     committing.join()
     assert closed
+
+
+# Committables of earlier versions
+
+
+def earlier(one: Committable) -> Committable:
+    """The same in the words of versions that had a committer for PostgreSQL alone."""
+    payload = {"rows": 1, **one.payload}
+    if payload["kind"] == "prepared":
+        payload = {name: payload[name] for name in ("kind", "writer", "at", "rows")}
+    return replace(one, payload=payload)
+
+
+def test_committables_of_the_version_before_are_committed(database: Database, committer: SqlCommitter[Any]) -> None:
+    ones = [earlier(prepare(database, 0)), earlier(stage(database, 1)), NOTHING]
+    assert committer.seal(ones, soon()) == ones
+    assert committer.commit(7, ones, soon()) == dict.fromkeys([0, 1, 9], Outcome.COMMITTED)
+    assert database.now.rows == [1, 0]
+    assert committer.commit(7, ones[:2], soon()) == dict.fromkeys(range(2), Outcome.ALREADY_COMMITTED)
+
+
+def test_committables_of_the_version_before_are_aborted_or_kept(
+    database: Database, committer: SqlCommitter[Any]
+) -> None:
+    ones = [earlier(one) for one in (prepare(database, 0), stage(database, 1), prepare(database, 2))]
+    left = committer.leftovers(soon())
+    assert [[same_transaction(leftover, one) for one in ones].count(True) for leftover in left] == [1] * 3, (
+        "the ledger knows each"
+    )
+    committer.abort(ones[:2], soon())
+    assert committer.abort_dangling([ones[2]], soon()) == 0
+    assert (list(database.now.prepared), database.now.staged) == ([name_of(ones[2])], {})
+    assert committer.commit(7, ones[:2], soon()) == {0: Outcome.LOST, 1: Outcome.LOST}

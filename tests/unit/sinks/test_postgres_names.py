@@ -6,10 +6,11 @@ import pytest
 
 from penstock import errors
 from penstock.contracts.sink import SinkScope, WriterScope
-from penstock.sinks.postgres.faults import Said, named
-from penstock.sinks.postgres.server import Server
-from penstock.sinks.postgres.writer import application
+from penstock.sinks.postgres.connection import Server
+from penstock.sinks.postgres.dialect import application
+from penstock.sinks.postgres.faults import mapper
 from penstock.sinks.sql import names
+from penstock.sinks.sql.faults import Fault
 
 LARGE = 2**63 - 1
 
@@ -93,7 +94,7 @@ def test_quotes() -> None:
 def test_what_postgres_says_has_a_name(
     state: str, text: str, kind: type[errors.PenstockError], retryable: bool
 ) -> None:
-    error = named(Said(state, text), Server(), "public.t", "preparing")
+    error = mapper(Server(), "public.t").explain(Fault(state, text), "preparing")
     assert type(error) is kind
     assert error.retryable is retryable
     assert error.safe

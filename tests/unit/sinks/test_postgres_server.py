@@ -11,7 +11,7 @@ from penstock import PostgresSink
 from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import SinkScope
 from penstock.errors import ConfigurationError, MissingExtra
-from penstock.sinks.postgres.server import Server, client
+from penstock.sinks.postgres.connection import Server, client
 
 SECRET = "s3cr/t w@rd"
 WAYS = [

@@ -10,8 +10,8 @@ from pyspark.sql import types as spark
 
 from penstock.errors import SchemaMismatch
 from penstock.sinks.postgres.catalog import Place, Table, fits, new_table
+from penstock.sinks.postgres.dialect import move_statement
 from penstock.sinks.postgres.loader import csv_of
-from penstock.sinks.postgres.moves import statement
 from penstock.sinks.postgres.types import PgColumn, Unstorable, column_type, goes_as_json, refusal, route
 
 PLACE = Place("public", "orders", "public")
@@ -142,9 +142,9 @@ def test_the_table_for_a_dataframe() -> None:
 
 def test_moves() -> None:
     payload = {"target": ["public", "orders"], "columns": ["id", "v"], "key": []}
-    assert statement(payload, '"s"') == 'INSERT INTO "public"."orders" ("id", "v") SELECT "id", "v" FROM "s"'
-    assert statement({**payload, "key": ["id"]}, '"s"') == (
+    assert move_statement(payload, '"s"') == 'INSERT INTO "public"."orders" ("id", "v") SELECT "id", "v" FROM "s"'
+    assert move_statement({**payload, "key": ["id"]}, '"s"') == (
         'INSERT INTO "public"."orders" ("id", "v") SELECT DISTINCT ON ("id") "id", "v" FROM "s" '
         'ORDER BY "id", ctid DESC ON CONFLICT ("id") DO UPDATE SET "v" = EXCLUDED."v"'
     )
-    assert statement({**payload, "key": ["id", "v"]}, '"s"').endswith('ON CONFLICT ("id", "v") DO NOTHING')
+    assert move_statement({**payload, "key": ["id", "v"]}, '"s"').endswith('ON CONFLICT ("id", "v") DO NOTHING')

@@ -13,7 +13,7 @@ from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import AccessDenied, PreCommitFailed, SystemUnavailable
 from penstock.sinks.redis.committer import _ABORT, _APPLY, KEPT_EPOCHS, NothingToCommit, RedisCommitter
-from penstock.sinks.redis.layout import Layout
+from penstock.sinks.redis.scripts import Layout
 from tests.support.sleeping import sleeping
 
 URL = "redis://alice:s3cret@db.example:6380/2"

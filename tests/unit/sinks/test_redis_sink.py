@@ -14,11 +14,10 @@ from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, DataError, MissingExtra, PenstockError, SchemaMismatch
-from penstock.sinks.redis.address import place
 from penstock.sinks.redis.check import findings
-from penstock.sinks.redis.client import fault
-from penstock.sinks.redis.layout import Layout, generation_of, hash_tag, name_of
-from penstock.sinks.redis.rows import laid_out
+from penstock.sinks.redis.client import fault, public_address
+from penstock.sinks.redis.rows import lay_out
+from penstock.sinks.redis.scripts import Layout, generation_of, hash_tag, name_of
 from penstock.sinks.redis.writer import commands, portions
 
 URL = "redis://alice:s3cret@db.example:6380/2"
@@ -42,7 +41,7 @@ def test_secrets_are_never_shown() -> None:
     ],
 )
 def test_where_it_is(url: str, shown: str) -> None:
-    assert place(url) == shown
+    assert public_address(url) == shown
 
 
 ODD = [
@@ -194,32 +193,32 @@ def batch(**columns: Any) -> pa.RecordBatch:
 
 
 def test_rows_are_laid_out_one_after_the_other() -> None:
-    rows = laid_out(batch(id=["a", "b"], x=[1, None], y=["u", "v"]), "hash", "id", "p:")
+    rows = lay_out(batch(id=["a", "b"], x=[1, None], y=["u", "v"]), "hash", "id", "p:")
     assert rows.elements == [b"", b"p:a", "1", "u", b"01", b"p:b", "", "v"]
     assert (rows.width, rows.count) == (4, 2)
 
 
 def test_the_key_may_stand_anywhere_and_be_anything() -> None:
-    rows = laid_out(batch(x=["v"], id=pa.array([b"\xff\x00"], pa.binary())), "string", "id", "ü:")
+    rows = lay_out(batch(x=["v"], id=pa.array([b"\xff\x00"], pa.binary())), "string", "id", "ü:")
     assert rows.elements == [b"", "ü:".encode() + b"\xff\x00", "v"]
 
 
 def test_increments_of_one_key_are_added_up() -> None:
-    rows = laid_out(batch(id=["a", "b", "a"], n=pa.array([1, None, 41], pa.int16())), "counter", "id", "")
+    rows = lay_out(batch(id=["a", "b", "a"], n=pa.array([1, None, 41], pa.int16())), "counter", "id", "")
     assert {rows.elements[at + 1]: rows.elements[at + 2] for at in range(0, 6, 3)} == {b"a": "42", b"b": "0"}
 
 
 @pytest.mark.parametrize("column", [[{"a": 1}], [[1]]], ids=["struct", "list"])
 def test_what_has_no_text_is_refused(column: list[Any]) -> None:
     with pytest.raises(SchemaMismatch, match="'x'"):
-        laid_out(batch(id=["a"], x=column), "hash", "id", "")
+        lay_out(batch(id=["a"], x=column), "hash", "id", "")
 
 
 def test_counters_are_whole_numbers() -> None:
     with pytest.raises(SchemaMismatch, match="whole numbers"):
-        laid_out(batch(id=["a"], x=[1.5]), "counter", "id", "")
+        lay_out(batch(id=["a"], x=[1.5]), "counter", "id", "")
     with pytest.raises(DataError, match="no key"):
-        laid_out(batch(id=[None], x=[1]), "counter", "id", "")
+        lay_out(batch(id=[None], x=[1]), "counter", "id", "")
 
 
 def test_rows_are_cut_into_parts_that_one_command_carries() -> None:
@@ -248,5 +247,5 @@ def test_rows_are_cut_into_parts_that_one_command_carries() -> None:
 )  # fmt: skip
 def test_commands_for_the_direct_road(mode: Any, ttl: float | None, wanted: list[tuple[Any, ...]]) -> None:
     target = RedisSink(URL, mode=mode, key="id", ttl=ttl)._target()
-    rows = laid_out(batch(id=["a", "b"], x=[1, None], y=[2, 4]), mode, "id", "")
+    rows = lay_out(batch(id=["a", "b"], x=[1, None], y=[2, 4]), mode, "id", "")
     assert list(commands(rows, ["x", "y"], target)) == wanted

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.naming import check_name
-from penstock.sinks.mysql.names import Names
-from penstock.sinks.redis.layout import Layout
-from penstock.sinks.sql.names import generation_in, label, staging_generation, staging_name, writer_name
+from penstock.sinks.mysql.tables import Names
+from penstock.sinks.redis.scripts import Layout
+from penstock.sinks.sql.names import label, numbers_in, staging_generation, staging_name, writer_name
 
 # Names as users may give them, made of what could be taken for a separator; some longer than a label.
 NAMES = st.builds(lambda first, rest, more: first + rest + more, st.sampled_from("ab"), st.text("ab-._g1", max_size=6),
@@ -26,8 +26,8 @@ def test_no_two_sinks_take_each_others_leftovers(one: SinkScope, other: SinkScop
     assume(one.prefix != other.prefix)
     assert (one.job, one.uid) != (other.job, other.uid)
     scope = WriterScope(one, 1, 2, 4, 5)
-    assert generation_in(writer_name(scope), one.prefix) == 3
-    assert generation_in(writer_name(scope), other.prefix) is None
+    assert numbers_in(writer_name(scope), one.prefix) == {"generation": 3, "epoch": 1, "partition": 4}
+    assert numbers_in(writer_name(scope), other.prefix) is None
     assert not writer_name(scope).startswith(f"{label(other.prefix)}:g"), "how PostgreSQL is asked"
     assert staging_generation(staging_name(scope), one.prefix) == 3
     assert staging_generation(staging_name(scope), other.prefix) is None
@@ -44,6 +44,6 @@ def test_no_two_tables_of_mysql_do_either(
     assume((mine.prefix, mine.table) != (theirs.prefix, theirs.table))
     assert mine.sink != theirs.sink
     assert mine.staging_prefix != theirs.staging_prefix
-    assert theirs.generation_in(mine.staging()) is None
+    assert theirs.numbers_in(mine.staging()) is None
     if "/" not in database + second:
         assert mine.global_id != theirs.global_id

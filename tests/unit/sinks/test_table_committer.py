@@ -18,7 +18,7 @@ from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, StorageFull, SystemUnavailable
 from penstock.sinks.tables.columns import types_of
 from penstock.sinks.tables.committer import TableCommitter
-from penstock.sinks.tables.target import Change, Journal, Known, Target, Written, marker_name, private_folder
+from penstock.sinks.tables.target import Change, History, Known, Target, Written, marker_name, private_folder
 from penstock.storage.tree import Tree
 from tests.support.memory_files import MemoryFiles
 from tests.support.sleeping import sleeping
@@ -51,12 +51,12 @@ class Table(Target):
         self.held: set[str] = set()
         self.before: Callable[[Change], None] = lambda change: None
         self.after: Callable[[Change], None] = lambda change: None
-        self.looks = self.journals = 0
+        self.looks = self.histories = 0
         self._seen = -1
         self._inside = 0
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         self._inside += 1
         try:
             yield
@@ -81,12 +81,12 @@ class Table(Target):
         by = dict(zip(known.partition_by, file.values, strict=True))
         return {"name": file.name, "bytes": file.size, "rows": file.metadata.num_rows, "by": by}
 
-    def journal(self, since: Mapping[str, Any]) -> Journal:
+    def history(self, since: Mapping[str, Any]) -> History:
         assert self._inside, "what the library raises must become an error of ours"
-        self.journals += 1
+        self.histories += 1
         first = since.get("version", 0)
         part = self.log[first : self._seen]
-        return Journal(
+        return History(
             frozenset(token for change in part for token in change.added),
             frozenset(token for change in part for token in change.swept),
             first >= self.expired,
@@ -367,7 +367,7 @@ def test_history_is_read_once_a_position(table: Table) -> None:
     ones = [prepare(table, n, position=0) for n in range(3)]
     table.log.append(Change("", added=[token(one) for one in ones]))
     committer(table).commit(7, ones, soon())
-    assert table.journals == 1
+    assert table.histories == 1
 
 
 # Aborting
@@ -469,7 +469,7 @@ def test_a_table_that_goes_away_while_it_is_swept_keeps_its_files(table: Table) 
 
 def test_nothing_to_sweep_asks_for_no_history(table: Table) -> None:
     assert committer(table).abort_dangling([], soon()) == 0
-    assert table.journals == 0
+    assert table.histories == 0
 
 
 @pytest.mark.parametrize("body", [b"", b"{half", b"{}", b'{"other":1}'])
@@ -496,7 +496,7 @@ def test_a_marker_that_goes_while_it_is_read_is_no_obstacle(table: Table, monkey
 
 
 def test_each_writer_is_looked_for_since_it_began(table: Table) -> None:
-    """One journal must not be taken for another: the earlier one's commit lies before the later one's position."""
+    """One history must not be taken for another: the earlier one's commit lies before the later one's position."""
     early = prepare(table, 0, position=0)
     table.log.append(Change("", added=[token(early)]))
     late = prepare(table, 1)
@@ -568,7 +568,7 @@ def test_what_counts_as_committed_is_settled_whoever_committed_it(
     table.log.append(Change("" if held else "theirs", added=[] if held else [token(one)]))
     if held:
         table.expired, table.held = 1, set(names(one))
-    monkeypatch.setattr(table, "settle", settled.append)
+    monkeypatch.setattr(table, "make_durable", settled.append)
     assert committer(table).commit(7, [one], soon()) == {0: Outcome.ALREADY_COMMITTED}
     assert settled == [one.payload["position"]]
     table.held = set()

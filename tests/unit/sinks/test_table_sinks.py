@@ -19,10 +19,10 @@ from penstock import DeltaSink, IcebergSink
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import AccessDenied, ConfigurationError, MissingExtra, SchemaMismatch, StorageFull
 from penstock.secrets import without_secrets
-from penstock.sinks.tables.columns import adapted, changed, fit, plain, strict_inside, types_of, widens
+from penstock.sinks.tables.columns import adapt, changed, fit, plain, strict_inside, types_of, widens
 from penstock.sinks.tables.datafile import DataFile, by_partition
 from penstock.sinks.tables.delta_stats import PREFIX, partition_values, statistics, supported
-from penstock.sinks.tables.faults import fault, shown
+from penstock.sinks.tables.faults import fault, public_address
 from penstock.sinks.tables.target import data_name, marker_name, parse_marker, token_of
 from penstock.storage.tree import StagedFile
 
@@ -215,7 +215,7 @@ def test_rows_take_the_order_and_the_types_of_the_table() -> None:
     table = pa.schema([("a", pa.int64()), ("b", pa.large_string()), ("c", pa.int8())])
     rows = pa.RecordBatch.from_pydict({"b": ["x"], "a": pa.array([1], pa.int8())})
     target = fit(rows.schema, table, "the table")
-    assert adapted(rows, target, "the table").schema == pa.schema([("a", pa.int64()), ("b", pa.large_string())])
+    assert adapt(rows, target, "the table").schema == pa.schema([("a", pa.int64()), ("b", pa.large_string())])
 
 
 def test_a_new_table_may_hold_nulls_everywhere_and_keeps_times_in_utc() -> None:
@@ -288,7 +288,7 @@ def test_no_secret_is_shown() -> None:
         assert "t0p-secret" not in text
         assert "abc" not in text
     assert without_secrets("https://a:b@c/", {}) == "https://a:***@c/"
-    assert shown("/a/b") == "/a/b"
+    assert public_address("/a/b") == "/a/b"
 
 
 def test_faults_are_told_apart() -> None:

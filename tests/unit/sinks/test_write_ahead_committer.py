@@ -17,7 +17,7 @@ from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PreCommitFailed, StorageFull, SystemUnavailable
 from penstock.sinks.write_ahead import WriteAheadSink
 from penstock.sinks.write_ahead.commit import HandingCommitter, LoggingWriter
-from penstock.sinks.write_ahead.journal import KEPT_EPOCHS, Journal
+from penstock.sinks.write_ahead.row_log import KEPT_EPOCHS, RowLog
 from tests.support.sleeping import sleeping
 
 BATCH = pa.RecordBatch.from_pydict({"id": [1, 2, 3]})
@@ -36,7 +36,7 @@ class Target:
         self.sink = WriteAheadSink(
             self.write, log=str(folder), marker=self.marker if marker else None, idempotent=idempotent, name="target"
         )
-        self.journal = Journal(str(folder), SinkScope("job", "out", 3))
+        self.row_log = RowLog(str(folder), SinkScope("job", "out", 3))
 
     def write(self, rows: Iterator[pa.RecordBatch], epoch_id: str) -> None:
         self.before()
@@ -63,7 +63,7 @@ class Target:
         return HandingCommitter(self.sink, SinkScope("job", "out", generation))
 
     def notes(self) -> tuple[set[str], set[str]]:
-        return self.journal.noted()
+        return self.row_log.read_notes()
 
 
 @pytest.fixture
@@ -105,10 +105,10 @@ def test_a_writer_hands_back_what_proves_its_rows(target: Target) -> None:
     token = one.payload["id"].removeprefix(f"{prefix}:4:7:")
     assert len(token) == 12
     assert rows_of(one) == f"g00000003-e0000000007-a1-p00004-t0-{token}.arrow"
-    assert target.journal.size(rows_of(one)) == one.payload["bytes"] > 0
+    assert target.row_log.size(rows_of(one)) == one.payload["bytes"] > 0
     assert other.payload["id"] != one.payload["id"]
     assert [
-        batch.to_pydict() for batch in target.journal.read(rows_of(one), one.payload["bytes"], one.payload["crc"])
+        batch.to_pydict() for batch in target.row_log.read(rows_of(one), one.payload["bytes"], one.payload["crc"])
     ] == [{"id": [1, 2, 3]}]
 
 
@@ -116,7 +116,7 @@ def test_a_writer_without_rows_prepares_nothing(target: Target) -> None:
     target.committer()
     one = target.prepare(batch=None)
     assert one.payload == {}
-    assert target.journal.waiting() == {}
+    assert target.row_log.waiting() == {}
 
 
 def test_an_aborted_writer_leaves_nothing(target: Target) -> None:
@@ -124,21 +124,21 @@ def test_an_aborted_writer_leaves_nothing(target: Target) -> None:
     writer.abort()
     writer.write(BATCH)
     writer.abort()
-    assert target.journal.waiting() == {}
+    assert target.row_log.waiting() == {}
 
 
 def test_a_log_that_was_removed_is_not_prepared(target: Target) -> None:
     writer = LoggingWriter(target.sink.log, WriterScope(SinkScope("job", "out", 3), 7, 1, 0, 0, {}))
     writer.write(BATCH)
-    [name] = target.journal.waiting()
-    target.journal.remove([name])
+    [name] = target.row_log.waiting()
+    target.row_log.remove([name])
     with pytest.raises(PreCommitFailed, match=f"{name} was removed"):
         writer.pre_commit()
 
 
 def test_a_full_disk_is_named(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = LoggingWriter(target.sink.log, WriterScope(SinkScope("job", "out", 3), 7, 1, 0, 0, {}))
-    monkeypatch.setattr(Journal, "open", lambda *_: fails(1, OSError(errno.ENOSPC, "No space"))())
+    monkeypatch.setattr(RowLog, "open", lambda *_: fails(1, OSError(errno.ENOSPC, "No space"))())
     with pytest.raises(StorageFull, match=target.sink.log) as refused:
         writer.write(BATCH)
     assert "it replays from the same positions" in refused.value.safe
@@ -158,7 +158,7 @@ def test_what_is_gone_or_changed_is_not_sealed(target: Target, off: int) -> None
     other = one.with_payload(bytes=one.payload["bytes"] + off)
     with pytest.raises(PreCommitFailed, match=rows_of(one)):
         target.committer().seal([other], soon())
-    target.journal.remove([rows_of(one)])
+    target.row_log.remove([rows_of(one)])
     with pytest.raises(PreCommitFailed, match="writer 0 of sink 'out'"):
         target.committer().seal([one], soon())
 
@@ -174,7 +174,7 @@ def test_prepared_rows_are_handed_over_once_and_noted(target: Target) -> None:
     assert target.taken == [one.payload["id"] for one in ones[:2]]
     names = {rows_of(one) for one in ones[:2]}
     assert target.notes() == (names, names)
-    assert target.journal.waiting() == {}, "what is taken leaves the log"
+    assert target.row_log.waiting() == {}, "what is taken leaves the log"
     again = target.committer(4).commit(7, ones, soon())
     assert again == {0: Outcome.ALREADY_COMMITTED, 1: Outcome.ALREADY_COMMITTED, 2: Outcome.COMMITTED}
     assert len(target.rows) == 6
@@ -184,7 +184,7 @@ def test_begun_is_noted_before_the_first_row_leaves_and_done_before_its_log_goes
     ones = [target.prepare(0), target.prepare(1)]
     names = {rows_of(one) for one in ones}
     seen: list[Any] = []
-    target.before = lambda: seen.append((*target.notes(), set(target.journal.waiting())))
+    target.before = lambda: seen.append((*target.notes(), set(target.row_log.waiting())))
     target.committer().commit(7, ones, soon())
     assert seen == [(names, set(), names)] * 2, "a target with a marker is noted once, at the end"
 
@@ -194,7 +194,7 @@ def test_where_a_second_write_would_show_each_is_noted_at_once(tmp_path: Path) -
     ones = [target.prepare(0), target.prepare(1)]
     first, second = map(rows_of, ones)
     seen: list[Any] = []
-    target.before = lambda: seen.append((target.notes()[1], set(target.journal.waiting())))
+    target.before = lambda: seen.append((target.notes()[1], set(target.row_log.waiting())))
     target.committer().commit(7, ones, soon())
     assert seen == [(set(), {first, second}), ({first}, {second})]
     assert target.notes()[1] == {first, second}
@@ -208,7 +208,7 @@ def test_an_acknowledgement_that_was_lost_is_found_in_the_target(target: Target)
         target.committer().commit(7, [one], soon())
     assert target.committer(4).commit(7, [one], soon()) == {0: Outcome.ALREADY_COMMITTED}
     assert target.rows == [1, 2, 3]
-    assert target.journal.waiting() == {}
+    assert target.row_log.waiting() == {}
 
 
 def test_an_error_after_the_write_is_looked_at_before_it_is_written_again(target: Target, pauses: list[float]) -> None:
@@ -246,15 +246,15 @@ def test_without_a_marker_an_unanswered_write_is_written_again(tmp_path: Path) -
 
 def test_what_was_never_handed_over_and_is_gone_is_lost(target: Target) -> None:
     one = target.prepare()
-    target.journal.remove([rows_of(one)])
+    target.row_log.remove([rows_of(one)])
     assert target.committer().commit(7, [one], soon()) == {0: Outcome.LOST}
 
 
 def test_what_was_begun_and_is_gone_is_unknown(target: Target) -> None:
     one = target.prepare()
     target.committer()
-    target.journal.note("begun", 7, [rows_of(one)])
-    target.journal.remove([rows_of(one)])
+    target.row_log.note("begun", 7, [rows_of(one)])
+    target.row_log.remove([rows_of(one)])
     assert target.committer().commit(7, [one], soon()) == {0: Outcome.UNKNOWN}
     target.taken.append(one.payload["id"])
     assert target.committer().commit(7, [one], soon()) == {0: Outcome.ALREADY_COMMITTED}
@@ -285,7 +285,7 @@ def test_a_target_that_stays_away_leaves_the_rows_in_the_log(target: Target, mon
     target.before = fails(1_000, OSError("away"))
     assert target.committer().commit(7, [one], Deadline(5, clock=lambda: now[0])) == {0: Outcome.UNKNOWN}
     assert now[0] < 5.1, "no pause goes beyond the deadline"
-    assert list(target.journal.waiting()) == [rows_of(one)]
+    assert list(target.row_log.waiting()) == [rows_of(one)]
     assert target.notes() == ({rows_of(one)}, set())
 
 
@@ -322,7 +322,7 @@ def test_a_damaged_log_is_for_a_person_and_the_others_go_on(target: Target) -> N
     path.write_bytes(b"!" * path.stat().st_size)
     assert target.committer().commit(7, ones, soon()) == {0: Outcome.UNKNOWN, 1: Outcome.COMMITTED}
     assert target.notes()[1] == {rows_of(ones[1])}
-    assert list(target.journal.waiting()) == [rows_of(ones[0])]
+    assert list(target.row_log.waiting()) == [rows_of(ones[0])]
 
 
 def test_notes_of_the_last_epochs_are_kept(target: Target) -> None:
@@ -335,7 +335,7 @@ def test_notes_of_the_last_epochs_are_kept(target: Target) -> None:
 def test_a_full_disk_while_committing_is_named(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     one = target.prepare()
     committer = target.committer()
-    monkeypatch.setattr(Journal, "note", lambda *_: fails(1, OSError(errno.ENOSPC, "No space"))())
+    monkeypatch.setattr(RowLog, "note", lambda *_: fails(1, OSError(errno.ENOSPC, "No space"))())
     with pytest.raises(StorageFull, match=target.sink.log) as refused:
         committer.commit(7, [one], soon())
     assert refused.value.safe == "the epoch is decided, its rows wait in the log"
@@ -347,9 +347,9 @@ def test_a_full_disk_while_committing_is_named(target: Target, monkeypatch: pyte
 def test_exactly_these_are_aborted_and_what_has_begun_stays(target: Target) -> None:
     ones = [target.prepare(n) for n in range(3)]
     target.committer()
-    target.journal.note("begun", 7, [rows_of(ones[1])])
+    target.row_log.note("begun", 7, [rows_of(ones[1])])
     target.committer().abort([ones[0], ones[1], Committable("out", 9, 0, 0)], soon())
-    assert sorted(target.journal.waiting()) == sorted(map(rows_of, ones[1:]))
+    assert sorted(target.row_log.waiting()) == sorted(map(rows_of, ones[1:]))
 
 
 def test_a_sweep_takes_what_older_runs_left_and_spares_the_rest(target: Target) -> None:
@@ -357,7 +357,7 @@ def test_a_sweep_takes_what_older_runs_left_and_spares_the_rest(target: Target) 
     target.prepare(2), target.prepare(3, generation=2)
     committer = target.committer()
     assert committer.abort_dangling([kept, Committable("out", 9, 0, 0)], soon()) == 2
-    assert sorted(target.journal.waiting()) == sorted(map(rows_of, (kept, newer)))
+    assert sorted(target.row_log.waiting()) == sorted(map(rows_of, (kept, newer)))
     assert committer.abort_dangling([kept], soon()) == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock import FileSource, Guarantee
 from penstock.errors import ConfigurationError
-from penstock.sources.file_notes import noted
+from penstock.sources.files import noted_files
 from penstock.storage.storage import MemoryStorage
 
 
@@ -70,7 +70,7 @@ def test_the_files_of_an_epoch_are_found_in_spark_s_notes() -> None:
     note("11", ("11a", 11))
 
     def names(start: int, end: int) -> set[str]:
-        return {one.rpartition("/")[2] for one in noted(notes, start, end)}
+        return {one.rpartition("/")[2] for one in noted_files(notes, start, end)}
 
     assert names(9, 10) == {"10a", "10b"}
     assert names(2, 3) == {"3a", "3b"}

@@ -36,7 +36,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from penstock.epoch.task import TaskFault, fault_in
-from penstock.sources.socket.reader import JournalledLines, LineReader, decoded
+from penstock.sources.socket.reader import JournalledLines, LineReader, decode
 
 
 @pytest.fixture
@@ -285,7 +285,7 @@ def test_errors_keep_their_names_through_spark(tmp_path: Path) -> None:
 
 
 def test_decoding() -> None:
-    batch = decoded([(5, b"a\r\n\n"), (7, "grüße\n".encode() + b"\xff\n")])
+    batch = decode([(5, b"a\r\n\n"), (7, "grüße\n".encode() + b"\xff\n")])
     assert batch.column("value").to_pylist() == ["a", "", "grüße", "\ufffd"]
     assert [one.value for one in batch.column("received")] == [5, 5, 7, 7]
 

@@ -149,11 +149,11 @@ def test_lines_that_are_in_are_no_error_though_nobody_could_be_told(
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", refusing_the_state(torn))
         journal.append(b"once\n")
-        assert journal.untold
+        assert journal.unannounced
         with pytest.raises(LedgerError):
-            journal.tell()
-    journal.tell()
-    assert not journal.untold
+            journal.announce()
+    journal.announce()
+    assert not journal.unannounced
     assert content(tmp_path) == b"before\nonce\n"
     journal.append(b"after\n")
     assert content(tmp_path) == b"before\nonce\nafter\n"
@@ -168,7 +168,7 @@ def test_one_who_takes_over_from_an_owner_that_could_not_tell_has_its_lines_once
         old.append(b"once\n")
     new = opened(tmp_path)
     with pytest.raises(Superseded):
-        old.tell()
+        old.announce()
     with pytest.raises(Superseded):
         old.append(b"too late\n")
     new.append(b"new\n")
@@ -206,7 +206,7 @@ def test_a_segment_that_an_owner_before_has_made_is_durable_before_it_is_used(
     synced: list[str] = []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
-    monkeypatch.setattr(journals, "claim", lambda *_: None)
+    monkeypatch.setattr(journals, "claim_journal", lambda *_: None)
     opened(tmp_path)
     assert str(tmp_path) in synced
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from penstock.spark import alignment
-from penstock.spark.alignment import Alignment, measure, places
-from penstock.spark.scans import Scan, kafka_names, scans_of
-from penstock.spark.state_size import progress_of, state_sizes
-from penstock.spark.status import SparkStatus
+from penstock.spark.alignment import Alignment, measure, scan_partitions
+from penstock.spark.observer import progress_of, state_sizes
+from penstock.spark.status import Scan, SparkStatus, kafka_names, scans_of
 
 ORDERS = Scan(3, "orders", ("orders-1", "orders-0", "orders-2"))
 TICKS = Scan(5, "ticks", ("ticks-0",))
@@ -39,11 +38,11 @@ def names(found: Sequence[tuple[Scan, int]] | None) -> list[str] | None:
 
 def test_a_chain_of_one_to_one_steps() -> None:
     chain = graph({3: "DataSourceRDD", 4: "MapPartitionsRDD", 9: "MapPartitionsRDD"}, [(3, 4), (4, 9)])
-    assert names(places(chain, [ORDERS])) == ["orders-1", "orders-0", "orders-2"]
+    assert names(scan_partitions(chain, [ORDERS])) == ["orders-1", "orders-0", "orders-2"]
 
 
 def test_a_scan_alone() -> None:
-    assert names(places(graph({3: "DataSourceRDD"}, []), [ORDERS])) == ["orders-1", "orders-0", "orders-2"]
+    assert names(scan_partitions(graph({3: "DataSourceRDD"}, []), [ORDERS])) == ["orders-1", "orders-0", "orders-2"]
 
 
 def test_a_union_lines_its_parts_up() -> None:
@@ -51,29 +50,34 @@ def test_a_union_lines_its_parts_up() -> None:
         {3: "DataSourceRDD", 4: "MapPartitionsRDD", 5: "DataSourceRDD", 6: "UnionRDD", 7: "MapPartitionsRDD"},
         [(3, 4), (5, 6), (4, 6), (6, 7)],
     )
-    assert names(places(union, [ORDERS, TICKS])) == ["ticks-0", "orders-1", "orders-0", "orders-2"]
+    assert names(scan_partitions(union, [ORDERS, TICKS])) == ["ticks-0", "orders-1", "orders-0", "orders-2"]
 
 
 def test_a_cached_batch_bears_a_name_of_its_own() -> None:
     chain = [(3, 4), (4, 9)]
     nodes = {3: "DataSourceRDD", 4: "*(1) Project [value#1]", 9: "MapPartitionsRDD"}
-    assert names(places(graph(nodes, chain, cached=[4]), [ORDERS])) == ["orders-1", "orders-0", "orders-2"]
-    assert places(graph(nodes, chain), [ORDERS]) is None
+    assert names(scan_partitions(graph(nodes, chain, cached=[4]), [ORDERS])) == ["orders-1", "orders-0", "orders-2"]
+    assert scan_partitions(graph(nodes, chain), [ORDERS]) is None
 
 
 @pytest.mark.parametrize("between", ["CoalescedRDD", "ZippedPartitionsRDD2", "PartitionerAwareUnionRDD", "NewRDD"])
 def test_any_other_step_is_not_known(between: str) -> None:
-    assert places(graph({3: "DataSourceRDD", 4: between, 5: "MapPartitionsRDD"}, [(3, 4), (4, 5)]), [ORDERS]) is None
+    assert (
+        scan_partitions(graph({3: "DataSourceRDD", 4: between, 5: "MapPartitionsRDD"}, [(3, 4), (4, 5)]), [ORDERS])
+        is None
+    )
 
 
 def test_a_union_with_something_that_is_not_a_scan_is_not_known() -> None:
     union = graph({2: "ShuffledRowRDD", 3: "DataSourceRDD", 6: "UnionRDD"}, [(2, 6), (3, 6)])
-    assert places(union, [ORDERS]) is None
+    assert scan_partitions(union, [ORDERS]) is None
 
 
 def test_two_ends_of_a_stage_are_not_known() -> None:
     assert (
-        places(graph({3: "DataSourceRDD", 4: "MapPartitionsRDD", 5: "MapPartitionsRDD"}, [(3, 4), (3, 5)]), [ORDERS])
+        scan_partitions(
+            graph({3: "DataSourceRDD", 4: "MapPartitionsRDD", 5: "MapPartitionsRDD"}, [(3, 4), (3, 5)]), [ORDERS]
+        )
         is None
     )
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark import launch
-from penstock.spark.launch import launching
+from penstock.spark import session as launch
+from penstock.spark.session import java_environment
 
 CONF = {
     "spark.executor.memory": "1g",
@@ -34,7 +34,7 @@ def arguments() -> list[str]:
 
 def test_secrets_go_by_a_file_that_is_gone_afterwards() -> None:
     before = dict(os.environ)
-    with launching(CONF) as plain:
+    with java_environment(CONF) as plain:
         assert set(plain) == {"spark.executor.memory", "spark.driver.extraJavaOptions"}
         option, name, *rest = arguments()
         assert (option, rest) == ("--properties-file", ["--load-spark-defaults", "pyspark-shell"])
@@ -51,7 +51,7 @@ def test_secrets_go_by_a_file_that_is_gone_afterwards() -> None:
 
 
 def test_the_file_is_gone_when_java_does_not_start() -> None:
-    with pytest.raises(RuntimeError), launching(CONF):
+    with pytest.raises(RuntimeError), java_environment(CONF):
         file = Path(arguments()[1])
         raise RuntimeError("JAVA_GATEWAY_EXITED")
     assert not file.parent.exists()
@@ -59,7 +59,7 @@ def test_the_file_is_gone_when_java_does_not_start() -> None:
 
 
 def test_without_a_secret_there_is_no_file() -> None:
-    with launching({"spark.executor.memory": "1g"}) as plain:
+    with java_environment({"spark.executor.memory": "1g"}) as plain:
         assert plain == {"spark.executor.memory": "1g"}
         assert arguments() == []
 
@@ -72,7 +72,7 @@ def test_without_a_secret_there_is_no_file() -> None:
 def test_what_the_user_gave_stays(monkeypatch: pytest.MonkeyPatch, given: str, seen: str) -> None:
     """A second file would take the place of the first; secrets are then told to Spark once Java runs."""
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", given)
-    with launching(CONF) as plain:
+    with java_environment(CONF) as plain:
         assert os.environ["PYSPARK_SUBMIT_ARGS"].endswith(seen)
         assert "hunter2" not in str(plain)
     assert os.environ["PYSPARK_SUBMIT_ARGS"] == given
@@ -81,7 +81,7 @@ def test_what_the_user_gave_stays(monkeypatch: pytest.MonkeyPatch, given: str, s
 def test_under_spark_submit_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     before = dict(os.environ)
-    with launching(CONF) as plain:
+    with java_environment(CONF) as plain:
         assert plain == CONF
         assert dict(os.environ) == before
 
@@ -90,7 +90,7 @@ def test_logging_is_quiet_unless_somebody_has_said_how_it_should_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def quiet(**conf: str) -> bool:
-        with launching(conf):
+        with java_environment(conf):
             return os.environ.get("LOG4J_CONFIGURATION_FILE", "").endswith("/penstock/spark/log4j2.properties")
 
     assert quiet()

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigurationError
-from penstock.spark_state.codecs import Lz4, checksums, encoder, xxhash32
-from penstock.spark_state.hashmap_files import records, snapshot
+from penstock.spark_state.hashmap_files import Lz4, checksums, encoder, records, snapshot, xxhash32
 
 ROWS = st.lists(st.tuples(st.binary(max_size=40), st.binary(max_size=40)), max_size=30)
 

@@ -11,8 +11,8 @@ import pytest
 from penstock.checkpoint.spark_files import conf_of, set_conf
 from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.spark_state.metadata import families, read_metadata, relocate
-from penstock.spark_state.operators import operators
-from penstock.spark_state.rewrite import Goal
+from penstock.spark_state.operators import read_operators
+from penstock.spark_state.rewrite import RewritePlan
 from penstock.storage.local import LocalTree
 from tests.support.state_files import (
     HASHMAP,
@@ -31,7 +31,7 @@ from tests.support.state_files import (
 
 def test_an_aggregation(tmp_path: Path) -> None:
     folder = aggregation(tmp_path)
-    [found] = operators(None, folder.location, 3)
+    [found] = read_operators(None, folder.location, 3)
     assert (found.id, found.name, found.partitions) == (0, "stateStoreSave", 2)
     [store] = found.stores
     assert (store.name, store.key_schema, store.value_schema) == ("default", KEY, VALUE)
@@ -51,8 +51,8 @@ def test_what_is_written_again_is_the_same(tmp_path: Path) -> None:
 def test_families_are_stores_of_their_own(tmp_path: Path) -> None:
     """Of several descriptions the newest up to the batch counts, wherever the original was."""
     folder = transform(tmp_path, "/gone/elsewhere")
-    assert [store.name for store in operators(None, folder.location, 3)[0].stores] == ["count", "seen"]
-    assert [store.name for store in operators(None, folder.location, 3)[0].stores] == ["count", "seen"]
+    assert [store.name for store in read_operators(None, folder.location, 3)[0].stores] == ["count", "seen"]
+    assert [store.name for store in read_operators(None, folder.location, 3)[0].stores] == ["count", "seen"]
     [operator] = read_metadata(folder, 3)
     assert operator.has_families
     assert operator.properties == '{"timeMode":"None"}'
@@ -70,22 +70,22 @@ def test_a_moved_checkpoint_is_made_to_stand_on_its_own(tmp_path: Path) -> None:
 
 
 def test_a_query_without_state(tmp_path: Path) -> None:
-    assert operators(None, checkpoint(tmp_path).location, 3) == ()
+    assert read_operators(None, checkpoint(tmp_path).location, 3) == ()
 
 
 def test_what_is_damaged_is_named(tmp_path: Path) -> None:
     folder = aggregation(tmp_path)
     folder.delete("state/0/0/_metadata/schema")
     with pytest.raises(LedgerCorrupt, match="no state/0/0/_metadata/schema"):
-        operators(None, folder.location, 3)
+        read_operators(None, folder.location, 3)
     folder.put("state/0/_metadata/metadata", b"v9\n{}")
     with pytest.raises(LedgerCorrupt, match="form this version does not know"):
-        operators(None, folder.location, 3)
+        read_operators(None, folder.location, 3)
     folder.delete("state/0/_metadata/metadata")
     with pytest.raises(LedgerCorrupt, match="no description of it"):
-        operators(None, folder.location, 3)
+        read_operators(None, folder.location, 3)
     with pytest.raises(LedgerCorrupt, match="no positions of batch 4"):
-        operators(None, folder.location, 4)
+        read_operators(None, folder.location, 4)
 
 
 def test_odd_characters_in_a_schema() -> None:
@@ -121,16 +121,16 @@ class TestWhatCannotBeDone:
 
     def test_families_on_hashmap(self, tmp_path: Path) -> None:
         found = read_metadata(transform(tmp_path, str(tmp_path)), 3)
-        assert Goal.of(self.CONF, found, 5, None).partitions == 5
+        assert RewritePlan.of(self.CONF, found, 5, None).partitions == 5
         with pytest.raises(ConfigurationError, match="several column families, which hashmap cannot hold"):
-            Goal.of(self.CONF, found, None, "hashmap")
+            RewritePlan.of(self.CONF, found, None, "hashmap")
 
     def test_a_limit(self, tmp_path: Path) -> None:
         folder = aggregation(tmp_path)
         store = {"storeName": "default", "numColsPrefixKey": 0, "numPartitions": 2}
         folder.put("state/0/_metadata/metadata", description(1, "globalLimit", [store]))
         with pytest.raises(ConfigurationError, match=r"operator 0 \(globalLimit\) cannot be rewritten"):
-            Goal.of(self.CONF, read_metadata(folder, 3), 3, None)
+            RewritePlan.of(self.CONF, read_metadata(folder, 3), 3, None)
 
     def test_a_join_in_format_4(self, tmp_path: Path) -> None:
         folder = aggregation(tmp_path)
@@ -138,23 +138,23 @@ class TestWhatCannotBeDone:
         folder.put("state/0/_metadata/metadata", description(1, "symmetricHashJoin", [store]))
         conf = {**self.CONF, "spark.sql.streaming.join.stateFormatVersion": "4"}
         with pytest.raises(ConfigurationError, match="join format 4"):
-            Goal.of(conf, read_metadata(folder, 3), 3, None)
+            RewritePlan.of(conf, read_metadata(folder, 3), 3, None)
 
     def test_somebody_elses_backend(self) -> None:
         with pytest.raises(ConfigurationError, match=r"kept by com\.acme\.Store"):
-            Goal.of({PROVIDER: "com.acme.Store", PARTITIONS: "2"}, [], None, None)
+            RewritePlan.of({PROVIDER: "com.acme.Store", PARTITIONS: "2"}, [], None, None)
         with pytest.raises(ConfigurationError, match="no state backend 'forst'"):
-            Goal.of(self.CONF, [], None, "forst")
+            RewritePlan.of(self.CONF, [], None, "forst")
 
     def test_no_partitions(self) -> None:
         with pytest.raises(ConfigurationError, match="over 0 partitions"):
-            Goal.of(self.CONF, [], 0, None)
+            RewritePlan.of(self.CONF, [], 0, None)
 
     def test_checksums_of_rows_are_turned_off_on_hashmap(self) -> None:
         conf = {**self.CONF, "spark.sql.streaming.stateStore.rowChecksum.enabled": "true"}
-        assert Goal.of(conf, [], None, "hashmap").settings == {
+        assert RewritePlan.of(conf, [], None, "hashmap").settings == {
             PROVIDER: HASHMAP,
             PARTITIONS: "2",
             "spark.sql.streaming.stateStore.rowChecksum.enabled": "false",
         }
-        assert "spark.sql.streaming.stateStore.rowChecksum.enabled" not in Goal.of(conf, [], 3, None).settings
+        assert "spark.sql.streaming.stateStore.rowChecksum.enabled" not in RewritePlan.of(conf, [], 3, None).settings

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scripts import draw_modules
 
 import penstock
 from penstock import errors
@@ -27,7 +28,7 @@ FENCE = re.compile(
     r"(?P<mark><!-- (?:runnable(?:: \S+)?|fragment) -->\n)?^```python[^\n]*\n(?P<code>.*?)^```", re.M | re.S
 )
 CODE = re.compile(r"`([^`\n]+)`")
-PATH = re.compile(r"(?:src|tests|bench|examples|docs)/[\w./-]*\w")
+PATH = re.compile(r"(?:src|tests|bench|examples|docs|scripts)/[\w./-]*\w")
 MODULE = re.compile(r"penstock(?:\.\w+)+")
 
 
@@ -167,3 +168,28 @@ def test_links_of_the_pages_outside_docs_lead_somewhere() -> None:
     for page in ROOT.glob("*.md"):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert "://" in target or (ROOT / target).exists(), f"{page.name} links to {target}"
+
+
+def test_modules_named_on_the_tour_exist() -> None:
+    """`room/module.py`, as the page with the tour and the design notes name them."""
+    every_sink_has = {"sink.py", "writer.py", "committer.py"}
+    for page in ("architecture.md", "design-notes.md"):
+        names = CODE.findall((DOCS / page).read_text(encoding="utf-8"))
+        for name in {name for name in names if re.fullmatch(r"[a-z_]+(/\w+)*(\.py|/)", name)} - every_sink_has:
+            assert (SOURCE / name).exists() or (ROOT / name).exists(), f"{page} names {name}"
+
+
+def test_every_room_is_on_the_tour_in_its_order() -> None:
+    layers = draw_modules.read_layers(ROOT)
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8").partition("## The rooms")[2].partition("\n## ")[0]
+    named = [CODE.findall(line.split("|")[1]) for line in text.splitlines() if line.startswith("| `")]
+    assert named == layers
+
+
+def test_every_public_name_is_in_the_api_reference_once() -> None:
+    entries = re.findall(
+        r"^::: (\S+)$", "\n".join(p.read_text(encoding="utf-8") for p in (REFERENCE / "api").glob("*.md")), re.M
+    )
+    assert {f"penstock.{name}" for name in penstock.__all__ if name != "PenstockError"} <= set(entries)
+    assert len(entries) == len(set(entries))
+    assert "penstock.errors" in entries  # and with it PenstockError

@@ -22,6 +22,7 @@ from penstock.dev.demo.result import Outputs
 from penstock.dev.demo.truth import Truth
 from penstock.dev.servers.broker import Broker
 from penstock.errors import DevelopmentError, MissingExtra
+from penstock.kafka.connections import librdkafka_admin
 from penstock.testing.oracle import Observation
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class KafkaStage:
         self._broker = Broker.start(Path(config.folder) / "broker")
         try:
             self.config = replace(config, servers=self._broker.servers)
-            self._admin = AdminClient(_client(self._broker.servers))
+            self._admin = librdkafka_admin(_client(self._broker.servers))
             _create_topics(self._admin)
             feed(self._broker.servers, config.rows)
             self._tail = _Tail(self._broker.servers)

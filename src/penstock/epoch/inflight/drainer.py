@@ -2,7 +2,7 @@
 
 It works in the driver, in threads beside the query: tasks that wait for a slow sink would hold the very cores that the
 epochs need. What the sink had prepared in time is committed; only what it had not, or has lost since, is written again
-from the log, while it holds the sink's pen: see `pen`. A sink that does not answer is asked again, for as long as it
+from the log, while it is its turn: see `write_turn`. A sink that does not answer is asked again, for as long as it
 takes: the rows are safe in the log.
 """
 
@@ -16,14 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.backlog import Entry, log_of, prepared_of
-from penstock.checkpoint.decision import Committable, Decision, Outcome, WriterId
+from penstock.checkpoint.decision import Committable, Decision, Outcome
 from penstock.checkpoint.inflight_log import read_log
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.channel import HASH_COLUMN
 from penstock.epoch.checksum import MODULO, sum_of_hashes
-from penstock.epoch.driver import Conductor, Timing
+from penstock.epoch.driver import ProtocolDriver, Timing
 from penstock.epoch.protocol import Replay
 from penstock.errors import LedgerCorrupt, OutcomeUnknown, PenstockError
 from penstock.failpoints import failpoint
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.backlog import Backlog
     from penstock.checkpoint.ledger import Ledger
     from penstock.contracts.sink import Committer
-    from penstock.epoch.inflight.pen import Pen
+    from penstock.epoch.inflight.write_turn import WriteTurn
     from penstock.events import Events
 
 log = logging.getLogger("penstock")
@@ -45,32 +45,31 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 _STOP_SECONDS = 10.0
 
 
-class Drainer(Conductor):
+class Drainer(ProtocolDriver):
     """One sink's. `start` runs it in a thread; `failure` is what no waiting can cure."""
 
     def __init__(
         self,
         *,
-        job: str,
         query: str,
         query_id: str,
-        uid: str,
         sink: TwoPhaseSink,
         own_scope: SinkScope,
         backlog: Backlog,
         ledger: Ledger,
         events: Events,
         timing: Timing,
-        pen: Pen,
+        turn: WriteTurn,
         where: str,
     ) -> None:
+        uid = own_scope.uid
         super().__init__(
-            job=job, query=query, sinks={uid: sink}, ledger=ledger, events=events, timing=timing, where=where
+            job=own_scope.job, query=query, sinks={uid: sink}, ledger=ledger, events=events, timing=timing, where=where
         )
         self._uid, self._sink, self._id = uid, sink, query_id
         self._backlog = backlog
         self._own_scope = own_scope  # that of the query's own transactions, some of which are ours to commit
-        self._pen = pen
+        self._turn = turn
         self._own: Committer | None = None
         self._left: tuple[Committable, ...] = ()  # of the epoch under way, to be written from the log
         self._replay: Replay | None = None
@@ -83,18 +82,19 @@ class Drainer(Conductor):
         self.waiting_for: str | None = None
 
     def start(self) -> None:
+        """Recover, then deliver, until it is stopped."""
         self._thread.start()
 
     def stop(self) -> None:
         """Finish the epoch under way if the sink lets us, begin no other."""
         self._stopping.set()
         self._backlog.wake()
-        self._pen.wake()
+        self._turn.wake()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
         if self._thread.is_alive():
             return  # it waits for a sink that does not answer; when it wakes, it is a zombie like any other, and fenced
-        self._close_committers()
+        self._committers.close()
         if self._own is not None:
             self._own.close()
 
@@ -120,7 +120,7 @@ class Drainer(Conductor):
                     return
                 if self.waiting_for is None:
                     log.warning("sink %s of query %s takes nothing now: %s", self._uid, self._query, error)
-                    self._emit("drain_waiting", None, sink=self._uid, error=str(error))
+                    self.emit("drain_waiting", None, sink=self._uid, error=str(error))
                 self.waiting_for = str(error)
                 self._stopping.wait(wait)
                 wait = min(wait * 2, _LONGEST_WAIT)
@@ -136,7 +136,7 @@ class Drainer(Conductor):
         started = time.monotonic()
         self._left = self._not_visible(entry)
         if self._left:
-            with self._pen.taken(self._stopping.is_set) as mine:
+            with self._turn.drainer(self._stopping.is_set) as mine:
                 if not mine:
                     return
                 self._clear_the_way(entry)
@@ -157,7 +157,9 @@ class Drainer(Conductor):
 
         No task writes now, so what else is open was given up by one; it would hold up readers, or hold locks."""
         deadline = Deadline(self._timing.abort_seconds)
-        later = [found for one in self._backlog.entries() if one.epoch > entry.epoch for found in one.prepared]
+        later = [
+            found for waiting in self._backlog.entries() if waiting.epoch > entry.epoch for found in waiting.prepared
+        ]
         if later:
             self._own_committer().abort(later, deadline)
         self._own_committer().abort_dangling(entry.prepared, deadline)
@@ -171,7 +173,11 @@ class Drainer(Conductor):
         own = self._own_committer()
         outcomes = own.commit(entry.epoch, prepared, Deadline(self._timing.commit_seconds))
         self.hints = own.hints()
-        unknown = [one for one in prepared if outcomes.get(one.writer, Outcome.UNKNOWN) is Outcome.UNKNOWN]
+        unknown = [
+            committable
+            for committable in prepared
+            if outcomes.get(committable.writer, Outcome.UNKNOWN) is Outcome.UNKNOWN
+        ]
         if unknown:
             raise OutcomeUnknown(
                 f"Epoch {entry.epoch} of query {self._query!r}: whether {len(unknown)} writers of {self._uid!r} are"
@@ -180,17 +186,19 @@ class Drainer(Conductor):
                 to_do="nothing: it is asked again until the target system answers.",
             )
         return tuple(
-            one for one in entry.committables if prepared_of(one) is None or outcomes[one.writer] is Outcome.LOST
+            committable
+            for committable in entry.committables
+            if prepared_of(committable) is None or outcomes[committable.writer] is Outcome.LOST
         )
 
     def _finish(self, entry: Entry, *, rewritten: int, seconds: float) -> None:
         self._backlog.mark(entry.epoch)
         failpoint("drain.marked")
-        self._emit(
+        self.emit(
             "drained",
             entry.epoch,
             sink=self._uid,
-            rows=sum(one.rows for one in entry.committables),
+            rows=sum(committable.rows for committable in entry.committables),
             writers=len(entry.committables),
             rewritten=rewritten,
             bytes=entry.bytes,
@@ -213,17 +221,17 @@ class Drainer(Conductor):
         try:
             hints = self._committers[self._uid].hints()
             with ThreadPoolExecutor(_WRITERS, thread_name_prefix=f"penstock-drain-{self._uid}") as pool:
-                written = list(pool.map(lambda one: self._write(epoch, one, hints), self._left))
-            sealed = self._seal(written, Deadline(self._timing.commit_seconds))
+                written = list(pool.map(lambda committable: self._write(epoch, committable, hints), self._left))
+            sealed = self._committers.seal(written, Deadline(self._timing.commit_seconds))
         except Exception as error:
             return protocol.Failed(error)
         failpoint("drain.prepared")
         return protocol.Prepared(sealed)
 
-    def _write(self, epoch: int, one: Committable, hints: Mapping[str, Any]) -> Committable:
+    def _write(self, epoch: int, committable: Committable, hints: Mapping[str, Any]) -> Committable:
         """One writer of the epoch, from its log file to prepared."""
-        scope = WriterScope(self._scope(self._uid), epoch, self._attempt, one.writer, 0, hints)
-        batches = read_log(self._backlog.logs, log_of(one))
+        scope = WriterScope(self._scope(self._uid), epoch, self._attempt, committable.writer, 0, hints)
+        batches = read_log(self._backlog.logs, log_of(committable))
         writer = self._sink.open_writer(scope)
         rows = total = 0
         try:
@@ -231,9 +239,9 @@ class Drainer(Conductor):
                 rows += batch.num_rows
                 total += sum_of_hashes(batch)
                 writer.write(batch.drop_columns([HASH_COLUMN]))
-            if (rows, total % MODULO) != (one.rows, one.checksum % MODULO):
+            if (rows, total % MODULO) != (committable.rows, committable.checksum % MODULO):
                 raise LedgerCorrupt(
-                    f"The in-flight log {log_of(one).name} holds {rows} rows, decided were {one.rows}.",
+                    f"The in-flight log {log_of(committable).name} holds {rows} rows, decided were {committable.rows}.",
                     safe="nothing of it was delivered, and no later epoch of this sink either.",
                     to_do="restore the file from a copy of the checkpoint storage, then start the job again.",
                 )
@@ -241,14 +249,11 @@ class Drainer(Conductor):
         except BaseException:
             writer.abort()
             raise
-        return Committable(one.sink, one.writer, rows, one.checksum, payload)
+        return Committable(committable.sink, committable.writer, rows, committable.checksum, payload)
 
     def _decide(self, decision: Decision) -> None:
         self._ledger.decide(decision, query=self._id, barrier=None)
         failpoint("drain.decided")
-
-    def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
-        return self._commit_at_sinks(decision.id.epoch, decision.to_commit, Deadline(self._timing.commit_seconds))
 
     def _finish_log(self, epoch: int, watermark: int | None) -> bool:
         entry = self._backlog.first()

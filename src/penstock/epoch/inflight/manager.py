@@ -12,17 +12,17 @@ from penstock.checkpoint.inflight_log import confirm, make_folder
 from penstock.checkpoint.layout import BACKLOG, LEDGER, LOGS
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
-from penstock.epoch.channel import How, Writing
+from penstock.epoch.channel import Route, Writing
 from penstock.epoch.driver import Timing
 from penstock.epoch.inflight.drainer import Drainer
-from penstock.epoch.inflight.pen import Pen
+from penstock.epoch.inflight.write_turn import WriteTurn
 from penstock.errors import PenstockError, UidChanged
 from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
     from penstock.checkpoint.ledger import Ledger
     from penstock.config import Checkpoints
-    from penstock.epoch.limits import Gate
+    from penstock.epoch.gate import Gate
     from penstock.events import Events
     from penstock.storage.storage import Storage
 
@@ -54,7 +54,9 @@ class InFlight:
         self._location, self._storage, self._ledger_of = location, storage, ledger_of
         self._events, self._limits = events, checkpoints
         self._backlogs: dict[str, Backlog] = {}
-        self._pens = {uid: Pen() for uid in self._sinks}
+        self._turns = {uid: WriteTurn() for uid in self._sinks}
+        self._opened: dict[str, float] = {}  # when the epoch under way began, by sink
+        self._behind: set[str] = set()  # sinks for which it queues behind earlier ones
         self._drainers: dict[str, Drainer] = {}
         self._generation = 0
         self._id: str | None = None
@@ -87,38 +89,39 @@ class InFlight:
                 continue
             assert self._id is not None
             drainer = self._drainers[uid] = Drainer(
-                job=self._job,
                 query=self._query,
                 query_id=self._id,
-                uid=uid,
                 sink=self._sinks[uid],
                 own_scope=SinkScope(self._job, uid, self._generation),
                 backlog=backlog,
                 ledger=self._ledger_of(f"{self._location}/{self._id}/{uid}/{LEDGER}"),
                 events=self._events,
                 timing=Timing(self._limits.commit_timeout_seconds, self._limits.abort_timeout_seconds),
-                pen=self._pens[uid],
+                turn=self._turns[uid],
                 where=f"{self._location}/{self._id}/{uid}",
             )
             drainer.start()
 
     def close(self) -> None:
+        """Deliver nothing more; what waits is the next run's."""
         for drainer in self._drainers.values():
             drainer.stop()
         self._drainers.clear()
 
     @property
     def failure(self) -> BaseException | None:
-        return next((one.failure for one in self._drainers.values() if one.failure is not None), None)
+        """What no waiting can cure, at one of the sinks."""
+        return next((drainer.failure for drainer in self._drainers.values() if drainer.failure is not None), None)
 
     @property
     def pending(self) -> int:
         """How many epochs wait, over all sinks."""
-        return sum(one.count for one in self._backlogs.values())
+        return sum(backlog.count for backlog in self._backlogs.values())
 
     @property
     def bytes(self) -> int:
-        return sum(one.bytes for one in self._backlogs.values())
+        """How much waits, over all sinks."""
+        return sum(backlog.bytes for backlog in self._backlogs.values())
 
     def prepared(self) -> list[Committable]:
         """What waiting epochs have prepared at the sinks: it must stay open there."""
@@ -134,17 +137,17 @@ class InFlight:
     def wait_for_room(self, gate: Gate) -> None:
         """The back-pressure: before an epoch begins, wait until the log has room for it."""
         self.start()
-        told, began = False, time.monotonic()
+        throttled, began = False, time.monotonic()
         while self._full():
             failure = self.failure
             if failure is not None:
                 raise failure
             gate.check()
-            if not told:
-                told = True
+            if not throttled:
+                throttled = True
                 self._events.emit("throttled", query=self._query, bytes=self.bytes, epochs=self.pending)
             self._wait()
-        if told:
+        if throttled:
             seconds = round(time.monotonic() - began, 3)
             self._events.emit("flowing", query=self._query, bytes=self.bytes, epochs=self.pending, seconds=seconds)
 
@@ -153,14 +156,20 @@ class InFlight:
         if not self._limits.logged:
             return Writing()
         backlog = self._backlogs[uid]
-        self._pens[uid].give_back()  # where an attempt at this epoch failed before
+        self._opened[uid] = time.monotonic() - elapsed
+        self._behind.discard(uid)
+        self._turns[uid].take_from_tasks()  # where an attempt at this epoch failed before
         if self._limits.max_concurrent > 1:
             patience, in_turn = self._limits.timeout_seconds, backlog.at_sink
         else:
             patience, in_turn = self._limits.aligned_timeout_seconds - elapsed, not backlog.count
-        if in_turn and patience > 0 and self._pens[uid].lend():
-            return Writing(How.TEE, backlog.logs, patience)
-        return Writing(How.LOG, backlog.logs)
+        if not in_turn:
+            self._behind.add(uid)
+        elif patience > 0:
+            if self._turns[uid].give_to_tasks():
+                return Writing(Route.TEE, backlog.logs, patience)
+            self._behind.add(uid)  # the drainer writes
+        return Writing(Route.LOG, backlog.logs)
 
     def with_hints(self, uid: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """The sink's hints to its writers, with what the drainer knows."""
@@ -172,55 +181,60 @@ class InFlight:
         log file is seen before anything is decided on it."""
         found: list[Committable] = []
         for uid in self._sinks:
-            own = [one for one in committables if one.sink == uid]
+            own = [committable for committable in committables if committable.sink == uid]
             if own:
-                confirm(self._backlogs[uid].logs, (log_of(one) for one in own))
+                confirm(self._backlogs[uid].logs, (log_of(committable) for committable in own))
                 found.extend(self._sealed_sink(own, seal))
             else:
-                self._pens[uid].give_back()  # it got no rows
+                self._turns[uid].take_from_tasks()  # it got no rows
         return found
 
     def _sealed_sink(self, own: Sequence[Committable], seal: Seal) -> list[Committable]:
-        prepared = [prepared for one in own if (prepared := prepared_of(one)) is not None]
+        prepared = [prepared for committable in own if (prepared := prepared_of(committable)) is not None]
         if len(prepared) == len(own):
             try:
-                sealed = {one.id: one for one in seal(prepared, self._patience())}
-                return [with_prepared(one, sealed[one.id]) for one in own]
+                sealed = {committable.id: committable for committable in seal(prepared, self._patience())}
+                return [with_prepared(committable, sealed[committable.id]) for committable in own]
             except PenstockError as error:
                 if not error.retryable:
                     raise
-        return [with_prepared(one, None) for one in own]
+        return [with_prepared(committable, None) for committable in own]
 
     def commit(self, epoch: int, logged: Sequence[Committable], commit_at_sinks: CommitAtSinks) -> bool:
         """Make a decided epoch visible, or one to be delivered; idempotent. Whether all of it is visible now."""
-        by_sink = {uid: [one for one in logged if one.sink == uid] for uid in sorted({one.sink for one in logged})}
+        by_sink = {
+            uid: [committable for committable in logged if committable.sink == uid]
+            for uid in sorted({committable.sink for committable in logged})
+        }
         direct = {
-            uid: [found for one in own if (found := prepared_of(one)) is not None]
+            uid: [found for committable in own if (found := prepared_of(committable)) is not None]
             for uid, own in by_sink.items()
             if self._limits.max_concurrent == 1 and not self._known(uid, epoch)
         }
         direct = {uid: own for uid, own in direct.items() if len(own) == len(by_sink[uid])}
         outcomes: Mapping[WriterId, Outcome] = {}
         if direct:
-            outcomes = commit_at_sinks(epoch, [one for own in direct.values() for one in own], self._patience())
+            outcomes = commit_at_sinks(
+                epoch, [committable for own in direct.values() for committable in own], self._patience()
+            )
         visible = True
         for uid, own in by_sink.items():
-            if uid in direct and all(outcomes.get(one.id, Outcome.UNKNOWN).visible for one in own):
-                self._backlogs[uid].remove_logs([log_of(one).name for one in own])
+            if uid in direct and all(outcomes.get(committable.id, Outcome.UNKNOWN).visible for committable in own):
+                self._backlogs[uid].remove_logs([log_of(committable).name for committable in own])
             else:
                 visible = self._record(uid, epoch, own) and visible
-            self._pens[uid].give_back()
+            self._turns[uid].take_from_tasks()
         return visible
 
     def remove_strays(self, keep: Sequence[Committable]) -> None:
         """Remove the logs of attempts that failed. Call only while no task writes."""
         for uid, backlog in self._backlogs.items():
-            self._pens[uid].give_back()
+            self._turns[uid].take_from_tasks()
             backlog.remove_strays(self._generation, keep)
 
     def _record(self, uid: str, epoch: int, own: Sequence[Committable]) -> bool:
         """Whether it is delivered already."""
-        backlog = self._backlogs[uid]
+        backlog, opened = self._backlogs[uid], self._opened.get(uid)
         if backlog.record(epoch, own):
             failpoint("inflight.recorded")
             self._events.emit(
@@ -229,10 +243,12 @@ class InFlight:
                 generation=self._generation,
                 epoch=epoch,
                 sink=uid,
-                rows=sum(one.rows for one in own),
-                bytes=sum(log_of(one).bytes for one in own),
+                rows=sum(committable.rows for committable in own),
+                bytes=sum(log_of(committable).bytes for committable in own),
                 backlog=backlog.count,
                 backlog_bytes=backlog.bytes,
+                behind=uid in self._behind,
+                seconds=None if opened is None else round(time.monotonic() - opened, 4),
             )
         return epoch <= backlog.drained
 
@@ -244,7 +260,7 @@ class InFlight:
         if not self._limits.logged:
             return self.pending > 0
         if self._limits.max_concurrent > 1:
-            return any(one.count >= self._limits.max_concurrent for one in self._backlogs.values())
+            return any(backlog.count >= self._limits.max_concurrent for backlog in self._backlogs.values())
         return self.bytes > self._limits.inflight_bytes
 
     def _patience(self) -> Deadline:

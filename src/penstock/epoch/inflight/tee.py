@@ -53,6 +53,7 @@ class SideWriter:
         return None if self._given_up.is_set() else self._payload
 
     def give_up(self) -> None:
+        """Go on without the sink; its thread aborts when it comes back to life."""
         self._given_up.set()
 
     def _put(self, batch: pa.RecordBatch | None) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
-from penstock.errors import ConfigurationError
+from penstock.errors import AccessDenied, ConfigurationError, StorageFull
 from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
 from penstock.sinks.files.encode import COMPRESSIONS, check_options, encoder, shape
-from penstock.sinks.files.room import check_folder
 from penstock.storage.open import is_local, normalise, open_tree
 from penstock.storage.tree import full_disk_named
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["FileSink"]
+
+#: Below this a check warns: an epoch of a busy job writes more.
+_LITTLE_SPACE = 1 << 30
 
 
 class FileSink(TwoPhaseSink):
@@ -83,3 +87,26 @@ class FileSink(TwoPhaseSink):
 
     def describe(self) -> str:
         return f"{self.format} files in {self.path}"
+
+
+def check_folder(path: str, uid: str, *, what: str) -> Sequence[Finding]:
+    """Raises for a folder that cannot be written, there or still to be made; `what` it is to be is for people."""
+    folder = Path(path)
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not nearest.is_dir():
+        raise ConfigurationError(
+            f"{nearest} is a file, so {folder} cannot be {what}.",
+            safe="nothing was started.",
+            to_do="give the path of a folder.",
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise AccessDenied(
+            f"This user may not write in {nearest}.",
+            safe="nothing was started.",
+            to_do="grant the right to write, or choose another folder.",
+        )
+    space = os.statvfs(nearest)
+    free = space.f_bavail * space.f_frsize
+    if free == 0:
+        raise StorageFull(f"No space is left in {nearest}.", safe="nothing was started.", to_do="free some space.")
+    return (Finding(uid, f"only {free >> 20} MiB are free in {nearest}"),) if free < _LITTLE_SPACE else ()

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from penstock.errors import ConfigurationError, SchemaMismatch
-from penstock.sinks.files.dictionaries import repeating
-from penstock.sinks.files.statistics import never_nan
+from penstock.sinks.files.parquet import never_nan, repeating
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError
 from penstock.sinks.digits import digits_of
-from penstock.sinks.mysql.kinds import of_arrow
+from penstock.sinks.mysql.types import of_arrow
 from penstock.sinks.sql.names import quoted
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.sinks.mysql import faults
+from penstock.deadline import Deadline
 from penstock.sinks.mysql.faults import ServerError
 from penstock.sinks.sql.faults import missing_extra
 
@@ -64,7 +64,7 @@ class Session:
     """
 
     def __init__(self, login: Login, *, seconds: float = 120.0) -> None:
-        self.login = login
+        self.login, self.deadline = login, Deadline(seconds)
         try:
             import pymysql
         except ImportError as error:
@@ -105,14 +105,10 @@ class Session:
     def open(self) -> bool:
         return bool(self._connection.open)
 
-    @property
-    def id(self) -> int:
-        """The server's number of this connection."""
-        return int(self._connection.thread_id())
-
-    def limit(self, seconds: float) -> None:
-        """From now on an answer that takes longer counts as lost."""
-        self._connection._read_timeout = self._connection._write_timeout = max(0.5, seconds)
+    def limit(self, deadline: Deadline) -> None:
+        """From now on an answer that takes as long as from here to the deadline counts as lost."""
+        self.deadline = deadline
+        self._connection._read_timeout = self._connection._write_timeout = max(0.5, deadline.remaining())
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._mapped(), self._connection.cursor() as cursor:
@@ -260,9 +256,3 @@ def _connection_class() -> Any:
             return known[name]
 
     return Connecting
-
-
-def opened(login: Login, table: str, doing: str, *, seconds: float = 120.0) -> Session:
-    """A session, or an error for people."""
-    with faults.named(login.where, table, doing):
-        return Session(login, seconds=seconds)

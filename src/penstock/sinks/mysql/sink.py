@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
 from penstock.durations import seconds
-from penstock.errors import ConfigurationError, SchemaMismatch
-from penstock.sinks.mysql.names import Names
-from penstock.sinks.mysql.session import Login, Session, opened
-from penstock.sinks.sql.modes import MODES, SqlMode, check_mode
+from penstock.errors import ConfigurationError
+from penstock.sinks.mysql.session import Login, Session
+from penstock.sinks.sql.modes import MODES, SqlMode, check_length, check_mode, require_key
 from penstock.sinks.sql.names import quoted, split_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.sinks.mysql.committer import MySqlCommitter
-    from penstock.sinks.mysql.tables import Given, Table
+    from penstock.sinks.mysql.dialect import MySqlDialect
+    from penstock.sinks.mysql.tables import Given, Names, Table
     from penstock.sinks.mysql.writer import MySqlWriter
-
-_LONGEST_NAME = 64
+    from penstock.sinks.sql.committer import SqlCommitter
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -68,12 +67,7 @@ class MySqlSink(TwoPhaseSink):
                 safe="nothing was started.",
                 to_do="say database='shop', or table='shop.orders'.",
             )
-        if len(table) > _LONGEST_NAME:
-            raise ConfigurationError(
-                f"The table's name {table!r} is longer than the {_LONGEST_NAME} characters MySQL takes.",
-                safe="nothing was started.",
-                to_do="give it a shorter name.",
-            )
+        check_length("MySQL", table, len(table), 64, "characters")
         if seconds(self.lock_timeout, "lock_timeout") < 1:
             raise ConfigurationError(
                 f"lock_timeout is {self.lock_timeout}, but the server counts in whole seconds from 1.",
@@ -94,11 +88,11 @@ class MySqlSink(TwoPhaseSink):
         return Link("sink", uid, Guarantee.EXACTLY_ONCE, f"{MODES[self.mode]}, {self.describe()}")
 
     def shape(self, frame: DataFrame) -> DataFrame:
-        from penstock.sinks.mysql.kinds import is_nested, of_spark
-        from penstock.sinks.sql.frames import with_json
+        from penstock.sinks.mysql.types import is_nested, of_spark
+        from penstock.sinks.sql.rows import with_json
 
         # Remembered, because JSON is plain text by the time a writer sees it, and for `check`.
-        given = tuple((one.name, of_spark(one.name, one.dataType)) for one in frame.schema.fields)
+        given = tuple((field.name, of_spark(field.name, field.dataType)) for field in frame.schema.fields)
         self._require_key_in(given)
         object.__setattr__(self, "_given", given)
         return with_json(frame, is_nested, decimals_as_text=True)
@@ -106,37 +100,31 @@ class MySqlSink(TwoPhaseSink):
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         from penstock.sinks.mysql import check
 
-        scope = SinkScope(context.job, uid, 0)
-        session = opened(self._login, self.table, "connecting")
-        try:
-            return [Finding(uid, said) for said in check.findings(session, self._names(scope), self, self.given)]
-        finally:
-            session.close()
+        dialect = self._dialect(SinkScope(context.job, uid, 0))
+        with self._connected(dialect) as session:
+            return [Finding(uid, text) for text in check.findings(session, dialect, self, self.given)]
 
     def open_writer(self, scope: WriterScope) -> MySqlWriter:
-        from penstock.sinks.mysql.writer import StagedWriter, XaWriter
+        from penstock.sinks.mysql.writer import MySqlWriter
 
-        names = self._names(scope.sink)
-        mode = scope.hints.get("mode") or self._resolved()
-        if mode == "two_phase":
-            return XaWriter(self._login, scope, names, self._ready)
-        return StagedWriter(self._login, scope, names, self._ready, self.keys)
+        dialect, mode = self._dialect(scope.sink), scope.hints.get("mode") or self.mode
+        if mode == "auto":
+            with self._connected(dialect) as session:
+                mode = dialect.mode(session)
+        return MySqlWriter(dialect, scope, self._ready, staged=mode != "two_phase", key=self.keys)
 
-    def open_committer(self, scope: SinkScope) -> MySqlCommitter:
-        from penstock.sinks.mysql import faults
-        from penstock.sinks.mysql.committer import MySqlCommitter
-        from penstock.sinks.mysql.markers import Markers
+    def open_committer(self, scope: SinkScope) -> SqlCommitter[Session]:
+        from penstock.sinks.sql.committer import SqlCommitter
 
-        names = self._names(scope)
-        session = opened(self._login, self.table, "connecting")
-        try:
-            with faults.named(self._login.where, self.table, "making its marker tables"):
-                Markers(names).create(session)
-                mode = self._mode(session)
-        except BaseException:
-            session.close()
-            raise
-        return MySqlCommitter(self._login, names, mode, session)
+        dialect = self._dialect(scope)
+        with dialect.mapper.mapped("making its marker tables"):
+            session = Session(self._login)
+            try:
+                dialect.create(session)
+                return SqlCommitter(dialect, dialect.mode(session), session)
+            except BaseException:
+                session.close()
+                raise
 
     def redirected(self, suffix: str) -> MySqlSink:
         """The same sink on another table, whose name has `suffix` behind it."""
@@ -170,24 +158,20 @@ class MySqlSink(TwoPhaseSink):
             self.options,
         )
 
-    def _names(self, scope: SinkScope) -> Names:
-        return Names.of(scope, *self._where)
+    def _dialect(self, scope: SinkScope) -> MySqlDialect:
+        from penstock.sinks.mysql.dialect import MySqlDialect
+        from penstock.sinks.mysql.tables import Names
 
-    def _resolved(self) -> str:
-        if self.mode != "auto":
-            return self.mode
-        session = opened(self._login, self.table, "connecting")
-        try:
-            return self._mode(session)
-        finally:
-            session.close()
+        return MySqlDialect(self._login, Names.of(scope, *self._where), self.mode)
 
-    def _mode(self, session: Session) -> str:
-        from penstock.sinks.mysql.server import two_phase_refusal
-
-        if self.mode != "auto":
-            return self.mode
-        return "staged" if two_phase_refusal(session) else "two_phase"
+    @contextlib.contextmanager
+    def _connected(self, dialect: MySqlDialect) -> Iterator[Session]:
+        with dialect.mapper.mapped("connecting"):
+            session = Session(self._login)
+            try:
+                yield session
+            finally:
+                session.close()
 
     def _ready(self, session: Session, names: Names, given: Given) -> Table:
         """In a task, before its first row: the table, compared with the rows."""
@@ -203,9 +187,4 @@ class MySqlSink(TwoPhaseSink):
 
     def _require_key_in(self, given: Given) -> None:
         missing = {name.lower() for name in self.keys} - {name.lower() for name, _ in given}
-        if missing:
-            raise SchemaMismatch(
-                f"The key of {self.describe()} has columns that the rows do not have: {', '.join(sorted(missing))}.",
-                safe="nothing was written.",
-                to_do=f"name columns of the DataFrame as key; it has {', '.join(name for name, _ in given)}.",
-            )
+        require_key(self.describe(), sorted(missing), [name for name, _ in given])

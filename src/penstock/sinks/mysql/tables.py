@@ -1,19 +1,95 @@
-"""The target table: read, compared with the rows, created."""
+"""The target table: read, compared with the rows, created; and the names of what a sink's writers leave beside it.
+
+A sink is its job, its uid and its table. The table is part of it because one server may hold the same job twice: a
+fork that writes into tables of its own, a copy for testing. XA ids are known to the whole server, so the database is
+part of theirs.
+
+    XA id     penstock-<digest of sink and database>,  g<generation>-e<epoch>-a<attempt>-p<partition>-<random>
+    staging   penstock_stage_<digest of sink>_g<generation>_<random>
+
+The second half of an XA id, or the name of the staging table, is the writer's name: in its committable and its marker.
+"""
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.errors import ConfigurationError
-from penstock.sinks.mysql import kinds
+from penstock.contracts.sink import SinkScope, WriterScope
+from penstock.errors import ConfigurationError, SchemaMismatch, TableMissing
 from penstock.sinks.mysql.faults import SYSTEM
-from penstock.sinks.mysql.names import Names
 from penstock.sinks.mysql.session import Session
-from penstock.sinks.sql import faults as said
-from penstock.sinks.sql.columns import Column, compare
-from penstock.sinks.sql.keys import UniqueIndex
-from penstock.sinks.sql.names import quoted
+from penstock.sinks.mysql.types import column_type, refusal
+from penstock.sinks.sql.faults import NOTHING_VISIBLE
+from penstock.sinks.sql.names import digest, label, quoted, staging_generation, staging_prefix
+from penstock.sinks.sql.rows import Column, UniqueIndex, compare
+
+#: What tells our XA ids from those of other programs at a glance; any number will do.
+FORMAT = 20563
+_BRANCH = re.compile(r"g(?P<generation>\d+)-e(?P<epoch>\d+)-a\d+-p(?P<partition>\d+)-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Of one sink in one database."""
+
+    prefix: str
+    database: str
+    table: str
+    generation: int
+
+    @classmethod
+    def of(cls, scope: SinkScope, database: str, table: str) -> Names:
+        return cls(scope.prefix, database, table, scope.generation)
+
+    @property
+    def target(self) -> list[str]:
+        """Database and table, as a committable carries them."""
+        return [self.database, self.table]
+
+    @property
+    def identity(self) -> str:
+        return f"{self.prefix}@{self.table}"
+
+    @property
+    def sink(self) -> str:
+        """In the marker tables; at most 100 characters."""
+        return label(self.identity)
+
+    @property
+    def global_id(self) -> str:
+        """The first half of every XA id of this sink."""
+        return f"penstock-{digest(f'{self.database}/{self.identity}', 32)}"
+
+    def branch(self, scope: WriterScope) -> str:
+        """A second half, never given twice; at most 64 bytes for all numbers that can come up."""
+        return f"g{scope.sink.generation}-e{scope.epoch}-a{scope.attempt}-p{scope.partition}-{secrets.token_hex(8)}"
+
+    def xid(self, branch: str) -> str:
+        """As it stands in a statement."""
+        return f"'{self.global_id}','{branch}',{FORMAT}"
+
+    def staging(self) -> str:
+        return f"{self.staging_prefix}{self.generation}_{secrets.token_hex(6)}"
+
+    @property
+    def staging_prefix(self) -> str:
+        return staging_prefix(self.identity)
+
+    def numbers_in(self, writer: str) -> dict[str, int] | None:
+        """Generation and, of an XA branch, epoch and partition in a writer's name; None if it is not of this sink."""
+        match = _BRANCH.fullmatch(writer)
+        if match is not None:
+            return {key: int(value) for key, value in match.groupdict().items()}
+        generation = staging_generation(writer, self.identity)
+        return None if generation is None else {"generation": generation}
+
+    def quoted(self, table: str) -> str:
+        """A table of the same database in a statement."""
+        return f"{quoted(self.database, '`')}.{quoted(table, '`')}"
+
 
 Given = Sequence[tuple[str, str]]
 """Name and kind of each column of the rows."""
@@ -30,7 +106,7 @@ class Table:
 
     def spelt(self, name: str) -> str:
         """The server does not tell `Id` from `id`; its own spelling is used."""
-        return next((one.name for one in self.columns if one.name.lower() == name.lower()), name)
+        return next((column.name for column in self.columns if column.name.lower() == name.lower()), name)
 
 
 def read(session: Session, names: Names) -> Table | None:
@@ -88,15 +164,19 @@ def require(table: Table, names: Names, given: Given | None) -> None:
         return
     twice = {name.lower() for name, _ in given}
     if len(twice) < len(given):
-        raise said.mismatch(SYSTEM, names.table, "two columns differ only by upper and lower case")
-    compare([(table.spelt(name), kind) for name, kind in given], table.columns, where, kinds.refusal)
+        raise SchemaMismatch(
+            f"Rows do not fit into {where}: two columns differ only by upper and lower case.",
+            safe=NOTHING_VISIBLE,
+            to_do="rename one of them in the query.",
+        )
+    compare([(table.spelt(name), kind) for name, kind in given], table.columns, where, refusal)
 
 
 def creation(names: Names, given: Given, key: Sequence[str] = ()) -> str:
     """The statement that makes the table."""
     keys = {name.lower() for name in key}
     lines = [
-        f"{quoted(name, '`')} {kinds.column_type(kind, in_key=name.lower() in keys)}"
+        f"{quoted(name, '`')} {column_type(kind, in_key=name.lower() in keys)}"
         + (" NOT NULL" if name.lower() in keys else "")
         for name, kind in given
     ]
@@ -120,7 +200,7 @@ def unique_keys(session: Session, names: Names) -> list[UniqueIndex]:
         # An index on an expression has no column there, and one on the beginning of a column does not compare it.
         found.setdefault(str(index), []).append(None if column is None or part is not None else str(column).lower())
     return [
-        UniqueIndex(index, frozenset(one for one in columns if one is not None), None in columns)
+        UniqueIndex(index, frozenset(column for column in columns if column is not None), None in columns)
         for index, columns in found.items()
     ]
 
@@ -150,8 +230,11 @@ def require_key(there: Sequence[UniqueIndex], names: Names, key: Sequence[str], 
 
 
 def missing(names: Names) -> Exception:
-    table = f"{names.database}.{names.table}"
-    return said.table_missing(SYSTEM, table, "create it, or say create=True to have it made from the rows.")
+    return TableMissing(
+        f"The {SYSTEM} table {names.database}.{names.table} does not exist.",
+        safe=NOTHING_VISIBLE,
+        to_do="create it, or say create=True to have it made from the rows.",
+    )
 
 
 def _text(value: object) -> str:

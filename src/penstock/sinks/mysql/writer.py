@@ -1,25 +1,29 @@
-"""One task's hand on the table: rows in, a prepared XA transaction or a full staging table out."""
+"""A task's side: rows in, a prepared XA transaction or a full staging table out.
+
+    two_phase   XA START · marker · load into the table · fence · XA PREPARE            payload: the branch's name
+    staged      CREATE staging · load into it · fence                                   payload: the table's name
+
+A staging table is an ordinary InnoDB one: it must outlive a crash of the server, since the decision to move its rows
+may have been made by then. A prepared transaction is durable and invisible, whether this process, its connection or the
+server lives or not."""
 
 from __future__ import annotations
 
 import contextlib
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import PenstockError
-from penstock.sinks.mysql import faults, tables
+from penstock.sinks.mysql.dialect import MySqlDialect
 from penstock.sinks.mysql.encode import Statement
-from penstock.sinks.mysql.faults import SYSTEM, ServerError
-from penstock.sinks.mysql.kinds import of_arrow
+from penstock.sinks.mysql.faults import NO_TABLE, SYSTEM, ServerError
 from penstock.sinks.mysql.loading import Loader
-from penstock.sinks.mysql.markers import Markers
-from penstock.sinks.mysql.names import Names
-from penstock.sinks.mysql.session import Login, Session
-from penstock.sinks.mysql.tables import Table
-from penstock.sinks.sql.faults import fenced
-from penstock.sinks.sql.keys import require_values
+from penstock.sinks.mysql.session import Session
+from penstock.sinks.mysql.tables import Given, Names, Table
+from penstock.sinks.mysql.types import of_arrow
+from penstock.sinks.sql.dialect import NOTHING, payload_of
+from penstock.sinks.sql.rows import require_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,24 +31,28 @@ if TYPE_CHECKING:
 _UNDO_SECONDS = 10.0
 _LOAD_SECONDS = 120.0  # for an answer to some megabytes of rows
 
-Ready = Callable[[Session, Names, tables.Given], Table]
+Ready = Callable[[Session, Names, Given], Table]
 """The sink's own: the table for rows of such columns, compared and, where it may be, created."""
 
 
 class MySqlWriter(Writer):
-    """What both ways share. The connection is opened with the first batch, closed by `pre_commit` or `abort`."""
+    """The connection is opened with the first batch, closed by `pre_commit` or `abort`."""
 
-    def __init__(self, login: Login, scope: WriterScope, names: Names, ready: Ready) -> None:
-        self._login, self._scope, self._names, self._ready = login, scope, names, ready
-        self._markers = Markers(names)
+    def __init__(
+        self, dialect: MySqlDialect, scope: WriterScope, ready: Ready, *, staged: bool, key: Sequence[str] = ()
+    ) -> None:
+        self._dialect, self._scope, self._ready, self._staged, self._key = dialect, scope, ready, staged, key
+        self._names, self._mapper = dialect.names, dialect.mapper
         self._session: Session | None = None
         self._loader: Loader | None = None
-        self._at = ""
-        self.name = ""
+        self._columns: tuple[str, ...] = ()
+        self._at = self.name = ""
         self._prepared = False
 
     def write(self, batch: pa.RecordBatch) -> None:
-        with self._named("loading rows"):
+        own = {name.lower() for name in self._key}
+        require_values(batch, [name for name in batch.schema.names if name.lower() in own], SYSTEM, self._names.table)
+        with self._mapper.mapped("loading rows"):
             if self._loader is None:
                 self._loader = self._begin(batch.schema)
             self._loader.add(batch)
@@ -52,18 +60,21 @@ class MySqlWriter(Writer):
     def pre_commit(self) -> Mapping[str, Any]:
         session = self._session
         if session is None or self._loader is None:
-            return {"how": None}  # no rows, nothing to commit
-        with self._named("preparing"):
+            return NOTHING
+        with self._mapper.mapped("preparing"):
             self._loader.flush()
             fence = self._scope.hints.get("fence")
             # Last: what a sweep did not see, because it came first, refuses itself here.
-            if fence is not None and self._markers.fence(session) != fence:
-                raise fenced(SYSTEM, self.name)
-            payload = self._prepare(session)
+            if fence is not None and self._dialect.read_fence(session) != fence:
+                raise self._mapper.fenced(self.name)
+            if not self._staged:
+                for statement in self._dialect.prepare(self.name):
+                    session.execute(statement)
         # The server lets nobody else end the transaction while its connection is open.
         session.close()
         self._session, self._prepared = None, True
-        return payload
+        rows, target = self._loader.rows, self._names.target
+        return payload_of(self._scope, self.name, self._at, rows, target, self._columns, self._key)
 
     def abort(self) -> None:
         """Also after pre_commit, as long as no driver has seen the committable."""
@@ -71,117 +82,58 @@ class MySqlWriter(Writer):
         with contextlib.suppress(ServerError, PenstockError):  # what is left, the driver's sweep finds
             if self._prepared:
                 self._prepared = False
-                session = Session(self._login, seconds=_UNDO_SECONDS)
+                session = Session(self._dialect.login, seconds=_UNDO_SECONDS)
             if session is not None and session.open and self.name:
                 self._undo(session)
         if session is not None:
             session.close()
 
-    @abstractmethod
     def _undo(self, session: Session) -> None:
         """Give up what was begun, or prepared."""
+        if self._staged:
+            session.execute(f"DROP TABLE IF EXISTS {self._names.quoted(self.name)}")
+            return
+        with contextlib.suppress(ServerError):  # it may be past its end already
+            session.execute(f"XA END {self._names.xid(self.name)}")
+        session.execute(f"XA ROLLBACK {self._names.xid(self.name)}")
 
     def _begin(self, schema: pa.Schema) -> Loader:
         # A whole wait for locks fits into it, twice.
-        session = self._session = Session(self._login, seconds=2 * self._login.lock_timeout + _LOAD_SECONDS)
+        seconds = 2 * self._dialect.login.lock_timeout + _LOAD_SECONDS
+        session = self._session = Session(self._dialect.login, seconds=seconds)
         kinds = tuple(of_arrow(field.name, field.type) for field in schema)
         table = self._ready(session, self._names, list(zip(schema.names, kinds, strict=True)))
-        columns = tuple(table.spelt(name) for name in schema.names)
-        self._at = self._markers.now(session)
+        self._columns = tuple(table.spelt(name) for name in schema.names)
+        self._at = self._dialect.now(session)
         if self._scope.hints.get("fence") is None:  # no driver came before us
-            self._markers.create(session, since=self._at)
-        into = self._open(session, table, columns)
-        return Loader(session, Statement(into, columns, kinds), self._names.table)
+            self._dialect.create(session, since=self._at)
+        into = self._open_staging(session, table) if self._staged else self._open_transaction(session)
+        return Loader(session, Statement(self._names.quoted(into), self._columns, kinds), self._mapper)
 
-    @abstractmethod
-    def _open(self, session: Session, table: Table, columns: tuple[str, ...]) -> str:
-        """Begin; the table that rows are loaded into, quoted."""
-
-    @abstractmethod
-    def _prepare(self, session: Session) -> Mapping[str, Any]:
-        """Leave everything durable and invisible; what a commit needs to know."""
-
-    def _named(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        return faults.named(self._login.where, self._names.table, doing)
-
-
-class XaWriter(MySqlWriter):
-    """Loads into the table itself, inside an XA transaction. After `pre_commit` the rows are durable and invisible,
-    whether this process, its connection or the server lives or not."""
-
-    def _open(self, session: Session, table: Table, columns: tuple[str, ...]) -> str:
-        self.name = self._names.branch(self._scope)
-        try:
-            self._start(session)
-        except ServerError as error:
-            if error.code != faults.NO_TABLE:
-                raise
-            session.execute(f"XA END {self._xid}")
-            session.execute(f"XA ROLLBACK {self._xid}")
-            self._markers.create(session, since=self._at)
-            self._start(session)
-        return self._names.quoted(self._names.table)
-
-    def _start(self, session: Session) -> None:
-        session.execute(f"XA START {self._xid}")
-        scope = self._scope
-        self._markers.insert(session, self.name, scope.epoch, scope.sink.generation, self._at)
-
-    def _prepare(self, session: Session) -> Mapping[str, Any]:
-        session.execute(f"XA END {self._xid}")
-        session.execute(f"XA PREPARE {self._xid}")
-        return {"how": "xa", "writer": self.name, "xid": self._xid, "at": self._at, "table": self._names.target}
-
-    @property
-    def _xid(self) -> str:
-        return self._names.xid(self.name)
-
-    def _undo(self, session: Session) -> None:
-        with contextlib.suppress(ServerError):  # it may be past its end already
-            session.execute(f"XA END {self._xid}")
-        session.execute(f"XA ROLLBACK {self._xid}")
-
-
-class StagedWriter(MySqlWriter):
-    """Loads into a table of its own, an ordinary InnoDB one: it must outlive a crash of the server, since the decision
-    to move its rows may have been made by then."""
-
-    def __init__(self, login: Login, scope: WriterScope, names: Names, ready: Ready, key: tuple[str, ...] = ()) -> None:
-        super().__init__(login, scope, names, ready)
-        self._key = key
-        self._columns: tuple[str, ...] = ()
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        own = {name.lower() for name in self._key}
-        require_values(batch, [name for name in batch.schema.names if name.lower() in own], SYSTEM, self._names.table)
-        super().write(batch)
-
-    def _open(self, session: Session, table: Table, columns: tuple[str, ...]) -> str:
-        wanted = set(columns)
-        definitions = [
-            definition
-            for column, definition in zip(table.columns, table.definitions, strict=True)
-            if column.name in wanted
-        ]
-        name, self._columns = self._names.staging(), columns
+    def _open_staging(self, session: Session, table: Table) -> str:
+        """Make a table for the rows; its name."""
+        columns = zip(table.columns, table.definitions, strict=True)
+        definitions = [definition for column, definition in columns if column.name in self._columns]
+        name = self._names.staging()
         session.execute(
             f"CREATE TABLE {self._names.quoted(name)} ({', '.join(definitions)}) ENGINE=InnoDB CHARACTER SET utf8mb4"
         )
         self.name = name
-        return self._names.quoted(name)
+        return name
 
-    def _prepare(self, session: Session) -> Mapping[str, Any]:
-        assert self._loader is not None
-        return {
-            "how": "staged",
-            "writer": self.name,
-            "epoch": self._scope.epoch,
-            "columns": list(self._columns),
-            "key": list(self._key),
-            "rows": self._loader.rows,
-            "at": self._at,
-            "table": self._names.target,
-        }
+    def _open_transaction(self, session: Session) -> str:
+        """Begin an XA transaction for rows that go into the table itself; its name."""
+        self.name = self._names.branch(self._scope)
+        try:
+            self._start(session)
+        except ServerError as error:
+            if error.code != NO_TABLE:
+                raise
+            self._undo(session)
+            self._dialect.create(session, since=self._at)
+            self._start(session)
+        return self._names.table
 
-    def _undo(self, session: Session) -> None:
-        session.execute(f"DROP TABLE IF EXISTS {self._names.quoted(self.name)}")
+    def _start(self, session: Session) -> None:
+        session.execute(f"XA START {self._names.xid(self.name)}")
+        self._dialect.insert(session, self.name, self._scope.epoch, self._at)

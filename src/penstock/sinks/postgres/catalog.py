@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SchemaMismatch
+from penstock.sinks.postgres.connection import NOW
 from penstock.sinks.postgres.types import PgColumn, Route, column_type, refusal
-from penstock.sinks.sql.columns import compare
-from penstock.sinks.sql.markers import MARKERS, SINKS
+from penstock.sinks.sql.dialect import MARKERS, SINKS
 from penstock.sinks.sql.names import quoted
+from penstock.sinks.sql.rows import compare
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-#: The server's time in microseconds, at which the transaction began.
-NOW = "(extract(epoch FROM now()) * 1000000)::bigint"
 
 #: A statement with `$1` parameters, run; its rows. Both clients are brought into this form.
 Ask = Callable[..., list[tuple[Any, ...]]]
@@ -93,8 +91,7 @@ class Table:
 def find(ask: Ask, place: Place) -> Table | None:
     """The target table; None if it does not exist."""
     found = ask(
-        "SELECT c.oid::bigint, c.relkind::text FROM pg_catalog.pg_class c WHERE c.oid = to_regclass($1)",
-        place.target,
+        "SELECT c.oid::bigint, c.relkind::text FROM pg_catalog.pg_class c WHERE c.oid = to_regclass($1)", place.target
     )
     if not found:
         return None

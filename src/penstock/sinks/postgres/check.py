@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.deadline import Deadline
-from penstock.errors import AccessDenied, ConfigurationError
+from penstock.errors import AccessDenied, ConfigurationError, TableMissing
 from penstock.sinks.postgres import catalog
+from penstock.sinks.postgres.catalog import Ask
+from penstock.sinks.postgres.faults import mapper
 from penstock.sinks.postgres.sink import arrow_schema
-from penstock.sinks.sql import faults
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -17,28 +16,24 @@ if TYPE_CHECKING:
     from penstock.contracts.sink import CheckContext
     from penstock.sinks.postgres.sink import PostgresSink
 
-SECONDS = 20.0
+_SECONDS = 20.0
 _OLDEST = 12
 _SAFE = "nothing was started."
 
 
 def check(sink: PostgresSink, context: CheckContext, planned: StructType | None) -> list[str]:
     """What is unwise; what cannot work is raised."""
-    line, deadline = sink.line("penstock check"), Deadline(SECONDS)
-
-    def ask(*words: Any) -> list[tuple[Any, ...]]:
-        return line.ask(deadline, *words)
-
+    line = sink.line("penstock check", _SECONDS)
     try:
-        with line.naming("checking"):
-            findings = _server(sink, context, ask)
-            findings += _table(sink, ask, planned)
+        with mapper(sink.server, str(sink.place)).mapped("checking"):
+            findings = _server(sink, context, line.ask)
+            findings += _table(sink, line.ask, planned)
     finally:
-        line.drop()
+        line.close()
     return findings
 
 
-def _server(sink: PostgresSink, context: CheckContext, ask: Callable[..., list[tuple[Any, ...]]]) -> list[str]:
+def _server(sink: PostgresSink, context: CheckContext, ask: Ask) -> list[str]:
     [(version, standby, most, used, fsync)] = ask(
         "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), "
         "current_setting('max_prepared_transactions')::int, (SELECT count(*) FROM pg_prepared_xacts), "
@@ -83,12 +78,12 @@ def _server(sink: PostgresSink, context: CheckContext, ask: Callable[..., list[t
     return said
 
 
-def _table(sink: PostgresSink, ask: Callable[..., list[tuple[Any, ...]]], planned: StructType | None) -> list[str]:
+def _table(sink: PostgresSink, ask: Ask, planned: StructType | None) -> list[str]:
     place = sink.place
     table = catalog.find(ask, place)
     if table is None:
         if not sink.create:
-            raise faults.table_missing("PostgreSQL", str(place), sink.missing_to_do())
+            raise mapper(sink.server, str(place)).error(TableMissing, to_do=sink.missing_to_do())
         _may_create(sink, place.schema, ask, "make the table")
         return _own(sink, ask)
     if table.kind not in ("r", "p"):
@@ -104,7 +99,7 @@ def _table(sink: PostgresSink, ask: Callable[..., list[tuple[Any, ...]]], planne
                 safe=_SAFE,
                 to_do=f"GRANT {right} ON {place} TO the user of the sink.",
             )
-    if sink.key and sorted(sink.key) not in [sorted(one) for one in catalog.unique_keys(ask, table)]:
+    if sink.key and sorted(sink.key) not in [sorted(key) for key in catalog.unique_keys(ask, table)]:
         raise ConfigurationError(
             f"Mode upsert needs a unique index of {place} on exactly {', '.join(sink.key)}, and there is none.",
             safe=_SAFE,
@@ -120,7 +115,7 @@ def _table(sink: PostgresSink, ask: Callable[..., list[tuple[Any, ...]]], planne
     return _own(sink, ask)
 
 
-def _own(sink: PostgresSink, ask: Callable[..., list[tuple[Any, ...]]]) -> list[str]:
+def _own(sink: PostgresSink, ask: Ask) -> list[str]:
     """The sink's own tables are there, or can be made."""
     staged = sink.settled_mode(ask) == "staged"
     if staged or not catalog.has_own_tables(ask, sink.place):
@@ -129,7 +124,7 @@ def _own(sink: PostgresSink, ask: Callable[..., list[tuple[Any, ...]]]) -> list[
     return []
 
 
-def _may_create(sink: PostgresSink, schema: str, ask: Callable[..., list[tuple[Any, ...]]], what: str) -> None:
+def _may_create(sink: PostgresSink, schema: str, ask: Ask, what: str) -> None:
     [(there,)] = ask("SELECT to_regnamespace(quote_ident($1)) IS NOT NULL", schema)
     if not there:
         raise ConfigurationError(

@@ -1,135 +1,132 @@
-"""From what PostgreSQL answered to what a person is told. Decided by SQLSTATE, which no server's language changes."""
+"""What PostgreSQL's answers are called: the rules by which errors of its clients become ours."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-from penstock.errors import ConfigurationError, PenstockError, ValueTooLarge
-from penstock.sinks.postgres.server import Server, client
-from penstock.sinks.sql import faults
+from penstock.errors import (
+    AccessDenied,
+    ConfigurationError,
+    ConstraintViolated,
+    DataError,
+    PenstockError,
+    PreCommitFailed,
+    SchemaMismatch,
+    StorageFull,
+    SystemUnavailable,
+    TableMissing,
+    ValueTooLarge,
+)
+from penstock.sinks.postgres.connection import Server, client
+from penstock.sinks.sql.faults import NO_CODE, ErrorMapper, Fault, Rule
 
 SYSTEM = "PostgreSQL"
-UNDEFINED_OBJECT, OBJECT_IN_USE, UNDEFINED_TABLE, LOCKED, DEADLOCK = "42704", "55006", "42P01", "55P03", "40P01"
+UNDEFINED_OBJECT, OBJECT_IN_USE, LOCKED, DEADLOCK = "42704", "55006", "55P03", "40P01"
 
-_REFUSED = re.compile(r"authentication failed|no password|pg_hba|does not exist|not permitted|permission denied", re.I)
-_ADBC_GONE = re.compile(r'does not exist in target table|relation ".*" does not exist')
-_AWAY = ("08", "57P01", "57P02", "57P03", "57P05", "53300", "25006", "58")
 _STAGED = "say mode='staged', which needs no prepared transactions."
+_ON_A_KEY = "inserting index tuple"  # it waited for another transaction that has the same value of a unique index
+#: By SQLSTATE, which no server's language changes.
+RULES = (
+    Rule(
+        SchemaMismatch,
+        (NO_CODE,),
+        match=r'does not exist in target table|relation ".*" does not exist',  # ADBC
+        say="the table, or a column, went away while rows were written.",
+    ),
+    Rule(
+        AccessDenied,
+        (NO_CODE,),
+        match="authentication failed|no password|pg_hba|does not exist|not permitted|permission denied",
+    ),
+    Rule(SystemUnavailable, (NO_CODE,)),
+    # Binary rows that are not as the column wants them.
+    Rule(SchemaMismatch, ("08P01", "22P03"), say="a column was changed while rows were written: {text}"),
+    Rule(SystemUnavailable, ("08", "57P01", "57P02", "57P03", "57P05", "53300", "25006", "58")),
+    Rule(
+        PreCommitFailed,
+        (LOCKED, DEADLOCK),
+        context=_ON_A_KEY,
+        say="another open transaction holds a row with the same unique key: {text}",
+        to_do="end that transaction; the epoch replays.",
+    ),
+    Rule(
+        PreCommitFailed,
+        (LOCKED, DEADLOCK),
+        say="another open transaction holds a lock: {text}",
+        to_do="end that transaction; the epoch replays.",
+    ),
+    Rule(AccessDenied, ("28", "42501", "3D")),
+    Rule(TableMissing, ("42P01", "3F"), to_do="create it, or start the job with create=True, which does it."),
+    Rule(SchemaMismatch, ("42703", "42804", "42846", "428C9")),
+    Rule(ConstraintViolated, ("23", "P0001", "44")),
+    Rule(ValueTooLarge, ("54",), to_do="filter or shorten such rows, or drop the index that has the limit."),
+    Rule(
+        DataError,
+        ("22021",),
+        match="0x00",
+        to_do="PostgreSQL cannot store the character NUL in text: remove it with translate(column, '\\0', '').",
+    ),
+    Rule(DataError, ("22",)),
+    Rule(StorageFull, ("53100",)),
+    Rule(
+        PreCommitFailed,
+        ("53200",),
+        match="prepared",
+        to_do="raise max_prepared_transactions above the number of writers.",
+    ),
+    Rule(
+        ConfigurationError,
+        ("55000",),
+        doing="preparing",
+        happened="The PostgreSQL server at {where} allows no prepared transactions (max_prepared_transactions is 0).",
+        to_do=f"set max_prepared_transactions and restart the server, or {_STAGED}",
+    ),
+    Rule(
+        ConfigurationError,
+        ("0A000",),
+        doing="preparing",
+        happened="PostgreSQL cannot prepare a transaction on {table}: {text}",
+        to_do=_STAGED,
+    ),
+    Rule(PreCommitFailed, say="{text} (SQLSTATE {code})"),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What the server said: SQLSTATE (empty where there was none), first line, and where it was."""
-
-    state: str
-    text: str
-    context: str = ""
-
-    @property
-    def on_a_key(self) -> bool:
-        """It waited for another transaction that has the same value of a unique index."""
-        return self.state in (LOCKED, DEADLOCK) and "inserting index tuple" in self.context
-
-
-def said(error: Exception, server: Server) -> Said:
-    """`error` of psycopg or of ADBC, without secrets."""
+def fault_of(server: Server, error: Exception) -> Fault:
+    """An error of psycopg or of ADBC, without secrets."""
     diagnosis = getattr(error, "diag", None)
     if diagnosis is not None:  # psycopg
-        text = " ".join(filter(None, (diagnosis.message_primary, diagnosis.message_detail))) or str(error)
-        return Said(getattr(error, "sqlstate", None) or "", server.scrubbed(text), diagnosis.context or "")
-    details = {_text(key): _text(value) for key, value in getattr(error, "details", None) or ()}
-    text = " ".join(filter(None, map(details.get, ("PG_DIAG_MESSAGE_PRIMARY", "PG_DIAG_MESSAGE_DETAIL"))))
-    context = details.get("PG_DIAG_CONTEXT", "")
-    return Said(getattr(error, "sqlstate", None) or "", server.scrubbed(text or str(error)), context)
+        parts, context = (diagnosis.message_primary, diagnosis.message_detail), diagnosis.context or ""
+    else:
+        details = {_text(key): _text(value) for key, value in getattr(error, "details", None) or ()}
+        parts = (details.get("PG_DIAG_MESSAGE_PRIMARY"), details.get("PG_DIAG_MESSAGE_DETAIL"))
+        context = details.get("PG_DIAG_CONTEXT", "")
+    text = server.scrubbed(" ".join(filter(None, parts)) or str(error))
+    column = re.search(r"column (\S+)", context)
+    text = f"{text} (column {column[1].rstrip(':')!r})." if column else f"{text.rstrip('.')}."
+    return Fault(getattr(error, "sqlstate", None) or "", text, context)
 
 
 def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def named(heard: Said, server: Server, table: str, doing: str) -> PenstockError:
-    """The error for what the server said while `doing` something for `table`."""
-    state, where = heard.state, str(server)
-    place = re.search(r"column (\S+)", heard.context)
-    text = f"{heard.text} (column {place[1].rstrip(':')!r})." if place else f"{heard.text.rstrip('.')}."
-    if not state:
-        if _ADBC_GONE.search(heard.text):
-            return faults.mismatch(SYSTEM, table, "the table, or a column, went away while rows were written.")
-        refused = _REFUSED.search(heard.text)
-        return faults.denied(SYSTEM, where, text) if refused else faults.unavailable(SYSTEM, where, text)
-    if state == "08P01" or state == "22P03":  # binary rows that are not as the column wants them
-        return faults.mismatch(SYSTEM, table, f"a column was changed while rows were written: {text}")
-    if state.startswith(_AWAY):
-        return faults.unavailable(SYSTEM, where, text)
-    if state in (LOCKED, DEADLOCK):
-        what = "a row with the same unique key" if heard.on_a_key else "a lock"
-        reason = f"another open transaction holds {what}: {text}"
-        return faults.failed(SYSTEM, table, doing, reason, "end that transaction; the epoch replays.")
-    if state.startswith(("28", "42501", "3D")):
-        return faults.denied(SYSTEM, where, text)
-    if state == UNDEFINED_TABLE or state.startswith("3F"):
-        return faults.table_missing(SYSTEM, table, "create it, or start the job with create=True, which does it.")
-    if state in ("42703", "42804", "42846", "428C9"):
-        return faults.mismatch(SYSTEM, table, text)
-    if state.startswith(("23", "P0001", "44")):
-        return faults.violated(SYSTEM, table, text)
-    if state.startswith("54"):
-        return ValueTooLarge(
-            f"A row is larger than the PostgreSQL table {table} takes: {text}",
-            safe=faults.NOTHING_VISIBLE,
-            to_do="filter or shorten such rows, or drop the index that has the limit.",
-        )
-    if state.startswith("22"):
-        return faults.bad_value(SYSTEM, table, text, _about(heard))
-    if state == "53100":
-        return faults.full(SYSTEM, where, text)
-    if state == "53200" and "prepared" in heard.text:
-        return faults.failed(SYSTEM, table, doing, text, "raise max_prepared_transactions above the number of writers.")
-    if state == "55000" and doing == "preparing":
-        return ConfigurationError(
-            f"The PostgreSQL server at {where} allows no prepared transactions (max_prepared_transactions is 0).",
-            safe=faults.NOTHING_VISIBLE,
-            to_do=f"set max_prepared_transactions and restart the server, or {_STAGED}",
-        )
-    if state == "0A000" and doing == "preparing":
-        return ConfigurationError(
-            f"PostgreSQL cannot prepare a transaction on {table}: {text}", safe=faults.NOTHING_VISIBLE, to_do=_STAGED
-        )
-    return faults.failed(SYSTEM, table, doing, f"{text} (SQLSTATE {state})")
+def mapper(server: Server, table: str) -> ErrorMapper:
+    """The errors of either client."""
+    drivers = (client().psycopg.Error, client().dbapi.Error)
+    return ErrorMapper(SYSTEM, str(server), table, RULES, drivers, partial(fault_of, server))
 
 
-def _about(heard: Said) -> str:
-    if heard.state == "22021" and "0x00" in heard.text:
-        return "PostgreSQL cannot store the character NUL in text: remove it with translate(column, '\\0', '')."
-    return ""
+def is_on_a_key(fault: Fault) -> bool:
+    return fault.code in (LOCKED, DEADLOCK) and _ON_A_KEY in fault.context
 
 
-@contextmanager
-def naming(
-    server: Server, table: str, doing: str, known: Callable[[Said], PenstockError | None] | None = None
-) -> Iterator[None]:
-    """Errors of either client, named; by `known` where it knows better."""
-    try:
-        yield
-    except (client().psycopg.Error, client().dbapi.Error) as error:
-        heard = said(error, server)
-        raise (known(heard) if known else None) or named(heard, server, table, doing) from error
-
-
-def same_key(heard: Said, table: str) -> PenstockError:
+def same_key(errors: ErrorMapper, fault: Fault) -> PenstockError:
     """Two writers of one epoch have a row with the same key. They would wait for each other for ever."""
-    return faults.violated(
-        SYSTEM,
-        table,
-        f"two writers of one epoch have rows with the same unique key ({heard.context.splitlines()[0]}).",
-        "make the key unique in the query, or bring rows with one key into one partition with df.repartition('key'), "
-        "or say mode='upsert'.",
+    return errors.error(
+        ConstraintViolated,
+        f"two writers of one epoch have rows with the same unique key ({fault.context.splitlines()[0]}).",
+        to_do="make the key unique in the query, or bring rows with one key into one partition with "
+        "df.repartition('key'), or say mode='upsert'.",
     )
-
-
-def state_of(error: Any) -> str:
-    return getattr(error, "sqlstate", None) or ""

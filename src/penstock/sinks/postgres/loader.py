@@ -15,7 +15,7 @@ import weakref
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from penstock.sinks.postgres.server import Server, client
+from penstock.sinks.postgres.connection import Server, client
 from penstock.sinks.sql.names import quoted
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def csv_of(rows: pa.Table) -> memoryview:
     for number, field in enumerate(rows.schema):
         if pa.types.is_binary(field.type):
             # Row by row, because Arrow has no such function; only tables with both kinds of columns come here.
-            values = [None if one is None else "\\x" + one.hex() for one in rows.column(number).to_pylist()]
+            values = [None if value is None else "\\x" + value.hex() for value in rows.column(number).to_pylist()]
             rows = rows.set_column(number, field.name, pa.array(values, pa.string()))
     out = io.BytesIO()
     csv.write_csv(rows, out, csv.WriteOptions(include_header=False, quoting_style="needed"))
@@ -143,7 +143,7 @@ class _Pool:
         if ours:  # what was inherited is the parent's: closing it would end the parent's transactions
             for session in lent:
                 session.close()
-            for connection in (one for own in idle.values() for one in own):
+            for connection in [each for group in idle.values() for each in group]:
                 _close(connection)
 
     def take(self, where: str) -> Any:

@@ -10,25 +10,22 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
 from penstock.durations import seconds
-from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, SystemUnavailable
+from penstock.errors import AccessDenied, SystemUnavailable, TableMissing
 from penstock.sinks.postgres.catalog import Place
-from penstock.sinks.postgres.server import Server
-from penstock.sinks.sql import faults
-from penstock.sinks.sql.modes import MODES, SqlMode, check_mode
+from penstock.sinks.postgres.connection import Line, Server, client
+from penstock.sinks.sql.modes import MODES, SqlMode, check_length, check_mode, require_key
 from penstock.sinks.sql.names import quoted, split_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from penstock.sinks.postgres.committer import PostgresCommitter
-    from penstock.sinks.postgres.line import Line
     from penstock.sinks.postgres.writer import PostgresWriter
+    from penstock.sinks.sql.committer import SqlCommitter
 
 log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 30.0
-_LONGEST_NAME = 63  # bytes; PostgreSQL would cut the rest off
 _MAKING = 0x50454E53  # the advisory lock under which tables are made: IF NOT EXISTS alone still races
 
 #: Targets that this process has compared with a schema, and whether that was in this run; what changes during a run,
@@ -85,12 +82,7 @@ class PostgresSink(TwoPhaseSink):
         self.lock_timeout = lock_timeout
         self.lock_seconds = seconds(lock_timeout, "lock_timeout")
         self._planned: StructType | None = None
-        if len(name.encode()) > _LONGEST_NAME:
-            raise ConfigurationError(
-                f"The table's name {name!r} is longer than the {_LONGEST_NAME} bytes PostgreSQL takes.",
-                safe="nothing was started.",
-                to_do="give it a shorter name.",
-            )
+        check_length("PostgreSQL", name, len(name.encode()), 63, "bytes")  # it would cut the rest off
 
     def __repr__(self) -> str:
         key = f", key={list(self.key)}" if self.key else ""
@@ -117,17 +109,11 @@ class PostgresSink(TwoPhaseSink):
     def shape(self, frame: DataFrame) -> DataFrame:
         """Nested columns become JSON. In an epoch the table is made if need be, and compared with the frame."""
         from penstock.sinks.postgres.types import column_type, goes_as_json
-        from penstock.sinks.sql.frames import with_json
+        from penstock.sinks.sql.rows import with_json
 
         for field in frame.schema.fields:
             column_type(field.dataType)
-        missing = [name for name in self.key if name not in frame.columns]
-        if missing:
-            raise SchemaMismatch(
-                f"The key of {self.place} has columns that the rows do not have: {', '.join(missing)}.",
-                safe="nothing was written.",
-                to_do=f"name columns of the DataFrame as key; it has {', '.join(frame.columns)}.",
-            )
+        require_key(str(self.place), [name for name in self.key if name not in frame.columns], frame.columns)
         self._planned = frame.schema
         shaped = with_json(frame, goes_as_json)
         if not frame.isStreaming:
@@ -144,13 +130,12 @@ class PostgresSink(TwoPhaseSink):
 
         return PostgresWriter(self, scope)
 
-    def open_committer(self, scope: SinkScope) -> PostgresCommitter:
-        from penstock.sinks.postgres.committer import PostgresCommitter
-        from penstock.sinks.postgres.server import client
+    def open_committer(self, scope: SinkScope) -> SqlCommitter[Line]:
+        from penstock.sinks.postgres.dialect import PostgresDialect
+        from penstock.sinks.sql.committer import SqlCommitter
 
-        client()
-        _met.update({one: False for one in _met if one[:2] == self._identity})
-        return PostgresCommitter(self, scope)
+        _met.update({known: False for known in _met if known[:2] == self._identity})
+        return SqlCommitter(PostgresDialect(self, scope))
 
     # For the writer and the committer
 
@@ -166,35 +151,32 @@ class PostgresSink(TwoPhaseSink):
             return "start the job again, which makes it, or make it yourself."
         return "create it, or say create=True."
 
-    def settle(self, prefix: str, line: Line, deadline: Deadline, since: int | None = None) -> None:
+    def settle(self, prefix: str, line: Line, since: int | None = None) -> None:
         """Make the sink's own tables, and its row in them, if they are not there. Raises psycopg's errors."""
         from penstock.sinks.postgres import catalog
 
-        def ask(*words: Any) -> list[tuple[Any, ...]]:
-            return line.ask(deadline, *words)
-
-        if not catalog.has_own_tables(ask, self.place):
-            self._make(catalog.own_tables(self.place), self.place.own_schema, line, deadline)
-        if not catalog.is_known(ask, self.place, prefix):
-            catalog.make_known(ask, self.place, prefix, since)
+        if not catalog.has_own_tables(line.ask, self.place):
+            self._make(catalog.own_tables(self.place), self.place.own_schema, line)
+        if not catalog.is_known(line.ask, self.place, prefix):
+            catalog.make_known(line.ask, self.place, prefix, since)
 
     def _meet(self, schema: StructType, shaped: StructType) -> None:
         """Have a table that takes these rows, or raise."""
         from penstock.sinks.postgres import catalog
+        from penstock.sinks.postgres.faults import mapper
 
         identity = (*self._identity, schema.json())
         if _met.get(identity):
             return
-        deadline = Deadline(_CONNECT_SECONDS)
-        line = self.line("penstock")
+        line, errors = self.line("penstock", _CONNECT_SECONDS), mapper(self.server, str(self.place))
         try:
-            with line.naming("reading the table"):
-                table = catalog.find(lambda *words: line.ask(deadline, *words), self.place)
+            with errors.mapped("reading the table"):
+                table = catalog.find(line.ask, self.place)
                 if table is None:
                     if not self.create:
-                        raise faults.table_missing("PostgreSQL", str(self.place), self.missing_to_do())
+                        raise errors.error(TableMissing, to_do=self.missing_to_do())
                     new = catalog.new_table(self.place, schema, self.key)
-                    self._make((new,), self.place.schema, line, deadline)
+                    self._make((new,), self.place.schema, line)
                     log.info("made the PostgreSQL table %s: %s", self.place, new)
                 else:
                     catalog.fits(*arrow_schema(schema, shaped), table, self.place)
@@ -203,33 +185,30 @@ class PostgresSink(TwoPhaseSink):
                 raise
             return  # it was fine before; an in-flight log may still take these rows
         finally:
-            line.drop()
+            line.close()
         _met[identity] = True
 
-    def _make(self, statements: Sequence[str], schema: str, line: Line, deadline: Deadline) -> None:
-        from penstock.sinks.postgres.server import client
-
+    def _make(self, statements: Sequence[str], schema: str, line: Line) -> None:
         try:
-            line.begin(deadline, self.lock_seconds)
-            line.ask(deadline, "SELECT pg_advisory_xact_lock($1)", _MAKING)
+            line.begin(self.lock_seconds)
+            line.ask("SELECT pg_advisory_xact_lock($1)", _MAKING)
             for statement in statements:
-                line.ask(deadline, statement)
-            line.ask(deadline, "COMMIT")
+                line.ask(statement)
+            line.ask("COMMIT")
         except client().psycopg.errors.InsufficientPrivilege as error:
-            line.drop()
+            line.close()
             raise AccessDenied(
                 f"This user may not make tables in the schema {schema!r} of {self.server}.",
                 safe="nothing was started.",
                 to_do=f"grant CREATE on the schema, or have somebody run: {'; '.join(statements)}",
             ) from error
         except BaseException:
-            line.drop()
+            line.close()
             raise
 
-    def line(self, name: str) -> Line:
-        from penstock.sinks.postgres.line import Line
-
-        return Line(self.server, str(self.place), name)
+    def line(self, name: str, seconds: float) -> Line:
+        """A connection for questions, all of which are answered in so many seconds."""
+        return Line(self.server, name, Deadline(seconds))
 
     @property
     def _identity(self) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SchemaMismatch
-from penstock.sinks.sql.columns import Column
+from penstock.sinks.sql.rows import Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -158,7 +158,7 @@ def _simple(given: pa.DataType, base: str, scale: int | None) -> pa.DataType | N
         return wanted if kinds.is_timestamp(given) and (given.tz is None) == (wanted.tz is None) else None
     same = {
         "bool": kinds.is_boolean,
-        "bytea": lambda one: kinds.is_binary(one) or kinds.is_large_binary(one) or kinds.is_fixed_size_binary(one),
+        "bytea": lambda kind: kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind),
         "date": kinds.is_date,
         "time": kinds.is_time,
         "interval": kinds.is_duration,

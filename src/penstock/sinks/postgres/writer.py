@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import Writer, WriterScope
-from penstock.deadline import Deadline
-from penstock.errors import EpochError, PenstockError
-from penstock.sinks.postgres import catalog, faults
-from penstock.sinks.postgres.line import SETTINGS, Line
+from penstock.errors import DataError, EpochError, PenstockError, TableMissing
+from penstock.sinks.postgres import catalog
+from penstock.sinks.postgres.connection import SETTINGS, client
+from penstock.sinks.postgres.dialect import PostgresDialect, application
+from penstock.sinks.postgres.faults import SYSTEM, is_on_a_key, same_key
 from penstock.sinks.postgres.loader import ArrowSession, Session, TextSession
-from penstock.sinks.postgres.server import client
-from penstock.sinks.postgres.sweep import Sweep
 from penstock.sinks.postgres.types import Route, Unstorable, route
-from penstock.sinks.sql import faults as said
-from penstock.sinks.sql.keys import require_values
-from penstock.sinks.sql.names import digest, literal, numbers_in, quoted, staging_name, writer_name
+from penstock.sinks.sql.dialect import NOTHING, payload_of
+from penstock.sinks.sql.faults import Fault
+from penstock.sinks.sql.names import literal, numbers_in, quoted, staging_name, writer_name
+from penstock.sinks.sql.rows import require_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,16 +36,13 @@ _ROWS, _BYTES = 100_000, 32 << 20
 _UNDO_SECONDS = 10.0
 
 
-def application(prefix: str, generation: int, role: str) -> str:
-    """What a session calls itself while it can still change something; sweeps find it by this."""
-    return f"penstock {digest(prefix)} g{generation} {role}"
-
-
 class PostgresWriter(Writer):
     """Opening begins the transaction; the table is looked at with the first rows."""
 
     def __init__(self, sink: PostgresSink, scope: WriterScope) -> None:
         self._sink, self._scope = sink, scope
+        self._dialect = PostgresDialect(sink, scope.sink)
+        self._mapper = self._dialect.mapper
         self._place = sink.place
         self._session: Session | None = None
         self._routes: dict[str, Route] = {}
@@ -63,7 +60,7 @@ class PostgresWriter(Writer):
         self._mine()
         if self._schema is None:
             self._look(batch.schema)
-        require_values(batch, self._sink.key, faults.SYSTEM, str(self._place))
+        require_values(batch, self._sink.key, SYSTEM, str(self._place))
         self._waiting.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
@@ -75,9 +72,9 @@ class PostgresWriter(Writer):
         self._load()
         if self._total == 0:
             self.abort()
-            return {"writer": None}
+            return NOTHING
         scope = self._scope
-        with self._naming("preparing", self._conflict):
+        with self._mapper.mapped("preparing", self._conflict):
             if not self._staged:
                 self._count(session)
             if self._staged:
@@ -94,27 +91,14 @@ class PostgresWriter(Writer):
                 )
             known = scope.hints.get("fence")
             if known is not None and (fences[0][0] if fences else None) != known:
-                raise said.fenced(faults.SYSTEM, self._name)
-            session.run("COMMIT" if self._staged else f"PREPARE TRANSACTION {literal(self._name)}")
+                raise self._mapper.fenced(self._name)
+            for statement in ("COMMIT",) if self._staged else self._dialect.prepare(self._name):
+                session.run(statement)
         self._prepared = True
         self._free(parked=True)
         assert self._schema is not None
-        return {
-            "kind": "staged" if self._staged else "prepared",
-            "writer": self._name,
-            "at": self._at,
-            "rows": self._total,
-            **(
-                {
-                    "epoch": scope.epoch,
-                    "target": [self._place.schema, self._place.table],
-                    "columns": list(self._schema.names),
-                    "key": list(self._sink.key),
-                }
-                if self._staged
-                else {}
-            ),
-        }
+        target = (self._place.schema, self._place.table)
+        return payload_of(scope, self._name, self._at, self._total, target, self._schema.names, self._sink.key)
 
     def abort(self) -> None:
         """Also after pre_commit, as long as no driver has seen the committable."""
@@ -134,14 +118,14 @@ class PostgresWriter(Writer):
                 if self._staged
                 else f"ROLLBACK PREPARED {literal(self._name)}"
             )
-            line = Line(self._sink.server, str(self._place), "penstock")
+            line = self._sink.line("penstock", _UNDO_SECONDS)
             with contextlib.suppress(client().psycopg.Error):  # gone already, or left for the driver's sweep
-                line.ask(Deadline(_UNDO_SECONDS), undo)
-            line.drop()
+                line.ask(undo)
+            line.close()
 
     def _begin(self, *, text: bool) -> None:
         sink, scope = self._sink, self._scope
-        with self._naming("connecting"):
+        with self._mapper.mapped("connecting"):
             self._session = TextSession(sink.server) if text else ArrowSession(sink.server)
             try:
                 name = application(scope.sink.prefix, scope.sink.generation, "writer")
@@ -154,14 +138,14 @@ class PostgresWriter(Writer):
     def _look(self, schema: pa.Schema) -> None:
         """Compare the rows with the table, find a way for every column, and make the staging table."""
         session = self._mine()
-        with self._naming("reading the table"):
+        with self._mapper.mapped("reading the table"):
             table = catalog.find(session.ask, self._place)
             if table is None:
-                raise said.table_missing(faults.SYSTEM, str(self._place), self._sink.missing_to_do())
+                raise self._mapper.error(TableMissing, to_do=self._sink.missing_to_do())
             catalog.fits(schema, [str(field.type) for field in schema], table, self._place)
             columns = {column.name: column for column in table.columns}
             self._routes = {field.name: route(field.type, columns[field.name]) for field in schema}
-            if any(one.text_only for one in self._routes.values()):
+            if any(way.text_only for way in self._routes.values()):
                 catalog.refuse_arrays(table, self._routes, self._place)
                 self.abort()
                 self._begin(text=True)
@@ -176,7 +160,7 @@ class PostgresWriter(Writer):
         self._name = staging_name(self._scope) if self._staged else writer_name(self._scope)
         if self._staged:
             made = ", ".join(f"{quoted(name)} {columns[name].definition}" for name in schema.names)
-            with self._naming("making a staging table"):
+            with self._mapper.mapped("making a staging table"):
                 session.run(f"CREATE TABLE {self._place.own(self._name)} ({made}) WITH (autovacuum_enabled = false)")
 
     def _count(self, session: Session) -> None:
@@ -186,15 +170,15 @@ class PostgresWriter(Writer):
             return
         there = (catalog.inserted(session.ask, self._table) or 0) - self._inserted
         if there != self._total:
-            raise said.not_all(faults.SYSTEM, str(self._place), self._total, there)
+            raise self._mapper.not_all(self._total, there)
 
     def _settle(self) -> None:
         """Where no driver came before us: the sink's own tables, seen by our transaction as soon as they are there."""
-        line = self._sink.line("penstock")
+        line = self._sink.line("penstock", _UNDO_SECONDS)
         try:
-            self._sink.settle(self._scope.sink.prefix, line, Deadline(_UNDO_SECONDS), since=self._at)
+            self._sink.settle(self._scope.sink.prefix, line, since=self._at)
         finally:
-            line.drop()
+            line.close()
 
     def _load(self) -> None:
         if not self._waiting:
@@ -210,10 +194,10 @@ class PostgresWriter(Writer):
                 for name, way in self._routes.items()
             ]
         except (Unstorable, pa.ArrowInvalid) as reason:
-            raise said.bad_value(faults.SYSTEM, str(self._place), str(reason)) from reason
+            raise self._mapper.error(DataError, str(reason)) from reason
         ready = pa.Table.from_arrays(columns, names=list(self._routes))
         place = self._place
-        with self._naming("loading rows", self._conflict):
+        with self._mapper.mapped("loading rows", self._conflict):
             session.load(*((place.own_schema, self._name) if self._staged else (place.schema, place.table)), ready)
         self._total += self._rows
         self._waiting, self._rows, self._bytes = [], 0, 0
@@ -234,35 +218,29 @@ class PostgresWriter(Writer):
         elif session is not None:
             session.close()
 
-    def _conflict(self, heard: faults.Said) -> PenstockError | None:
+    def _conflict(self, fault: Fault) -> PenstockError | None:
         """Whether another writer of this epoch is in the way. An earlier attempt of the same task, which died after it
         had prepared, may be too: then the epoch replays, which ends that one."""
-        if not heard.on_a_key:
+        if not is_on_a_key(fault):
             return None
-        deadline, line = Deadline(_UNDO_SECONDS), Line(self._sink.server, str(self._place), "penstock")
+        line = self._sink.line("penstock", _UNDO_SECONDS)
         scope = self._scope
         try:
-            names = Sweep(line, self._place, scope.sink).gids(deadline)
+            transactions = self._dialect.transactions(line)
             live = line.ask(
-                deadline,
                 "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND state LIKE 'idle in%'",
                 application(scope.sink.prefix, scope.sink.generation, "writer"),
             )
         except client().psycopg.Error:
             return None
         finally:
-            line.drop()
-        others = [numbers_in(name, scope.sink.prefix) for name in names]
-        partitions = {one["partition"] for one in others if one and one["epoch"] == scope.epoch}
+            line.close()
+        others = [numbers_in(name, scope.sink.prefix) for name, _ in transactions]
+        partitions = {numbers["partition"] for numbers in others if numbers and numbers["epoch"] == scope.epoch}
         # Our own session is among the live ones: its transaction has failed, but not yet ended.
         if partitions - {scope.partition} or (not partitions and live[0][0] > 1):
-            return faults.same_key(heard, str(self._place))
+            return same_key(self._mapper, fault)
         return None
-
-    def _naming(
-        self, doing: str, known: Callable[[faults.Said], PenstockError | None] | None = None
-    ) -> contextlib.AbstractContextManager[None]:
-        return faults.naming(self._sink.server, str(self._place), doing, known)
 
 
 def _changed(column: pa.ChunkedArray, change: Callable[[pa.Array], pa.Array]) -> pa.ChunkedArray:

@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
 from penstock.sinks.redis import client
-from penstock.sinks.redis.address import place
-from penstock.sinks.redis.client import answered, library
+from penstock.sinks.redis.client import library, public_address, translate_errors
 
 if TYPE_CHECKING:
-    from penstock.sinks.redis.writer import Target
+    from penstock.sinks.redis.writer import RedisTarget
 
 _NOTHING = "nothing was started."
 _OLDEST = (5, 0)
 
 
-def check(target: Target, *, staged: bool) -> list[str]:
+def check(target: RedisTarget, *, staged: bool) -> list[str]:
     """Sentences for a person; raises for what cannot work."""
-    where = place(target.url)
+    where = public_address(target.url)
     # Through the plain client in every case: it can ask one node what it is.
     alone = client.alone(target.url, target.options)
     try:
-        with answered(target.url):
+        with translate_errors(target.url):
             info: Mapping[str, Any] = alone.info()
             if staged:
                 alone.execute_command("EVAL", "return 1", 0)
@@ -37,7 +36,7 @@ def check(target: Target, *, staged: bool) -> list[str]:
     return findings(info, fsync, where, ttl=target.ttl is not None)
 
 
-def _must(info: Mapping[str, Any], target: Target, where: str, *, staged: bool) -> None:
+def _must(info: Mapping[str, Any], target: RedisTarget, where: str, *, staged: bool) -> None:
     version = str(info.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         raise ConfigurationError(
@@ -67,23 +66,23 @@ def _must(info: Mapping[str, Any], target: Target, where: str, *, staged: bool) 
 
 def findings(info: Mapping[str, Any], fsync: str, where: str, *, ttl: bool) -> list[str]:
     """What works, but loses something in a case that a person should know of."""
-    said = []
+    warnings = []
     if not int(info.get("aof_enabled", 0)):
-        said.append(
+        warnings.append(
             f"Redis at {where} has appendonly off: what it acknowledged since its last snapshot is gone when its "
             "process or machine dies, committed epochs too; turn appendonly on"
         )
     elif fsync and fsync != "always":
-        said.append(
+        warnings.append(
             f"Redis at {where} has appendfsync {fsync}: a power cut can take the last writes it acknowledged, "
             "committed epochs too; appendfsync always takes none"
         )
     if int(info.get("connected_slaves", 0)):
-        said.append(
+        warnings.append(
             f"Redis at {where} replicates asynchronously: a failover can take the last writes it acknowledged, "
             "committed epochs too"
         )
     policy = str(info.get("maxmemory_policy", ""))
     if int(info.get("maxmemory", 0)) and (policy.startswith("allkeys") or (ttl and policy.startswith("volatile"))):
-        said.append(f"Redis at {where} may evict written keys before their time (maxmemory-policy {policy})")
-    return said
+        warnings.append(f"Redis at {where} may evict written keys before their time (maxmemory-policy {policy})")
+    return warnings

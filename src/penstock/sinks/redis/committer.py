@@ -25,13 +25,12 @@ from penstock.contracts.sink import Committer, Leftover, SinkScope
 from penstock.errors import PreCommitFailed
 from penstock.failpoints import failpoint
 from penstock.sinks.redis import scripts
-from penstock.sinks.redis.address import place, scrubbed
-from penstock.sinks.redis.client import Script, answered, fault, is_away, library
-from penstock.sinks.redis.layout import Layout, generation_of, numbers_of
+from penstock.sinks.redis.client import Script, fault, is_away, library, public_address, scrub, translate_errors
+from penstock.sinks.redis.scripts import Layout, generation_of, numbers_of
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline
-    from penstock.sinks.redis.writer import Target
+    from penstock.sinks.redis.writer import RedisTarget
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ _OUTCOMES = {b"done": Outcome.COMMITTED, b"already": Outcome.ALREADY_COMMITTED, 
 class RedisCommitter(Committer):
     """Applies, proves, sweeps."""
 
-    def __init__(self, target: Target, scope: SinkScope) -> None:
+    def __init__(self, target: RedisTarget, scope: SinkScope) -> None:
         self._target = target
         self._scope = scope
         self._keys = Layout.of(scope, target.prefix)
@@ -57,7 +56,7 @@ class RedisCommitter(Committer):
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         named = [one for one in committables if one.payload]
-        with answered(self._target.url):
+        with translate_errors(self._target.url):
             for start in range(0, len(named), _AT_ONCE):
                 part = named[start : start + _AT_ONCE]
                 with self._client.pipeline(transaction=False) as pipeline:
@@ -94,20 +93,20 @@ class RedisCommitter(Committer):
         failures = 0
         while not deadline.passed():
             try:
-                said, *why = _APPLY(self._client, keys, arguments)
+                answer, *why = _APPLY(self._client, keys, arguments)
             except (library().exceptions.RedisError, OSError) as error:
                 if not is_away(error):
                     raise fault(error, self._target.url) from error
                 if failures == 0:
                     url = self._target.url
-                    said = scrubbed(str(error), url)
-                    log.warning("Redis at %s does not answer a commit, trying again: %s", place(url), said)
+                    text = scrub(str(error), url)
+                    log.warning("Redis at %s does not answer a commit, trying again: %s", public_address(url), text)
                 time.sleep(min(deadline.remaining(), _PAUSES[min(failures, len(_PAUSES) - 1)]))
                 failures += 1
                 continue
-            if said in _OUTCOMES:
-                return _OUTCOMES[said]
-            if said == b"refused":
+            if answer in _OUTCOMES:
+                return _OUTCOMES[answer]
+            if answer == b"refused":
                 log.error("writer %s cannot be applied, it stays prepared: %s", name, why[0].decode(errors="replace"))
                 return Outcome.UNKNOWN
         return Outcome.UNKNOWN
@@ -122,7 +121,7 @@ class RedisCommitter(Committer):
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
         kept = {one.payload["name"] for one in keep if one.payload}
-        with answered(self._target.url):
+        with translate_errors(self._target.url):
             found = [name.decode() for name in self._client.hkeys(self._keys.open)]
         generations = {name: generation_of(name) for name in found if name not in kept}
         own = self._scope.generation
@@ -130,7 +129,7 @@ class RedisCommitter(Committer):
         return self._remove(self._keys, older)
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
-        with answered(self._target.url):
+        with translate_errors(self._target.url):
             names = [name.decode() for name in self._client.hkeys(self._keys.open)]
         found = {name: numbers for name in sorted(names) if (numbers := numbers_of(name)) is not None}
         return [
@@ -147,7 +146,7 @@ class RedisCommitter(Committer):
 
     def _remove(self, layout: Layout, names: Sequence[str]) -> int:
         removed = 0
-        with answered(self._target.url):
+        with translate_errors(self._target.url):
             for start in range(0, len(names), _AT_ONCE):
                 part = list(names[start : start + _AT_ONCE])
                 keys = [layout.open, layout.begun, *(layout.rows(name) for name in part)]

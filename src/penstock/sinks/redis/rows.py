@@ -102,7 +102,7 @@ class Rows:
         return len(self.elements) // self.width
 
 
-def laid_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
+def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
     """`batch` for Redis. `DataError` for what can never be written: a row without key, a counter out of range."""
     if batch.column(key).null_count:
         raise DataError(

@@ -10,13 +10,13 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.durations import seconds
 from penstock.errors import ConfigurationError
-from penstock.sinks.redis.address import place, require_readable
-from penstock.sinks.redis.layout import hash_tag
+from penstock.sinks.redis.client import public_address, require_readable
+from penstock.sinks.redis.scripts import hash_tag
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.sinks.redis.writer import Target
+    from penstock.sinks.redis.writer import RedisTarget
 
 _MODES = ("hash", "string", "counter")
 
@@ -73,11 +73,11 @@ class RedisSink(TwoPhaseSink):
             )
 
     def __repr__(self) -> str:
-        return f"RedisSink({place(self.url)!r}, mode={self.mode!r}, key={self.key!r}, prefix={self.prefix!r})"
+        return f"RedisSink({public_address(self.url)!r}, mode={self.mode!r}, key={self.key!r}, prefix={self.prefix!r})"
 
     def describe(self) -> str:
         kind = {"hash": "hashes", "string": "strings", "counter": "counters"}[self.mode]
-        return f"Redis {kind} {self.prefix}<{self.key}> at {place(self.url)}"
+        return f"Redis {kind} {self.prefix}<{self.key}> at {public_address(self.url)}"
 
     def link(self, uid: str) -> Link:
         if self.staged:
@@ -104,7 +104,7 @@ class RedisSink(TwoPhaseSink):
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         from penstock.sinks.redis.check import check
 
-        return [Finding(uid, said) for said in check(self._target(), staged=self.staged)]
+        return [Finding(uid, warning) for warning in check(self._target(), staged=self.staged)]
 
     def open_writer(self, scope: WriterScope) -> Writer:
         from penstock.sinks.redis.writer import StagingWriter
@@ -121,11 +121,11 @@ class RedisSink(TwoPhaseSink):
 
         return RedisCommitter(self._target(), scope) if self.staged else NothingToCommit()
 
-    def _target(self) -> Target:
-        from penstock.sinks.redis.writer import Target
+    def _target(self) -> RedisTarget:
+        from penstock.sinks.redis.writer import RedisTarget
 
         ttl = None if self.ttl is None else round(seconds(self.ttl, "ttl") * 1000)
-        return Target(self.url, dict(self.options), self.cluster, self.mode, self.key, self.prefix, ttl)
+        return RedisTarget(self.url, dict(self.options), self.cluster, self.mode, self.key, self.prefix, ttl)
 
 
 def _refused(happened: str, to_do: str) -> ConfigurationError:

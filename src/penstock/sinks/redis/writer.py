@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed, ValueTooLarge
 from penstock.sinks.redis import scripts
-from penstock.sinks.redis.address import place
-from penstock.sinks.redis.client import Script, answered, connect
-from penstock.sinks.redis.layout import Layout, name_of
-from penstock.sinks.redis.rows import Rows, has_lengths, laid_out
+from penstock.sinks.redis.client import Script, connect, public_address, translate_errors
+from penstock.sinks.redis.rows import Rows, has_lengths, lay_out
+from penstock.sinks.redis.scripts import Layout, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +33,7 @@ _VALIDATE = Script(scripts.VALIDATE)
 
 
 @dataclass(frozen=True)
-class Target:
+class RedisTarget:
     """Where and how a sink writes; small, picklable. The address may hold a password."""
 
     url: str = field(repr=False)
@@ -49,14 +48,14 @@ class Target:
         return connect(self.url, self.options, cluster=self.cluster)
 
 
-def portions(batch: pa.RecordBatch, target: Target) -> Iterator[tuple[Rows, int]]:
+def portions(batch: pa.RecordBatch, target: RedisTarget) -> Iterator[tuple[Rows, int]]:
     """`batch` in parts that one command can carry, each with its size in bytes."""
     _fits(batch)
     average = max(1, batch.nbytes // max(1, batch.num_rows))
     most = max(1, min(ELEMENTS_AT_ONCE // (scripts.AHEAD + batch.num_columns - 1), BYTES_AT_ONCE // average))
     for start in range(0, batch.num_rows, most):
         part = batch.slice(start, most)
-        yield laid_out(part, target.mode, target.key, target.prefix), part.nbytes
+        yield lay_out(part, target.mode, target.key, target.prefix), part.nbytes
 
 
 def _fits(batch: pa.RecordBatch) -> None:
@@ -76,7 +75,7 @@ def _fits(batch: pa.RecordBatch) -> None:
 class StagingWriter(Writer):
     """Appends rows to a list of its own. Once somebody has removed that list, it can append nothing more."""
 
-    def __init__(self, target: Target, scope: WriterScope) -> None:
+    def __init__(self, target: RedisTarget, scope: WriterScope) -> None:
         self._target = target
         self._keys = Layout.of(scope.sink, target.prefix)
         self._name = name_of(scope)
@@ -85,7 +84,7 @@ class StagingWriter(Writer):
         self._elements = self._width = self._bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        with answered(self._target.url):
+        with translate_errors(self._target.url):
             if not self._head:
                 self._open(batch)
             for rows, size in portions(batch, self._target):
@@ -99,7 +98,7 @@ class StagingWriter(Writer):
             if not self._elements:
                 self._undo()
                 return {}
-            with answered(self._target.url):
+            with translate_errors(self._target.url):
                 self._expect(self._client.llen(self._keys.rows(self._name)))
                 at_once = self._at_once()
                 self._validate(at_once)
@@ -109,7 +108,7 @@ class StagingWriter(Writer):
 
     def abort(self) -> None:
         try:
-            with answered(self._target.url):
+            with translate_errors(self._target.url):
                 self._undo()
         finally:
             self._client.close()
@@ -146,7 +145,7 @@ class StagingWriter(Writer):
             why = _VALIDATE(self._client, [self._keys.rows(self._name)], [self._head, first, first + at_once - 1])
             if why:
                 raise DataError(
-                    f"Redis at {place(self._target.url)} cannot take a row: {why.decode(errors='replace')}.",
+                    f"Redis at {public_address(self._target.url)} cannot take a row: {why.decode(errors='replace')}.",
                     safe="nothing of this epoch is visible.",
                     to_do="remove the key that is in the way, or give the sink another prefix.",
                 )
@@ -161,13 +160,13 @@ class DirectWriter(Writer):
     """Writes the keys themselves, pipelined: at least once for counters, convergent for everything else. Works on any
     Redis, a cluster too."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: RedisTarget) -> None:
         self._target = target
         self._client = target.connect()
 
     def write(self, batch: pa.RecordBatch) -> None:
         fields = [name for name in batch.schema.names if name != self._target.key]
-        with answered(self._target.url):
+        with translate_errors(self._target.url):
             for rows, _ in portions(batch, self._target):
                 with self._client.pipeline(transaction=False) as pipeline:
                     for command in commands(rows, fields, self._target):
@@ -183,7 +182,7 @@ class DirectWriter(Writer):
             self._client.close()
 
 
-def commands(rows: Rows, fields: list[str], target: Target) -> Iterator[tuple[Any, ...]]:
+def commands(rows: Rows, fields: list[str], target: RedisTarget) -> Iterator[tuple[Any, ...]]:
     """The commands that write `rows`, in their order."""
     elements, width = rows.elements, rows.width
     for at in range(0, len(elements), width):

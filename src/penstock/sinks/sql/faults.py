@@ -1,20 +1,168 @@
-"""The errors of SQL sinks in one voice. `system` is the product's name, `where` a place without secrets."""
+"""One mapper from a driver's errors to Penstock's, over a table of rules that each dialect brings.
+
+A driver's error is read into a `Fault` (code, text, no secrets); the first `Rule` that fits says which error it is; a
+rule without words of its own gets those of `_WORDS`, so that all databases speak with one voice."""
 
 from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from penstock.errors import (
     AccessDenied,
     ConstraintViolated,
     DataError,
     MissingExtra,
+    PenstockError,
     PreCommitFailed,
     SchemaMismatch,
     StorageFull,
     SystemUnavailable,
     TableMissing,
+    ValueTooLarge,
 )
 
 NOTHING_VISIBLE = "nothing of this epoch is visible."
+#: In a rule's codes: the driver gave none, as where no server was reached.
+NO_CODE = "none"
+
+# What happened, what is safe, what to do.
+_WORDS: dict[type[PenstockError], tuple[str, str, str]] = {
+    SystemUnavailable: (
+        "{system} at {where} does not answer: {text}",
+        "what was committed stays committed, what was prepared stays prepared; nothing else is visible.",
+        "check that the address is right and the server runs; the job tries again by its restart strategy.",
+    ),
+    AccessDenied: (
+        "{system} at {where} refused: {text}",
+        NOTHING_VISIBLE,
+        "check user, password and the rights on the table and its schema.",
+    ),
+    TableMissing: ("The {system} table {table} does not exist.", NOTHING_VISIBLE, "create it, or say create=True."),
+    ConstraintViolated: (
+        "Rows for the {system} table {table} break one of its rules: {text}",
+        NOTHING_VISIBLE,
+        "correct the rows in the query, or the table's rule, and start the job again.",
+    ),
+    SchemaMismatch: (
+        "Rows do not fit into the {system} table {table}: {text}",
+        NOTHING_VISIBLE,
+        "if the table was altered, alter it back or change the query; then start the job again.",
+    ),
+    DataError: (
+        "A row cannot be stored in the {system} table {table}: {text}",
+        NOTHING_VISIBLE,
+        "correct or filter such rows in the query, and start the job again.",
+    ),
+    ValueTooLarge: ("A row is too large for the {system} table {table}: {text}", NOTHING_VISIBLE, ""),
+    StorageFull: (
+        "{system} at {where} has no space left: {text}",
+        "what was committed stays committed; nothing else is visible.",
+        "free some space on the database's disk; the job tries again by its restart strategy.",
+    ),
+    PreCommitFailed: (
+        "{system} failed while {doing} for {table}: {text}",
+        NOTHING_VISIBLE,
+        "nothing: the epoch replays.",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What a server, or the way to it, answered, without secrets. `context` is where in its work the server was; `lost`
+    tells that the connection is of no more use."""
+
+    code: str
+    text: str
+    context: str = ""
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Faults whose code begins with one of `codes` (any code, if there are none) are errors of `kind`; where given,
+    also `match` (a pattern in the text), `context` (a part of it), `doing` and `lost` must fit."""
+
+    kind: type[PenstockError]
+    codes: tuple[str, ...] = ()
+    match: str = ""
+    context: str = ""
+    doing: str = ""
+    lost: bool = False
+    say: str = "{text}"  # in the place of the fault's text
+    happened: str = ""  # instead of the first sentence of `_WORDS`
+    to_do: str = ""
+
+    def fits(self, fault: Fault, doing: str) -> bool:
+        return (
+            (not self.codes or (fault.code or NO_CODE).startswith(self.codes))
+            and bool(re.search(self.match, fault.text, re.IGNORECASE))
+            and self.context in fault.context
+            and self.doing in ("", doing)
+            and fault.lost >= self.lost
+        )
+
+
+@dataclass(frozen=True)
+class ErrorMapper:
+    """The errors of one sink. `where` is its server, without secrets; `drivers` are the errors of its client libraries,
+    and `read` makes a fault of one."""
+
+    system: str
+    where: str
+    table: str
+    rules: Sequence[Rule]
+    drivers: tuple[type[Exception], ...]
+    read: Callable[[Exception], Fault]
+
+    def error(
+        self, kind: type[PenstockError], text: str = "", *, doing: str = "", happened: str = "", to_do: str = ""
+    ) -> PenstockError:
+        """An error of `kind` in the words that all SQL sinks use, as far as no others are given."""
+        words, safe, usual = _WORDS.get(kind, ("", NOTHING_VISIBLE, ""))
+        told = (happened or words).format(
+            system=self.system, where=self.where, table=self.table, text=text, doing=doing
+        )
+        return kind(told, safe=safe, to_do=to_do or usual)
+
+    def explain(self, fault: Fault, doing: str) -> PenstockError:
+        """The error for what was answered while `doing` something; one that may be tried again where no rule fits."""
+        rule = next((each for each in self.rules if each.fits(fault, doing)), Rule(PreCommitFailed))
+        text = rule.say.format(text=fault.text, code=fault.code)
+        to_do = rule.to_do.format(text=fault.text)
+        return self.error(rule.kind, text, doing=doing, happened=rule.happened, to_do=to_do)
+
+    def is_away(self, error: Exception) -> bool:
+        """Whether a driver's error tells that the server cannot be reached on this connection any more."""
+        return isinstance(self.explain(self.read(error), ""), SystemUnavailable)
+
+    @contextlib.contextmanager
+    def mapped(self, doing: str, known: Callable[[Fault], PenstockError | None] | None = None) -> Iterator[None]:
+        """The driver's errors inside become ours; by `known` where it knows better."""
+        try:
+            yield
+        except self.drivers as error:
+            fault = self.read(error)
+            raise (known(fault) if known else None) or self.explain(fault, doing) from error
+
+    def not_all(self, sent: int, there: int) -> PenstockError:
+        """The server took rows without an error, and did not put all of them there."""
+        return self.error(
+            ConstraintViolated,
+            f"{sent} were sent, and by the server's count {there} are there.",
+            to_do="see which trigger or rule of the table leaves rows out, or puts them elsewhere; do that in the "
+            "query, and start the job again.",
+        )
+
+    def fenced(self, writer: str) -> PenstockError:
+        return PreCommitFailed(
+            f"The {self.system} writer {writer} was given up: its driver, or a newer run, swept before it prepared.",
+            safe="its rows are rolled back; nothing of them is visible.",
+            to_do="nothing: whoever swept goes on in its place.",
+        )
 
 
 def missing_extra(system: str, extra: str, error: ImportError) -> MissingExtra:
@@ -22,83 +170,4 @@ def missing_extra(system: str, extra: str, error: ImportError) -> MissingExtra:
         f"Writing to {system} needs a client library that cannot be imported ({error}).",
         safe="nothing was started.",
         to_do=f"pip install 'penstock[{extra}]' where the driver and the tasks run.",
-    )
-
-
-def unavailable(system: str, where: str, reason: str) -> SystemUnavailable:
-    return SystemUnavailable(
-        f"{system} at {where} does not answer: {reason}",
-        safe="what was committed stays committed, what was prepared stays prepared; nothing else is visible.",
-        to_do="check that the address is right and the server runs; the job tries again by its restart strategy.",
-    )
-
-
-def denied(system: str, where: str, reason: str, to_do: str = "") -> AccessDenied:
-    return AccessDenied(
-        f"{system} at {where} refused: {reason}",
-        safe=NOTHING_VISIBLE,
-        to_do=to_do or "check user, password and the rights on the table and its schema.",
-    )
-
-
-def table_missing(system: str, table: str, to_do: str) -> TableMissing:
-    return TableMissing(f"The {system} table {table} does not exist.", safe=NOTHING_VISIBLE, to_do=to_do)
-
-
-def violated(system: str, table: str, reason: str, to_do: str = "") -> ConstraintViolated:
-    return ConstraintViolated(
-        f"Rows for the {system} table {table} break one of its rules: {reason}",
-        safe=NOTHING_VISIBLE,
-        to_do=to_do or "correct the rows in the query, or the table's rule, and start the job again.",
-    )
-
-
-def not_all(system: str, table: str, sent: int, there: int) -> ConstraintViolated:
-    """The server took rows without an error, and did not put all of them there."""
-    return violated(
-        system,
-        table,
-        f"{sent} were sent, and by the server's count {there} are there.",
-        "see which trigger or rule of the table leaves rows out, or puts them elsewhere; do that in the query, and "
-        "start the job again.",
-    )
-
-
-def mismatch(system: str, table: str, reason: str) -> SchemaMismatch:
-    return SchemaMismatch(
-        f"Rows do not fit into the {system} table {table}: {reason}",
-        safe=NOTHING_VISIBLE,
-        to_do="if the table was altered, alter it back or change the query; then start the job again.",
-    )
-
-
-def bad_value(system: str, table: str, reason: str, to_do: str = "") -> DataError:
-    return DataError(
-        f"A row cannot be stored in the {system} table {table}: {reason}",
-        safe=NOTHING_VISIBLE,
-        to_do=to_do or "correct or filter such rows in the query, and start the job again.",
-    )
-
-
-def full(system: str, where: str, reason: str) -> StorageFull:
-    return StorageFull(
-        f"{system} at {where} has no space left: {reason}",
-        safe="what was committed stays committed; nothing else is visible.",
-        to_do="free some space on the database's disk; the job tries again by its restart strategy.",
-    )
-
-
-def failed(system: str, table: str, doing: str, reason: str, to_do: str = "") -> PreCommitFailed:
-    return PreCommitFailed(
-        f"{system} failed while {doing} for {table}: {reason}",
-        safe=NOTHING_VISIBLE,
-        to_do=to_do or "nothing: the epoch replays.",
-    )
-
-
-def fenced(system: str, writer: str) -> PreCommitFailed:
-    return PreCommitFailed(
-        f"The {system} writer {writer} was given up: its driver, or a newer run, swept before it had prepared.",
-        safe="its rows are rolled back; nothing of them is visible.",
-        to_do="nothing: whoever swept goes on in its place.",
     )

@@ -17,6 +17,7 @@ from penstock.errors import ConfigurationError
 #: Longest label of a sink; the rest of a writer's name takes at most 90 characters.
 _LABEL = 100
 _WRITER = re.compile(r":g(?P<generation>\d+):e(?P<epoch>\d+):a\d+:p(?P<partition>\d+):t\d+:[0-9a-f]{12}")
+_STAGING = re.compile(r"penstock_stage_[0-9a-f]{16}_g\d+_[0-9a-f]{12}")
 _PART = re.compile(r'"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^".`\s]+)')
 
 
@@ -45,12 +46,6 @@ def numbers_in(name: str, prefix: str) -> dict[str, int] | None:
     return {key: int(value) for key, value in match.groupdict().items()} if match else None
 
 
-def generation_in(name: str, prefix: str) -> int | None:
-    """The generation in a writer's name; None if it is not one of the sink `prefix`."""
-    found = numbers_in(name, prefix)
-    return found["generation"] if found else None
-
-
 def staging_prefix(prefix: str) -> str:
     """What the names of all staging tables of a sink begin with."""
     return f"penstock_stage_{digest(prefix)}_g"
@@ -65,6 +60,11 @@ def staging_generation(name: str, prefix: str) -> int | None:
     """The generation in a staging table's name; None if it is not one of the sink `prefix`."""
     match = re.fullmatch(re.escape(staging_prefix(prefix)) + r"(\d+)_[0-9a-f]{12}", name)
     return int(match[1]) if match else None
+
+
+def is_staging(name: str) -> bool:
+    """Whether a writer's name, of whatever sink, is that of a staging table, and not of a transaction."""
+    return _STAGING.fullmatch(name) is not None
 
 
 def quoted(name: str, mark: str = '"') -> str:

@@ -115,8 +115,8 @@ def fit(given: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
         if field.name not in by_name:
             wrong.append(f"the table has no column {field.name!r}{_hint(field.name, by_name)}")
         elif not widens(field.type, by_name[field.name].type):
-            theirs = _said(by_name[field.name].type)
-            wrong.append(f"column {field.name!r} is {_said(field.type)}, the table's is {theirs}")
+            theirs = _type_name(by_name[field.name].type)
+            wrong.append(f"column {field.name!r} is {_type_name(field.type)}, the table's is {theirs}")
     wrong.extend(
         f"the table's column {field.name!r} may not be null, and the rows do not have it"
         for field in table
@@ -167,7 +167,7 @@ def strict_inside(table: pa.Schema) -> list[str]:
     return [field.name for field in table if strict(field.type)]
 
 
-def adapted(batch: pa.RecordBatch, target: pa.Schema, where: str) -> pa.RecordBatch:
+def adapt(batch: pa.RecordBatch, target: pa.Schema, where: str) -> pa.RecordBatch:
     """`batch` with the columns, the order and the types of `target`. `ConstraintViolated` where a null has no place."""
     columns = []
     for field in target:
@@ -189,7 +189,7 @@ def check_partitions(by: Sequence[str], table: pa.Schema, where: str) -> None:
         if name not in table.names:
             wrong.append(f"there is no column {name!r}{_hint(name, table.names)}")
         elif not any(fits(_plain(table.field(name).type)) for fits in PARTITION_TYPES):
-            wrong.append(f"column {name!r} is {_said(table.field(name).type)}")
+            wrong.append(f"column {name!r} is {_type_name(table.field(name).type)}")
     if by and len(by) >= len(table.names):
         wrong.append("no column is left beside them")
     if wrong:
@@ -218,7 +218,7 @@ def _fields(kind: Any) -> list[pa.Field]:
     return [kind.field(number) for number in range(kind.num_fields)]
 
 
-def _said(kind: pa.DataType) -> str:
+def _type_name(kind: pa.DataType) -> str:
     return str(_plain(kind))
 
 

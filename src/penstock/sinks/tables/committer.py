@@ -39,7 +39,7 @@ from penstock.naming import safe_part
 from penstock.sinks.tables.columns import changed
 from penstock.sinks.tables.target import (
     Change,
-    Journal,
+    History,
     Known,
     Target,
     Written,
@@ -109,7 +109,7 @@ class TableCommitter(Committer):
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         if not committables:
             return committables
-        with self._lock, self._target.told():
+        with self._lock, self._target.translate_errors():
             known = self._target.look()
             problem: str | None = "the table is gone"
             if known is not None:
@@ -137,10 +137,10 @@ class TableCommitter(Committer):
             return {}
         outcomes: Mapping[int, Outcome] = dict.fromkeys((one.writer for one in committables), Outcome.UNKNOWN)
         tried = taken = False
-        pause, said = _PAUSE, ""
+        pause, reported = _PAUSE, ""
         while True:
             try:
-                with self._lock, self._target.told():
+                with self._lock, self._target.translate_errors():
                     outcomes, prepared, known = self._prove(committables, fresh=tried)
                     if known is not None and not prepared:
                         self._forget(committables, outcomes, known)
@@ -153,9 +153,9 @@ class TableCommitter(Committer):
             except StorageFull:
                 raise
             except PenstockError as error:
-                if str(error) != said:
+                if str(error) != reported:
                     log.error("epoch %d of %s waits, prepared: %s", epoch, self._target.where, error)
-                said = str(error)
+                reported = str(error)
             if taken:
                 failpoint("commit.first")
                 continue  # what counts is what the table says of it
@@ -173,21 +173,21 @@ class TableCommitter(Committer):
         if known is None:
             log.error("%s is gone, nothing can be proven of what was prepared for it", self._target.where)
             return {one.writer: Outcome.UNKNOWN for one in committables}, [], None
-        journals = _Journals(self._target)
+        histories = _Histories(self._target)
         storage = self._target.storage(known)
         outcomes: dict[int, Outcome] = {}
         prepared = []
         for one in committables:
-            journal = journals.since(one.payload["position"])
-            if one.payload["token"] in journal.added:
-                self._target.settle(one.payload["position"])  # whoever added it may have died before it was durable
+            history = histories.since(one.payload["position"])
+            if one.payload["token"] in history.added:
+                self._target.make_durable(one.payload["position"])  # whoever added it may have died too early
                 outcomes[one.writer] = Outcome.COMMITTED if fresh else Outcome.ALREADY_COMMITTED
-            elif one.payload["token"] in journal.swept:
+            elif one.payload["token"] in history.swept:
                 outcomes[one.writer] = Outcome.LOST
-            elif not journal.complete:
+            elif not history.complete:
                 held = self._target.holds([file["name"] for file in one.payload["files"]])
                 if held:
-                    self._target.settle(one.payload["position"])
+                    self._target.make_durable(one.payload["position"])
                 outcomes[one.writer] = Outcome.ALREADY_COMMITTED if held else Outcome.UNKNOWN
                 if not held:
                     log.error("the history of %s no longer tells whether %s was added", self._target.where, one.id)
@@ -248,19 +248,19 @@ class TableCommitter(Committer):
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
         if not committables:
             return
-        with self._lock, self._target.told():
+        with self._lock, self._target.translate_errors():
             known = self._target.look()
             if known is None:
                 return
-            journals = _Journals(self._target)
+            histories = _Histories(self._target)
             for one in committables:
-                if journals.never_taken(one.payload["token"], one.payload["position"]):
+                if histories.never_taken(one.payload["token"], one.payload["position"]):
                     for file in one.payload["files"]:
                         self._remove(file["name"], one.payload["generation"], known)
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
         kept = {one.payload["token"] for one in keep}
-        with self._lock, self._target.told():
+        with self._lock, self._target.translate_errors():
             known = self._target.look()
             if known is None:
                 return 0
@@ -274,22 +274,22 @@ class TableCommitter(Committer):
             return self._sweep(found, known, deadline) if found else 0
 
     def _sweep(self, found: Sequence[_Dangling], known: Known, deadline: Deadline) -> int:
-        journals = _Journals(self._target)
+        histories = _Histories(self._target)
         while True:
-            open_ones = [one for one in found if journals.never_taken(one.token, one.position)]
+            open_ones = [one for one in found if histories.never_taken(one.token, one.position)]
             to_tell = sorted(
                 {one.token for one in open_ones if one.generation < self._scope.generation}
-                - {token for one in open_ones for token in journals.since(one.position).swept}
+                - {token for one in open_ones for token in histories.since(one.position).swept}
             )
             if not to_tell:
                 break
             note = f"{self._scope.prefix} generation {self._scope.generation} gives up what older runs left"
-            told = self._target.append(Change(note, swept=to_tell))
-            if not told and deadline.passed():
+            appended = self._target.append(Change(note, swept=to_tell))
+            if not appended and deadline.passed():
                 return 0  # nothing was removed: the next sweep finds it again
             if self._target.look() is None:
                 return 0
-            journals = _Journals(self._target)
+            histories = _Histories(self._target)
         storage = self._target.storage(known)
         for one in found:
             if one in open_ones:
@@ -313,22 +313,22 @@ class _Dangling:
         self.marker, self.generation, self.file, self.token, self.position = marker, generation, file, token, position
 
 
-class _Journals:
+class _Histories:
     """The table's history since each of some positions, read once."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._read: dict[str, Journal] = {}
+        self._read: dict[str, History] = {}
 
-    def since(self, position: Mapping[str, Any]) -> Journal:
+    def since(self, position: Mapping[str, Any]) -> History:
         key = json.dumps(position, sort_keys=True)
         if key not in self._read:
-            self._read[key] = self._target.journal(position)
+            self._read[key] = self._target.history(position)
         return self._read[key]
 
     def never_taken(self, token: str, position: Mapping[str, Any]) -> bool:
-        journal = self.since(position)
-        return journal.complete and token not in journal.added
+        history = self.since(position)
+        return history.complete and token not in history.added
 
 
 def _position(storage: Tree, marker: str) -> Mapping[str, Any]:

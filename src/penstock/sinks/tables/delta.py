@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError, TableMissing
-from penstock.sinks.tables.faults import shown
+from penstock.sinks.tables.faults import public_address
 from penstock.storage.open import normalise
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ class DeltaSink(TwoPhaseSink):
         check_compression("DeltaSink", self.compression)
 
     def __repr__(self) -> str:
-        return f"DeltaSink({shown(self.path)!r}, partition_by={self.partition_by!r})"
+        return f"DeltaSink({public_address(self.path)!r}, partition_by={self.partition_by!r})"
 
     def describe(self) -> str:
-        return f"Delta table {shown(self.path)}"
+        return f"Delta table {public_address(self.path)}"
 
     def redirected(self, suffix: str) -> DeltaSink:
         return replace(self, path=f"{self.path}{suffix}")

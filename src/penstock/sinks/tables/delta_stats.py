@@ -61,7 +61,7 @@ def _column(metadata: FileMetaData, number: int) -> tuple[int, Any, Any] | None:
         nulls += found.null_count
         if found.null_count == chunk.num_values:
             continue
-        if not told(found):
+        if not has_bounds(found):
             low, high = [None], [None]
             break
         low.append(found.min)
@@ -71,7 +71,7 @@ def _column(metadata: FileMetaData, number: int) -> tuple[int, Any, Any] | None:
     return nulls, min(low), max(high)
 
 
-def told(found: Statistics) -> bool:
+def has_bounds(found: Statistics) -> bool:
     """Whether least and largest value can be told: Spark has dates before the year 1 and after 9999, Python has not."""
     try:
         return bool(found.has_min_max) and (found.min, found.max) is not None

@@ -23,9 +23,9 @@ import pyarrow as pa
 from penstock.errors import ConfigurationError, MissingExtra
 from penstock.sinks.tables.columns import strict_inside
 from penstock.sinks.tables.delta_stats import INDEXED, partition_values, statistics, supported
-from penstock.sinks.tables.faults import shown, told
+from penstock.sinks.tables.faults import public_address, translate_errors
 from penstock.sinks.tables.places import open_folder
-from penstock.sinks.tables.target import Change, Journal, Known, Target, Written, token_of
+from penstock.sinks.tables.target import Change, History, Known, Target, Written, token_of
 from penstock.storage.durable import ensure_folder, sync
 from penstock.storage.open import is_local
 from penstock.storage.tree import Tree
@@ -58,14 +58,14 @@ class DeltaTarget(Target):
     ) -> None:
         self._path, self._options, self._partition_by = path, dict(options), partition_by
         self._app = f"penstock:{scope.prefix}" if scope is not None else "penstock"
-        self.where = f"Delta table {shown(path)}"
+        self.where = f"Delta table {public_address(path)}"
         self._table: Any = None
         self._entry = ""  # digest of the log's entry that the state ends with
         self._settled = -1  # all entries up to this one are known to be on the disk
         self._opened: Tree | None = None
 
     def look(self) -> Known | None:
-        with self.told():
+        with self.translate_errors():
             if not self._updated():
                 return None
             table = self._table
@@ -123,7 +123,7 @@ class DeltaTarget(Target):
         from penstock.sinks.tables.columns import check_partitions
 
         check_partitions(self._partition_by, schema, self.where)
-        with self.told():
+        with self.translate_errors():
             library().DeltaTable.create(
                 self._path,
                 schema=schema,
@@ -148,28 +148,28 @@ class DeltaTarget(Target):
             "modified": int(time.time() * 1000),
         }
 
-    def journal(self, since: Mapping[str, Any]) -> Journal:
+    def history(self, since: Mapping[str, Any]) -> History:
         now = self._table.transaction_version(self._app)
         if now is not None and now == since.get("txn"):
-            return Journal()
+            return History()
         newest, start = self._table.version(), since.get("version", -1) + 1
         added: set[str] = set()
         swept: set[str] = set()
-        with self.told():
+        with self.translate_errors():
             for version in range(start if start <= newest + 1 else 0, newest + 1):
                 try:
                     entry = self._storage().read(_entry(version))
                 except FileNotFoundError:
-                    return Journal(frozenset(added), frozenset(swept), complete=False)
+                    return History(frozenset(added), frozenset(swept), complete=False)
                 for action in _actions(entry):
                     token = token_of(action["add"]["path"]) if "add" in action else None
                     if token:
                         added.add(token)
                     swept.update(action.get("commitInfo", {}).get(_SWEPT, ()))
-        return Journal(frozenset(added), frozenset(swept))
+        return History(frozenset(added), frozenset(swept))
 
     def holds(self, names: Collection[str]) -> bool:
-        with self.told():
+        with self.translate_errors():
             paths = pa.table(self._table.get_add_actions(flatten=True)).column("path").to_pylist()
             return set(names) <= {posixpath.basename(path) for path in paths}
 
@@ -182,7 +182,7 @@ class DeltaTarget(Target):
         notes: dict[str, Any] = {"userMetadata": change.note, "isBlindAppend": True}
         if change.swept:
             notes[_SWEPT] = list(change.swept)
-        with self.told():
+        with self.translate_errors():
             try:
                 table.create_write_transaction(
                     [
@@ -212,7 +212,7 @@ class DeltaTarget(Target):
             self._sync([table.version() + 1])
         return True
 
-    def settle(self, since: Mapping[str, Any]) -> None:
+    def make_durable(self, since: Mapping[str, Any]) -> None:
         newest, start = self._table.version(), max(since.get("version", -1), self._settled) + 1
         self._sync(range(start, newest + 1))
         self._settled = max(self._settled, newest)
@@ -228,8 +228,8 @@ class DeltaTarget(Target):
         ensure_folder(table / _LOG)
         sync(table / _LOG)
 
-    def told(self) -> AbstractContextManager[None]:
-        return told(self.where, self._options, (library().exceptions.DeltaError,))
+    def translate_errors(self) -> AbstractContextManager[None]:
+        return translate_errors(self.where, self._options, (library().exceptions.DeltaError,))
 
 
 def _entry(version: int) -> str:

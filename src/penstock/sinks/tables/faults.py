@@ -15,7 +15,7 @@ _DENIED = re.compile(r"\b(401|403)\b|unauthori[sz]ed|forbidden|access ?denied|pe
 _FULL = re.compile(r"no space left|disk quota exceeded|disk is full", re.I)
 
 
-def shown(address: str) -> str:
+def public_address(address: str) -> str:
     """An address for people: without user, password and query."""
     if "://" not in address:
         return address
@@ -25,7 +25,7 @@ def shown(address: str) -> str:
 
 
 @contextlib.contextmanager
-def told(where: str, options: Mapping[str, str], kinds: tuple[type[Exception], ...]) -> Iterator[None]:
+def translate_errors(where: str, options: Mapping[str, str], kinds: tuple[type[Exception], ...]) -> Iterator[None]:
     """Turns errors of `kinds` and of the operating system into ours; others pass."""
     try:
         yield
@@ -38,21 +38,21 @@ def told(where: str, options: Mapping[str, str], kinds: tuple[type[Exception], .
 
 
 def fault(error: BaseException, where: str, options: Mapping[str, str]) -> PenstockError:
-    said = without_secrets(f"{type(error).__name__}: {error}", options).strip()
-    if (isinstance(error, OSError) and is_full(error)) or _FULL.search(said):
+    text = without_secrets(f"{type(error).__name__}: {error}", options).strip()
+    if (isinstance(error, OSError) and is_full(error)) or _FULL.search(text):
         return StorageFull(
-            f"No space is left where {where} is: {said}.",
+            f"No space is left where {where} is: {text}.",
             safe="nothing of an undecided epoch is visible; a decided one is kept until it can be committed.",
             to_do="free space or raise the quota; the job goes on from the same positions.",
         )
-    if isinstance(error, PermissionError) or _DENIED.search(said):
+    if isinstance(error, PermissionError) or _DENIED.search(text):
         return AccessDenied(
-            f"{where} may not be used: {said}.",
+            f"{where} may not be used: {text}.",
             safe="what is committed stays committed; nothing else is visible.",
             to_do="check the credentials, and the right to read, write, list and delete in the table's folder.",
         )
     return SystemUnavailable(
-        f"{where} does not answer as it should: {said}.",
+        f"{where} does not answer as it should: {text}.",
         safe="what is committed stays committed; nothing else is visible.",
         to_do="see that the storage or the catalog can be reached; the job tries again by its restart strategy.",
     )

@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from penstock.errors import ConfigurationError, MissingExtra
 from penstock.sinks.tables.columns import check_partitions, strict_inside
-from penstock.sinks.tables.delta_stats import told as told_bounds
-from penstock.sinks.tables.faults import told
-from penstock.sinks.tables.target import Change, Journal, Known, Target, Written
+from penstock.sinks.tables.delta_stats import has_bounds
+from penstock.sinks.tables.faults import translate_errors
+from penstock.sinks.tables.target import Change, History, Known, Target, Written
 from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class IcebergTarget(Target):
         library()
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        with self.told():
+        with self.translate_errors():
             try:
                 self._table = self._connected().load_table(self._name)
             except (NoSuchTableError, NoSuchNamespaceError):
@@ -116,7 +116,7 @@ class IcebergTarget(Target):
     def create(self, schema: pa.Schema) -> None:
         check_partitions(self._partition_by, schema, self.where)
         space = self._name.rpartition(".")[0]
-        with self.told():
+        with self.translate_errors():
             catalog = self._connected()
             # Several tasks make the first epoch's table at once. Each catalog has an error of its own for whoever is
             # late; what counts is that it is there.
@@ -148,7 +148,7 @@ class IcebergTarget(Target):
         from penstock.storage.arrow import ArrowTree, ObjectTree
 
         kind = ArrowTree if scheme in ("hdfs", "viewfs") else ObjectTree
-        with self.told():
+        with self.translate_errors():
             if self._table is None:
                 # Not from the driver's hints: a catalog may hand out credentials, and those stay where they are.
                 self._table = self._connected().load_table(self._name)
@@ -167,7 +167,7 @@ class IcebergTarget(Target):
 
         schema = Schema.model_validate_json(known.extra["schema"])
         ids, plan = parquet_path_to_id_mapping(schema), compute_statistics_plan(schema, dict(known.extra["metrics"]))
-        for path in _untold(file.metadata) & ids.keys():
+        for path in _without_bounds(file.metadata) & ids.keys():
             plan[ids[path]] = replace(plan[ids[path]], mode=MetricsMode(MetricModeTypes.COUNTS))
         found = data_file_statistics_from_parquet_metadata(file.metadata, plan, ids).to_serialized_dict()
         about: dict[str, Any] = {"record_count": found["record_count"], "split_offsets": found["split_offsets"]}
@@ -177,26 +177,26 @@ class IcebergTarget(Target):
         about["partition"] = [_internal(value) for value in file.values]
         return about
 
-    def journal(self, since: Mapping[str, Any]) -> Journal:
+    def history(self, since: Mapping[str, Any]) -> History:
         mark = self._marked()
         # A table that was dropped and made again has a history of its own.
         before = since.get("commits", 0) if since.get("table") == str(self._table.metadata.table_uuid) else 0
         entries = [entry for entry in mark["last"] if entry["commit"] > before]
-        return Journal(
+        return History(
             frozenset(token for entry in entries for token in entry["added"]),
             frozenset(token for entry in entries for token in entry["swept"]),
             complete=mark["commits"] >= before and len(entries) == mark["commits"] - before,
         )
 
     def holds(self, names: Collection[str]) -> bool:
-        with self.told():
+        with self.translate_errors():
             paths = {task.file.file_path for task in self._table.scan().plan_files()}
             return {path.rpartition("/")[2] for path in paths} >= set(names)
 
     def append(self, change: Change) -> bool:
         from pyiceberg.exceptions import CommitFailedException
 
-        with self.told():
+        with self.translate_errors():
             table = self._table
             # In this process only. Its own retry would commit without asking again whether it may.
             properties = {**table.metadata.properties, _RETRIES: "0"}
@@ -258,9 +258,9 @@ class IcebergTarget(Target):
                 self._catalog.properties.setdefault("py-io-impl", NAME)
         return self._catalog
 
-    def told(self) -> AbstractContextManager[None]:
+    def translate_errors(self) -> AbstractContextManager[None]:
         # pyiceberg's errors have no common root, and its catalogs bring their own.
-        return told(self.where, self._properties, (Exception,))
+        return translate_errors(self.where, self._properties, (Exception,))
 
 
 def _patiently(action: Callable[[], Any], done: Callable[[], bool]) -> Any:
@@ -277,14 +277,14 @@ def _patiently(action: Callable[[], Any], done: Callable[[], bool]) -> Any:
     return action()
 
 
-def _untold(metadata: FileMetaData) -> set[str]:
+def _without_bounds(metadata: FileMetaData) -> set[str]:
     """Columns with bounds that cannot be told; those are left out, and their files only read more often."""
     chunks = (
         metadata.row_group(group).column(number)
         for group in range(metadata.num_row_groups)
         for number in range(metadata.num_columns)
     )
-    return {chunk.path_in_schema for chunk in chunks if chunk.is_stats_set and not told_bounds(chunk.statistics)}
+    return {chunk.path_in_schema for chunk in chunks if chunk.is_stats_set and not has_bounds(chunk.statistics)}
 
 
 def _tokens(entries: Sequence[Mapping[str, Any]]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from penstock.contracts.sink import Finding
-from penstock.sinks.files import room
+from penstock.sinks.files import check_folder as check_local_folder
 from penstock.storage.arrow import ObjectTree
 from penstock.storage.open import is_local
 from penstock.storage.tree import Tree
@@ -41,4 +41,4 @@ def check_folder(path: str, uid: str) -> Sequence[Finding]:
     """Raises for a folder that cannot be written; of other storage only the first write tells."""
     if not is_local(path):
         return ()
-    return room.check_folder(path, uid, what="a table")
+    return check_local_folder(path, uid, what="a table")

@@ -1,7 +1,7 @@
 """What a table format has to offer: the one interface between the shared halves of the sink and Delta or Iceberg.
 
 A table's own log is a line: every commit is made against the state before it, and of two made against the same state
-one fails. All proofs rest on that. A data file carries its writer's random token in its name, and `journal` tells
+one fails. All proofs rest on that. A data file carries its writer's random token in its name, and `history` tells
 which tokens the table has taken or given up since a position. `append` succeeds only against the very state that was
 last looked at, so between "not taken yet" and "taken now" nobody else can have taken it.
 """
@@ -55,7 +55,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class History:
     """What the table's own history says since a position. Not `complete`: it no longer reaches back so far."""
 
     added: frozenset[str] = frozenset()
@@ -80,7 +80,7 @@ class Target(ABC):
     """For people: "Delta table /data/orders"."""
 
     @abstractmethod
-    def told(self) -> AbstractContextManager[None]:
+    def translate_errors(self) -> AbstractContextManager[None]:
         """Around calls of the library and of the storage: what they raise becomes an error of ours."""
 
     @abstractmethod
@@ -100,14 +100,14 @@ class Target(ABC):
         """What the table's log will say about a data file, as JSON."""
 
     @abstractmethod
-    def journal(self, since: Mapping[str, Any]) -> Journal:
+    def history(self, since: Mapping[str, Any]) -> History:
         """History from `since` to the last look."""
 
     @abstractmethod
     def holds(self, names: Collection[str]) -> bool:
-        """Whether all those files are in the table as last looked at. Slow: for where the journal ends."""
+        """Whether all those files are in the table as last looked at. Slow: for where the history ends."""
 
-    def settle(self, since: Mapping[str, Any]) -> None:
+    def make_durable(self, since: Mapping[str, Any]) -> None:
         """See that the history from `since` to the last look survives a power cut, whoever wrote it. Nothing to do
         where each entry is durable before it can be seen."""
         return
@@ -130,8 +130,8 @@ class Written:
 def marker_body(position: Mapping[str, Any], values: Sequence[Any]) -> bytes:
     """What a marker says: where the history stood, and the values by which the table is partitioned. They are rows'
     values, which the ledger must not hold; a marker lies beside the rows themselves."""
-    told = [value.isoformat() if isinstance(value, date) else value for value in values]
-    return json.dumps({"position": dict(position), "values": told}).encode()
+    values_json = [value.isoformat() if isinstance(value, date) else value for value in values]
+    return json.dumps({"position": dict(position), "values": values_json}).encode()
 
 
 def marked_position(body: bytes) -> Mapping[str, Any]:
@@ -145,10 +145,10 @@ def marked_position(body: bytes) -> Mapping[str, Any]:
 
 def marked_values(body: bytes, known: Known) -> tuple[Any, ...]:
     kinds = [known.schema.field(name).type for name in known.partition_by]
-    told = json.loads(body)["values"]
+    values_json = json.loads(body)["values"]
     return tuple(
         date.fromisoformat(value) if value is not None and pa.types.is_date(kind) else value
-        for value, kind in zip(told, kinds, strict=True)
+        for value, kind in zip(values_json, kinds, strict=True)
     )
 
 

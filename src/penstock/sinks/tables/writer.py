@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed
-from penstock.sinks.tables.columns import adapted, check_partitions, fit, plain, types_of
+from penstock.sinks.tables.columns import adapt, check_partitions, fit, plain, types_of
 from penstock.sinks.tables.datafile import DataFile, by_partition
 from penstock.sinks.tables.target import Known, Target, Written, data_name, marker_body, marker_name
 
@@ -40,13 +40,13 @@ class TableWriter(Writer):
         self._names: list[str] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        with self._target.told():
+        with self._target.translate_errors():
             if self._known is None:
                 self._begin(batch.schema)
             known, columns = self._known, self._columns
             assert known is not None
             assert columns is not None
-            rows = adapted(batch, columns, self._target.where)
+            rows = adapt(batch, columns, self._target.where)
             for values, part in by_partition(rows, known.partition_by):
                 self._put(values, part.select(self._stored(known, columns)))
             if sum(file.buffered for file in self._open.values()) > BUFFER_BYTES:
@@ -61,7 +61,7 @@ class TableWriter(Writer):
             known = self._target.look()
         if known is None:
             raise PreCommitFailed(
-                f"{self._target.where} was there and is gone.",
+                f"{self._target.where} does not exist any more.",
                 safe="nothing of this epoch is visible.",
                 to_do="make the table again, or let the sink create it.",
             )
@@ -129,7 +129,7 @@ class TableWriter(Writer):
         known, columns = self._known, self._columns
         assert known is not None
         assert columns is not None
-        with self._target.told():
+        with self._target.translate_errors():
             while self._open:
                 self._finish(self._open.pop(next(iter(self._open))))
         return {

@@ -23,7 +23,7 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, WriterScope
 from penstock.errors import LedgerError, PenstockError, PreCommitFailed
 from penstock.failpoints import failpoint
-from penstock.sinks.write_ahead.journal import KEPT_EPOCHS, Journal, rows_name
+from penstock.sinks.write_ahead.row_log import KEPT_EPOCHS, RowLog, rows_name
 from penstock.storage.tree import full_disk_named
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class LoggingWriter(Writer):
     def __init__(self, location: str, scope: WriterScope) -> None:
         token = secrets.token_hex(6)
         self._location = location
-        self._journal = Journal(location, scope.sink)
+        self._row_log = RowLog(location, scope.sink)
         self._name = rows_name(scope, token)
         self._id = f"{scope.sink.prefix}:{scope.partition}:{scope.epoch}:{token}"
         self._log: LogWriter | None = None
@@ -53,7 +53,7 @@ class LoggingWriter(Writer):
     def write(self, batch: pa.RecordBatch) -> None:
         with full_disk_named(self._location, _NOTHING):
             if self._log is None:
-                self._log = self._journal.open(self._name, batch.schema)
+                self._log = self._row_log.open(self._name, batch.schema)
             self._log.write(batch)
 
     def pre_commit(self) -> Mapping[str, Any]:
@@ -82,32 +82,32 @@ class HandingCommitter(Committer):
     def __init__(self, sink: WriteAheadSink, scope: SinkScope) -> None:
         self._sink = sink
         self._scope = scope
-        self._journal = Journal(sink.log, scope)
-        self._journal.create()
+        self._row_log = RowLog(sink.log, scope)
+        self._row_log.create()
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
-        for one in committables:
-            if one.payload and self._journal.size(one.payload["rows"]) != one.payload["bytes"]:
+        for committable in committables:
+            if committable.payload and self._row_log.size(committable.payload["rows"]) != committable.payload["bytes"]:
                 raise PreCommitFailed(
-                    f"The log of writer {one.writer} of sink {one.sink!r} is gone or not as it was written: "
-                    f"{one.payload['rows']}.",
+                    f"The log of writer {committable.writer} of sink {committable.sink!r} is gone or not as it was "
+                    f"written: {committable.payload['rows']}.",
                     safe=_NOTHING,
                     to_do=f"if tasks run on several machines, see that all reach {self._sink.log}.",
                 )
-            if one.payload:
-                self._journal.secure(one.payload["rows"])
+            if committable.payload:
+                self._row_log.secure(committable.payload["rows"])
         return committables
 
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
         with full_disk_named(self._sink.log, "the epoch is decided, its rows wait in the log"):
-            begun, done = self._journal.noted()
+            begun, done = self._row_log.read_notes()
             outcomes, ready = self._proven(committables, begun, done)
             if deadline.passed():
-                return {**{one.writer: Outcome.UNKNOWN for one in ready}, **outcomes}
-            fresh = [one.payload["rows"] for one in ready if one.payload["rows"] not in begun]
-            self._journal.note("begun", epoch, fresh)
+                return {**{committable.writer: Outcome.UNKNOWN for committable in ready}, **outcomes}
+            fresh = [committable.payload["rows"] for committable in ready if committable.payload["rows"] not in begun]
+            self._row_log.note("begun", epoch, fresh)
             self._hand_over(epoch, ready, outcomes, deadline)
-            self._journal.forget(epoch - KEPT_EPOCHS)
+            self._row_log.forget(epoch - KEPT_EPOCHS)
         return outcomes
 
     def _proven(
@@ -116,36 +116,40 @@ class HandingCommitter(Committer):
         """What is settled without another write, and what is still to be written."""
         outcomes: dict[int, Outcome] = {}
         ready = []
-        open_ = [one for one in committables if one.payload and one.payload["rows"] not in done]
-        taken = self._taken([one for one in open_ if one.payload["rows"] in begun])
-        for one in committables:
-            name = one.payload.get("rows")
+        open_ = [
+            committable
+            for committable in committables
+            if committable.payload and committable.payload["rows"] not in done
+        ]
+        taken = self._taken([committable for committable in open_ if committable.payload["rows"] in begun])
+        for committable in committables:
+            name = committable.payload.get("rows")
             if name is None:
-                outcomes[one.writer] = Outcome.COMMITTED  # it had no rows
-            elif name in done or one.payload["id"] in taken:
-                outcomes[one.writer] = Outcome.ALREADY_COMMITTED
-                self._journal.remove([name])
-            elif self._journal.size(name) is not None:
-                ready.append(one)
+                outcomes[committable.writer] = Outcome.COMMITTED  # it had no rows
+            elif name in done or committable.payload["id"] in taken:
+                outcomes[committable.writer] = Outcome.ALREADY_COMMITTED
+                self._row_log.remove([name])
+            elif self._row_log.size(name) is not None:
+                ready.append(committable)
             else:
-                outcomes[one.writer] = Outcome.UNKNOWN if name in begun else Outcome.LOST
+                outcomes[committable.writer] = Outcome.UNKNOWN if name in begun else Outcome.LOST
         return outcomes, ready
 
     def _taken(self, doubtful: Sequence[Committable]) -> set[str]:
         """Of those that may have been handed over, the ids that the target has."""
         if not doubtful or self._sink.marker is None:
             return set()
-        ids = {str(one.payload["id"]) for one in doubtful}
+        ids = {str(committable.payload["id"]) for committable in doubtful}
         return ids & self._sink.ids_in_target()
 
     def _hand_over(
         self, epoch: int, ready: Sequence[Committable], outcomes: dict[int, Outcome], deadline: Deadline
     ) -> None:
         unnoted: list[str] = []
-        for one in ready:
-            outcome = outcomes[one.writer] = self._write(one, deadline)
+        for committable in ready:
+            outcome = outcomes[committable.writer] = self._write(committable, deadline)
             if outcome.visible:
-                unnoted.append(one.payload["rows"])
+                unnoted.append(committable.payload["rows"])
                 # Where a second write would show, the note must follow the first at once. Elsewhere one is enough.
                 if not self._sink.exact:
                     self._finish(epoch, unnoted)
@@ -155,53 +159,55 @@ class HandingCommitter(Committer):
         self._finish(epoch, unnoted)
 
     def _finish(self, epoch: int, names: Sequence[str]) -> None:
-        self._journal.note("done", epoch, names)
-        self._journal.remove(names)
+        self._row_log.note("done", epoch, names)
+        self._row_log.remove(names)
 
-    def _write(self, one: Committable, deadline: Deadline) -> Outcome:
+    def _write(self, committable: Committable, deadline: Deadline) -> Outcome:
         tries = 0
         while not deadline.passed():
             try:
-                rows = self._journal.read(one.payload["rows"], one.payload["bytes"], one.payload["crc"])
-                self._sink.write(rows, one.payload["id"])
+                rows = self._row_log.read(
+                    committable.payload["rows"], committable.payload["bytes"], committable.payload["crc"]
+                )
+                self._sink.write(rows, committable.payload["id"])
                 return Outcome.COMMITTED
             except LedgerError as error:
-                log.error("the log of writer %d cannot be handed over: %s", one.writer, error)
+                log.error("the log of writer %d cannot be handed over: %s", committable.writer, error)
                 return Outcome.UNKNOWN
             except Exception as error:  # whatever the user's function raises
                 if isinstance(error, PenstockError) and not error.retryable:
                     raise
                 log.warning("%s failed, the rows stay in the log: %s", self._sink.describe(), error)
-                if self._taken_after_all(one):
+                if self._taken_after_all(committable):
                     return Outcome.COMMITTED
             time.sleep(min(deadline.remaining(), _PAUSES[min(tries, len(_PAUSES) - 1)]))
             tries += 1
         return Outcome.UNKNOWN
 
-    def _taken_after_all(self, one: Committable) -> bool:
+    def _taken_after_all(self, committable: Committable) -> bool:
         try:
-            return bool(self._taken([one]))
+            return bool(self._taken([committable]))
         except PenstockError as error:  # the target is away as a whole: ask again later
             log.warning("%s", error)
             return False
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
-        self._remove([one.payload["rows"] for one in committables if one.payload])
+        self._remove([committable.payload["rows"] for committable in committables if committable.payload])
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
-        kept = {one.payload["rows"] for one in keep if one.payload}
+        kept = {committable.payload["rows"] for committable in keep if committable.payload}
         own = self._scope.generation
         return self._remove(
-            [name for name, number in self._journal.waiting().items() if number <= own and name not in kept]
+            [name for name, number in self._row_log.waiting().items() if number <= own and name not in kept]
         )
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
-        waiting, own = self._journal.waiting(), self._scope.generation
+        waiting, own = self._row_log.waiting(), self._scope.generation
         return [Leftover(name, run, payload={"rows": name}) for name, run in sorted(waiting.items()) if run <= own]
 
     def _remove(self, names: Sequence[str]) -> int:
         """What was begun is decided, and stays."""
         if not names:
             return 0
-        begun, _ = self._journal.noted()
-        return self._journal.remove([name for name in names if name not in begun])
+        begun, _ = self._row_log.read_notes()
+        return self._row_log.remove([name for name in names if name not in begun])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError, PenstockError, SystemUnavailable
-from penstock.sinks.write_ahead.carried import carried
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,7 +58,7 @@ class WriteAheadSink(TwoPhaseSink):
         return f"WriteAheadSink({self.describe()!r}, log={self.log!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        functions = (carried(self.write), carried(self.marker))
+        functions = (carry(self.write), carry(self.marker))
         return (_rebuild, (*functions, self.log, self.idempotent, self.describe()))
 
     @property
@@ -104,8 +104,8 @@ class WriteAheadSink(TwoPhaseSink):
         """What `marker` says; `SystemUnavailable` where it raises."""
         assert self.marker is not None
         try:
-            said = self.marker()
-            return {str(one) for one in (said.values() if isinstance(said, Mapping) else said)}
+            ids = self.marker()
+            return {str(one) for one in (ids.values() if isinstance(ids, Mapping) else ids)}
         except PenstockError:
             raise
         except Exception as error:
@@ -132,3 +132,49 @@ def _rebuild(write: Any, marker: Any, log: str, idempotent: bool, name: str) -> 
 
 def _refused(happened: str, to_do: str) -> ConfigurationError:
     return ConfigurationError(happened, safe="nothing was started.", to_do=to_do)
+
+
+class CarriedFunction:
+    """A user's function on its way to a task, as bytes, or why there are none.
+
+    Only the driver writes, except in mode at_least_once. So a function is unpickled where it is first called, not
+    before: tasks need neither its module nor what it has captured. One that cannot be pickled at all, because it holds
+    a connection, still works in the driver.
+    """
+
+    def __init__(self, data: bytes | None, why: str = "") -> None:
+        self._data, self._why = data, why
+        self._function: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._function is None:
+            self._function = self._load()
+        return self._function(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (CarriedFunction, (self._data, self._why))
+
+    def _load(self) -> Callable[..., Any]:
+        try:
+            if self._data is not None:
+                return pickle.loads(self._data)  # type: ignore[no-any-return]  # noqa: S301 - from our own driver
+        except Exception as error:
+            self._why = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(
+            f"A function of WriteAheadSink cannot be brought to a task: {self._why}.",
+            safe="nothing of this epoch was written by this task.",
+            to_do="define it in a module that tasks can import, let it open its connection itself; or use mode "
+            "exactly_once, in which only the driver calls it.",
+        )
+
+
+def carry(function: Callable[..., Any] | None) -> CarriedFunction | None:
+    """`function`, ready to be pickled whatever it holds."""
+    if function is None or isinstance(function, CarriedFunction):
+        return function
+    from pyspark import cloudpickle
+
+    try:
+        return CarriedFunction(cloudpickle.dumps(function))  # type: ignore[no-untyped-call]
+    except Exception as error:
+        return CarriedFunction(None, f"{type(error).__name__}: {error}")

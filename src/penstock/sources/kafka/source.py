@@ -12,7 +12,7 @@ from penstock.errors import ConfigurationError
 from penstock.kafka.settings import split_options
 from penstock.kafka.translation import for_java, for_librdkafka
 from penstock.sources.kafka.group import GroupPublisher, admin_sender
-from penstock.sources.naming import reader
+from penstock.sources.spark_reader import stream_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -108,7 +108,7 @@ class KafkaSource(Source):
         return {**options, **{f"kafka.{name}": value for name, value in client.items()}, **self._spark_options}
 
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
-        return reader(spark, uid).format("kafka").options(**self.reader_options(uid)).load()
+        return stream_reader(spark, uid).format("kafka").options(**self.reader_options(uid)).load()
 
     def link(self, uid: str) -> Link:
         if self._spark_options.get("failOnDataLoss", "true").lower() == "false":

@@ -2,7 +2,7 @@
 
     FOLDER/journal.json         which source of which job it belongs to, for ever
     FOLDER/lock                 held while somebody appends, deletes or takes over
-    FOLDER/state                who owns it now, how far it is durable, see `journal_state`
+    FOLDER/state                who owns it now, how far it is durable, see `journal_format`
     FOLDER/<position>.lines     segments, see `journal_format`
 
 One process owns a journal: the last that opened it. Every change is made under the lock, by the owner alone, so a
@@ -32,18 +32,19 @@ from penstock.errors import (
     SystemUnavailable,
 )
 from penstock.failpoints import failpoint
-from penstock.sources.socket import journal_state
 from penstock.sources.socket.journal_format import (
     HEADER_BYTES,
+    JournalState,
     check_header,
     damaged,
     frames,
     pack_frame,
     pack_header,
+    read_state,
     segment_name,
     segment_start,
+    write_state,
 )
-from penstock.sources.socket.journal_state import State
 from penstock.storage import durable
 from penstock.storage.local import LocalStorage
 from penstock.storage.private import make_private, private_file
@@ -85,11 +86,11 @@ class Journal:
         self._owner = secrets.token_hex(8)
         self._handles = contextlib.ExitStack()
         self._tail = -1
-        self.untold = False
+        self.unannounced = False
         try:
             with _disk(folder):
                 make_private(folder)
-                claim(folder, job, source)
+                claim_journal(folder, job, source)
                 make_private(folder)  # with the file that says whose it is
                 self._lock = self._open(folder / LOCK)
                 self._state = self._open(folder / STATE)
@@ -114,7 +115,8 @@ class Journal:
         microseconds since 1970. Raises `Superseded` where another process has taken over. After any other error the
         journal is as it was.
 
-        Where readers could not be told, that is no error, for the lines are in: they are `untold`, until `tell`."""
+        Where readers could not be told, that is no error, for the lines are in: they are `unannounced` until
+        `announce`."""
         at = time.time_ns() // 1000 if received is None else received
         frame = pack_frame(payload, payload.count(b"\n"), at)
         with _disk(self.folder), self._locked():
@@ -129,23 +131,23 @@ class Journal:
                     os.ftruncate(self._tail, HEADER_BYTES + self._end - self._segments[-1])
                 raise
             self._end += len(frame)
-            self.untold = True
+            self.unannounced = True
             failpoint("journal.synced")
             with contextlib.suppress(OSError):
-                self._tell("")
+                self._write_state("")
         return self._end
 
-    def tell(self) -> None:
-        """Let readers know of what is `untold`. Raises what `append` does."""
+    def announce(self) -> None:
+        """Let readers know of what is `unannounced`. Raises what `append` does."""
         with _disk(self.folder), self._locked():
             self._require_ownership()
-            self._tell("")
+            self._write_state("")
 
     def complain(self, error: PenstockError | None) -> None:
         """Let readers know why nothing comes; None when all is well again."""
         with contextlib.suppress(OSError, PenstockError), self._locked():
             self._require_ownership()
-            self._tell("" if error is None else error.to_json())
+            self._write_state("" if error is None else error.to_json())
 
     def trim(self, position: int) -> int:
         """Delete segments that end before `position`; how many."""
@@ -168,7 +170,7 @@ class Journal:
             self._tail = -1
 
     def _take_over(self, start: int) -> None:
-        before = journal_state.read(self._state) if os.fstat(self._state).st_size else None
+        before = read_state(self._state) if os.fstat(self._state).st_size else None
         if self._durable:
             durable.sync(self.folder)  # the owner before may have died before it synced the name of a segment
         self._segments = sorted(one for one in map(segment_start, os.listdir(self.folder)) if one is not None)
@@ -185,7 +187,7 @@ class Journal:
         self._open_tail(self._segments[-1])
         os.ftruncate(self._tail, HEADER_BYTES + self._end - self._segments[-1])
         self._sync(self._tail)
-        self._tell("")
+        self._write_state("")
         self._sync(self._state)
 
     def _tail_end(self) -> int:
@@ -236,14 +238,14 @@ class Journal:
         if self._durable:
             _data_sync(handle)
 
-    def _tell(self, error: str) -> None:
-        journal_state.write(self._state, State(self._owner, os.getpid(), self._end, error))
+    def _write_state(self, error: str) -> None:
+        write_state(self._state, JournalState(self._owner, os.getpid(), self._end, error))
         if not error:
-            self.untold = False
+            self.unannounced = False
 
     def _require_ownership(self) -> None:
-        state = journal_state.read(self._state)
-        if state is None and self.untold:
+        state = read_state(self._state)
+        if state is None and self.unannounced:
             return  # half of a page, by our own hand: whoever takes over writes a whole one
         if state is None or state.owner != self._owner:
             raise Superseded(
@@ -262,15 +264,15 @@ class Journal:
                 break
             except BlockingIOError:
                 if patience.passed():
-                    raise self._held() from None
+                    raise self._lock_held() from None
                 time.sleep(_LOCK_PAUSE)
         try:
             yield
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def _held(self) -> SystemUnavailable:
-        state = journal_state.read(self._state)
+    def _lock_held(self) -> SystemUnavailable:
+        state = read_state(self._state)
         holder = "another process" if state is None else f"process {state.pid}"
         return SystemUnavailable(
             f"The journal {self.folder} has been locked by {holder} for {LOCK_SECONDS:g} s.",
@@ -298,7 +300,7 @@ def _disk(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def claim(folder: Path, job: str, source: str, *, create: bool = True) -> None:
+def claim_journal(folder: Path, job: str, source: str, *, create: bool = True) -> None:
     """See that the journal belongs to this source of this job, and make it so where it is new. Positions in a
     checkpoint mean something in one journal only, and one job deletes what another has not read."""
     storage = LocalStorage(folder)

@@ -1,4 +1,4 @@
-"""The bytes of a journal: segments of frames. Pure; `journal` writes them, `journal_reader` reads them.
+"""The bytes of a journal: segments of frames, and a page of state. `journal` writes, `journal_reader` reads them.
 
     <start of the segment, 20 digits>.lines
         header   32 bytes: magic, version, flags, position of the first frame, CRC-32 of the header
@@ -8,16 +8,30 @@
 
 A *position* counts the bytes of frames since the journal began, headers of segments left out. So a position tells where
 to look in a segment's file, and segments follow one another without a gap. Numbers are big-endian.
+
+Beside the segments is one page that says who owns the journal and how far it is durable, replaced in place, for other
+processes on this machine. It tells living processes what is true now; after a crash the segments say it. So it is never
+synced. It always has its full size, so that an owner on a full disk can still say that the disk is full.
 """
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import struct
+import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from penstock.errors import LedgerFromTheFuture, PositionsLost
+
+_STATE_BYTES = 4096
+_STATE_HEAD = struct.Struct(">II")  # CRC-32 of the JSON, its length
+_STATE_TRIES = 100  # a reader may meet a page that is being replaced
+_STATE_PAUSE = 0.002
 
 MAGIC = b"PSTKLINE"
 VERSION = 1
@@ -112,3 +126,55 @@ def damaged(path: str, position: int) -> PositionsLost:
         to_do="restore the file from a copy, or give the source another journal and the query another uid to start"
         " over without those lines.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class JournalState:
+    """`end`: all before it is durable. `error`: what keeps the owner from receiving, as `PenstockError.to_json`."""
+
+    owner: str
+    pid: int
+    end: int
+    error: str = ""
+
+
+def write_state(handle: int, state: JournalState) -> None:
+    body = json.dumps(asdict(state)).encode()
+    if len(body) > _STATE_BYTES - _STATE_HEAD.size:
+        body = json.dumps(asdict(JournalState(state.owner, state.pid, state.end))).encode()
+    page = (_STATE_HEAD.pack(zlib.crc32(body), len(body)) + body).ljust(_STATE_BYTES, b"\0")
+    if os.pwrite(handle, page, 0) != len(page):
+        raise OSError(errno.EIO, "the state was written in part")
+
+
+def parse_state(page: bytes) -> JournalState | None:
+    """None for a page that is not whole."""
+    if len(page) < _STATE_HEAD.size:
+        return None
+    crc, length = _STATE_HEAD.unpack_from(page)
+    body = page[_STATE_HEAD.size : _STATE_HEAD.size + length]
+    if len(body) != length or zlib.crc32(body) != crc:
+        return None
+    return JournalState(**json.loads(body))
+
+
+def read_state(handle: int) -> JournalState | None:
+    for _ in range(_STATE_TRIES):
+        page = os.pread(handle, _STATE_BYTES, 0)
+        state = parse_state(page)
+        if state is not None or not page:
+            return state
+        time.sleep(_STATE_PAUSE)
+    return None
+
+
+def read_state_file(path: Path) -> JournalState | None:
+    """None where there is none, or none that is whole."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        return read_state(handle)
+    finally:
+        os.close(handle)

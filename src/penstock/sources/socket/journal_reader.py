@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.errors import PenstockError, PositionsLost, SystemUnavailable, from_json
-from penstock.sources.socket import journal_state
 from penstock.sources.socket.journal import STATE
 from penstock.sources.socket.journal_format import (
     FRAME_BYTES,
     HEADER_BYTES,
     Frame,
+    JournalState,
     check_header,
     damaged,
     frame_ends,
     frames,
     next_end,
+    read_state_file,
     segment_name,
     segment_start,
 )
-from penstock.sources.socket.journal_state import State
 
 
 class JournalReader:
@@ -69,8 +69,8 @@ class JournalReader:
             raise self._lost(f"begins at position {first}, and position {start} is to be read")
         return max(start, first)
 
-    def _state(self) -> State:
-        state = journal_state.read_file(self._folder / STATE)
+    def _state(self) -> JournalState:
+        state = read_state_file(self._folder / STATE)
         if state is None:
             raise _not_open(self._folder)
         return state

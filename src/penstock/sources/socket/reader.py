@@ -63,7 +63,7 @@ class LineReader(DataSourceStreamReader):
         self._journal = JournalReader(Path(options["folder"]), strict=options["strict"] == "true")
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        with _named():
+        with _keep_error_name():
             return {"position": self._journal.start()}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -71,19 +71,19 @@ class LineReader(DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._most
-        with _named():
+        with _keep_error_name():
             return {"position": self._journal.bounded(int(start["position"]), most)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        with _named():
-            return packed(self._journal.frames(int(start["position"]), int(end["position"])))
+        with _keep_error_name():
+            return pack(self._journal.frames(int(start["position"]), int(end["position"])))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Lines)
-        yield decoded(partition.parts)
+        yield decode(partition.parts)
 
 
-def packed(frames: Iterable[Frame]) -> list[Lines]:
+def pack(frames: Iterable[Frame]) -> list[Lines]:
     """One partition for about `TASK_BYTES` of lines; none is empty."""
     found: list[Lines] = []
     parts: list[tuple[int, bytes]] = []
@@ -97,7 +97,7 @@ def packed(frames: Iterable[Frame]) -> list[Lines]:
     return [*found, Lines(parts)] if parts else found
 
 
-def decoded(parts: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
+def decode(parts: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
     """Lines without their ends (`\\n` or `\\r\\n`), as UTF-8; bytes that are none become U+FFFD."""
     values: list[str] = []
     moments: list[int] = []
@@ -110,7 +110,7 @@ def decoded(parts: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
     )
 
 
-class _named:  # noqa: N801 - reads as a word where it is used
+class _keep_error_name:  # noqa: N801 - reads as a word where it is used
     """Lets a Penstock error keep its name on its way through Spark."""
 
     def __enter__(self) -> None:

@@ -77,7 +77,7 @@ class Receiver:
 
     def _run(self) -> None:
         try:
-            journal = self._opened()
+            journal = self._wait_for_journal()
             pause = _FIRST_PAUSE
             while journal is not None and not self._ending.is_set():
                 pause = _FIRST_PAUSE if self._connection(journal) else min(pause * 2, _LONGEST_PAUSE)
@@ -90,7 +90,7 @@ class Receiver:
                 if self._journal is not None:
                     self._journal.complain(error)
 
-    def _opened(self) -> Journal | None:
+    def _wait_for_journal(self) -> Journal | None:
         while self._journal is None and not self._ending.wait(_DISK_PAUSE):
             try:
                 opened = self._open_journal()
@@ -131,7 +131,7 @@ class Receiver:
             if not taken:
                 break
             lines, rest = whole_lines(rest + taken)
-            if lines and not self._kept(lines, journal):
+            if lines and not self._append(lines, journal):
                 return
             if len(rest) > self._longest:
                 raise ValueTooLarge(
@@ -142,7 +142,7 @@ class Receiver:
         if rest:
             log.warning("the connection ended within a line: %d bytes without a newline are dropped", len(rest))
 
-    def _kept(self, lines: bytes, journal: Journal) -> bool:
+    def _append(self, lines: bytes, journal: Journal) -> bool:
         """Append, and let readers know, as often as it takes; False where a stop comes first. Meanwhile the sender
         waits. What is in the journal is never appended again, whether or not readers could be told of it."""
         failing, before = False, journal.end
@@ -151,8 +151,8 @@ class Receiver:
                 with self._guard:
                     if journal.end == before:
                         journal.append(lines)
-                    if journal.untold:
-                        journal.tell()
+                    if journal.unannounced:
+                        journal.announce()
                 return True
             except Superseded:
                 raise

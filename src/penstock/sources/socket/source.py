@@ -16,9 +16,9 @@ from penstock.config.option import size
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
 from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable
-from penstock.sources.naming import reader
-from penstock.sources.socket.journal import Journal, claim
+from penstock.sources.socket.journal import Journal, claim_journal
 from penstock.sources.socket.receiver import Receiver
+from penstock.sources.spark_reader import stream_reader
 from penstock.storage.private import require_own
 from penstock.storage.storage import local_path
 
@@ -69,8 +69,8 @@ class SocketSource(Source):
         self._committed: dict[str, dict[str, tuple[int, ...]]] = {}  # of each reader, the last two epochs
 
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
-        from penstock.sources.registration import register
         from penstock.sources.socket.reader import JournalledLines
+        from penstock.sources.spark_reader import register
 
         register(spark, JournalledLines)
         options = {
@@ -78,7 +78,7 @@ class SocketSource(Source):
             "strict": "true" if self.journal is not None else "false",
             "most": str(self.max_bytes_per_epoch),
         }
-        return reader(spark, uid).format(JournalledLines.name()).options(**options).load()
+        return stream_reader(spark, uid).format(JournalledLines.name()).options(**options).load()
 
     def link(self, uid: str) -> Link:
         if self.journal is None:
@@ -104,7 +104,7 @@ class SocketSource(Source):
                 )
             if nearest == self.journal:
                 require_own(nearest)
-            claim(self.journal, context.job, uid, create=False)
+            claim_journal(self.journal, context.job, uid, create=False)
         try:
             socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except OSError as error:

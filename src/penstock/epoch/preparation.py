@@ -1,0 +1,130 @@
+"""From an attempt's rows to what a decision may name: the plan is run, each task prepares, each sink confirms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.backlog import is_logged
+from penstock.checkpoint.decision import Committable
+from penstock.deadline import Deadline
+from penstock.epoch import protocol
+from penstock.epoch.attempt import Attempt, EpochObserver, Watchdog
+from penstock.epoch.channel import Route, Writing
+from penstock.epoch.outputs import EpochOutputs, RowSizes
+from penstock.errors import JobStopped
+from penstock.failpoints import failpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from penstock.checkpoint.spark_log import Barrier
+    from penstock.config import Checkpoints
+    from penstock.contracts.sink import TwoPhaseSink
+    from penstock.epoch.committers import Committers
+    from penstock.epoch.inflight.manager import InFlight
+    from penstock.epoch.watermark import WatermarkTracker
+
+Body = Callable[["DataFrame", EpochOutputs], None]
+"""What a query does with an epoch: call `outputs.write` for each of its sinks."""
+
+
+class Preparation:
+    """Of one start of one query, used by the thread that runs its epochs. Makes nothing visible, unless the attempt is
+    `direct`."""
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        sinks: Mapping[str, TwoPhaseSink],
+        committers: Committers,
+        body: Body,
+        executed_plan: Callable[[], Any],
+        watermark: WatermarkTracker,
+        limits: Checkpoints,
+        inflight: InFlight | None,
+        observer: EpochObserver | None,
+        ends_at: Callable[[Barrier], bool] | None,
+    ) -> None:
+        self._job, self._sinks = job, dict(sinks)
+        self._committers, self._body, self._executed_plan = committers, body, executed_plan
+        self._watermark, self._limits = watermark, limits
+        self._inflight, self._observer, self._ends_at = inflight, observer, ends_at
+        self._sizes = RowSizes()
+
+    def run(self, attempt: Attempt, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
+        """With `only`, the writers of those sinks alone write; all others just count and sum."""
+        failpoint("epoch.opened")
+        outputs = EpochOutputs(
+            attempt.epoch,
+            attempt.number,
+            attempt.generation,
+            self._job,
+            self._sinks,
+            attempt.frame,
+            lambda uid: self._writing(uid, attempt, only),
+            self._hints,
+            self._sizes,
+            attempt.rules,
+        )
+        watchdog = Watchdog(attempt, self._limits.timeout_seconds)
+        try:
+            with watchdog:
+                self._body(attempt.frame, outputs)
+                outputs.execute_rest()
+                failpoint("epoch.precommitted")
+                direct = attempt.direct and only is None
+                committables = tuple(outputs.committables) if direct else self._sealed(outputs.committables, only)
+                plan = self._executed_plan()
+                watermark = self._watermark.advance(plan)
+                if self._observer is not None:
+                    self._observer.prepared(attempt.epoch, attempt.barrier, attempt.notes.opened, plan)
+            self._check_end(attempt)
+        except Exception as error:
+            return protocol.Failed(watchdog.expired or error)
+        return protocol.Prepared(committables, watermark, outputs.strays)
+
+    def _writing(self, uid: str, attempt: Attempt, only: frozenset[str] | None) -> Writing:
+        if only is not None:
+            return Writing(Route.SINK if uid in only else Route.COUNT)
+        if attempt.direct:
+            return Writing(Route.DIRECT)
+        if self._inflight is not None:
+            return self._inflight.writing(uid, attempt.seconds)
+        return Writing()
+
+    def _hints(self, uid: str) -> Mapping[str, Any]:
+        own = self._committers[uid].hints()
+        return self._inflight.with_hints(uid, own) if self._inflight is not None else own
+
+    def _sealed(self, committables: Sequence[Committable], only: frozenset[str] | None) -> tuple[Committable, ...]:
+        """Each sink confirms what its writers prepared."""
+        found = [
+            committable
+            for committable in committables
+            if committable.rows and (only is None or committable.sink in only)
+        ]
+        deadline = Deadline(self._limits.commit_timeout_seconds)
+        sealed = list(
+            self._committers.seal([committable for committable in found if not is_logged(committable)], deadline)
+        )
+        if self._inflight is not None:
+            sealed.extend(
+                self._inflight.sealed(
+                    [committable for committable in found if is_logged(committable)], self._committers.seal
+                )
+            )
+        by_id = {committable.id: committable for committable in sealed}
+        return tuple(by_id.get(committable.id, committable) for committable in committables)
+
+    def _check_end(self, attempt: Attempt) -> None:
+        """Without a final checkpoint, the epoch that reaches the end of bounded inputs is not decided."""
+        if self._limits.final_checkpoint or self._ends_at is None or not self._ends_at(attempt.barrier):
+            return
+        raise JobStopped(
+            f"Epoch {attempt.epoch} of query {attempt.query!r} reaches the end of its inputs, and final_checkpoint is"
+            " off.",
+            safe="it is aborted, not lost: it replays when the job is started with final_checkpoint on.",
+            to_do="nothing, if that is what you want.",
+        )

@@ -1,0 +1,126 @@
+"""The types of rows: what Spark and Arrow call them, the column a new table gets, and the columns they may go into.
+
+A kind is a short word: `bigint`, `int`, `smallint`, `tinyint`, `ubigint`, `boolean`, `double`, `float`, `decimal(p,s)`,
+`string`, `json`, `binary`, `date`, `timestamp`, `time`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from penstock.errors import SchemaMismatch
+from penstock.sinks.sql.rows import Column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import DataType
+
+_TYPES = {
+    "bigint": "BIGINT", "int": "INT", "smallint": "SMALLINT", "tinyint": "TINYINT", "ubigint": "BIGINT UNSIGNED",
+    "boolean": "TINYINT(1)", "double": "DOUBLE",
+    "float": "DOUBLE",  # the server's FLOAT shows six digits to most readers
+    "string": "LONGTEXT", "json": "JSON", "binary": "LONGBLOB",
+    "date": "DATE", "timestamp": "DATETIME(6)", "time": "TIME(6)",
+}  # fmt: skip
+#: Columns of a key: an index takes no text without a length.
+_IN_KEY = {"string": "VARCHAR(255)", "json": "VARCHAR(255)", "binary": "VARBINARY(255)"}
+
+_INTS = {"tinyint", "smallint", "mediumint", "int", "integer", "bigint"}
+_WHOLE = {*_INTS, "decimal"}
+_WHOLE_OR_DOUBLE = {*_WHOLE, "double"}  # which holds 53 bits
+_TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json", "enum", "set", "uuid"}
+_TEXT |= {"inet4", "inet6", "nchar", "nvarchar"}
+_TAKES = {
+    **dict.fromkeys(("bigint", "ubigint"), _WHOLE),
+    **dict.fromkeys(("int", "smallint", "tinyint"), _WHOLE_OR_DOUBLE),
+    "boolean": _INTS,
+    "double": {"double"},
+    "float": {"float", "double"},
+    "string": _TEXT,
+    "json": _TEXT,
+    "binary": {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"},
+    "date": {"date", "datetime", "timestamp"},
+    "timestamp": {"datetime", "timestamp"},
+    "time": {"time"},
+}
+_SPARK = {
+    "bigint": "bigint", "int": "int", "smallint": "smallint", "tinyint": "tinyint", "boolean": "boolean",
+    "double": "double", "float": "float", "string": "string", "binary": "binary", "date": "date",
+    "timestamp": "timestamp", "timestamp_ntz": "timestamp", "void": "string",
+}  # fmt: skip
+_NESTED = ("array<", "map<", "struct<", "variant")
+_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
+
+
+def is_nested(kind: DataType) -> bool:
+    """Whether a column of this Spark type becomes JSON."""
+    return kind.simpleString().startswith(_NESTED)
+
+
+def of_spark(name: str, kind: DataType) -> str:
+    """`SchemaMismatch` for what no column takes."""
+    text = kind.simpleString()
+    if is_nested(kind):
+        return "json"
+    if text in _SPARK:
+        return _SPARK[text]
+    if _DECIMAL.fullmatch(text):
+        return text
+    if text.startswith(("char(", "varchar(", "string ")):
+        return "string"
+    if text.startswith("time("):
+        return "time"
+    raise unsupported(name, text)
+
+
+def of_arrow(name: str, kind: pa.DataType) -> str:
+    """As `of_spark`, of what reaches a writer."""
+    from pyarrow import types as t
+
+    if t.is_dictionary(kind):
+        kind = kind.value_type
+    if t.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    tests = (
+        (t.is_boolean, "boolean"), (t.is_int8, "tinyint"), (t.is_int16, "smallint"), (t.is_int32, "int"),
+        (t.is_int64, "bigint"), (t.is_uint8, "smallint"), (t.is_uint16, "int"), (t.is_uint32, "bigint"),
+        (t.is_uint64, "ubigint"), (t.is_float64, "double"), (t.is_floating, "float"),
+        (t.is_string, "string"), (t.is_large_string, "string"), (t.is_string_view, "string"), (t.is_null, "string"),
+        (t.is_binary, "binary"), (t.is_large_binary, "binary"), (t.is_fixed_size_binary, "binary"),
+        (t.is_binary_view, "binary"), (t.is_date, "date"), (t.is_timestamp, "timestamp"), (t.is_time, "time"),
+    )  # fmt: skip
+    for test, word in tests:
+        if test(kind):
+            return word
+    raise unsupported(name, str(kind))
+
+
+def unsupported(name: str, kind: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"Column {name!r} is {kind}, for which MySQL has no column.",
+        safe="nothing was written.",
+        to_do="cast it in the query, for instance to a string or to a number of seconds.",
+    )
+
+
+def column_type(kind: str, *, in_key: bool = False) -> str:
+    """The column that a new table gets."""
+    if in_key and kind in _IN_KEY:
+        return _IN_KEY[kind]
+    return _TYPES.get(kind) or kind.upper()
+
+
+def refusal(kind: str, column: Column) -> str | None:
+    """Why rows of `kind` cannot go into `column`; None if they can. Whether a value is too large for a column of the
+    right sort is seen when it is loaded."""
+    base = re.split(r"[ (]", column.type.lower(), maxsplit=1)[0]
+    decimal = _DECIMAL.fullmatch(kind)
+    if decimal is None:
+        if kind in ("bigint", "ubigint") and base == "double":
+            return "beyond 2^53 its digits would be lost; cast it to double if that is meant"
+        return None if base in _TAKES[kind] else "another sort of value"
+    there = _DECIMAL.match(column.type.lower().replace(" ", ""))
+    if there is None:
+        return None if base in _INTS and int(decimal[2]) <= 0 else "it would be rounded"
+    return "digits behind the point would be cut" if int(there[2]) < int(decimal[2]) else None

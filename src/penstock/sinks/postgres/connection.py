@@ -1,0 +1,210 @@
+"""Which server, as whom, spoken of without its secrets; and the driver's connection to it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from penstock.deadline import Deadline
+from penstock.errors import ConfigurationError
+from penstock.secrets import hide, is_secret
+from penstock.sinks.sql.faults import missing_extra
+
+#: The server's time in microseconds, at which the transaction began.
+NOW = "(extract(epoch FROM now()) * 1000000)::bigint"
+#: What a transaction of ours needs, whatever the server's defaults are. Answers with the server's time in microseconds.
+SETTINGS = f"""
+SELECT set_config('application_name', $1, true), set_config('lock_timeout', $2, true),
+       set_config('idle_in_transaction_session_timeout', '0', true), set_config('TimeZone', 'UTC', true),
+       set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
+                                        ELSE current_setting('synchronous_commit') END, true),
+       {NOW}
+"""
+
+#: A server that is gone without a word is noticed after about a minute, in a task as in the driver.
+_PATIENCE = {
+    "connect_timeout": "10",
+    "keepalives_idle": "20",
+    "keepalives_interval": "10",
+    "keepalives_count": "4",
+    "tcp_user_timeout": "60000",
+}
+_PAIR = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s']+)")
+# A password that should have been encoded is taken up to the last @: rather too much is hidden than too little.
+_URL = re.compile(
+    r"postgres(?:ql)?://(?:(?P<user>[^:@/?]*)(?::(?P<password>[^?]*))?@)?(?P<hosts>[^/?]*)"
+    r"(?:/(?P<database>[^?]*))?(?:\?(?P<query>.*))?",
+    re.DOTALL,
+)
+
+
+@functools.cache
+def client() -> SimpleNamespace:
+    """psycopg for questions and decisions, ADBC for rows; `MissingExtra` where one is not installed."""
+    try:
+        import adbc_driver_manager.dbapi as dbapi
+        import adbc_driver_postgresql.dbapi as adbc
+        import psycopg
+        from psycopg.conninfo import make_conninfo
+    except ImportError as error:
+        raise missing_extra("PostgreSQL", "postgres", error) from error
+    return SimpleNamespace(adbc=adbc, dbapi=dbapi, psycopg=psycopg, make_conninfo=make_conninfo)
+
+
+@dataclass(frozen=True, repr=False)
+class Server:
+    """Connection parameters. `str()` and `repr()` show host, port, database and user, and nothing else."""
+
+    conninfo: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        known = self._known()
+        host = known.get("host") or known.get("hostaddr") or "localhost"
+        ports = known.get("port", "")
+        database = known.get("dbname", "")
+        return f"{host}{f':{ports}' if ports else ''}{f'/{database}' if database else ''}"
+
+    def __repr__(self) -> str:
+        user = self._known().get("user")
+        return f"{user}@{self}" if user else str(self)
+
+    def libpq(self) -> str:
+        """A connection string for libpq, secrets included."""
+        try:
+            given = client().make_conninfo(self.conninfo)
+            # What the user says wins over our patience.
+            ours = {name: value for name, value in _PATIENCE.items() if f"{name}=" not in given}
+            text: str = client().make_conninfo(given, **{**ours, **self.options})
+        except client().psycopg.Error:
+            # libpq repeats what it could not read, and that may be a password.
+            raise ConfigurationError(
+                f"PostgreSQL's client cannot read the connection parameters ({self}).",
+                safe="nothing was started.",
+                to_do="write postgresql://user@host:5432/database or libpq's keywords, with special characters of a "
+                "password percent-encoded, or give the password as a keyword of its own.",
+            ) from None
+        return text
+
+    def scrubbed(self, text: str) -> str:
+        """`text` without any secret of ours that may stand in it."""
+        return " ".join(hide(text, self._secrets()).split())
+
+    def _secrets(self) -> set[str]:
+        known = self._known()
+        found = {str(value) for name, value in known.items() if value and is_secret(name)}
+        if self._is_url:
+            found.add(_URL.match(self.conninfo)["password"] or "")  # type: ignore[index]
+        return found
+
+    @property
+    def _is_url(self) -> bool:
+        return self.conninfo.startswith(("postgresql://", "postgres://"))
+
+    def _known(self) -> dict[str, Any]:
+        """The parameters as far as they can be read without libpq."""
+        known: dict[str, Any] = {}
+        if self._is_url:
+            parts = _URL.match(self.conninfo)
+            assert parts is not None  # it matches whatever begins like one
+            hosts = [re.fullmatch(r"(.*?)(?::(\d*))?", host) for host in parts["hosts"].split(",")]
+            known = {
+                "user": unquote(parts["user"] or ""),
+                "password": unquote(parts["password"] or ""),
+                "host": ",".join(unquote(host[1]) for host in hosts if host),
+                "port": ",".join(host[2] for host in hosts if host and host[2]),
+                "dbname": unquote(parts["database"] or ""),
+                **dict(parse_qsl(parts["query"] or "")),
+            }
+        else:
+            for name, value in _PAIR.findall(self.conninfo):
+                known[name] = re.sub(r"\\(.)", r"\1", value[1:-1]) if value.startswith("'") else value
+        return {**known, **self.options}
+
+
+class Line:
+    """The driver's psycopg connection: made when it is first needed and again after it was lost, never waiting longer
+    than it is told to. Used by one thread at a time. Raises psycopg's errors: a caller that proves outcomes has to look
+    at them."""
+
+    def __init__(self, server: Server, name: str, deadline: Deadline) -> None:
+        self._server, self._name, self.deadline = server, name, deadline
+        self._connection: Any = None
+
+    def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Run one statement in a transaction of its own, or in the one that `begin` opened; its rows."""
+        with self._within() as connection:
+            cursor = connection.execute(statement, parameters)
+            return list(cursor.fetchall()) if cursor.description is not None else []
+
+    def count(self, statement: str, *parameters: Any) -> int:
+        """Run one statement; how many rows it changed."""
+        with self._within() as connection:
+            return int(connection.execute(statement, parameters).rowcount)
+
+    def begin(self, lock_seconds: float) -> None:
+        """Open a transaction; ended by `ask` with COMMIT or ROLLBACK, or by `close`."""
+        seconds = min(lock_seconds, max(0.05, self.deadline.remaining()))
+        self.ask("BEGIN ISOLATION LEVEL READ COMMITTED")
+        self.ask(SETTINGS, self._name, f"{max(1, int(seconds * 1000))}ms")
+
+    def limit(self, deadline: Deadline) -> None:
+        """From now on an answer that comes after the deadline is not waited for."""
+        self.deadline = deadline
+
+    @property
+    def open(self) -> bool:
+        return self._connection is not None and not self._connection.closed
+
+    def close(self) -> None:
+        """Close; a transaction under way is rolled back by the server."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.close()
+
+    @contextlib.contextmanager
+    def _within(self) -> Iterator[Any]:
+        connection = self.connect()
+        # Nothing in libpq ends a wait for an answer; a connection cut under it does.
+        cut = threading.Timer(max(0.05, self.deadline.remaining()), _cut, (connection.fileno(),))
+        cut.daemon = True
+        cut.start()
+        try:
+            yield connection
+        except client().psycopg.Error:
+            if connection.closed or connection.broken:
+                self.close()
+            raise
+        finally:
+            cut.cancel()
+            cut.join()  # a file number that is used again must not be cut by mistake
+
+    def connect(self) -> Any:
+        """Connect now, unless it is; the client's own connection."""
+        if not self.open:
+            psycopg = client().psycopg
+            seconds = max(2, min(10, int(self.deadline.remaining())))  # libpq takes less than two for none at all
+            self._connection = psycopg.connect(
+                self._server.libpq(),
+                autocommit=True,
+                prepare_threshold=None,  # a pooler may give us another session for every transaction
+                cursor_factory=psycopg.RawCursor,
+                connect_timeout=seconds,
+                application_name=self._name,
+            )
+        return self._connection
+
+
+def _cut(number: int) -> None:
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+        copy.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,252 @@
+"""PostgreSQL as a `Dialect`: prepared transactions, staging tables dropped in the move's own transaction.
+
+What its answers prove, beside the table in `penstock.sinks.sql.dialect`:
+
+| answer | proves |
+|---|---|
+| COMMIT PREPARED succeeds | committed |
+| COMMIT PREPARED: 42704, no such transaction | it has ended for good: the marker decides |
+| COMMIT PREPARED: 55006, in use | somebody is just ending it: ask again |
+| LOCK TABLE of a staging table: 42P01, no such table | moved, with its marker, or dropped: the marker decides |
+| LOCK TABLE succeeds | not moved, and nobody else can now |
+
+A sink is its job and its uid (`SinkScope.prefix`), so a committable for another table is ended here too; MySQL's sinks
+have the table in their names. `at` and `pruned` are microseconds since 1970. Sessions that could still prepare are told
+by their `application_name`, and terminated by the sweep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import SystemUnavailable
+from penstock.sinks.postgres.connection import Line, client
+from penstock.sinks.postgres.faults import OBJECT_IN_USE, UNDEFINED_OBJECT, mapper
+from penstock.sinks.sql.dialect import Dialect, Found, Proof, name_of
+from penstock.sinks.sql.names import digest, label, literal, numbers_in, quoted, staging_generation, staging_prefix
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.decision import Committable
+    from penstock.contracts.sink import SinkScope
+    from penstock.deadline import Deadline
+    from penstock.sinks.postgres.sink import PostgresSink
+
+_POLL = 0.02
+_END = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+  AND CASE WHEN application_name ~ ('^penstock ' || $1 || ' g[0-9]+ ' || $2 || '$')
+      THEN ltrim(split_part(application_name, ' ', 3), 'g')::bigint <= $3 ELSE false END
+"""
+
+
+def application(prefix: str, generation: int, role: str) -> str:
+    """What a session calls itself while it can still change something; sweeps find it by this."""
+    return f"penstock {digest(prefix)} g{generation} {role}"
+
+
+class PostgresDialect(Dialect[Line]):
+    """One sink's hand on its server."""
+
+    def __init__(self, sink: PostgresSink, scope: SinkScope) -> None:
+        self._sink, self._place, self._prefix = sink, sink.place, scope.prefix
+        self.generation = scope.generation
+        self.mapper = mapper(sink.server, str(sink.place))
+
+    def connect(self, deadline: Deadline) -> Line:
+        line = Line(self._sink.server, application(self._prefix, self.generation, "driver"), deadline)
+        line.connect()
+        return line
+
+    def quote(self, name: str) -> str:
+        return quoted(name)
+
+    # The sink's own tables
+
+    def mode(self, connection: Line) -> str:
+        return self._sink.settled_mode(connection.ask)
+
+    def set_up(self, connection: Line) -> None:
+        self._sink.settle(self._prefix, connection)
+
+    def read_fence(self, connection: Line) -> int | None:
+        found = connection.ask(f"SELECT fence FROM {self._place.sinks} WHERE sink = $1", self._prefix)
+        return int(found[0][0]) if found else None
+
+    def fence(self, connection: Line) -> int:
+        connection.ask(
+            f"UPDATE {self._place.sinks} SET fence = fence + 1, generation = $2 WHERE sink = $1 AND generation <= $2",
+            self._prefix,
+            self.generation,
+        )
+        self._end_older_drivers(connection)
+        return self._end(connection, "writer", self.generation)
+
+    def prove(self, connection: Line, writer: str) -> Proof:
+        [(marked, pruned)] = connection.ask(
+            f"SELECT EXISTS (SELECT FROM {self._place.markers} WHERE sink = $1 AND writer = $2), "
+            f"(SELECT pruned FROM {self._place.sinks} WHERE sink = $1)",
+            self._prefix,
+            writer,
+        )
+        return Proof(marked, pruned)
+
+    def prune(self, connection: Line, before: int) -> None:
+        connection.ask(
+            f"WITH gone AS (DELETE FROM {self._place.markers} WHERE sink = $1 AND epoch < $2 AND generation <= $3 "
+            f"RETURNING at) UPDATE {self._place.sinks} SET pruned = GREATEST(pruned, (SELECT max(at) FROM gone)) "
+            "WHERE sink = $1 AND EXISTS (SELECT FROM gone)",
+            self._prefix,
+            before,
+            self.generation,
+        )
+
+    # Prepared transactions
+
+    def prepare(self, writer: str) -> Sequence[str]:
+        return (f"PREPARE TRANSACTION {literal(writer)}",)
+
+    def prepared(self, connection: Line, writers: Collection[str]) -> set[str]:
+        return {gid for gid, _ in self.transactions(connection)} & set(writers)
+
+    def transactions(self, connection: Line) -> list[tuple[str, float]]:
+        """Prepared transactions of this sink, of any generation, and since when."""
+        found = connection.ask(
+            "SELECT gid, extract(epoch FROM prepared)::float8 FROM pg_prepared_xacts "
+            "WHERE database = current_database() AND starts_with(gid, $1)",
+            f"{label(self._prefix)}:g",
+        )
+        return [(str(gid), float(since)) for gid, since in found]
+
+    def commit(self, connection: Line, writer: str) -> bool:
+        return self._end_prepared(connection, "COMMIT", writer)
+
+    def rollback(self, connection: Line, prepared: Collection[str], staged: Collection[str]) -> None:
+        for gid in sorted(prepared):
+            self._roll_back(connection, gid)
+        if not staged:
+            return
+        connection.begin(connection.deadline.remaining() / 2)  # not waiting for ever for whoever holds one
+        try:
+            for name in sorted(staged):
+                connection.ask(f"DROP TABLE IF EXISTS {self._place.own(name)}")
+            connection.ask("COMMIT")
+        except BaseException:
+            connection.close()
+            raise
+
+    def recover(self, connection: Line) -> Sequence[Found]:
+        found = []
+        for gid, since in self.transactions(connection):
+            numbers = numbers_in(gid, self._prefix)
+            if numbers is not None:
+                found.append(Found(gid, **numbers, started=since))
+        for (table,) in connection.ask(
+            "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = $1 AND c.relkind = 'r' AND starts_with(c.relname, $2)",
+            self._place.own_schema,
+            staging_prefix(self._prefix),
+        ):
+            generation = staging_generation(str(table), self._prefix)
+            if generation is not None:
+                found.append(Found(str(table), generation))
+        return found
+
+    # Staging tables
+
+    def begin(self, connection: Line, writers: Collection[str], *, decided: bool) -> set[str]:
+        """Locks the staging tables that are there: nobody else moves or drops them now."""
+        if decided:
+            self._end_older_drivers(connection)
+        connection.begin(self._sink.lock_seconds)
+        there = set()
+        for name in sorted(writers):
+            connection.ask("SAVEPOINT look")
+            try:
+                connection.ask(f"LOCK TABLE {self._place.own(name)} IN ACCESS EXCLUSIVE MODE")
+            except client().psycopg.errors.UndefinedTable:
+                connection.ask("ROLLBACK TO SAVEPOINT look")
+                continue
+            there.add(name)
+        return there
+
+    def mark(self, connection: Line, committable: Committable, epoch: int) -> None:
+        connection.ask(
+            f"INSERT INTO {self._place.markers} (sink, writer, epoch, generation, at) VALUES ($1, $2, $3, $4, $5)",
+            self._prefix,
+            name_of(committable),
+            epoch,
+            self.generation,
+            committable.payload["at"],
+        )
+
+    def move(self, connection: Line, committable: Committable) -> int:
+        """The staging table goes with its rows, unless some are missing."""
+        payload, source = committable.payload, self._place.own(name_of(committable))
+        moved = connection.count(move_statement(payload, source))
+        if payload["key"] or moved == payload["rows"]:
+            connection.ask(f"DROP TABLE {source}")
+        return moved
+
+    def count(self, connection: Line, writer: str) -> int:
+        return int(connection.ask(f"SELECT count(*) FROM {self._place.own(writer)}")[0][0])
+
+    def finish(self, connection: Line, writers: Collection[str]) -> None:
+        connection.ask("COMMIT")
+
+    # Ending others
+
+    def _end_older_drivers(self, connection: Line) -> None:
+        """A driver that was replaced may hold locks; what it has decided is in the ledger, and committed by us."""
+        self._end(connection, "driver", self.generation - 1)
+
+    def _end(self, connection: Line, role: str, generation: int) -> int:
+        """Terminate sessions and wait until they are gone: one that was just preparing may still come through."""
+        first: int | None = None
+        while True:
+            [(left,)] = connection.ask(_END, digest(self._prefix), role, generation)
+            first = left if first is None else first
+            if not left:
+                return first
+            if connection.deadline.passed():
+                raise SystemUnavailable(
+                    f"{left} sessions of earlier writers for {self._place} did not end in time.",
+                    safe="what they wrote is not visible, and will not be.",
+                    to_do="nothing: the next start of the job ends them.",
+                )
+            time.sleep(_POLL)
+
+    def _roll_back(self, connection: Line, gid: str) -> None:
+        while True:
+            try:
+                self._end_prepared(connection, "ROLLBACK", gid)
+                return
+            except client().psycopg.Error as error:
+                if error.sqlstate != OBJECT_IN_USE or connection.deadline.passed():
+                    raise
+                time.sleep(_POLL)
+
+    def _end_prepared(self, connection: Line, verb: str, gid: str) -> bool:
+        """False where there is no such transaction any more."""
+        try:
+            connection.ask(f"{verb} PREPARED {literal(gid)}")
+        except client().psycopg.Error as error:
+            if error.sqlstate != UNDEFINED_OBJECT:
+                raise
+            return False
+        return True
+
+
+def move_statement(payload: Mapping[str, Any], source: str) -> str:
+    """The statement that moves one staging table: a plain insert, or insert-or-update by key."""
+    target = ".".join(map(quoted, payload["target"]))
+    columns = ", ".join(map(quoted, payload["columns"]))
+    key = ", ".join(map(quoted, payload["key"]))
+    if not key:
+        return f"INSERT INTO {target} ({columns}) SELECT {columns} FROM {source}"
+    # Of several rows with one key the last one written counts; ctid is the order in which a fresh table was filled.
+    rows = f"SELECT DISTINCT ON ({key}) {columns} FROM {source} ORDER BY {key}, ctid DESC"
+    rest = [quoted(name) for name in payload["columns"] if name not in payload["key"]]
+    update = f"UPDATE SET {', '.join(f'{column} = EXCLUDED.{column}' for column in rest)}" if rest else "NOTHING"
+    return f"INSERT INTO {target} ({columns}) {rows} ON CONFLICT ({key}) DO {update}"

@@ -1,0 +1,280 @@
+"""The driver's hand on a SQL database: ends what writers left prepared, proves how it ended, and sweeps.
+
+Proof is the marker that stands in the same transaction as the rows; `penstock.sinks.sql.dialect` has the table. A
+committable's name says whether it is a prepared transaction or a staging table, so a sink whose mode was changed still
+finishes what it left under the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic
+
+from penstock.checkpoint.decision import Committable, Outcome
+from penstock.contracts.sink import Committer, Leftover
+from penstock.deadline import Deadline
+from penstock.errors import OutcomeUnknown, PreCommitFailed, SystemUnavailable
+from penstock.failpoints import active, failpoint
+from penstock.sinks.sql.dialect import C, Dialect, name_of, split
+from penstock.sinks.sql.moves import POLL, Lane, Moves
+from penstock.sinks.sql.names import is_staging
+
+log = logging.getLogger(__name__)
+
+#: Epochs whose markers are kept. Only of the last one, or of those in the in-flight log, will anyone ask again.
+KEPT_EPOCHS = 64
+#: Markers are pruned with the first epoch of a run, and then once in so many: a delete is not free.
+PRUNE_EVERY = 16
+
+#: Connections that commit side by side: each commit waits for the disk, and those waits are shared.
+_LANES = 4
+_OPEN_POLL = 0.005  # until the connection of a writer, which has prepared, is closed
+_HINT_SECONDS = 5.0  # an epoch waits for it
+_PRUNE_SECONDS = 10.0
+
+
+class SqlCommitter(Committer, Generic[C]):
+    """Commits, aborts and sweeps one sink's writers. Connects when it is first used, unless it is given a connection.
+    The `mode` is settled with the first question, unless it is given."""
+
+    def __init__(self, dialect: Dialect[C], mode: str | None = None, connection: C | None = None) -> None:
+        self._dialect, self._mapper, self._mode = dialect, dialect.mapper, mode
+        self._lanes = [Lane(dialect, connection), *(Lane(dialect) for _ in range(_LANES - 1))]
+        self._moves = Moves(dialect)
+        self._threads = ThreadPoolExecutor(_LANES, thread_name_prefix="penstock-sql")
+        self._is_set_up = False
+        self._setting_up = threading.Lock()
+        self._fence: int | None = None  # as this committer has last raised it; only a newer run's is another
+        self._pruned: int | None = None
+
+    def hints(self) -> Mapping[str, Any]:
+        """The mode, and the fence, from memory: a driver that was replaced must not learn the fence of the newer run.
+        Only where no sweep has raised it yet is the server asked; what it does not answer is not hinted, and a writer
+        goes without."""
+        deadline = Deadline(_HINT_SECONDS)
+
+        def ask(connection: C) -> None:
+            self._set_up(connection)
+            self._fence = self._dialect.read_fence(connection)
+
+        if self._fence is None:
+            try:
+                with self._mapper.mapped("asking for the fence"):
+                    self._lanes[0].run(ask, deadline)
+            except SystemUnavailable as error:
+                log.warning("%s", error)
+                return {"mode": self._mode} if self._mode else {}
+        return {"mode": self._mode, "fence": self._fence}
+
+    def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
+        """Every prepared transaction must be there; staged rows are moved, up to the COMMIT."""
+        prepared, staged = split(committables)
+        if prepared:
+            names = {name_of(committable) for committable in prepared}
+            with self._mapper.mapped("looking for prepared transactions"):
+                there = self._lanes[0].run(lambda each: self._dialect.prepared(each, names), deadline)
+            gone = names - there
+            if gone:
+                raise PreCommitFailed(
+                    f"{len(gone)} of {len(prepared)} prepared transactions for {self._mapper.table} are gone, among "
+                    f"them {min(gone)}.",
+                    safe="nothing of this epoch is visible.",
+                    to_do="nothing: the epoch replays. If it repeats, see who rolls back prepared transactions.",
+                )
+        if staged:
+            with self._mapper.mapped("moving staged rows"):
+                self._moves.hold(staged[0].payload["epoch"], staged, deadline)
+        return committables
+
+    def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
+        outcomes = {committable.writer: Outcome.COMMITTED for committable in committables if not name_of(committable)}
+        here, elsewhere = self._by_place(committables)
+        for other, own in elsewhere:
+            with contextlib.closing(other):
+                outcomes.update(other.commit(epoch, own, deadline))
+        prepared, staged = split(here)
+        if staged:
+            outcomes.update(self._commit_staged(epoch, staged, deadline))
+        self._moves.release()  # what was not committed, or is of another epoch: its locks would keep the rest waiting
+        if active("commit.first") and len(prepared) > 1:
+            outcomes[prepared[0].writer] = self._commit_one(self._lanes[0], prepared.pop(0), deadline)
+            failpoint("commit.first")
+        outcomes.update(self._commit_prepared(prepared, deadline))
+        if all(outcome.visible for outcome in outcomes.values()):
+            self._prune(epoch)
+        return outcomes
+
+    def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
+        self._moves.release()
+        here, elsewhere = self._by_place(committables)
+        for other, own in elsewhere:
+            with contextlib.closing(other):
+                other.abort(own, deadline)
+        prepared, staged = ([name_of(committable) for committable in part] for part in split(here))
+        if prepared or staged:
+            with self._mapper.mapped("aborting"):
+                self._lanes[0].run(lambda each: self._dialect.rollback(each, prepared, staged), deadline)
+
+    def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
+        self._moves.release()
+        kept = {name_of(committable) for committable in keep}
+
+        def sweep(connection: C) -> int:
+            self._set_up(connection)
+            self._fence = None  # should it be raised, and the answer lost
+            ended = self._dialect.fence(connection)
+            self._fence = self._dialect.read_fence(connection)
+            # After the fence: a writer that is not found now will see it before it prepares.
+            found = self._dialect.recover(connection)
+            left = {each.writer for each in found if self._is_ours(each.generation)} - kept
+            tables = {name for name in left if is_staging(name)}
+            self._dialect.rollback(connection, left - tables, tables)
+            return ended + len(left)
+
+        with self._mapper.mapped("sweeping"):
+            return self._lanes[0].run(sweep, deadline)
+
+    def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
+        with self._mapper.mapped("looking for what is open"):
+            found = self._lanes[0].run(self._dialect.recover, deadline)
+        return [
+            Leftover(each.writer, each.generation, each.epoch, each.partition, each.started, {"writer": each.writer})
+            for each in sorted(found, key=lambda each: each.writer)
+            if self._is_ours(each.generation)
+        ]
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._moves.close()
+        for lane in self._lanes:
+            lane.close()
+
+    def _is_ours(self, generation: int) -> bool:
+        return generation <= self._dialect.generation
+
+    def _set_up(self, connection: C) -> None:
+        """Know the mode, and have the sink's own tables."""
+        with self._setting_up:
+            if not self._is_set_up:
+                self._mode = self._mode or self._dialect.mode(connection)
+                self._dialect.set_up(connection)
+                self._is_set_up = True
+
+    def _by_place(
+        self, committables: Sequence[Committable]
+    ) -> tuple[list[Committable], list[tuple[SqlCommitter[C], list[Committable]]]]:
+        """Those that this committer ends, and those of a run before the program named another table, with their own."""
+        here: list[Committable] = []
+        others: dict[Dialect[C], list[Committable]] = {}
+        for committable in committables:
+            other = self._dialect.elsewhere(committable.payload)
+            (here if other is None else others.setdefault(other, [])).append(committable)
+        return here, [(SqlCommitter(dialect, self._mode), own) for dialect, own in others.items()]
+
+    def _commit_prepared(self, prepared: Sequence[Committable], deadline: Deadline) -> dict[int, Outcome]:
+        def work(lane: Lane[C], own: Sequence[Committable]) -> dict[int, Outcome]:
+            return {committable.writer: self._commit_one(lane, committable, deadline) for committable in own}
+
+        if len(prepared) == 1:
+            return work(self._lanes[0], prepared)
+        parts = [prepared[number::_LANES] for number in range(min(_LANES, len(prepared)))]
+        outcomes: dict[int, Outcome] = {}
+        for done in list(self._threads.map(work, self._lanes, parts)):
+            outcomes.update(done)
+        return outcomes
+
+    def _commit_one(self, lane: Lane[C], committable: Committable, deadline: Deadline) -> Outcome:
+        """Commit until it succeeds, or the marker tells what became of it, or time is up."""
+        why = "no time"
+        while not deadline.passed():
+            pause = POLL
+            try:
+                if self._dialect.commit(lane.take(deadline), name_of(committable)):
+                    return Outcome.COMMITTED
+                outcome = self._proven(lane, committable, deadline)
+                if outcome is not None:
+                    return outcome
+                why, pause = "its transaction is still open", _OPEN_POLL
+            except self._mapper.drivers as error:
+                why, _ = self._judge(lane, error)
+            time.sleep(min(pause, deadline.remaining()))
+        log.warning("%s for %s stays unknown: %s", name_of(committable), self._mapper.table, why)
+        return Outcome.UNKNOWN
+
+    def _commit_staged(self, epoch: int, staged: Sequence[Committable], deadline: Deadline) -> dict[int, Outcome]:
+        """The held COMMIT, or the move once more, until it succeeds, or the markers tell, or time is up."""
+        outcomes: dict[int, Outcome] = {}
+        why = "no time"
+        left = list(staged)
+        while not deadline.passed():
+            try:
+                if not self._moves.holds(left):
+                    rest = self._moves.begin(left, deadline)
+                    for committable in left:
+                        if committable not in rest:
+                            proven = self._proven(self._lanes[0], committable, deadline)
+                            outcomes[committable.writer] = proven or Outcome.UNKNOWN
+                    left = rest
+                    if not left:
+                        return outcomes
+                    self._moves.move(epoch, left, deadline)
+                self._moves.commit(deadline)
+            except OutcomeUnknown as error:
+                why = str(error)
+                break
+            except self._mapper.drivers as error:
+                self._moves.release()
+                why, curable = self._judge(self._lanes[0], error)
+                if not curable:
+                    break
+                time.sleep(min(POLL, deadline.remaining()))
+            else:
+                return {**outcomes, **{committable.writer: Outcome.COMMITTED for committable in left}}
+        log.error("epoch %d for %s is decided and waits in staging tables: %s", epoch, self._mapper.table, why)
+        return {**{committable.writer: Outcome.UNKNOWN for committable in left}, **outcomes}
+
+    def _proven(self, lane: Lane[C], committable: Committable, deadline: Deadline) -> Outcome | None:
+        """Neither transaction nor staging table is there: the marker decides. None while its transaction is open."""
+        connection = lane.take(deadline)
+        self._set_up(connection)
+        proof = self._dialect.prove(connection, name_of(committable))
+        if proof.open:
+            return None
+        if proof.marked:
+            return Outcome.ALREADY_COMMITTED
+        # Without its row the sink's tables were made anew, or emptied: then nothing is proven.
+        younger = proof.pruned is not None and committable.payload["at"] > proof.pruned
+        return Outcome.LOST if younger else Outcome.UNKNOWN
+
+    def _judge(self, lane: Lane[C], error: Exception) -> tuple[str, bool]:
+        """What a driver's error says, and whether trying again may cure it. A broken rule or a missing right will be
+        there at the next try as well: where the dialect wants that, it is raised at once. A server that was not reached
+        has not said anything."""
+        fault = self._mapper.read(error)
+        explained = self._mapper.explain(fault, "committing")
+        if isinstance(explained, SystemUnavailable):
+            lane.close()
+        curable = explained.retryable or not fault.code
+        if not curable and self._dialect.raises_what_stays:
+            raise type(explained)(
+                explained.happened,
+                safe="the epoch is decided and its rows are kept, prepared, until they can be committed.",
+                to_do=explained.to_do,
+            ) from error
+        return fault.text, curable
+
+    def _prune(self, epoch: int) -> None:
+        if self._pruned is not None and abs(epoch - self._pruned) < PRUNE_EVERY:
+            return
+        self._pruned = epoch
+        lane = self._lanes[0]
+        try:
+            self._dialect.prune(lane.take(Deadline(_PRUNE_SECONDS)), epoch - KEPT_EPOCHS)
+        except Exception as error:  # the next time will do
+            log.warning("old markers of %s could not be pruned: %s", self._mapper.table, type(error).__name__)
+            lane.close()

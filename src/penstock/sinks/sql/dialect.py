@@ -1,0 +1,211 @@
+"""What one SQL database must be able to do for an exactly-once sink, and what its answers prove.
+
+A commit is proven by a marker row, written in the very transaction that makes a writer's rows visible:
+
+    penstock_markers   one row for each writer whose rows are visible (sink, writer, epoch, generation, at)
+    penstock_sinks     one row for each sink (sink, generation, fence, pruned)
+
+| in the database | means |
+|---|---|
+| the marker | committed, whatever else is there |
+| no marker, and the writer's transaction or staging table is there | prepared: commit it now |
+| neither, and the writer is younger than `pruned` | lost: it was rolled back, and nothing of it is visible |
+| neither, and it is not younger | unknown: its marker may have been pruned long ago |
+
+`at` is the server's time at which the writer began; its committable carries it too. `pruned` is the largest `at` of all
+markers ever pruned for this sink, at first the time when its row was made: should somebody drop these tables, they are
+made anew, and what was before is unknown, not lost. So a missing marker of a younger writer was never there. In which
+form times are compared is each dialect's own; how an open transaction is told from one that is gone, too.
+
+`fence` counts the sweeps of a sink. A sweep raises it before it ends sessions and looks for leftovers; a writer
+compares it, as its last step before it prepares, with the one its driver saw. So a writer that was already connected
+is ended by the sweep, and one that comes later refuses itself. `generation` is that of the newest run that swept:
+an older run does not raise the fence, so it never disturbs a newer one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from penstock.sinks.sql.names import is_staging
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.decision import Committable
+    from penstock.contracts.sink import WriterScope
+    from penstock.deadline import Deadline
+    from penstock.sinks.sql.faults import ErrorMapper
+
+MARKERS = "penstock_markers"
+SINKS = "penstock_sinks"
+
+
+class Connection(Protocol):
+    """A connection of the driver's, used by one thread at a time."""
+
+    deadline: Deadline  # of what is under way
+
+    @property
+    def open(self) -> bool: ...
+
+    def limit(self, deadline: Deadline) -> None:
+        """From now on an answer that comes after the deadline counts as lost."""
+
+    def close(self) -> None:
+        """What is neither committed nor prepared is rolled back."""
+
+
+C = TypeVar("C", bound=Connection)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Something that a writer of this sink has left. What its name does not tell is None."""
+
+    writer: str
+    generation: int
+    epoch: int | None = None
+    partition: int | None = None
+    started: float | None = None  # seconds since 1970
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the markers say of one writer. `open`: its transaction has not ended, and is not ours to end. Without
+    `pruned` nothing is proven by a marker that is missing."""
+
+    marked: bool
+    pruned: Any
+    open: bool = False
+
+
+class Dialect(ABC, Generic[C]):
+    """One sink in one database. Verbs raise the driver's own errors, which `mapper` explains; none is tried again here
+    unless it says so, and none waits beyond the deadline that its connection has."""
+
+    generation: int
+    mapper: ErrorMapper
+    #: Whether an error that no trying cures is raised although the epoch is decided, so that the job ends with it;
+    #: else it is logged and the outcome left unknown, and the next recovery tries again.
+    raises_what_stays = True
+
+    @abstractmethod
+    def connect(self, deadline: Deadline) -> C:
+        """A new connection of the driver's."""
+
+    @abstractmethod
+    def quote(self, name: str) -> str:
+        """`name` as an identifier in a statement."""
+
+    def elsewhere(self, payload: Mapping[str, Any]) -> Dialect[C] | None:
+        """The dialect for a committable of a run before the program named another table, where that makes another sink
+        of it; None where this one ends it."""
+        return None
+
+    # The sink's own tables
+
+    @abstractmethod
+    def mode(self, connection: C) -> str:
+        """`two_phase` or `staged`, as the user or else the server says."""
+
+    @abstractmethod
+    def set_up(self, connection: C) -> None:
+        """Make the marker tables and this sink's row, where they are missing."""
+
+    @abstractmethod
+    def read_fence(self, connection: C) -> int | None:
+        """How often this sink was swept; None where it has no row."""
+
+    @abstractmethod
+    def fence(self, connection: C) -> int:
+        """Raise the fence, unless a newer run has, and end sessions of this and older runs that could still prepare, as
+        far as they can be told by themselves; how many there were."""
+
+    @abstractmethod
+    def prove(self, connection: C, writer: str) -> Proof:
+        """What the markers say, after the writer's transaction or staging table was not found."""
+
+    @abstractmethod
+    def prune(self, connection: C, before: int) -> None:
+        """Forget markers of epochs `before` this one, of this and older generations, and remember the youngest `at`."""
+
+    # Prepared transactions
+
+    @abstractmethod
+    def prepare(self, writer: str) -> Sequence[str]:
+        """The statements that leave the transaction of a writer's connection prepared, marker and rows in it."""
+
+    @abstractmethod
+    def prepared(self, connection: C, writers: Collection[str]) -> set[str]:
+        """Those of `writers` whose transactions are prepared now."""
+
+    @abstractmethod
+    def commit(self, connection: C, writer: str) -> bool:
+        """Commit a prepared transaction. False where the server did not: it may have ended, so its proof is asked
+        for."""
+
+    @abstractmethod
+    def rollback(self, connection: C, prepared: Collection[str], staged: Collection[str]) -> None:
+        """Roll back transactions and drop staging tables; what is gone already is fine."""
+
+    @abstractmethod
+    def recover(self, connection: C) -> Sequence[Found]:
+        """Whatever of this sink is prepared, staged or still at work, of all generations."""
+
+    # Staging tables
+
+    @abstractmethod
+    def begin(self, connection: C, writers: Collection[str], *, decided: bool) -> set[str]:
+        """Begin a transaction in which staging tables are moved; those of `writers` that have one and are not
+        committed. Where they are `decided`, other drivers that hold a move of them are ended first."""
+
+    @abstractmethod
+    def mark(self, connection: C, committable: Committable, epoch: int) -> None:
+        """Put the marker into the open transaction. Before any row: whoever else moves the same meets us there."""
+
+    @abstractmethod
+    def move(self, connection: C, committable: Committable) -> int:
+        """Insert, or insert-or-update by key, all rows of a staging table into the target; how many."""
+
+    @abstractmethod
+    def count(self, connection: C, writer: str) -> int:
+        """Rows in a staging table."""
+
+    @abstractmethod
+    def finish(self, connection: C, writers: Collection[str]) -> None:
+        """Commit the open transaction. The staging tables go with it, or after it."""
+
+
+def name_of(committable: Committable) -> str:
+    """The prepared transaction or staging table of a committable; nothing, if its writer had no rows."""
+    return str(committable.payload.get("writer") or "")
+
+
+def split(committables: Collection[Committable]) -> tuple[list[Committable], list[Committable]]:
+    """Prepared transactions and staging tables, in the order of their writers. Told apart by their names: committables
+    of earlier versions have other words for it (`how` in those of MySQL), and a leftover has none."""
+    there = sorted((each for each in committables if name_of(each)), key=lambda each: each.writer)
+    prepared = [each for each in there if not is_staging(name_of(each))]
+    return prepared, [each for each in there if is_staging(name_of(each))]
+
+
+def payload_of(
+    scope: WriterScope,
+    writer: str,
+    at: Any,
+    rows: int,
+    target: Sequence[str],
+    columns: Sequence[str],
+    key: Sequence[str],
+) -> dict[str, Any]:
+    """What a commit has to know of a writer, in the same words for all databases. `target` is schema and table."""
+    shared = {"writer": writer, "at": at, "epoch": scope.epoch, "rows": rows, "target": list(target)}
+    if not is_staging(writer):
+        return {"kind": "prepared", **shared}
+    return {"kind": "staged", **shared, "columns": list(columns), "key": list(key)}
+
+
+#: The payload of a writer that had no rows.
+NOTHING: Mapping[str, Any] = {"writer": None}

@@ -1,0 +1,179 @@
+"""The rows of a state store as Spark keeps them: key and value as bytes, and the columns they are spread by.
+
+| column | what it is |
+|---|---|
+| `partition_key` | a struct; rows with the same one belong into the same partition |
+| `key_bytes`, `value_bytes` | the rows, in the bytes of Spark's own row format, the same with every backend |
+| `column_family_name` | the kind of rows, where a store holds several |
+
+For RocksDB Spark has such a reader, for its own repartitioning. For hashmap it refuses; there the typed reader is used
+and its structs are taken as the bytes that they are.
+
+`typed_rows` shows the same rows to people, with Spark's own names and types, but for what a file of Parquet cannot
+hold: a column name that is there twice gets a number, columns without a type of Parquet's (`void`, intervals of days
+and months together) are left out, and so is a key or a value of which nothing remains.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.spark_state.metadata import DEFAULT
+from penstock.spark_state.work_session import java_schema, reinterpret, scala_option
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.spark_state.metadata import Family, OperatorMetadata, Store
+
+_NOT_IN_PARQUET = ("void", "null", "interval", "calendarinterval")
+
+PARTITION, KEY, VALUE, FAMILY = "partition_key", "key_bytes", "value_bytes", "column_family_name"
+JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
+_OPERATORS = "org.apache.spark.sql.execution.streaming.operators.stateful"
+
+
+def raw_rows(
+    work: SparkSession,
+    checkpoint: str,
+    batch: int,
+    operator: OperatorMetadata,
+    store: Store,
+    *,
+    hashmap: bool,
+    join_format: int | None,
+) -> DataFrame:
+    """One task reads one partition, in their order. Of a hashmap store a task holds its whole partition in memory, as
+    the job does."""
+    if not hashmap:
+        options = _jvm(work).org.apache.spark.sql.execution.datasources.v2.state.StateSourceOptions
+        everything = str(options.INTERNAL_ONLY_READ_ALL_COLUMN_FAMILIES())
+        whole: DataFrame = reader(work, checkpoint, batch, operator.id, store.name).option(everything, "true").load()
+        return whole
+    typed = reader(work, checkpoint, batch, operator.id, store.name).load()
+    return as_bytes(work, typed, partition_columns(work, operator, store, join_format), store)
+
+
+def reader(work: SparkSession, checkpoint: str, batch: int, operator: int, store: str) -> Any:
+    return (
+        work.read.format("statestore")
+        .option("path", checkpoint)
+        .option("batchId", batch)
+        .option("operatorId", operator)
+        .option("storeName", store)
+    )
+
+
+def as_bytes(work: SparkSession, typed: DataFrame, columns: int, store: Store) -> DataFrame:
+    """Rows with a `key` and a `value` struct as their bytes; the first `columns` of the key spread them."""
+    from pyspark.sql import functions as f
+
+    key = store.families[0].key
+    keyed = reinterpret(
+        work,
+        typed.select("key", "key", "value"),
+        struct_of([("key", number_columns(key)), (KEY, "binary"), (VALUE, "binary")]),
+    )
+    whole = columns == len(key["fields"])
+    spread_by = f.col("key") if whole else f.struct(*(f.col("key").getField(f"c{i}") for i in range(columns)))
+    return keyed.select(spread_by.alias(PARTITION), KEY, VALUE, f.lit(DEFAULT).alias(FAMILY))
+
+
+def partition_columns(work: SparkSession, operator: OperatorMetadata, store: Store, join_format: int | None) -> int:
+    """How many columns of a store's key, from the left, decide to which partition a row belongs."""
+    package: Any = _jvm(work)
+    for name in _OPERATORS.split("."):
+        package = getattr(package, name)
+    extractor = package.StatePartitionKeyExtractorFactory.create(
+        operator.name,
+        java_schema(work, store.families[0].key),
+        store.name,
+        DEFAULT,
+        scala_option(work, join_format),
+        scala_option(work),
+    )
+    return int(extractor.partitionKeySchema().length())
+
+
+def spread_over(frame: DataFrame, partitions: int) -> DataFrame:
+    """The rows in the partitions where the query will look for them."""
+    if not frame.schema[PARTITION].dataType.fieldNames():  # type: ignore[attr-defined]
+        return frame.coalesce(1)  # nothing to spread by: one row, which the query's only task looks for in partition 0
+    return frame.repartition(partitions, PARTITION)
+
+
+def number_columns(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with columns named by their position: names may be odd, or there twice."""
+    fields = [{**one, "name": f"c{index}"} for index, one in enumerate(schema["fields"])]
+    return {**schema, "fields": fields}
+
+
+def struct_of(columns: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = [{"name": name, "type": kind, "nullable": False, "metadata": {}} for name, kind in columns]
+    return {"type": "struct", "fields": fields}
+
+
+def _jvm(spark: SparkSession) -> Any:
+    return spark._jvm
+
+
+def typed_rows(work: SparkSession, raw: DataFrame, family: Family, extra: tuple[str, ...] = ()) -> DataFrame:
+    """Of the rows that `raw_rows` gives those of one kind, with `key` and `value` before the raw columns, and `extra`
+    columns of theirs after."""
+    from pyspark.sql import functions as f
+
+    partition: Any = raw.schema[PARTITION].dataType.jsonValue()
+    mine = raw.where(f.col(FAMILY) == family.name).select(KEY, VALUE, PARTITION, KEY, VALUE, *extra)
+    kinds = {one.name: one.dataType.jsonValue() for one in raw.schema if one.name in extra}
+    whole = reinterpret(
+        work,
+        mine,
+        struct_of(
+            [
+                ("key", number_columns(family.key)),
+                ("value", number_columns(family.value)),
+                (PARTITION, number_columns(partition)),
+                (KEY, "binary"),
+                (VALUE, "binary"),
+                *kinds.items(),
+            ]
+        ),
+    )
+    columns = [
+        f.struct(*(f.col(side).getField(f"c{at}").alias(name) for at, name in names)).alias(side)
+        for side, schema in (("key", family.key), ("value", family.value))
+        if (names := visible_columns(schema))
+    ]
+    spread_by = [PARTITION] if partition["fields"] else []
+    return whole.select(*columns, *spread_by, KEY, VALUE, *extra)
+
+
+def visible_columns(schema: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """The columns that can be shown, by position, each with a name of its own."""
+    taken: set[str] = set()
+    found = []
+    for at, one in enumerate(schema["fields"]):
+        if not _holds(one["type"]):
+            continue
+        name, number = one["name"], 2
+        while name.lower() in taken:
+            name, number = f"{one['name']}_{number}", number + 1
+        taken.add(name.lower())
+        found.append((at, name))
+    return found
+
+
+def _holds(kind: Any) -> bool:
+    """Whether Parquet can hold a value of Spark's type."""
+    if not isinstance(kind, dict):
+        return str(kind) not in _NOT_IN_PARQUET
+    if kind["type"] == "struct":
+        names = [one["name"].lower() for one in kind["fields"]]
+        return bool(names) and len(set(names)) == len(names) and all(_holds(one["type"]) for one in kind["fields"])
+    if kind["type"] == "array":
+        return _holds(kind["elementType"])
+    if kind["type"] == "map":
+        return _holds(kind["keyType"]) and _holds(kind["valueType"])
+    return _holds(kind.get("sqlType", "string"))

@@ -1,0 +1,97 @@
+"""A Spark session beside the job's, set up for reading and writing state, and the few hands that reach into Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.spark_log import STATE_FORMAT
+from penstock.config.state import CHANGELOG
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_SETTINGS: Mapping[str, str] = {
+    # One task per partition of the state, whatever its size: an empty partition is a file too.
+    "spark.sql.adaptive.enabled": "false",
+    STATE_FORMAT: "1",
+    # What is written is a whole picture; and a reader that could log changes would make a file to log them in.
+    CHANGELOG: "false",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+}
+
+
+@contextmanager
+def open_work_session(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session that has the settings of `spark` and those that this work needs. Changes in it stay in it."""
+    from pyspark.sql import SparkSession
+    from pyspark.sql.session import _monkey_patch_RDD
+
+    active: Any = _jvm(spark).org.apache.spark.sql.classic.SparkSession
+    before = active.getActiveSession()
+    work = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    for key, value in _SETTINGS.items():
+        work.conf.set(key, value)
+    # Tasks that open a state store report to an endpoint of the driver's, which a session's first use of streams makes.
+    spark._jsparkSession.streams()
+    # Spark's reader of state asks for the active session of the thread, not for the one it was called on.
+    active.setActiveSession(work._jsparkSession)
+    try:
+        yield work
+    finally:
+        _monkey_patch_RDD(spark)  # a new session makes itself the one of RDD.toDF
+        if before.isDefined():
+            active.setActiveSession(before.get())
+        else:
+            active.clearActiveSession()
+
+
+def reinterpret(work: SparkSession, frame: DataFrame, schema: Mapping[str, Any]) -> DataFrame:
+    """The same rows under another schema (Spark's JSON), not converted: a struct and its bytes are the same thing in
+    Spark's rows, so one can be read as the other. Names and nullability may differ freely."""
+    from pyspark.sql import DataFrame
+
+    made = work._jsparkSession.internalCreateDataFrame(
+        frame._jdf.queryExecution().toRdd(), java_schema(work, schema), False
+    )
+    return DataFrame(made, work)
+
+
+def java_schema(work: SparkSession, schema: Mapping[str, Any]) -> Any:
+    return _jvm(work).org.apache.spark.sql.types.DataType.fromJson(json.dumps(schema))
+
+
+def resolve_location(work: SparkSession, location: str) -> str:
+    """The location as Spark writes it."""
+    utils: Any = _jvm(work).org.apache.spark.sql.execution.streaming.utils.StreamingUtils
+    return str(utils.resolvedCheckpointLocation(hadoop_conf(work), location))
+
+
+def hadoop_conf(work: SparkSession) -> Any:
+    return work._jsparkSession.sessionState().newHadoopConf()
+
+
+def scala_option(work: SparkSession, value: Any = None) -> Any:
+    """Scala's Some or None."""
+    return _jvm(work).scala.Option.apply(value)
+
+
+def cause_of(error: BaseException) -> str:
+    """What went wrong, in a line: of Java's exceptions the innermost, of a worker's traceback the last line."""
+    from py4j.protocol import Py4JJavaError
+
+    if isinstance(error, Py4JJavaError):
+        java = error.java_exception
+        while java.getCause() is not None:
+            java = java.getCause()
+        return str(java.toString()).strip().splitlines()[0]
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]
+
+
+def _jvm(spark: SparkSession) -> Any:
+    return spark._jvm
