@@ -4,7 +4,7 @@ Each variant is a fresh process that reads the same topic (100-byte rows, 4 part
 same broker; the first epochs warm the JVM up and are not counted. Then: what a commit costs, memory over 1,000 epochs,
 and 1,000 open writers committed at once. Prints a table and writes bench/results/kafka.json.
 
-    python bench/bench_kafka.py [--rows 8000000] [--epoch 1000000] [--only throughput|memory|writers]
+    python bench/bench_kafka.py [--rows 8000000] [--epoch 1000000] [--only throughput memory writers]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HERE = Path(__file__).parent
-WARM_UP = 2  # epochs: class loading, JIT, connections
+PARTS = ("throughput", "memory", "writers")
 VARIANTS = (
     ("spark", "defaults"),
     ("penstock", "defaults"),
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=1_000)
     parser.add_argument("--repeat", type=int, default=2, help="rounds over all variants; the median counts")
     parser.add_argument("--tuned-only", action="store_true", help="leave the variants with default consumers out")
-    parser.add_argument("--only", choices=("throughput", "memory", "writers"))
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--results", type=Path, default=HERE / "results" / "kafka.json")
     options = parser.parse_args()
     results: dict[str, Any] = {}
@@ -54,11 +54,11 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
         Broker.start(Path(folder) / "broker") as broker,
     ):
-        if options.only in (None, "throughput"):
+        if "throughput" in options.only:
             throughput(broker.servers, Path(folder), options, results)
-        if options.only in (None, "memory"):
+        if "memory" in options.only:
             memory(broker.servers, Path(folder), options, results)
-        if options.only in (None, "writers"):
+        if "writers" in options.only:
             results["writers"] = open_writers_and_commit(broker.servers, options.writers)
             seconds = results["writers"]["commit_seconds"]
             console.print(f"{options.writers:,} open writers committed after one decision in {seconds:.2f} s")

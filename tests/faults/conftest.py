@@ -10,7 +10,6 @@ import pytest
 
 from penstock.dev.servers.broker import Broker
 from tests.support.case import Case
-from tests.support.sessions import shared_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,13 +35,23 @@ def case(broker: Broker, tmp_path: Path) -> Iterator[Callable[..., Case]]:
 
 
 @pytest.fixture(scope="module")
-def session() -> SparkSession:
-    """A local Spark session, made as `Job` makes it; nobody stops it. It has no task retries: one failed task fails the
-    epoch. Spark does not kill a worker whose task it has given up, as in a cluster that lost touch with it."""
+def session() -> Iterator[SparkSession]:
+    """A local Spark session, made as `Job` makes it, for the tests of one module. It has no task retries: one failed
+    task fails the epoch. Spark does not kill a worker whose task it has given up, as in a cluster that lost touch with
+    it. A session that somebody else has running is ended."""
+    from pyspark.sql import SparkSession
+
+    from penstock.spark import session as spark
+
+    before = SparkSession.getActiveSession()
+    if before is not None:
+        before.stop()
     conf = {
         "spark.master": "local[2]",
         "spark.sql.shuffle.partitions": "2",
         "spark.python.task.killTimeout": "1h",
         "spark.sql.streaming.minBatchesToRetain": "100",  # tests look back at every epoch
     }
-    return shared_session("faults", conf)
+    made = spark.session("faults", conf=conf, jars=("spark-kafka",), local_storage=True)
+    yield made
+    made.stop()

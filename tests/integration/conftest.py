@@ -10,7 +10,6 @@ import pytest
 
 from penstock import failpoints
 from tests.support.running import CrashAt, Kafka, Watched
-from tests.support.sessions import shared_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,16 +23,40 @@ def quickly(quick_jvm: None) -> None:
     """Whatever is started here starts quickly."""
 
 
+_made: dict[SparkSession, dict[str, str]] = {}  # the session of this process, and its settings when it was new
+
+
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> SparkSession:
-    """The session that is there, or a new one where another module has stopped it; nobody stops this one."""
+    """The session that is there, or a new one where another module has stopped it; nobody stops this one. Whatever
+    other modules did, it is this thread's session, with the settings it was made with."""
+    from pyspark.sql import SparkSession as Session
+
+    from penstock.spark.session import session
+
+    for old, settings in _made.items():
+        if old is Session._instantiatedSession and old.sparkContext._jsc is not None:
+            Session._activeSession = old  # createDataFrame in another session moves it
+            Session._get_j_spark_session_class(old._jvm).setActiveSession(old._jsparkSession)
+            now = dict(old.conf.getAll)
+            for key in now.keys() | settings.keys():
+                if now.get(key) != settings.get(key) and old.conf.isModifiable(key):
+                    if key in settings:
+                        old.conf.set(key, settings[key])
+                    else:
+                        old.conf.unset(key)
+            return old
+
     conf = {
         "spark.master": "local[2]",
         "spark.sql.warehouse.dir": str(tmp_path_factory.getbasetemp() / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.minBatchesToRetain": "100",  # tests look back at every epoch
     }
-    return shared_session("tests", conf)
+    made = session("tests", conf=conf, jars=["spark-kafka"], local_storage=True)
+    _made.clear()
+    _made[made] = dict(made.conf.getAll)
+    return made
 
 
 @pytest.fixture
