@@ -187,9 +187,7 @@ def abort(
         settlement.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
         report = target.look()
         chosen = target.named(report.orphans)
-        unknown = (
-            [orphan for orphan in chosen if orphan.decision is DecisionState.UNKNOWN] if force and target.ids else []
-        )
+        unknown = [orphan for orphan in chosen if force and target.ids and orphan.decision is DecisionState.UNKNOWN]
         for orphan in chosen if target.ids else ():
             if orphan.decision is not DecisionState.UNDECIDED and orphan not in unknown:
                 raise settlement.refusal_of(orphan.id, orphan.decision, orphan.epoch)
@@ -208,15 +206,7 @@ def abort(
         left = (
             {orphan.id for orphan in target.look().orphans if orphan.state == "open"} if queries or unknown else set()
         )
-    rows = [
-        {
-            "query": orphan.query,
-            "sink": orphan.sink,
-            "id": orphan.id,
-            "outcome": "open" if orphan.id in left else "aborted",
-        }
-        for orphan in (*chosen, *unknown)
-    ]
+    rows = [_outcome_row(orphan, "open" if orphan.id in left else "aborted") for orphan in (*chosen, *unknown)]
     rows += [{"query": query, "sink": sink, "id": "", "outcome": "swept"} for query, sink in silent]
     output.table("Aborted", rows) if rows or as_json else output.line("Nothing is open that is not decided.")
     decided = [orphan for orphan in report.orphans if orphan.decision is DecisionState.DECIDED]
@@ -292,6 +282,10 @@ def resolve(
 def register(root: typer.Typer) -> None:
     """Put the commands where the user finds them."""
     root.add_typer(app, name="transactions")
+
+
+def _outcome_row(orphan: Orphan, outcome: str) -> dict[str, str]:
+    return {"query": orphan.query, "sink": orphan.sink, "id": orphan.id, "outcome": outcome}
 
 
 def _end_by_force(output: Output, target: TransactionsTarget, *, commit: bool, force: bool) -> None:
