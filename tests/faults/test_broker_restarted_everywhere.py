@@ -11,7 +11,7 @@ import pytest
 from penstock.dev.servers.broker import Broker
 from tests.support.case import Case, Endless
 from tests.support.kafka import transactions
-from tests.support.points import DRIVER, WORKER, at, feed_until, worker_failpoints
+from tests.support.points import DRIVER, WORKER, at, feed_until, mostly_long, worker_failpoints
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -57,7 +57,10 @@ class Outage:
         assert self._broker.running
 
 
-@pytest.mark.parametrize("point", DRIVER)
+USUAL = ("recover.committed", "epoch.precommitted", "epoch.decided", "epoch.confirmed", "commit.first", "task.written")
+
+
+@pytest.mark.parametrize("point", mostly_long(DRIVER, *USUAL))
 def test_broker_killed_while_the_driver_is_at(mortal: Broker, endless: Endless, point: str) -> None:
     outage = Outage(mortal)
     with endless.world() as (world, _), at(point, outage.begin) as passed:
@@ -66,7 +69,7 @@ def test_broker_killed_while_the_driver_is_at(mortal: Broker, endless: Endless, 
         world.wait_visible()
 
 
-@pytest.mark.parametrize("point", WORKER)
+@pytest.mark.parametrize("point", mostly_long(WORKER, *USUAL))
 def test_broker_killed_while_a_worker_is_at(
     mortal: Broker, endless: Endless, session: SparkSession, point: str
 ) -> None:

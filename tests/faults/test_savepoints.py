@@ -20,6 +20,7 @@ from penstock.spark.settings import remember_defaults
 from penstock.storage.local import LocalTree
 from tests.support.case import Case, Running, running
 from tests.support.kafka import Tail, assert_nothing_open, create_topic, read_committed
+from tests.support.points import mostly_long
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _last(rows: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
     return {row["key"]: (row["n"], row["total"]) for row in rows}
 
 
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("backend", mostly_long(["hashmap", "rocksdb"], "rocksdb"))
 def test_rescale_up_and_down(story: Callable[..., Story], backend: str) -> None:
     told = story()
     path: dict[str, Any] = {}

@@ -13,7 +13,7 @@ import pytest
 from penstock.failpoints import hooked
 from tests.support.case import Case, running
 from tests.support.kafka import open_transactions, transactions
-from tests.support.points import worker_failpoints
+from tests.support.points import mostly_long, worker_failpoints
 from tests.support.processes import JobProcess
 from tests.support.waiting import until
 
@@ -53,7 +53,7 @@ def go_on(world: Case, session: SparkSession) -> None:
     world.assert_exact()
 
 
-@pytest.mark.parametrize("point", ["task.written", "commit.first"])
+@pytest.mark.parametrize("point", mostly_long(["task.written", "commit.first"], "commit.first"))
 def test_sigterm_in_the_middle_of_an_epoch(case: Callable[..., Case], session: SparkSession, point: str) -> None:
     world = case(rows_per_epoch=100)
     world.source.feed(300)

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.dev.servers.broker import Broker
 from tests.support.case import Case, Endless
-from tests.support.points import DRIVER, WORKER, at, feed_until, worker_failpoints
+from tests.support.points import DRIVER, WORKER, at, feed_until, mostly_long, worker_failpoints
 from tests.support.processes import kill_workers
 
 if TYPE_CHECKING:
@@ -26,7 +26,10 @@ def endless(broker: Broker, session: SparkSession, tmp_path_factory: pytest.Temp
     made.close()
 
 
-@pytest.mark.parametrize("point", DRIVER)
+@pytest.mark.parametrize(
+    "point",
+    mostly_long(DRIVER, "recover.committed", "epoch.opened", "epoch.precommitted", "epoch.decided", "commit.first"),
+)
 def test_workers_killed_while_the_driver_is_at(endless: Endless, point: str) -> None:
     killed: list[int] = []
     with endless.world(warm=True) as (world, _), at(point, lambda: killed.append(kill_workers(os.getpid()))) as passed:

@@ -563,6 +563,7 @@ def test_a_value_too_large_for_the_topic(make: Make, kafka: Kafka) -> None:
     assert result == NUMBERS - Counter(["250"])
 
 
+@pytest.mark.long
 def test_many_partitions(session: SparkSession, storage: str, tmp_path: Path) -> None:
     """Most of them empty for the sink: they cost a task each, and nothing in the target."""
     job = Job("wide", checkpoints=Checkpoints(storage=storage), spark=session)

@@ -30,7 +30,9 @@ LAST = {"id": -1, "user": "last", "amount": 0, "ts": START + 100_000}
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 HASHMAP = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-backends = pytest.mark.parametrize("backend", [HASHMAP, ROCKSDB], ids=["hashmap", "rocksdb"], indirect=True)
+backends = pytest.mark.parametrize(
+    "backend", [pytest.param(HASHMAP, marks=pytest.mark.long), ROCKSDB], ids=["hashmap", "rocksdb"], indirect=True
+)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from penstock import Checkpoints, FileSink, Job, KafkaSink, RestartStrategy
 from penstock.errors import CheckpointBehind, ReplayDiffers
 from penstock.failpoints import InjectedFault, hooked
+from tests.support.points import mostly_long
 from tests.support.running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def assert_tracked(twin: Twin) -> None:
     assert {epoch: decided[epoch] for epoch in written} == written
 
 
-@pytest.mark.parametrize("point", ["commit.first", "epoch.committed"])
+@pytest.mark.parametrize("point", mostly_long(["commit.first", "epoch.committed"], "commit.first"))
 def test_stateless_into_kafka(
     session: SparkSession, kafka: Kafka, tmp_path: Path, crash_at: CrashAt, point: str
 ) -> None:
@@ -182,7 +183,7 @@ def test_stateless_into_kafka(
     assert twin.checkpoint.watermarks == dict.fromkeys(twin.checkpoint.epochs, 0)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", mostly_long(BACKENDS, "rocksdb"))
 def test_windows_with_a_watermark(
     session: SparkSession, kafka: Kafka, tmp_path: Path, crash_at: CrashAt, settings: Settings, backend: str
 ) -> None:
@@ -202,7 +203,9 @@ def test_windows_with_a_watermark(
     assert kafka.values(topics[0]) == kafka.values(topics[1])
 
 
-@pytest.mark.parametrize(("backend", "policy"), [("hashmap", "min"), ("rocksdb", "max")])
+@pytest.mark.parametrize(
+    ("backend", "policy"), [pytest.param("hashmap", "min", marks=pytest.mark.long), ("rocksdb", "max")]
+)
 def test_a_join_with_two_watermarks(
     session: SparkSession, tmp_path: Path, crash_at: CrashAt, settings: Settings, backend: str, policy: str
 ) -> None:
@@ -222,7 +225,7 @@ def test_a_join_with_two_watermarks(
         assert whole.files() == Counter(str(number) for number in range(ROWS))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", mostly_long(BACKENDS, "hashmap"))
 def test_a_plan_left_to_chance_stays_consistent(
     session: SparkSession, kafka: Kafka, tmp_path: Path, crash_at: CrashAt, settings: Settings, backend: str
 ) -> None:

@@ -29,6 +29,7 @@ from penstock.spark_state.rewrite import CODEC, rewrite
 from penstock.spark_state.store_rows import JOIN_FORMAT
 from penstock.storage.hadoop import HadoopStorage, HadoopTree
 from penstock.storage.local import LocalTree
+from tests.support.points import mostly_long
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -225,7 +226,10 @@ def digest(root: Path) -> Mapping[str, str]:
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.parametrize("name", CASES)
+USUAL = ("aggregation", "global", "dedup", "join", "join-format-3", "pandas-state", "transform")
+
+
+@pytest.mark.parametrize("name", mostly_long(CASES, *USUAL))
 def test_the_query_goes_on(spark: SparkSession, tmp_path: Path, name: str) -> None:
     case = CASES[name]
     story, alone = Story(spark, tmp_path / "a", case), Story(spark, tmp_path / "b", case)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from penstock.failpoints import ONCE, POINTS, RELEASE, VARIABLE, InjectedFault, hooked
 from tests.support.waiting import until
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 LOGGED = [name for name in POINTS if name.startswith(("inflight.", "drain.")) or name == "task.logged"]
 DRIVER = [name for name, process in POINTS.items() if process == "driver" and name not in LOGGED]
 WORKER = [name for name, process in POINTS.items() if process == "worker" and name not in LOGGED]
+
+
+def mostly_long(values: Iterable[str], *usual: str) -> list[Any]:
+    """Parameters of a test of which only the `usual` ones run in `make test`; the others are left to `make long`."""
+    return [value if value in usual else pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
 def failing_before(point: str) -> str | None:
