@@ -11,7 +11,8 @@ from penstock.errors import ConfigurationError
 @dataclass(frozen=True)
 class Rest:
     """`port` 0 is a free one. `address` is what others are told, where it is not `bind_address`; `hosts` are more names
-    that requests may be meant for. `open_reads`: on this machine, reading needs no token."""
+    that requests may be meant for. `open_reads`: on this machine, reading needs no token. `certificate` and `key` are
+    PEM files: with them it is asked by HTTPS, and not otherwise."""
 
     bind_address: str = "127.0.0.1"
     address: str | None = None
@@ -19,6 +20,8 @@ class Rest:
     enabled: bool = True
     hosts: tuple[str, ...] | None = None
     open_reads: bool = False
+    certificate: str | None = None
+    key: str | None = None
 
 
 _SERVER = "tests/unit/server/test_server.py::"
@@ -73,5 +76,15 @@ REST_OPTIONS = (
         "Whether any user of this machine may read where the job stands without the token. Errors are never told"
         " without it, and a job that listens beyond this machine asks for it all the same.",
         "test_reading_may_be_open_but_never_shows_an_error",
+    ),
+    _rest(
+        "security.ssl.rest.certificate", "certificate", "", plain,
+        "A PEM file with the certificate that a running job and `penstock ui` show; they then answer by HTTPS only.",
+        "test_by_tls_where_there_is_a_certificate",
+    ),
+    _rest(
+        "security.ssl.rest.key", "key", "", plain,
+        "A PEM file with its key, without a password. Without it, the certificate's file holds the key too.",
+        "test_by_tls_where_there_is_a_certificate",
     ),
 )  # fmt: skip

@@ -75,6 +75,7 @@ class Entry:
     storage: str = ""
     address: str | None = None  # HOST:PORT of its control server
     token: str | None = None
+    certificate: str | None = None  # path of the one it shows, where it is asked by HTTPS
     log: str | None = None
     error: Mapping[str, str] | None = None
     savepoint: str | None = None  # the last one

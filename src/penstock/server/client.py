@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import ssl
 import time
 import uuid
 from collections.abc import Callable
@@ -24,9 +25,10 @@ class NoAnswer(ControlError):
 
 
 class Client:
-    """One server. Proxies of the environment are not used: a job stands on this machine or is named outright."""
+    """One server. Proxies of the environment are not used: a job stands on this machine or is named outright.
+    `certificate` is the very one that it must show, where it is not one that this machine trusts anyway."""
 
-    def __init__(self, address: str, token: str | None) -> None:
+    def __init__(self, address: str, token: str | None, certificate: str | None = None) -> None:
         try:
             split = urlsplit(address if "://" in address else f"http://{address}")
             port = split.port
@@ -37,6 +39,7 @@ class Client:
             raise _no_address(address)
         self._secure, self._host, self._port = split.scheme == "https", split.hostname, port
         self._prefix, self._token = split.path.rstrip("/"), token
+        self._certificate = certificate
         self.address = address
 
     def is_at(self, address: str | None) -> bool:
@@ -49,15 +52,15 @@ class Client:
         """Flink's overview of what runs there."""
         return list(self.ask("GET", "/jobs/overview").get("jobs", []))
 
-    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One request, one answer. Raises the error that the other side has raised."""
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None, *, plain: bool = False) -> dict[str, Any]:
+        """One request, one answer. Raises the error that the other side has raised. `plain`: the path as it is, which
+        is not one of Flink's."""
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        with contextlib.closing(kind(self._host, self._port, timeout=_TIMEOUT_SECONDS)) as connection:
+        with contextlib.closing(self._connection()) as connection:
             try:
                 connection.request(
                     method,
-                    f"{self._prefix}/v1{path}",
+                    f"{self._prefix}{'' if plain else '/v1'}{path}",
                     json.dumps(body or {}),
                     {**headers, "Content-Type": "application/json"},
                 )
@@ -70,6 +73,13 @@ class Client:
                     to_do="see with `penstock list` whether it runs, and where.",
                 ) from error
         return self._read_answer(text, response.status, header)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self._secure:
+            return http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_SECONDS)
+        return http.client.HTTPSConnection(
+            self._host, self._port, timeout=_TIMEOUT_SECONDS, context=trusting(self._certificate)
+        )
 
     def perform(
         self, path: str, body: dict[str, Any], poll: str, asked: Callable[[str], None] = lambda _: None
@@ -104,6 +114,13 @@ class Client:
         if "errors" in body:
             raise _with_help(ControlError("\n".join(map(str, body["errors"]))), status)
         return body
+
+
+def trusting(certificate: str | None) -> ssl.SSLContext:
+    """Trusts this one certificate, under whatever name; without one, those that this machine trusts."""
+    context = ssl.create_default_context(cafile=certificate)
+    context.check_hostname = certificate is None
+    return context
 
 
 def _no_address(address: str) -> ControlError:
