@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.deadline import Deadline
+from penstock.secrets import masked
 from penstock.server.orphans import report_facts
 from penstock.spark.operators import operators_of
 from penstock.transactions.ledgers import JobLedgers
@@ -38,7 +39,7 @@ class JobInsight:
         weakest = min((chain.weakest for chain in chains.values()), key=lambda link: link.guarantee, default=None)
         web: Any = None
         with contextlib.suppress(Exception):  # it may be off
-            web = job.spark.sparkContext.uiWebUrl
+            web = job._spark.sparkContext.uiWebUrl if job._spark is not None else None
         return {
             "plan": {
                 "queries": [_query(plan, chains[uid]) for uid, plan in job._plans.items()],
@@ -61,7 +62,7 @@ class JobInsight:
     def transactions(self) -> dict[str, Any]:
         job = self._job
         location = f"{job.checkpoints.storage.rstrip('/')}/{job.name}"
-        return report_facts(look(JobLedgers.at(location, job.spark), job._sinks))
+        return report_facts(look(JobLedgers.at(location, job._spark), job._sinks))
 
 
 def _query(plan: QueryPlan, chain: Chain) -> dict[str, Any]:
@@ -73,12 +74,12 @@ def _query(plan: QueryPlan, chain: Chain) -> dict[str, Any]:
         "uid": plan.uid,
         "guarantee": str(chain.guarantee),
         "sources": [
-            {"uid": uid, "describe": source.describe(), "guarantee": guarantees.get(("source", uid))}
+            {"uid": uid, "describe": masked(source.describe()), "guarantee": guarantees.get(("source", uid))}
             for uid, source in plan.sources.items()
         ],
         "operators": operators,
         "sinks": [
-            {"uid": uid, "describe": sink.describe(), "guarantee": guarantees.get(("sink", uid))}
+            {"uid": uid, "describe": masked(sink.describe()), "guarantee": guarantees.get(("sink", uid))}
             for uid, sink in plan.sinks.items()
         ],
     }

@@ -161,6 +161,12 @@ class Registry:
                     found.append(entry.checked())
         return sorted(found, key=lambda one: (one.start, one.id), reverse=True)
 
+    def ids(self) -> set[str]:
+        """Of all runs that have a file, also those of other machines that share this folder."""
+        with contextlib.suppress(OSError):
+            return {file.stem for file in (self._home / "jobs").iterdir() if file.suffix == ".json"}
+        return set()
+
     def get(self, id: str) -> Entry | None:
         """The run as it is now."""
         entry = self.read_entry(id)

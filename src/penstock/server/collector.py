@@ -6,6 +6,7 @@ Bounded, and quick: a listener is called in the thread that runs an epoch.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ MOST_PER_PAGE = 1_000
 _RATE_OVER = 10  # epochs
 
 _PHASES = {"opened": "prepare", "precommitted": "decide", "decided": "commit"}
-_IDLE = ("completed", "failed", "checkpoint_failed", "skipped", "logged", "stopped", "recovered")
+_IDLE = ("completed", "failed", "checkpoint_failed", "skipped", "logged", "started", "stopped", "recovered")
 _SERIES = ("total_ms", "commit_ms", "rows", "state_bytes", "inflight_bytes")
 
 
@@ -46,7 +47,10 @@ class QueryNow:
         """Over the newest epochs."""
         if len(self.recent) < 2:
             return 0.0
-        seconds = (self.recent[-1][0] - self.recent[0][0]) / 1000
+        span = self.recent[-1][0] - self.recent[0][0]
+        usual = span / (len(self.recent) - 1)
+        since = time.time() * 1000 - self.recent[0][0]  # where nothing has come for long, the rate goes down
+        seconds = max(span, since - 2 * usual) / 1000
         return round(sum(rows for _, rows in islice(self.recent, 1, None)) / seconds, 3) if seconds > 0 else 0.0
 
 
@@ -149,40 +153,40 @@ class Collector:
     # Within the lock
 
     def _take(self, event: Mapping[str, Any]) -> None:
-        name, time = str(event.get("event")), ms(event.get("time"))
+        name, at = str(event.get("event")), ms(event.get("time"))
         uid = event.get("query")
         if isinstance(uid, str):
-            self._follow(self._queries.setdefault(uid, QueryNow(uid)), name, time, event)
+            self._follow(self._queries.setdefault(uid, QueryNow(uid)), name, at, event)
         match name:
             case "checkpoint":
                 self._add_epoch(epoch_of(event))
             case "restarting":
-                self._note("restarts", {"time": time, **_some(event, "query", "error", "verdict", "seconds")})
-                self._note("exceptions", _exception(time, event))
+                self._note("restarts", {"time": at, **_some(event, "query", "error", "verdict", "seconds")})
+                self._note("exceptions", _exception(at, event))
             case "recovered":
                 self._note(
-                    "recoveries", {"time": time, **_some(event, "query", "generation", "epoch", "action", "seconds")}
+                    "recoveries", {"time": at, **_some(event, "query", "generation", "epoch", "action", "seconds")}
                 )
             case "failed" | "checkpoint_failed" | "skipped" | "callback_failed":
-                self._note("exceptions", _exception(time, event))
+                self._note("exceptions", _exception(at, event))
             case "stopped" if event.get("error"):
-                self._note("exceptions", _exception(time, event))
+                self._note("exceptions", _exception(at, event))
             case "savepoint":
-                self._note("savepoints", {"time": time, **_some(event, "path", "kind", "bytes", "drained", "epochs")})
+                self._note("savepoints", {"time": at, **_some(event, "path", "kind", "bytes", "drained", "epochs")})
             case "restored":
-                self._note("restored", {"time": time, **_some(event, "path", "epochs", "claim", "drained")})
+                self._note("restored", {"time": at, **_some(event, "path", "epochs", "claim", "drained")})
             case "global_checkpoint":
-                self._note("globals", {"time": time, **_some(event, "number", "epochs")})
+                self._note("globals", {"time": at, **_some(event, "number", "epochs")})
             case "logged" | "drained":
                 self._drain(name, event)
 
-    def _follow(self, now: QueryNow, name: str, time: int, event: Mapping[str, Any]) -> None:
+    def _follow(self, now: QueryNow, name: str, at: int, event: Mapping[str, Any]) -> None:
         if isinstance(event.get("generation"), int) and name != "drained":
             now.generation = max(now.generation, int(event["generation"]))
         if name in _PHASES:
-            now.phase, now.phase_since = _PHASES[name], time
+            now.phase, now.phase_since = _PHASES[name], at
         elif name in _IDLE:
-            now.phase, now.phase_since = "idle", time
+            now.phase, now.phase_since = "idle", at
         if name == "opened" or (name == "completed" and now.epoch is None):
             now.epoch = event.get("epoch")
 
@@ -261,7 +265,7 @@ def _some(event: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: event.get(name) for name in names}
 
 
-def _exception(time: int, event: Mapping[str, Any]) -> dict[str, Any]:
+def _exception(at: int, event: Mapping[str, Any]) -> dict[str, Any]:
     """In three sentences where the text has them; our errors say them in lines of their own."""
     found: dict[str, list[str]] = {"happened": [], "safe": [], "to_do": []}
     into = "happened"
@@ -271,7 +275,7 @@ def _exception(time: int, event: Mapping[str, Any]) -> dict[str, Any]:
                 into, line = name, line.removeprefix(label)
         found[into].append(line)
     return {
-        "time": time,
+        "time": at,
         "query": event.get("query"),
         "epoch": event.get("epoch"),
         "error": str(event.get("event")),

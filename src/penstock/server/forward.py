@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -16,7 +17,7 @@ from penstock.process.registry import Entry
 from penstock.server.answers import ERROR_HEADER, error_response
 from penstock.server.client import trusting
 from penstock.server.requests import MAX_BODY_BYTES
-from penstock.server.runs import MachineRuns
+from penstock.server.runs import MachineRuns, is_live
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
@@ -33,8 +34,8 @@ class Forwarding:
         self._runs = runs
 
     async def __call__(self, request: Request, id: str) -> Response | None:
-        entry = self._runs.entry(id)
-        if entry is None or entry.address is None or entry.token is None or entry.state.ended:
+        entry = await run_in_threadpool(self._runs.entry, id)
+        if entry is None or not is_live(entry):
             return None
         reading = request.method in ("GET", "HEAD")
         try:

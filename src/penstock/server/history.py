@@ -169,14 +169,14 @@ def fingerprint(id: str, root: Path | None = None) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def prune(keep: set[str], known: set[str], root: Path | None = None) -> None:
-    """Forget histories of runs that the registry has forgotten, and the oldest where all are too much. `keep` are those
-    of living runs."""
+def prune(known: set[str], ended: set[str], root: Path | None = None) -> None:
+    """Forget histories of runs that are not `known` any more; and where all of those that have `ended` are too much,
+    the oldest."""
     folder = (root or home()) / "history"
     sizes: list[tuple[float, int, Path]] = []
     with contextlib.suppress(OSError):
         for one in folder.iterdir():
-            if not ID.fullmatch(one.name) or one.name in keep:
+            if not ID.fullmatch(one.name) or (one.name in known and one.name not in ended):
                 continue
             if one.name not in known:
                 shutil.rmtree(one, ignore_errors=True)

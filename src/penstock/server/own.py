@@ -215,7 +215,7 @@ def run_facts(entry: Entry, live: bool, *, shown: bool) -> dict[str, Any]:
         "restarts": entry.restarts,
         "savepoint": entry.savepoint,
         "error": error_facts(entry.error) if entry.error and shown else None,
-        "address": entry.address,
+        "address": entry.address if live else None,
         "live": live,
         "program": entry.script or None,
         "storage": entry.storage or None,

@@ -114,7 +114,7 @@ class MachineRuns:
         return [*known, *(entry for entry in self._stored() if _folder_of(entry) not in folders)]
 
     def all(self) -> list[Run]:
-        return [Run(entry, _NOTHING, live=entry.address is not None) for entry in self.entries()]
+        return [Run(entry, _NOTHING, live=is_live(entry)) for entry in self.entries()]
 
     def get(self, id: str) -> Run | None:
         entry = self.entry(id)
@@ -152,6 +152,11 @@ class MachineRuns:
 
 
 _NOTHING = Collector()
+
+
+def is_live(entry: Entry) -> bool:
+    """Whether it can be steered now, as far as the registry knows."""
+    return entry.address is not None and entry.token is not None and not entry.state.ended
 
 
 def queries_in(folder: Path) -> list[str]:

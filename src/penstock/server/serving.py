@@ -92,8 +92,9 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
 def _keep_history(id: str, collector: Collector, describe: Callable[[], Mapping[str, Any]]) -> HistoryWriter:
     """From now on; a driver that was started again goes on with what the one before it has left."""
     with contextlib.suppress(OSError):
-        entries = Registry().entries()
-        history.prune({id, *(entry.id for entry in entries if not entry.state.ended)}, {entry.id for entry in entries})
+        registry = Registry()
+        ended = {entry.id for entry in registry.entries() if entry.state.ended}
+        history.prune(registry.ids() | {id}, ended - {id})
     collector.load(history.read_history(id).events)
     return HistoryWriter(id, describe)
 
@@ -253,7 +254,7 @@ def listen(bind_address: str, wanted: int) -> socket.socket:
             except OSError as error:
                 if port == 0:
                     raise
-                log.warning("port %d is taken (%s); the job takes commands on a free one", port, error)
+                log.warning("port %d is taken (%s); a free one is used", port, error)
                 continue
             undo.pop_all()
             return listener

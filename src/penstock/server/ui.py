@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,13 +65,16 @@ def serve_ui(rest: Rest, token: str, storages: Iterable[str], opened: Callable[[
     listener = listen(rest.bind_address, rest.port)
     host, port = listener.getsockname()[:2]
     access = Access(token, secure=secure)
-    app = ui_application(access, storages, (host, rest.bind_address, rest.address or "", *(rest.hosts or ())))
+    app = ui_application(
+        access, storages, (host, rest.bind_address, rest.address or "", socket.gethostname(), *(rest.hosts or ()))
+    )
     named = rest.address or host
     place = f"[{named}]:{port}" if ":" in named else f"{named}:{port}"
     server = uvicorn.Server(uvicorn_config(app.asgi(), rest))
     server.config.timeout_graceful_shutdown = 1  # a page that follows events would hold the end back
     opened(f"{'https' if secure else 'http'}://{place}/open?code={access.new_code()}")
-    server.run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
 
 
 def _ended(run: Run) -> ControlError:
