@@ -33,11 +33,11 @@ def test_living_and_past_runs_together() -> None:
 
 
 def finished(page: Any, job: Served, request: str) -> tuple[int, Any]:
-    path = f"/v1/jobs/{job.id}/savepoints/{request}"
-    return until(
-        lambda: (answer := page.ask("GET", path)) and (answer[0] != 200 or answer[1]["status"]["id"] == "COMPLETED") and answer,
-        "the savepoint",
-    )  # fmt: skip
+    def over() -> tuple[int, Any] | None:
+        status, body = page.ask("GET", f"/v1/jobs/{job.id}/savepoints/{request}")
+        return None if status == 200 and body["status"]["id"] == "IN_PROGRESS" else (status, body)
+
+    return until(over, "the savepoint")
 
 
 def test_steering_goes_to_the_job() -> None:
@@ -198,7 +198,8 @@ def test_a_program_that_the_registry_knows_is_started(ran: list[Any], registry: 
         for body, options in (
             ({}, []),
             ({"from": "/sp/1", "claim": False, "fork": None}, ["--from-savepoint=/sp/1", "--claim-mode=no_claim"]),
-            ({"from": "-x", "claim": True, "fork": "two"}, ["--from-savepoint=-x", "--claim-mode=claim", "--fork=two", "--suffix=_two"]),
+            ({"from": "-x", "claim": True, "fork": "two"},
+             ["--from-savepoint=-x", "--claim-mode=claim", "--fork=two", "--suffix=_two"]),
         ):  # fmt: skip
             assert page.ask("POST", "/penstock/v1/runs", {"program": str(program), **body})[0] == 201
             assert ran[-1] == (["run", "-d", "--json", *options, "--", str(program)], tmp_path)
