@@ -200,6 +200,7 @@ def _subtasks(record: CheckpointRecord) -> list[dict[str, Any]]:
     unaligned = record.mode == "unaligned"
     return [
         {
+            "className": "completed",
             "index": index,
             "partition": cut.partition,
             "status": "completed",

@@ -40,7 +40,7 @@ class Forwarding:
         reading = request.method in ("GET", "HEAD")
         try:
             return await _send(request, entry)
-        except (OSError, TimeoutError, EOFError, ValueError) as error:
+        except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
             if reading:
                 return None
             gone = ControlError(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import uuid
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -15,7 +19,7 @@ from penstock.errors import ControlError, PreCommitFailed
 from penstock.process.registry import Entry, Registry, State
 from penstock.server import commands
 from penstock.server.history import history_folder
-from tests.support.looking import a_story, ui
+from tests.support.looking import a_story, request, ui
 from tests.support.steered import Served, served
 from tests.support.waiting import until
 
@@ -32,9 +36,9 @@ def test_living_and_past_runs_together() -> None:
         assert page.ask("GET", "/jobs/..%2f..%2fetc")[0] == 404
 
 
-def finished(page: Any, job: Served, request: str) -> tuple[int, Any]:
+def finished(page: Any, job: Served, asked: str) -> tuple[int, Any]:
     def over() -> tuple[int, Any] | None:
-        status, body = page.ask("GET", f"/v1/jobs/{job.id}/savepoints/{request}")
+        status, body = page.ask("GET", f"/v1/jobs/{job.id}/savepoints/{asked}")
         return None if status == 200 and body["status"]["id"] == "IN_PROGRESS" else (status, body)
 
     return until(over, "the savepoint")
@@ -256,3 +260,44 @@ def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "_COMMAND", "import time; time.sleep(600)")
     with pytest.raises(ControlError, match="did not end within"):
         commands.run_command(["state"], seconds=0.2)
+
+
+# The command
+
+
+def test_the_command_prints_a_link_that_works_once() -> None:
+    started = [sys.executable, "-c", "from penstock.cli.main import main; main()", "ui", "--port", "0", "--json"]
+    with subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            text = ""
+            while not text.rstrip().endswith("}"):
+                text += process.stdout.readline()
+            link = urlsplit(json.loads(text)["link"])
+            status, headers, _ = until(lambda: _try(link.netloc, f"{link.path}?{link.query}"), "the server")
+            assert (status, headers["location"]) == (303, "/")
+            assert request(link.netloc, "GET", f"{link.path}?{link.query}")[0] == 401
+            cookie = {"Cookie": headers["set-cookie"].partition(";")[0]}
+            assert request(link.netloc, "GET", "/penstock/v1/runs", cookie)[2] == b'{"runs": []}'
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def _try(address: str, path: str) -> Any:
+    try:
+        return request(address, "GET", path)
+    except OSError:
+        return None
+
+
+def test_the_command_opens_a_job_s_own_page() -> None:
+    from typer.testing import CliRunner
+
+    from penstock.cli.main import app
+
+    with served() as job:
+        result = CliRunner().invoke(app, ["ui", "payments", "--json"])
+        link = urlsplit(json.loads(result.stdout)["link"])
+        assert link.netloc == job.serving.address
+        assert request(link.netloc, "GET", f"{link.path}?{link.query}")[0] == 303

