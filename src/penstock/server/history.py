@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ _STORY = frozenset((
     "started", "recovered", "log_restored", "checkpoint_failed", "skipped", "callback_failed", "throttled", "flowing",
     "failed", "restarting", "global_checkpoint", "savepoint", "restored", "stopped", "aborted", "logged", "drained",
 ))  # fmt: skip
+_YOUNG_SECONDS = 3600.0
 _WAITING = 10_000  # events not yet written
 _CLOSE_SECONDS = 5.0
 _SEGMENT = re.compile(r"^(?P<kind>epochs|story)-(?P<number>\d{8})\.jsonl$")
@@ -178,11 +180,12 @@ def prune(known: set[str], ended: set[str], root: Path | None = None) -> None:
         for one in folder.iterdir():
             if not ID.fullmatch(one.name) or (one.name in known and one.name not in ended):
                 continue
-            if one.name not in known:
-                shutil.rmtree(one, ignore_errors=True)
-                continue
             files = [file.stat() for file in one.iterdir()]
-            newest = max((stat.st_mtime for stat in files), default=0.0)
+            newest = max(stat.st_mtime for stat in (one.stat(), *files))
+            if one.name not in known:
+                if newest < time.time() - _YOUNG_SECONDS:  # or it is of a job that starts just now
+                    shutil.rmtree(one, ignore_errors=True)
+                continue
             sizes.append((newest, sum(stat.st_size for stat in files), one))
     total = sum(size for _, size, _ in sizes)
     for _, size, one in sorted(sizes):
