@@ -65,6 +65,8 @@ class Collector:
         self._queries: dict[str, QueryNow] = {}
         self._notes: dict[str, deque[dict[str, Any]]] = {}
         self._inflight: dict[tuple[str, str], tuple[int, int]] = {}
+        self.watchers = 0  # streams of events that somebody reads now
+        self.closed = False
 
     # Fed
 
@@ -79,6 +81,13 @@ class Collector:
         with self._lock:
             for event in events:
                 self._take(event)
+
+    def close(self, seconds: float) -> None:
+        """No event comes any more: let streams of events end, for at most so long."""
+        self.closed = True
+        end = time.monotonic() + seconds
+        while self.watchers and time.monotonic() < end:
+            time.sleep(0.01)
 
     # Asked
 

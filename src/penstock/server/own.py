@@ -165,9 +165,19 @@ class OwnPaths:
 
 
 async def _event_lines(run: Run, after: int) -> AsyncIterator[bytes]:
-    yield b"retry: 2000\n\n"
-    spoken = time.monotonic()
-    while True:
+    run.collector.watchers += 1
+    try:
+        yield b"retry: 2000\n\n"
+        async for part in _fresh_events(run, after):
+            yield part
+    finally:
+        run.collector.watchers -= 1
+
+
+async def _fresh_events(run: Run, after: int) -> AsyncIterator[bytes]:
+    spoken, last = time.monotonic(), False
+    while not last:
+        last = run.collector.closed  # asked before the last look
         for number, event in run.collector.events_after(after):
             after, body = number, json.dumps(event, default=str)
             yield f"id: {number}\nevent: {event.get('event')}\ndata: {body}\n\n".encode()

@@ -43,6 +43,7 @@ TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105 - a variable's name
 FINISH_SECONDS = 10.0  # a savepoint is on disk before the job ends for it; what is left is to say so
 FETCH_SECONDS = 5.0  # clients poll every second or faster
 _JOIN_SECONDS = 5.0
+_STREAMS_SECONDS = 1.0  # only where somebody follows events: to let them see the last
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
         lifecycle.ended(None)
         operations.close("The job has ended.", finish=FINISH_SECONDS, fetch=FETCH_SECONDS)
     finally:
+        collector.close(_STREAMS_SECONDS if server is not None else 0.0)
         if server is not None:
             server.end()
         mine.update(address=None, token=None, certificate=None)
@@ -223,12 +225,12 @@ class _Server:
             await serve
 
 
-def uvicorn_config(app: Asgi, rest: Rest) -> uvicorn.Config:
+def uvicorn_config(app: Asgi, rest: Rest, log_level: str = "warning") -> uvicorn.Config:
     """How our servers serve; by TLS where there is a certificate."""
     import uvicorn
 
     return uvicorn.Config(
-        app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None, log_level="warning",
+        app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None, log_level=log_level,
         access_log=False, server_header=False, ssl_certfile=rest.certificate, ssl_keyfile=rest.key,
     )  # fmt: skip
 

@@ -70,7 +70,7 @@ def serve_ui(rest: Rest, token: str, storages: Iterable[str], opened: Callable[[
     )
     named = rest.address or host
     place = f"[{named}]:{port}" if ":" in named else f"{named}:{port}"
-    server = uvicorn.Server(uvicorn_config(app.asgi(), rest))
+    server = uvicorn.Server(uvicorn_config(app.asgi(), rest, "critical"))
     server.config.timeout_graceful_shutdown = 1  # a page that follows events would hold the end back
     opened(f"{'https' if secure else 'http'}://{place}/open?code={access.new_code()}")
     with contextlib.suppress(KeyboardInterrupt):
