@@ -185,7 +185,8 @@ async def _fresh_events(run: Run, after: int) -> AsyncIterator[bytes]:
         if time.monotonic() - spoken > _EVENTS_SILENCE:
             yield b": still here\n\n"
             spoken = time.monotonic()
-        await asyncio.sleep(_EVENTS_POLL)
+        if not last:
+            await asyncio.sleep(_EVENTS_POLL)
 
 
 def add_own(table: Table, paths: OwnPaths) -> None:

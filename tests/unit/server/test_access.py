@@ -50,7 +50,7 @@ def test_a_code_opens_the_page_once(page: Ui) -> None:
 
 def test_codes_and_cookies_grow_old(page: Ui) -> None:
     now = [0.0]
-    page.access._now = lambda: now[0]  # type: ignore[method-assign]
+    page.access._now = lambda: now[0]
     code, cookie = page.access.new_code(), log_in(page)
     assert request(page.address, "GET", "/", cookie)[0] == 200
     now[0] = CODE_SECONDS + 1
