@@ -65,7 +65,7 @@ def _link_of(job: str) -> str:
     from penstock.cli.job_target import find_entry, find_running
 
     client = find_running(job, None).client
-    answer = client.ask("POST", "/penstock/v1/codes", plain=True)
+    answer = client.ask("POST", "/penstock/v1/codes")
     address = str(find_entry(job).address)
     return f"{address if '://' in address else f'http://{address}'}{answer['path']}"
 

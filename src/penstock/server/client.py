@@ -16,6 +16,7 @@ from penstock.errors import ControlError, PenstockError, from_json
 from penstock.secrets import masked
 
 ERROR_HEADER = "X-Penstock-Error"
+_OURS = "/penstock/"  # paths that Flink does not have stand beside its /v1
 _TIMEOUT_SECONDS = 30.0  # of one request; long work is polled
 _SLOWEST_POLL_SECONDS = 0.5
 
@@ -60,7 +61,7 @@ class Client:
             try:
                 connection.request(
                     method,
-                    f"{self._prefix}{'' if plain else '/v1'}{path}",
+                    f"{self._prefix}{path if path.startswith(_OURS) else f'/v1{path}'}",
                     json.dumps(body or {}),
                     {**headers, "Content-Type": "application/json"},
                 )

@@ -21,7 +21,7 @@ from penstock.server.runs import MachineRuns, is_live
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
-_PASSED_ON = ("content-type", ERROR_HEADER.lower(), "www-authenticate")
+_PASSED_ON = ("content-type", ERROR_HEADER.lower(), "x-penstock-progress", "www-authenticate")
 _CHUNK = 1 << 16
 _MOST_HEADERS = 1 << 16
 

@@ -153,7 +153,7 @@ def test_open_reads_show_no_text_of_an_error() -> None:
 def test_a_job_gives_a_code_for_its_token(page: Ui) -> None:
     with served() as job:
         client = Client(str(job.serving.address), job.entry.token)
-        path = client.ask("POST", "/penstock/v1/codes", plain=True)["path"]
+        path = client.ask("POST", "/penstock/v1/codes")["path"]
         _, headers, _ = request(str(job.serving.address), "GET", path)
         cookie = {"Cookie": headers["set-cookie"].partition(";")[0]}
         assert request(str(job.serving.address), "GET", "/", cookie)[2] == INDEX
