@@ -81,11 +81,11 @@ class Source(ABC):
     def publish(self, job: str, uid: str, offset: Any) -> None:  # noqa: B027 - most sources have nobody to tell
         """Tell the world how far a committed epoch has come (lag tools). Best effort: never the truth, never fatal."""
 
-    def partitions(self, offset: Any) -> Mapping[str, Any]:
+    def read_positions(self, offset: Any) -> Mapping[str, Any]:
         """Each partition and how far it was read, from `offset` (Spark's JSON for this source after an epoch)."""
         return _flatten(json.loads(offset) if isinstance(offset, str) else offset)
 
-    def ends(self, offset: Any, deadline: Deadline) -> Mapping[str, int]:
+    def end_positions(self, offset: Any, deadline: Deadline) -> Mapping[str, int]:
         """Where each partition of `offset` ends now, as far as it can be told before the deadline. For people who look:
         never called by an epoch."""
         return {}

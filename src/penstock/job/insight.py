@@ -95,8 +95,8 @@ def _positions(runner: QueryRunner, deadline: Deadline) -> dict[str, Any]:
             source = runner.plan.sources[uid]
             ends: Mapping[str, int] = {}
             with contextlib.suppress(Exception):  # a system that does not answer shows no lag
-                ends = source.ends(offset, deadline)
-            sources[uid] = [_partition(name, at, ends.get(name)) for name, at in source.partitions(offset).items()]
+                ends = source.end_positions(offset, deadline)
+            sources[uid] = [_partition(name, at, ends.get(name)) for name, at in source.read_positions(offset).items()]
     watermark = int(barrier.metadata.get("batchWatermarkMs", 0) or 0)
     return {"watermark": watermark or None, "sources": sources}
 

@@ -53,9 +53,8 @@ class Client:
         """Flink's overview of what runs there."""
         return list(self.ask("GET", "/jobs/overview").get("jobs", []))
 
-    def ask(self, method: str, path: str, body: dict[str, Any] | None = None, *, plain: bool = False) -> dict[str, Any]:
-        """One request, one answer. Raises the error that the other side has raised. `plain`: the path as it is, which
-        is not one of Flink's."""
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """One request, one answer. Raises the error that the other side has raised."""
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         with contextlib.closing(self._connection()) as connection:
             try:

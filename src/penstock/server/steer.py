@@ -117,7 +117,7 @@ def add_steering(table: Table, paths: SteeringPaths) -> None:
     asked: dict[str, Any] = {**flink, "status": 202, "answer": ("request-id",)}
     polled: dict[str, Any] = {**flink, "answer": ("status", "operation")}
     table.add("PATCH", JOB, paths.end, "End a job: mode=cancel or mode=stop", status=202, query=("mode",), **flink)
-    body = ("target-directory", "cancel-job", "formatType", "triggerId")
+    body: tuple[str, ...] = ("target-directory", "cancel-job", "formatType", "triggerId")
     table.add("POST", f"{JOB}/savepoints", paths.savepoint, "Take a savepoint", body=body, **asked)
     table.add(
         "GET", f"{JOB}/savepoints/{{request}}", paths.poll_savepoint, "What became of a savepoint or a stop", **polled

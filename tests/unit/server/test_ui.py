@@ -208,9 +208,10 @@ def test_a_program_that_the_registry_knows_is_started(ran: list[Any], registry: 
             assert page.ask("POST", "/penstock/v1/runs", {"program": str(program), **body})[0] == 201
             assert ran[-1] == (["run", "-d", "--json", *options, "--", str(program)], tmp_path)
         count = len(ran)
-        for body in ({}, {"program": "/bin/sh"}, {"program": 7}, {"program": str(program), "claim": "yes"},
-                     {"program": str(program), "fork": "two"}):  # fmt: skip
-            assert page.ask("POST", "/penstock/v1/runs", body)[0] in (400, 404)
+        bad: list[dict[str, Any]] = [{}, {"program": "/bin/sh"}, {"program": 7}]
+        bad += [{"program": str(program), "claim": "yes"}, {"program": str(program), "fork": "two"}]
+        for refused in bad:
+            assert page.ask("POST", "/penstock/v1/runs", refused)[0] in (400, 404)
         assert len(ran) == count
     with served() as job:
         assert job.ask("POST", "/penstock/v1/runs", {"program": str(program)})[0] == 409
@@ -228,7 +229,8 @@ def test_transactions_are_ended_by_the_command_s_rules(ran: list[Any], registry:
         assert page.ask("POST", f"{path}/resolve", {"ids": ["a"], "as": "lost"})[0] == 200
         assert ran[-1][0] == ["transactions", "resolve", f"--job={program}", "--json", "--as=lost", "--yes", "--", "a"]
         count = len(ran)
-        for body in ({}, {"ids": []}, {"ids": "a"}, {"ids": [7]}, {"ids": ["a\n"]}):
+        bad: list[dict[str, Any]] = [{}, {"ids": []}, {"ids": "a"}, {"ids": [7]}, {"ids": ["a\n"]}]
+        for body in bad:
             assert page.ask("POST", f"{path}/abort", body)[0] == 400
         assert page.ask("POST", f"{path}/resolve", {"ids": ["a"], "as": "gone"})[0] == 400
         for other in (lost, job.id):  # a program that is not there; a job that runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def test_other_systems_are_asked_no_more_often_because_many_look(living: Served,
     assert insight.looked == 1
 
 
-def stream(address: str, path: str, token: str, last: str | None = None) -> Iterator[dict[str, Any]]:
+def stream(address: str, path: str, token: str, last: str | None = None) -> Generator[dict[str, Any], None, None]:
     """Events as a browser reads them."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=30)

@@ -17,10 +17,9 @@ def end_offsets(client: AdminClient, read: Mapping[str, Mapping[str, Any]], dead
     from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
     from confluent_kafka.admin import OffsetSpec
 
+    latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     asked = {
-        TopicPartition(topic, int(partition)): OffsetSpec.latest()
-        for topic, partitions in read.items()
-        for partition in partitions
+        TopicPartition(topic, int(partition)): latest for topic, partitions in read.items() for partition in partitions
     }
     if not asked:
         return {}

@@ -143,7 +143,7 @@ class KafkaSource(Source):
             self._publishers[group] = GroupPublisher(sender, group)
         self._publishers[group].publish(json.loads(offset) if isinstance(offset, str) else offset)
 
-    def ends(self, offset: Any, deadline: Deadline) -> Mapping[str, int]:
+    def end_positions(self, offset: Any, deadline: Deadline) -> Mapping[str, int]:
         from penstock.sources.kafka.ends import end_offsets
 
         if not offset:
