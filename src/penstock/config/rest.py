@@ -25,6 +25,7 @@ class Rest:
 
 
 _SERVER = "tests/unit/server/test_server.py::"
+_ACCESS = "tests/unit/server/test_access.py::"
 
 
 def _port(text: str, name: str) -> int:
@@ -41,7 +42,8 @@ def _names(text: str, name: str) -> tuple[str, ...]:
 
 
 def _rest(key: str, name: str, default: str, parse: Parser, meaning: str, test: str) -> Option:
-    return Option(key, "rest", name, f"-D {key}=…", default, parse, meaning, (f"{_SERVER}{test}",))
+    shown_by = test if "::" in test else f"{_SERVER}{test}"
+    return Option(key, "rest", name, f"-D {key}=…", default, parse, meaning, (shown_by,))
 
 
 REST_OPTIONS = (
@@ -80,11 +82,11 @@ REST_OPTIONS = (
     _rest(
         "security.ssl.rest.certificate", "certificate", "", plain,
         "A PEM file with the certificate that a running job and `penstock ui` show; they then answer by HTTPS only.",
-        "test_by_tls_where_there_is_a_certificate",
+        f"{_ACCESS}test_by_tls_where_there_is_a_certificate",
     ),
     _rest(
         "security.ssl.rest.key", "key", "", plain,
         "A PEM file with its key, without a password. Without it, the certificate's file holds the key too.",
-        "test_by_tls_where_there_is_a_certificate",
+        f"{_ACCESS}test_by_tls_where_there_is_a_certificate",
     ),
 )  # fmt: skip
