@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 from penstock.deadline import Deadline
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.epoch.plan import QueryPlan
     from penstock.job.job import Job
     from penstock.job.query import QueryRunner
+
+log = logging.getLogger("penstock")
 
 END_SECONDS = 2.0  # to ask sources where they end
 
@@ -94,8 +97,10 @@ def _positions(runner: QueryRunner, deadline: Deadline) -> dict[str, Any]:
         if uid is not None and offset is not None:
             source = runner.plan.sources[uid]
             ends: Mapping[str, int] = {}
-            with contextlib.suppress(Exception):  # a system that does not answer shows no lag
+            try:
                 ends = source.end_positions(offset, deadline)
+            except Exception as error:  # a system that does not answer shows no lag
+                log.debug("where source %s ends is not known: %r", uid, error)
             sources[uid] = [_partition(name, at, ends.get(name)) for name, at in source.read_positions(offset).items()]
     watermark = int(barrier.metadata.get("batchWatermarkMs", 0) or 0)
     return {"watermark": watermark or None, "sources": sources}
