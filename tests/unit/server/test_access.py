@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,13 +170,13 @@ def test_codes_are_few() -> None:
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one file", "two files"])
 def test_by_tls_where_there_is_a_certificate(tmp_path: Path, job_certificate: Path, apart: bool) -> None:
-    files = {"certificate": str(job_certificate)}
+    files: dict[str, Any] = {"certificate": str(job_certificate)}
     if apart:
         key, marker, chain = job_certificate.read_text().partition("-----BEGIN CERTIFICATE-----")
         (tmp_path / "key.pem").write_text(key)
         (tmp_path / "chain.pem").write_text(marker + chain)
         files = {"certificate": str(tmp_path / "chain.pem"), "key": str(tmp_path / "key.pem")}
-    with served(**files) as job:
+    with served(None, **files) as job:
         assert str(job.serving.address).startswith("https://127.0.0.1:")
         client = Client(str(job.entry.address), job.entry.token, job.entry.certificate)
         assert client.jobs()[0]["jid"] == job.id
