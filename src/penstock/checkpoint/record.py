@@ -182,6 +182,20 @@ class CheckpointRecord:
             "waited_ms": max((one.waited_ms for one in aligned.partitions), default=None) if aligned else None,
         }
 
+    def extent(self) -> dict[str, Any]:
+        """What a page shows beyond the summary. `read_ms`: until the last source partition was read."""
+        sizes = [share.bytes for share in self.sinks]
+        cuts = self.alignment.partitions if self.alignment is not None else ()
+        return {
+            "opened": self.opened,
+            "decided": self.decided,
+            "ended": self.ended,
+            "read_ms": max((cut.reached_ms for cut in cuts), default=None),
+            "bytes": sum(size or 0 for size in sizes) if sizes and None not in sizes else None,
+            "sinks": [dataclasses.asdict(share) for share in self.sinks],
+            "operators": None if self.state is None else [dataclasses.asdict(operator) for operator in self.state],
+        }
+
     @property
     def file(self) -> str:
         """Where it is kept, below the query's folder."""

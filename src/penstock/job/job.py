@@ -20,6 +20,7 @@ from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, Sav
 from penstock.events import Events, Listener
 from penstock.job.global_checkpoint import GlobalCheckpoints
 from penstock.job.group import EndRequest, QueryGroup
+from penstock.job.insight import JobInsight
 from penstock.job.query import QueryRunner
 from penstock.job.restore_point import RestorePoint
 from penstock.job.retention import JobFolder, retain_batches
@@ -209,7 +210,7 @@ class Job:
         with (
             self._callbacks.following(events),
             stop_on_signals(self.stop),
-            serving(self, self.settings, events),
+            serving(self, self.settings, events, JobInsight(self)),
             retain_batches(self.spark, self.checkpoints.num_retained),
         ):
             if self._wait_until_ready(events, restarts):

@@ -73,6 +73,7 @@ class QueryRunner:
         self.error: BaseException | None = None
         self.failed_at = 0.0
         self.done = False  # ended by itself: nothing is left to do
+        self.barrier: Barrier | None = None  # of the newest epoch that this process has completed
 
     @property
     def folder(self) -> str:
@@ -324,6 +325,7 @@ class QueryRunner:
     def _on_complete(self, epoch: int, barrier: Barrier | None) -> None:
         if barrier is None:
             return
+        self.barrier = barrier
         for index, (uid, offset) in enumerate(zip(self.plan.positions, barrier.offsets, strict=False)):
             if uid is not None and offset is not None:
                 self.plan.sources[uid].publish(self._job, uid, offset)

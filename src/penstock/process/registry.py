@@ -75,6 +75,7 @@ class Entry:
     storage: str = ""
     address: str | None = None  # HOST:PORT of its control server
     token: str | None = None
+    certificate: str | None = None  # path of the one it shows, where it is asked by HTTPS
     log: str | None = None
     error: Mapping[str, str] | None = None
     savepoint: str | None = None  # the last one
@@ -159,6 +160,12 @@ class Registry:
                 if entry is not None and entry.here:
                     found.append(entry.checked())
         return sorted(found, key=lambda one: (one.start, one.id), reverse=True)
+
+    def ids(self) -> set[str]:
+        """Of all runs that have a file, also those of other machines that share this folder."""
+        with contextlib.suppress(OSError):
+            return {file.stem for file in (self._home / "jobs").iterdir() if file.suffix == ".json"}
+        return set()
 
     def get(self, id: str) -> Entry | None:
         """The run as it is now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import ssl
 import time
 import uuid
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from penstock.errors import ControlError, PenstockError, from_json
 from penstock.secrets import masked
 
 ERROR_HEADER = "X-Penstock-Error"
+_OURS = "/penstock/"  # paths that Flink does not have stand beside its /v1
 _TIMEOUT_SECONDS = 30.0  # of one request; long work is polled
 _SLOWEST_POLL_SECONDS = 0.5
 
@@ -24,9 +26,10 @@ class NoAnswer(ControlError):
 
 
 class Client:
-    """One server. Proxies of the environment are not used: a job stands on this machine or is named outright."""
+    """One server. Proxies of the environment are not used: a job stands on this machine or is named outright.
+    `certificate` is the very one that it must show, where it is not one that this machine trusts anyway."""
 
-    def __init__(self, address: str, token: str | None) -> None:
+    def __init__(self, address: str, token: str | None, certificate: str | None = None) -> None:
         try:
             split = urlsplit(address if "://" in address else f"http://{address}")
             port = split.port
@@ -37,6 +40,7 @@ class Client:
             raise _no_address(address)
         self._secure, self._host, self._port = split.scheme == "https", split.hostname, port
         self._prefix, self._token = split.path.rstrip("/"), token
+        self._certificate = certificate
         self.address = address
 
     def is_at(self, address: str | None) -> bool:
@@ -52,12 +56,11 @@ class Client:
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """One request, one answer. Raises the error that the other side has raised."""
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        with contextlib.closing(kind(self._host, self._port, timeout=_TIMEOUT_SECONDS)) as connection:
+        with contextlib.closing(self._connection()) as connection:
             try:
                 connection.request(
                     method,
-                    f"{self._prefix}/v1{path}",
+                    f"{self._prefix}{path if path.startswith(_OURS) else f'/v1{path}'}",
                     json.dumps(body or {}),
                     {**headers, "Content-Type": "application/json"},
                 )
@@ -70,6 +73,13 @@ class Client:
                     to_do="see with `penstock list` whether it runs, and where.",
                 ) from error
         return self._read_answer(text, response.status, header)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self._secure:
+            return http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_SECONDS)
+        return http.client.HTTPSConnection(
+            self._host, self._port, timeout=_TIMEOUT_SECONDS, context=trusting(self._certificate)
+        )
 
     def perform(
         self, path: str, body: dict[str, Any], poll: str, asked: Callable[[str], None] = lambda _: None
@@ -104,6 +114,16 @@ class Client:
         if "errors" in body:
             raise _with_help(ControlError("\n".join(map(str, body["errors"]))), status)
         return body
+
+
+def trusting(certificate: str | None) -> ssl.SSLContext:
+    """Trusts this one certificate, under whatever name; without one, those that this machine trusts."""
+    context = ssl.create_default_context(cafile=certificate)
+    if certificate is not None:
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be a root's
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
 
 
 def _no_address(address: str) -> ControlError:

@@ -52,7 +52,7 @@ class Observer:
             keep=checkpoints.num_retained + LOOK_BACK,
             progress=lambda epoch: progress_of(stream, epoch) if (stream := running()) is not None else {},
             sizes=state_sizes,
-            recorded=lambda record: events.emit("checkpoint", **record.summary()),
+            recorded=lambda record: events.emit("checkpoint", **(record.summary() | record.extent())),
         )
 
     def prepared(self, epoch: int, barrier: Barrier | None, opened: float, plan: Any) -> None:

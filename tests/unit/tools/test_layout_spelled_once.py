@@ -26,8 +26,15 @@ SPELLED = re.compile(rf"^({ALWAYS})$|(^|/)({ALWAYS}|{IN_PATHS})/|/({ALWAYS}|{IN_
 OTHERS = {
     ("checkpoint/ledger.py", "offsets"): "a field of a manifest",
     ("sinks/tables/iceberg_table.py", "commits"): "a counter in a table's properties",
-    ("server/app.py", "{}/checkpoints"): "an address of the REST interface",
-    ("server/app.py", "{}/checkpoints/{request}"): "an address of the REST interface",
+    ("server/flink.py", "{}/checkpoints"): "an address of the REST interface",
+    ("server/flink.py", "{}/checkpoints/config"): "an address of the REST interface",
+    ("server/flink.py", "{}/checkpoints/details/{number}"): "an address of the REST interface",
+    ("server/steer.py", "{}/checkpoints"): "an address of the REST interface",
+    ("server/steer.py", "{}/checkpoints/{request}"): "an address of the REST interface",
+    ("server/own.py", "{}/epochs"): "an address of the REST interface",
+    ("server/own.py", "{}/state"): "an address of the REST interface",
+    ("server/own.py", "{}/inflight"): "an address of the REST interface",
+    ("server/commands.py", "{}/state/lookup"): "an address of the REST interface",
     ("cli/jobs.py", "/jobs/{}/checkpoints"): "an address of the REST interface",
 }
 
