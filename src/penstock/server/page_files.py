@@ -37,8 +37,8 @@ class _Files(StaticFiles):
 
 
 def _fresh(response: Response) -> Response:
-    """Asked for again at each visit, which costs a few bytes as long as nothing has changed: after an upgrade no browser
-    mixes old files with new ones."""
+    """Asked for again at each visit, which costs a few bytes as long as nothing has changed: after an upgrade no
+    browser mixes old files with new ones."""
     response.headers["Cache-Control"] = "no-cache"
     response.headers.update(HEADERS)
     return response
