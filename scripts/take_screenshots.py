@@ -1,6 +1,6 @@
 """Takes the pictures of the page that stand in the documentation, from runs that never ran: the same picture each time.
 
-    python scripts/take_screenshots.py [--into docs/assets]
+    python -m scripts.take_screenshots [--into docs/assets]
 
 Needs Chromium (on Debian: apt install chromium) and the dev group of `pyproject.toml`.
 """
@@ -8,12 +8,8 @@ Needs Chromium (on Debian: apt install chromium) and the dev group of `pyproject
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.support.browser import browsing
 from tests.support.page_data import Run, typical_runs
@@ -22,6 +18,7 @@ from tests.support.page_server import PageWorld, serving
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+ROOT = Path(__file__).resolve().parents[1]
 NOON = 1_790_000_000_000  # some day in 2026: what the pictures show does not depend on when they are taken
 WIDE = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
