@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -20,12 +21,22 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
-from penstock.server.page_files import HEADERS, page_routes
+import penstock
 from tests.support.page_data import Json, Run, typical_runs
 
 Handler = Callable[[Request], Awaitable[Response]]
+PAGE = Path(penstock.__file__).parent / "server" / "page"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 OWN = "/penstock/v1/runs/{id}"
 
 
@@ -72,7 +83,10 @@ class PageWorld:
             "/exceptions": lambda run, _: {"exceptions": run.exceptions},
             "/settings": lambda run, _: {"settings": SETTINGS},
             "/savepoints": lambda run, _: {"savepoints": run.savepoints},
-            "/transactions": lambda run, _: {"transactions": run.transactions, "unseen": []},
+            "/transactions": lambda run, _: {
+                "transactions": run.transactions,
+                "unseen": [{"query": "alerts", "sink": "totals", "why": "it cannot say"}],
+            },
         }
         flink: dict[str, Callable[[Run, Request], Json]] = {
             "/checkpoints": _flink_checkpoints,
@@ -90,7 +104,7 @@ class PageWorld:
             Route("/jobs/{id}/{verb:str}/{request:str}", self._get(self._poll)),
             Route("/savepoint-disposal", self._post(self._begin), methods=["POST"]),
             Route("/savepoint-disposal/{request:str}", self._get(self._poll)),
-            *page_routes(),
+            Mount("/", _Page(directory=PAGE, html=True)),
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
 
@@ -210,6 +224,13 @@ CHECKPOINT_CONFIG = {
 }
 
 
+class _Page(StaticFiles):
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(HEADERS)
+        return response
+
+
 def _epochs(run: Run, request: Request) -> Json:
     before = _number(request, "before", 0) or None
     return run.page(
@@ -220,7 +241,8 @@ def _epochs(run: Run, request: Request) -> Json:
 def _operator(run: Run) -> Json:
     return {
         "query": "alerts",
-        "operator": "0",
+        "operator": "sum per account",
+        "index": 0,
         "rows": 40_000 + run.epochs * 30,
         "state_bytes": 9_000_000 + run.epochs * 7_000,
         "memory_bytes": 31_000_000,

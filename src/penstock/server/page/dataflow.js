@@ -35,12 +35,26 @@ function columnsOf(query, weakest) {
     guarantee: item.guarantee,
     weak: Boolean(weakest) && weakest.kind === kind && weakest.uid === item.uid,
   });
-  const operators = (query.operators ?? []).map((operator) => [{ kind: operator.stateful ? "stateful operator" : "operator", name: operator.name, more: operator.stateful ? "keeps state" : "", guarantee: null, weak: false }]);
-  const columns = [(query.sources ?? []).map((source) => link("source", source)), ...operators, (query.sinks ?? []).map((sink) => link("sink", sink))];
+  const columns = [(query.sources ?? []).map((source) => link("source", source)), ...steps(query.operators ?? []).map((step) => [step]), (query.sinks ?? []).map((sink) => link("sink", sink))];
   for (const node of columns.flat()) {
     node.spoken = `${node.kind} ${node.name}${node.guarantee ? `, ${node.guarantee}` : ""}${node.weak ? ", the weakest link" : ""}`;
   }
   return columns.filter((column) => column.length);
+}
+
+/** Each operator that keeps state by itself; those between two of them as one. */
+function steps(operators) {
+  const made = [];
+  for (const { name, stateful } of operators) {
+    const last = made.at(-1);
+    if (!stateful && last && !last.stateful) {
+      last.name += ` → ${name}`;
+      last.more = `${last.name.split(" → ").length} steps`;
+    } else {
+      made.push({ kind: stateful ? "stateful operator" : "operator", name, more: stateful ? "keeps state" : "", guarantee: null, weak: false, stateful });
+    }
+  }
+  return made;
 }
 
 function place(column, at, across, down) {
@@ -73,7 +87,7 @@ function draw(node) {
   ];
   const mark = node.weak ? s("text", { class: "weak-mark", x: node.x + WIDE - 4, y: node.y - 5, "text-anchor": "end" }, "weakest link") : null;
   const full = [node.name, node.more, node.guarantee].filter(Boolean).join(" · ");
-  return s("g", { class: `node node-${kind}${node.weak ? " weak" : ""}` }, s("title", null, full), s("rect", { x: node.x, y: node.y, width: WIDE, height: HIGH, rx: 6 }), lines, mark);
+  return s("g", { class: `node node-${kind}${node.weak ? " weak" : ""}${node.guarantee === "exactly-once" ? " calm" : ""}` }, s("title", null, full), s("rect", { x: node.x, y: node.y, width: WIDE, height: HIGH, rx: 6 }), lines, mark);
 }
 
 function cut(text) {

@@ -90,11 +90,11 @@ export class Stream {
     document.removeEventListener("visibilitychange", this._seen);
   }
 
-  /** The run has ended: nothing more will come. */
-  end() {
+  /** Nothing is told of this run now, and where it has `ended` nothing will be. */
+  rest(ended) {
     this._open = false;
     this._disconnect();
-    clearInterval(this._beat);
+    if (ended) clearInterval(this._beat);
     this._state("");
   }
 

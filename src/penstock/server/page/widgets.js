@@ -5,7 +5,7 @@ import { clock, day, millis, moment, UNKNOWN } from "./format.js";
 
 const GOOD = new Set(["RUNNING", "FINISHED", "complete", "committed", "exactly-once", "decided"]);
 const BAD = new Set(["FAILED", "FAILING", "failed", "lost", "in doubt"]);
-const BUSY = new Set(["RESTARTING", "CANCELLING", "CREATED", "open", "prepared", "at-least-once", "at-most-once", "undecided"]);
+const BUSY = new Set(["RESTARTING", "CANCELLING", "CREATED", "SUSPENDED", "open", "prepared", "at-least-once", "at-most-once", "effectively-once", "undecided"]);
 
 export function icon(name) {
   return h("span", { class: `icon icon-${name}`, "aria-hidden": "true" });
@@ -119,12 +119,12 @@ export const PHASES = [
 
 /** One epoch's phases as a bar, as wide as the epoch is long beside the longest of those shown. */
 export function phaseBar(epoch, longest) {
-  const parts = PHASES.map(([name, field, title]) => [name, title, epoch.phases?.[field] ?? 0]);
+  const parts = PHASES.map(([name, field, title]) => [name, title, epoch.phases?.[field]]);
   const label = parts.map(([, title, ms]) => `${title} ${millis(ms)}`).join(", ");
   const total = Math.max(longest ?? epoch.total_ms ?? 0, 0.001);
   let x = 0;
   const bars = parts.map(([name, title, ms]) => {
-    const width = Math.min((ms / total) * 200, 200 - x);
+    const width = Math.min(((ms ?? 0) / total) * 200, 200 - x);
     const bar = s("rect", { class: `phase-${name}`, x, y: 0, width: Math.max(0, width), height: 12 }, s("title", null, `${title}: ${millis(ms)}`));
     x += Math.max(0, width);
     return bar;

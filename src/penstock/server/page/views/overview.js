@@ -32,7 +32,7 @@ export const overview = {
 
 function weakest(link) {
   if (!link) return null;
-  return h("p", { class: "weakest", "data-key": "weakest" }, "Weakest link: ", h("strong", null, `${link.kind} ${link.uid}`), " gives ", badge(link.guarantee), link.why ? `, because ${link.why}` : "");
+  return h("p", { class: link.guarantee === "exactly-once" ? "hint" : "weakest", "data-key": "weakest" }, "Weakest link: ", h("strong", null, `${link.kind} ${link.uid}`), " gives ", badge(link.guarantee), link.why ? `, because ${link.why}` : "");
 }
 
 function drawQuery(context, query) {

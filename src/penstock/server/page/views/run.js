@@ -13,6 +13,7 @@ import { savepoints } from "./savepoints.js";
 import { state } from "./state.js";
 import { transactions } from "./transactions.js";
 
+const OVER = new Set(["FINISHED", "FAILED", "CANCELED", "SUSPENDED"]);
 const TABS = [overview, checkpoints, transactions, state, exceptions, savepoints, configuration];
 
 /** What a tab is given: the run's `id`, its `detail` (the run and its queries), the chosen `query`, the `part` of the tab
@@ -78,8 +79,8 @@ export class RunView {
   }
 
   _follow(run) {
-    if (hasEnded(run)) this._stream.end();
-    else this._stream.open();
+    if (run.live) this._stream.open();
+    else this._stream.rest(hasEnded(run));
   }
 
   _context() {
@@ -123,6 +124,7 @@ export class RunView {
       head(detail),
       failure,
       detail.run.error ? h("div", { "data-key": "run-error" }, errorBox(detail.run.error, `${detail.run.state}: ${detail.run.error.error}`)) : null,
+      drawDamage(detail.damage),
       this._chooseQuery(),
       tabs("Parts of this run", "tab", list, this._tab.name, (name) => this._go(name)),
       panel("tab", this._tab.name, content),
@@ -144,7 +146,12 @@ export class RunView {
 }
 
 export function hasEnded(run) {
-  return run.end !== null && run.end !== undefined && run.end >= 0;
+  return (run.end !== null && run.end !== undefined && run.end >= 0) || (!run.live && OVER.has(run.state));
+}
+
+function drawDamage(damage) {
+  if (!damage?.length) return null;
+  return h("p", { class: "weakest", "data-key": "damage" }, `Not all that this run left could be read: ${damage.join("; ")}`);
 }
 
 function tabNamed(name) {

@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { h, patch } from "../dom.js";
 import { millis } from "../format.js";
 import { Reader } from "../live.js";
+import { hasEnded as ended } from "./run.js";
 import { badge, errorBox, field, select, since, table, time } from "../widgets.js";
 
 const EVERY_MS = 5000;
@@ -101,6 +102,3 @@ export class RunsView {
   }
 }
 
-function ended(run) {
-  return run.end !== null && run.end !== undefined && run.end >= 0;
-}

@@ -97,7 +97,7 @@ function start(context, path) {
     effects: [`A new run of ${plain(context.run.program)} is started on this machine.`, "It goes on from there. Output that is visible beyond it is written again; the run says so.", "Claimed, the savepoint becomes the job’s, which deletes it in time."],
     fields: [place(path), field("Claim", select([["no_claim", "no: it stays mine"], ["claim", "yes: it becomes the job’s"]], "no_claim", null, { name: "claim" }))],
     yes: "Start",
-    work: (values) => post("/runs", { program: context.run.program, from: values.from, claim: values.claim, fork: null }),
+    work: (values) => post("/runs", { program: context.run.program, from: values.from, claim: values.claim === "claim", fork: null }),
     done: () => "Started. It stands in the list of runs.",
   }).then(context.read);
 }
@@ -108,7 +108,7 @@ function fork(context, path) {
     effects: [`A second job is started from ${plain(context.run.program)}, beside the first, which is not touched.`, "The suffix is added to every topic, table and folder that it writes."],
     fields: [place(path), field("Name", h("input", { name: "fork", required: true, autocomplete: "off", value: `${context.run.name}-fork` })), field("Suffix", h("input", { name: "suffix", required: true, autocomplete: "off", value: "_fork" }))],
     yes: "Fork",
-    work: (values) => post("/runs", { program: context.run.program, from: values.from, claim: "no_claim", fork: values.fork, suffix: values.suffix }),
+    work: (values) => post("/runs", { program: context.run.program, from: values.from, claim: false, fork: values.fork, suffix: values.suffix }),
     done: () => "The fork was started. It stands in the list of runs.",
   }).then(context.read);
 }

@@ -53,7 +53,7 @@ function drawLookup(context, operators) {
       "form",
       { class: "row", onsubmit: search },
       field("Query", select(queries.map((uid) => [uid, uid]), queries[0], null, { name: "query" })),
-      field("Operator", select(operators.map(({ operator }) => [operator, operator]), operators[0].operator, null, { name: "operator" })),
+      field("Operator", select(operators.map((one) => [place(one), one.operator]), place(operators[0]), null, { name: "operator" })),
       field("Key", h("input", { name: "key", required: true, autocomplete: "off", spellcheck: "false", placeholder: '{"account": "acc-0042"}' }), "JSON, by column"),
       field("Savepoint", h("input", { name: "path", autocomplete: "off", spellcheck: "false", placeholder: "newest checkpoint" }), "its path; empty: the newest checkpoint"),
       h("button", { class: "button primary" }, icon("search"), "Look up"),
@@ -62,11 +62,16 @@ function drawLookup(context, operators) {
   );
 }
 
+/** Operators are looked up by their place in the query. */
+function place({ index, operator }) {
+  return String(index ?? operator);
+}
+
 function drawFound(found) {
   if (!found) return null;
   if (found.waiting) return h("p", { class: "empty", role: "status" }, "Looking …");
   if (found.failure) return errorBox(found.failure);
-  const rows = found.rows ?? [];
+  const rows = Array.isArray(found.rows) ? found.rows : [found.rows ?? {}];
   const names = [...new Set(rows.flatMap((row) => Object.keys(row)))];
   return table("Rows of that key", names.map((name) => [name, (row) => plain(row[name])]), rows, { empty: "There is no row of that key." });
 }

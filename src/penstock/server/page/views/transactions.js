@@ -28,11 +28,16 @@ export const transactions = {
       holding.length ? h("p", { class: "weakest", role: "status" }, `${holding.length} hold back readers with read_committed: ${holding.slice(0, 3).map(({ id }) => id).join(", ")}${holding.length > 3 ? " …" : ""}`) : null,
       drawTable(context, sorted, chosen),
       all.length ? drawActions(context, all.filter(({ id }) => chosen.has(id))) : null,
-      unseen.length ? h("p", { class: "hint" }, `Not asked, or cannot say what they have open: ${unseen.map(plain).join(", ")}.`) : null,
+      unseen.length ? h("p", { class: "hint" }, `Not seen: ${unseen.map(notSeen).join("; ")}.`) : null,
       sinks.length ? table("In-flight log: decided, and not yet taken by the sink", [["Sink", (one) => `${one.query} ${one.sink}`], ["Epochs", (one) => count(one.epochs), "number"], ["Size", (one) => bytes(one.bytes), "number"]], sinks) : null,
     ];
   },
 };
+
+function notSeen(one) {
+  if (typeof one !== "object") return plain(one);
+  return [one.query, one.sink].filter(Boolean).join(" → ") + (one.sink ? ": " : "") + plain(one.why);
+}
 
 function drawTable(context, rows, chosen) {
   const pick = (one) => {
