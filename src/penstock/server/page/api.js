@@ -33,21 +33,27 @@ export function own(path) {
   return OWN + path;
 }
 
-/** Begins long work through one of Flink's paths, and waits until it is over. Sent twice, it is still done once. */
-export async function carryOut(path, pollPath, body) {
+/** Begins long work through one of Flink's paths, and waits until it is over. Sent twice, it is still done once. `tell`
+ * is called with how far it is, where the server says: `what`, and `done` of `total` `unit`s. */
+export async function carryOut(path, pollPath, body, tell) {
   const { "request-id": id } = await flink.post(path, { ...body, triggerId: newId() });
   for (let pause = 200; ; pause = Math.min(pause * 1.5, 2000)) {
     await new Promise((resolve) => setTimeout(resolve, pause));
-    const answer = await flink.get(`${pollPath}/${id}`);
+    const answer = await send("GET", `${pollPath}/${id}`.slice(1), { heard: (headers) => hear(headers, tell) });
     if (answer.status.id === "COMPLETED") return answer.operation ?? {};
   }
+}
+
+function hear(headers, tell) {
+  const progress = parse(headers.get("X-Penstock-Progress"));
+  if (progress) tell?.(progress);
 }
 
 function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-async function send(method, path, { params, body }) {
+async function send(method, path, { params, body, heard }) {
   const query = new URLSearchParams(Object.entries(params ?? {}).filter(([, value]) => value !== null && value !== undefined && value !== ""));
   const target = query.size ? `${path}?${query}` : path;
   const options = { method, credentials: "same-origin", headers: { Accept: "application/json" }, cache: "no-store" };
@@ -67,6 +73,7 @@ async function send(method, path, { params, body }) {
     });
   }
   if (!response.ok) throw await failure(response);
+  heard?.(response.headers);
   return response.json();
 }
 

@@ -1,9 +1,10 @@
 // Every action that changes something asks first, in a dialog that says exactly what will happen.
 
 import { h, patch } from "./dom.js";
+import { bytes, count } from "./format.js";
 import { errorBox, notify } from "./widgets.js";
 
-/** Asks, and on "yes" does `work(values)` with the dialog still open, so that what it came to is seen where it was asked
+/** Asks, and on "yes" does `work(values, tell)` with the dialog still open, so that what it came to is seen where it was asked
  * for. `effects` are sentences; `fields` are made by `field(…)` around controls with a name. Resolves to what `work`
  * returned, or null where the person thought better of it. */
 export function ask({ title, effects, fields = [], yes, danger = false, done, work }) {
@@ -16,9 +17,14 @@ export function ask({ title, effects, fields = [], yes, danger = false, done, wo
       event.preventDefault();
       const values = Object.fromEntries(new FormData(form));
       go.disabled = true;
-      patch(problem, h("p", { role: "status", class: "waiting" }, "Asked; waiting until it is done …"));
+      const say = (text) => patch(problem, h("p", { role: "status", class: "waiting" }, text));
+      const tell = ({ what, done: far, total, unit }) => {
+        const write = unit === "bytes" ? bytes : (value) => `${count(value)} ${unit}`;
+        say(`${what}: ${write(far)} of ${total ? write(total) : "?"} …`);
+      };
+      say("Asked; waiting until it is done …");
       try {
-        answer = (await work(values)) ?? {};
+        answer = (await work(values, tell)) ?? {};
         dialog.close();
         if (done) notify(done(answer));
       } catch (failure) {

@@ -6,7 +6,7 @@ import { own } from "./api.js";
 const EVENTS = [
   "started", "recovered", "log_restored", "opened", "precommitted", "decided", "committed", "completed", "checkpoint",
   "checkpoint_failed", "skipped", "logged", "drained", "drain_waiting", "callback_failed", "throttled", "flowing",
-  "aborted", "failed", "restarting", "global_checkpoint", "savepoint", "restored", "stopped", "supervisor",
+  "aborted", "failed", "restarting", "global_checkpoint", "savepoint", "restoring", "restored", "stopped", "supervisor",
 ];
 const NEWEST = 50;
 const LEAST_MS = 1000;

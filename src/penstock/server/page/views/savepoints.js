@@ -57,7 +57,7 @@ function take(context) {
     effects: ["Every query is held between two epochs while its files are copied, then goes on.", "Nothing is deleted; the savepoint is yours."],
     fields: [folder(), kind()],
     yes: "Take it",
-    work: (values) => carryOut(`${context.jobPath}/savepoints`, `${context.jobPath}/savepoints`, { ...target("target-directory", values.folder), "cancel-job": false, formatType: values.kind }),
+    work: (values, tell) => carryOut(`${context.jobPath}/savepoints`, `${context.jobPath}/savepoints`, { ...target("target-directory", values.folder), "cancel-job": false, formatType: values.kind }, tell),
     done: (answer) => `The savepoint is at ${answer.location}`,
   }).then(context.read);
 }
@@ -69,7 +69,7 @@ function stop(context) {
     fields: [folder(), kind(), h("label", { class: "pick" }, h("input", { type: "checkbox", name: "drain" }), "Drain")],
     yes: "Stop the job",
     danger: true,
-    work: (values) => carryOut(`${context.jobPath}/stop`, `${context.jobPath}/savepoints`, { ...target("targetDirectory", values.folder), drain: values.drain === "on", formatType: values.kind }),
+    work: (values, tell) => carryOut(`${context.jobPath}/stop`, `${context.jobPath}/savepoints`, { ...target("targetDirectory", values.folder), drain: values.drain === "on", formatType: values.kind }, tell),
     done: (answer) => `Stopped. The savepoint is at ${answer.location}`,
   }).then(context.read);
 }
