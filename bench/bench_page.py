@@ -82,7 +82,7 @@ def measure(browser: Browser, url: str, pid: int, opens: int, seconds: float) ->
     cookies, root = first.storage_state(), page.url.partition("#")[0]
     first.close()
     opened: dict[str, float] = {}
-    parts = {"overview": ".chart path.line", "checkpoints/history": "tbody tr:nth-child(50) .phases"}
+    parts = {"overview": ".chart > svg path.line", "checkpoints/history": "tbody tr:nth-child(50) .phases"}
     for part, drawn in parts.items():
         times = []
         for _ in range(opens):

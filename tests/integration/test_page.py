@@ -27,6 +27,11 @@ PHONE = 390
 SERIOUS = {"serious", "critical"}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quickly() -> None:
+    """Nothing is made ready for Spark, which is not started here."""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     try:
@@ -157,7 +162,7 @@ def test_ten_thousand_epochs_are_turned_page_by_page(visit: Visit) -> None:
     visitor.button("Newer").click()
     expect(page.locator(".opener").first).to_have_text("10000")
     page.goto(visitor.address + f"#/runs/{visitor.living.id}/overview")
-    expect(page.locator(".chart path.line").first).to_be_visible()
+    expect(page.locator(".chart > svg path.line").first).to_be_visible()
 
 
 def test_what_happens_is_seen_at_most_once_a_second_and_not_while_hidden(visit: Visit) -> None:

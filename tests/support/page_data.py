@@ -41,6 +41,9 @@ class Run:
     queries: tuple[str, ...] = ("alerts",)
     now: int = 0
 
+    def __post_init__(self) -> None:
+        self._first = (self.end or self.now) - self.epochs * INTERVAL_MS  # when the first epoch was opened
+
     @property
     def live(self) -> bool:
         return self.end is None
@@ -144,8 +147,7 @@ class Run:
         }
 
     def _opened(self, number: int) -> float:
-        last = self.end if self.end is not None else self.now
-        return last - (self.epochs - number + 1) * INTERVAL_MS
+        return self._first + (number - 1) * INTERVAL_MS
 
     def _query(self, uid: str) -> Json:
         partitions = [
@@ -206,6 +208,7 @@ def typical_runs(now: int, epochs: int = 120) -> list[Run]:
         "payments",
         now - 3 * hour,
         epochs=epochs,
+        now=now,
         restarts=1,
         savepoint="/savepoints/savepoint-payments-3f2a9c41d07e",
         transactions=[

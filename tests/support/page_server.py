@@ -147,7 +147,7 @@ class PageWorld:
             raise HTTPException(401, "The token is wrong, or the code was used before.")
 
     def _start(self, request: Request, body: Json) -> Json:
-        run = Run(f"{len(self.runs):032x}", body["fork"] or "payments", now_ms(), epochs=1)
+        run = Run(f"{len(self.runs):032x}", body["fork"] or "payments", now_ms(), epochs=1, now=now_ms())
         self.runs[run.id] = run
         return {"id": run.id}
 
