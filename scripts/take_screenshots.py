@@ -53,7 +53,7 @@ def take(browser: Browser, address: str, run: Run, colours: str, size: dict[str,
         reduced_motion="reduce",
     )
     page = context.new_page()
-    page.clock.set_fixed_time(NOON)
+    page.clock.set_fixed_time(NOON / 1000)
     page.goto(address)
     page.locator("#tab-panel table, #tab-panel .chart").first.wait_for()
     if "history" in address:

@@ -254,7 +254,7 @@ def test_a_transaction_can_only_end_as_the_ledger_says(visit: Visit) -> None:
     visitor = visit()
     page = visitor.open(visitor.failed, "transactions")
     decided, undecided = visitor.failed.transactions[1]["id"], visitor.failed.transactions[2]["id"]
-    expect(page.locator("p.weakest").last).to_contain_text("hold back readers with read_committed")
+    expect(page.locator("p.weakest").last).to_contain_text("Readers with read_committed are held back by 1")
     for name in ("Commit", "Abort", "Resolve"):
         expect(visitor.button(name)).to_be_disabled()
     page.get_by_label(decided).check()

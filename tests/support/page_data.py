@@ -42,6 +42,7 @@ class Run:
     now: int = 0
 
     def __post_init__(self) -> None:
+        self._made: dict[tuple[str, int], Json] = {}
         self._first = (self.end or self.now) - self.epochs * INTERVAL_MS  # when the first epoch was opened
 
     @property
@@ -74,6 +75,11 @@ class Run:
         }
 
     def epoch(self, query: str, number: int) -> Json:
+        if (query, number) not in self._made:
+            self._made[query, number] = self._make(query, number)
+        return self._made[query, number]
+
+    def _make(self, query: str, number: int) -> Json:
         chance = random.Random(number)
         phases = {
             "read_ms": 180 + chance.random() * 120,

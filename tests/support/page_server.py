@@ -196,7 +196,7 @@ class PageWorld:
                     for number, event in enumerate(self._events[sent:], sent + 1):
                         yield f"id: {number}\nevent: {event['event']}\ndata: {json.dumps(event)}\n\n"
                         sent = number
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.1)
             finally:
                 self.streams -= 1
 

@@ -9,13 +9,19 @@ import { badge, button, card, clockOrDay, meter, PHASES, since, table, time } fr
 
 const PARTITIONS = 50;
 const EVENTS = 8;
+const SERIES_MS = 5000;
 
 export const overview = {
   name: "overview",
   title: "Overview",
 
-  async load({ path, query }) {
-    return (await get(`${path}/series`, { query })).series;
+  async load({ path, query, memory }) {
+    // The whole history stands in it: not with every epoch, which moves a line by a pixel at most.
+    const { read } = memory;
+    if (!read || read.query !== query || performance.now() - read.at > SERIES_MS) {
+      memory.read = { query, at: performance.now(), series: (await get(`${path}/series`, { query })).series };
+    }
+    return memory.read.series;
   },
 
   draw(context, series) {

@@ -25,7 +25,7 @@ export const transactions = {
     const sorted = all.toSorted((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || (b.age_seconds ?? 0) - (a.age_seconds ?? 0));
     const holding = all.filter((one) => one.holds_back);
     return [
-      holding.length ? h("p", { class: "weakest", role: "status" }, `${holding.length} hold back readers with read_committed: ${holding.slice(0, 3).map(({ id }) => id).join(", ")}${holding.length > 3 ? " …" : ""}`) : null,
+      holding.length ? h("p", { class: "weakest", role: "status" }, `Readers with read_committed are held back by ${holding.length}: ${holding.slice(0, 3).map(({ id }) => id).join(", ")}${holding.length > 3 ? " …" : ""}`) : null,
       drawTable(context, sorted, chosen),
       all.length ? drawActions(context, all.filter(({ id }) => chosen.has(id))) : null,
       unseen.length ? h("p", { class: "hint" }, `Not seen: ${unseen.map(notSeen).join("; ")}.`) : null,
@@ -54,7 +54,7 @@ function drawTable(context, rows, chosen) {
     ["Epoch", (one) => plain(one.epoch), "number"],
     ["State", (one) => badge(one.state)],
     ["Ledger", (one) => badge(one.decision)],
-    ["Age of timeout", (one) => age(one)],
+    ["Age beside timeout", (one) => age(one)],
     ["Readers", (one) => (one.holds_back ? badge("holds back", "bad") : "pass")],
   ];
   return table("Transactions of the sinks", columns, rows, { key: (one) => `${one.query} ${one.sink} ${one.id}`, empty: "No sink has a transaction open, and none is in doubt." });
