@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -72,7 +72,7 @@ def main() -> None:
     given.results.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n")
 
 
-def measure(browser: Browser, url: str, pid: int, opens: int, seconds: float) -> dict[str, dict[str, float] | float]:
+def measure(browser: Browser, url: str, pid: int, opens: int, seconds: float) -> dict[str, Any]:
     """Each open is in a context of its own: nothing is there from before but the cookie that the code has bought."""
     idle = share(pid, seconds / 3)
     first = browser.new_context()
