@@ -22,7 +22,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench soak docs diagrams clean
+.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ bench-state: setup ## Ten million keys into other partitions and another backend
 bench-sinks: setup ## A million rows into databases, files and tables, beside Spark's own writers
 	$(BIN)/python bench/bench_sinks.py
 
+bench-page: setup ## The page over 10,000 epochs in Chromium: how long it opens, what it costs the server
+	$(BIN)/python bench/bench_page.py
+
 bench: setup ## All benchmarks
 	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
@@ -124,6 +127,9 @@ diagrams: $(VENV)/.ready ## Draw the diagrams of the pages whose source has chan
 	  $(BIN)/uv export --quiet --frozen --only-group diagrams --no-emit-project --output-file $(VENV)/diagrams.txt; \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/diagrams.txt; }
 	$(BIN)/python scripts/draw_diagrams.py
+
+screenshots: setup ## Take the pictures of the page into docs/assets; needs Chromium
+	$(BIN)/python -m scripts.take_screenshots
 
 clean: ## Remove what was built here; the user's cache stays
 	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse
