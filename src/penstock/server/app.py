@@ -27,6 +27,7 @@ from penstock.process.registration import Registration
 from penstock.process.registry import ID, now_ms
 from penstock.server import requests
 from penstock.server.lifecycle import Lifecycle, Steerable
+from penstock.server.metrics import Metrics, endpoint
 from penstock.server.operations import Operations, as_penstock_error
 from penstock.server.requests import Asgi, KnownNames
 
@@ -49,6 +50,7 @@ class Controls:
     token: str
     open_reads: bool = False
     names: tuple[str, ...] = ()
+    metrics: Metrics | None = None
 
 
 def application(controls: Controls) -> Asgi:
@@ -56,6 +58,7 @@ def application(controls: Controls) -> Asgi:
     paths = _Paths(controls)
     job = "/jobs/{job}"
     routes = [
+        ("GET", "/metrics", endpoint(controls.metrics)),
         ("GET", "/jobs", paths.ids),
         ("GET", "/jobs/overview", paths.overview),
         ("GET", job, paths.detail),

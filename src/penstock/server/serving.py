@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.process import registration as registrations
 from penstock.process.registration import Registration
+from penstock.server import traces
 from penstock.server.lifecycle import Lifecycle, Steerable
+from penstock.server.metrics import Metrics
 from penstock.server.operations import Operations
 
 if TYPE_CHECKING:
@@ -52,8 +54,11 @@ def serving(job: Steerable, settings: Settings, events: Events) -> Iterator[Serv
     mine = registrations.register_driver(job.name, settings.checkpoints.storage)
     lifecycle = Lifecycle(job, mine)
     operations = Operations()
+    metrics = Metrics(mine, lifecycle)
     events.listen(lifecycle.on_event)
-    server = _Server.start(job, settings.rest, mine, lifecycle, operations) if settings.rest.enabled else None
+    events.listen(metrics.on_event)
+    end_traces = traces.follow(job.name, mine.entry.id, events)
+    server = _Server.start(job, settings.rest, mine, lifecycle, operations, metrics) if settings.rest.enabled else None
     if server is not None:
         mine.entry = replace(mine.entry, address=server.address, token=server.token)
     mine.write()
@@ -69,6 +74,7 @@ def serving(job: Steerable, settings: Settings, events: Events) -> Iterator[Serv
     finally:
         if server is not None:
             server.end()
+        end_traces()
         mine.update(address=None, token=None)
 
 
@@ -85,7 +91,13 @@ class _Server:
 
     @classmethod
     def start(
-        cls, job: Steerable, rest: Rest, mine: Registration, lifecycle: Lifecycle, operations: Operations
+        cls,
+        job: Steerable,
+        rest: Rest,
+        mine: Registration,
+        lifecycle: Lifecycle,
+        operations: Operations,
+        metrics: Metrics | None = None,
     ) -> _Server | None:
         try:
             listener = _listen(rest)
@@ -98,7 +110,7 @@ class _Server:
         server = cls(listener, f"[{named}]:{port}" if ":" in named else f"{named}:{port}", token)
         names = (host, rest.bind_address, rest.address or "", socket.gethostname(), *(rest.hosts or ()))
         open_reads = rest.open_reads and ipaddress.ip_address(host).is_loopback
-        controls = (job, mine, lifecycle, operations, token, open_reads, names)
+        controls = (job, mine, lifecycle, operations, token, open_reads, names, metrics)
         server._thread = threading.Thread(target=server._run, args=controls, name="penstock-control", daemon=True)
         server._thread.start()
         return server
