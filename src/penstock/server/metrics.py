@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from penstock import __version__
 from penstock.process.registry import State
@@ -20,6 +20,7 @@ from penstock.server.phases import EpochTimes, Phases
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -117,7 +118,7 @@ class Metrics:
         self._phases = Phases(self._observe)
         self._rows: dict[str, int] = {}  # of the epoch under way
         self._writers: dict[str, int] = {}
-        self._given_up: set[tuple[str, int]] = set()  # counted as failed; the epoch's own end comes after it
+        self._given_up: dict[str, int] = {}  # epochs counted as failed whose own end comes after it
 
     # Fed by events
 
@@ -165,17 +166,19 @@ class Metrics:
         self._set("penstock_last_completed_timestamp_seconds", event["time"], query)
         self._set("penstock_epoch_opened_timestamp_seconds", 0, query)
         self._end_transactions(query)
-        self._given_up.clear()
+        self._given_up.pop(query, None)
 
     def _checkpoint_failed(self, query: str, event: Mapping[str, Any]) -> None:
         self._add("penstock_epochs_failed_total", 1, query)
         if not event.get("tolerated"):
-            self._given_up.add((query, event["epoch"]))
+            self._given_up[query] = event["epoch"]
 
     def _failed(self, query: str, event: Mapping[str, Any]) -> None:
         self._set("penstock_epoch_opened_timestamp_seconds", 0, query)
-        told = (query, event.get("epoch")) in self._given_up
-        if not told and not str(event.get("error")).startswith("JobStopped"):  # a stop is no failure
+        told = self._given_up.pop(query, None)
+        if (told is None or told != event.get("epoch")) and not str(event.get("error")).startswith(
+            "JobStopped"
+        ):  # a stop is no failure
             self._add("penstock_epochs_failed_total", 1, query)
 
     def _skipped(self, query: str, event: Mapping[str, Any]) -> None:
@@ -251,7 +254,7 @@ class Metrics:
         from prometheus_client.exposition import choose_encoder
 
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
+        registry.register(cast("Collector", self))
         encode, content_type = choose_encoder(accept)
         return encode(registry), content_type
 
