@@ -175,10 +175,9 @@ class Metrics:
 
     def _failed(self, query: str, event: Mapping[str, Any]) -> None:
         self._set("penstock_epoch_opened_timestamp_seconds", 0, query)
-        told = self._given_up.pop(query, None)
-        if (told is None or told != event.get("epoch")) and not str(event.get("error")).startswith(
-            "JobStopped"
-        ):  # a stop is no failure
+        is_counted = self._given_up.pop(query, None) == event.get("epoch")
+        is_stop = str(event.get("error")).startswith("JobStopped")  # which is no failure
+        if not is_counted and not is_stop:
             self._add("penstock_epochs_failed_total", 1, query)
 
     def _skipped(self, query: str, event: Mapping[str, Any]) -> None:
