@@ -65,6 +65,7 @@ FAMILIES: Mapping[str, Family] = {
     "penstock_source_lag_rows": Family(
         "gauge", "Rows that a source partition is ahead of the query.", ("query", "source", "partition")
     ),
+    "penstock_watermark_timestamp_seconds": Family("gauge", "The query's watermark."),
     "penstock_alignment_wait_seconds": Family("gauge", "How long the first partition waited for the slowest."),
     "penstock_alignment_skew_ratio": Family("gauge", "How many times the median the slowest partition took."),
     "penstock_transactions_open": Family("gauge", "Writers that are prepared and not ended, in the epoch under way."),
@@ -87,6 +88,7 @@ _FROM_ZERO = (
 )  # fmt: skip
 
 Labels = tuple[str, ...]
+Positions = Callable[[], Mapping[str, Mapping[str, Any]]]
 
 
 @dataclass
@@ -108,10 +110,13 @@ class _Histogram:
 
 
 class Metrics:
-    """One run's numbers. Also a collector, as `prometheus-client` has them: a registry of its own for each scrape."""
+    """One run's numbers. Also a collector, as `prometheus-client` has them: a registry of its own for each scrape.
 
-    def __init__(self, registration: Registration, lifecycle: Lifecycle) -> None:
-        self._registration, self._lifecycle = registration, lifecycle
+    `positions` tells, by query, the `watermark` in milliseconds and the `sources`, by uid, each with its partitions and
+    their `lag`. It may take seconds. Without it, what the job's status says of that counts."""
+
+    def __init__(self, registration: Registration, lifecycle: Lifecycle, positions: Positions | None = None) -> None:
+        self._registration, self._lifecycle, self._positions = registration, lifecycle, positions
         self._lock = threading.Lock()
         self._values: dict[str, dict[Labels, float]] = {name: {} for name in FAMILIES}
         self._histograms: dict[str, dict[Labels, _Histogram]] = {name: {} for name in FAMILIES}
@@ -290,18 +295,30 @@ class Metrics:
         status = self._lifecycle.status()
         entry = self._registration.entry
         lags: dict[Labels, float] = {}
-        for query, facts in status.get("queries", {}).items():
-            for source in facts.get("sources") or ():
-                for partition in source.get("partitions") or ():
+        watermarks: dict[Labels, float] = {}
+        for query, facts in self._look(status).items():
+            if facts.get("watermark") is not None:
+                watermarks[query,] = facts["watermark"] / 1000
+            for source, partitions in (facts.get("sources") or {}).items():
+                for partition in partitions:
                     if partition.get("lag") is not None:
-                        lags[query, str(source["uid"]), str(partition["partition"])] = float(partition["lag"])
+                        lags[query, str(source), str(partition["partition"])] = float(partition["lag"])
         return {
             "penstock_build_info": {(__version__, _pyspark(), platform.python_version()): 1.0},
             "penstock_job_start_timestamp_seconds": {(): entry.start / 1000},
             "penstock_job_state": {(str(state.value),): float(state is entry.state) for state in State},
             "penstock_restarts_total": {(): float(entry.restarts)},
             "penstock_source_lag_rows": lags,
+            "penstock_watermark_timestamp_seconds": watermarks,
         }
+
+    def _look(self, status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        if self._positions is None:
+            return cast("Mapping[str, Mapping[str, Any]]", status.get("queries", {}))
+        try:
+            return self._positions()
+        except Exception:  # the job is on its way in or out; the other numbers count all the same
+            return {}
 
 
 def _pyspark() -> str:

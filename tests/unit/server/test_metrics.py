@@ -42,6 +42,7 @@ NAMES = {
     "penstock_rows_total": ("counter", ("query",)),
     "penstock_rows_skipped_total": ("counter", ("query",)),
     "penstock_source_lag_rows": ("gauge", ("query", "source", "partition")),
+    "penstock_watermark_timestamp_seconds": ("gauge", ("query",)),
     "penstock_alignment_wait_seconds": ("gauge", ("query",)),
     "penstock_alignment_skew_ratio": ("gauge", ("query",)),
     "penstock_transactions_open": ("gauge", ("query",)),
@@ -280,13 +281,25 @@ def test_state_and_alignment(run: Run) -> None:
     assert run["penstock_state_bytes"] == 4096  # not known anew
 
 
-def test_lag_where_the_job_knows_it(run: Run) -> None:
+def test_lag_and_watermark_where_the_job_knows_them(run: Run) -> None:
     assert run["penstock_source_lag_rows"] is None
     partitions = [{"partition": 'orders-"0"\n', "lag": 12}, {"partition": "orders-1", "lag": None}]
-    run.status = {"queries": {"out": {"epoch": 1, "sources": [{"uid": "orders", "partitions": partitions}]}}}
+    run.status = {"queries": {"out": {"epoch": 1, "watermark": 1_500, "sources": {"orders": partitions}}}}
     labels = {"query": "out", "source": "orders", "partition": 'orders-"0"\n'}
-    assert run.of("penstock_source_lag_rows", **labels) == 12
-    assert run["penstock_source_lag_rows"] == 12
+    assert run.of("penstock_source_lag_rows", **labels) == run["penstock_source_lag_rows"] == 12
+    assert run["penstock_watermark_timestamp_seconds"] == 1.5
+
+
+def test_positions_that_are_asked_for_count_more_than_the_status(run: Run) -> None:
+    asked: list[dict[str, Any]] = [{"out": {"sources": {"orders": [{"partition": 0, "lag": 3}]}}}]
+    registration: Any = SimpleNamespace(entry=run.entry)
+    lifecycle: Any = SimpleNamespace(status=lambda: {"queries": {"out": {"watermark": 1}}})
+    run.metrics = Metrics(registration, lifecycle, lambda: asked.pop())
+    found = run.samples()
+    lag = ((JOB_LABEL, "payments"), ("partition", "0"), ("query", "out"), ("source", "orders"))
+    assert found["penstock_source_lag_rows", lag] == 3
+    assert run["penstock_source_lag_rows"] is None  # they cannot be told now, which hides nothing else
+    assert run["penstock_build_info"] == 1
 
 
 def test_the_job_and_its_versions(run: Run) -> None:
