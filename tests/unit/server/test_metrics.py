@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.events import Events
 from penstock.process.registry import State
-from penstock.server.metrics import BUCKETS, FAMILIES, JOB_LABEL, Metrics
+from penstock.server.metric_families import BUCKETS, FAMILIES, JOB_LABEL
+from penstock.server.metrics import Metrics
 from tests.support.steered import Served, Steered, served
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
