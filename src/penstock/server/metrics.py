@@ -231,7 +231,7 @@ class Metrics:
                     kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
                     found = kind(name, family.help, labels=labels)
                     for values, value in (asked.get(name) or self._values[name]).items():
-                        found.add_metric(self._labels(values), value)  # type: ignore[attr-defined]
+                        found.add_metric(self._labels(values), value)
                 if found.samples:
                     yield found
 
