@@ -154,6 +154,11 @@ class CheckpointRecord:
         return sum(one.rows for one in self.sinks)
 
     @property
+    def read_ms(self) -> float | None:
+        """From the barrier until the last source partition was read up to it; None where it was not measured."""
+        return max((one.reached_ms for one in self.alignment.partitions), default=None) if self.alignment else None
+
+    @property
     def state_bytes(self) -> int | None:
         """Over all operators; None where it is not known of one of them, or of none."""
         if not self.state or any(one.state_bytes is None for one in self.state):
@@ -172,6 +177,7 @@ class CheckpointRecord:
             "why": self.why,
             "rows": self.rows,
             "total_ms": self.total_ms,
+            "read_ms": self.read_ms,
             "precommit_ms": self.precommit_ms,
             "commit_ms": self.commit_ms,
             "inflight_bytes": self.inflight_bytes,

@@ -19,6 +19,7 @@ import typer
 from penstock.cli import program
 from penstock.cli.output import Output
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
+from penstock.config.log import FORMAT, LogFormat
 from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
 from penstock.errors import ControlError, PenstockError, from_json
 from penstock.process.registration import ID_VARIABLE
@@ -88,6 +89,9 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True, help="The configuration file."),
     ] = None,
+    log_format: Annotated[
+        LogFormat | None, typer.Option("--log-format", help="The job's log as text, or a JSON object in each line.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With -d: JSON instead of a table.")] = False,
 ) -> None:
     """Run a job written in Python.
@@ -101,6 +105,7 @@ def run(
         "parallelism.default": None if parallelism is None else str(parallelism),
         FORK_NAME: fork,
         FORK_SUFFIX: suffix,
+        FORMAT: None if log_format is None else log_format.value,
     }
     _set_environment(options or [], config, {key: value for key, value in short.items() if value is not None})
     if detached and not supervise:
@@ -164,6 +169,8 @@ def _strategy() -> RestartStrategy:
 
 def _log_to_stderr() -> None:
     """The supervisor's lines go to stderr, among the job's own."""
+    if program.set_up_log():
+        return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     log = logging.getLogger("penstock.supervisor")

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.config.checkpoints import Checkpoints, contradiction_error, find_contradiction
 from penstock.config.levels import CODE, DEFAULT, OPTIONS, Level, Value, read_code, read_texts
 from penstock.config.load import from_file, from_options
+from penstock.config.log import Log
 from penstock.config.option import Option, Part
 from penstock.config.recovery import Recovery
 from penstock.config.registry import BY_NAME
@@ -41,6 +42,7 @@ class Settings:
     restart: RestartStrategy
     recovery: Recovery
     rest: Rest
+    log: Log
     spark: Mapping[str, str]  # from `-D` and the code: wins over whatever else Spark was told
     spark_file: Mapping[str, str]  # from the file: gives way to spark-submit
     spark_origin: Mapping[str, str]
@@ -101,6 +103,7 @@ def resolve(
         restart=_restart(values, restart),
         recovery=_recovery(values),
         rest=Rest(**{name: setting.value for name, setting in _of(values, "rest").items()}),
+        log=Log(**{name: setting.value for name, setting in _of(values, "log").items()}),
         spark=spark,
         spark_file=spark_file,
         spark_origin=origin,

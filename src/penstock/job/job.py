@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Checkpoints, Retention, StateBackend
 from penstock.config.checkpoints import give_memory_a_folder
+from penstock.config.log import LogFormat
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.config.settings import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted
@@ -25,6 +26,7 @@ from penstock.job.query import QueryRunner
 from penstock.job.restore_point import RestorePoint
 from penstock.job.retention import JobFolder, retain_batches
 from penstock.job.steering import Steering
+from penstock.logs import log_as_json
 from penstock.naming import check_name
 from penstock.process import lifeline
 from penstock.process.error_class import classify
@@ -69,6 +71,8 @@ class Job:
     ) -> None:
         self.settings = resolve(checkpoints, state_backend, restart, conf)
         self.name = check_name(self.settings.recovery.fork_name or name, "job")
+        if self.settings.log.format is LogFormat.JSON:
+            log_as_json(job=self.name)
         self.checkpoints = give_memory_a_folder(self.settings.checkpoints)
         self._restart = self.settings.restart
         self._spark = spark

@@ -17,6 +17,7 @@ from penstock.epoch.plan import Progress, QueryPlan
 from penstock.epoch.task import fault_in
 from penstock.errors import JobStopped, PreCommitFailed, SavepointError
 from penstock.job.assembly import coordinator_for
+from penstock.logs import bound
 from penstock.savepoints.take import HeldQuery
 from penstock.spark import query as spark_query
 from penstock.spark.observer import Observer
@@ -230,7 +231,8 @@ class QueryRunner:
 
     def _run(self) -> None:
         try:
-            self._run_once()
+            with bound(job=self._job, query=self.plan.uid):
+                self._run_once()
             self.done = not self._stopping.is_set()
         except BaseException as error:
             self.error, self.failed_at = error, time.monotonic()

@@ -12,6 +12,7 @@ from penstock.server.app import Application
 from penstock.server.collector import Collector
 from penstock.server.commands import CommandPaths, add_commands
 from penstock.server.lifecycle import Lifecycle, Steerable
+from penstock.server.metrics import Metrics, endpoint
 from penstock.server.operations import Operations
 from penstock.server.routes import Table
 from penstock.server.runs import Insight, OneRun, Run
@@ -34,6 +35,7 @@ class Controls:
     open_reads: bool = False
     secure: bool = False
     names: Sequence[str] = field(default=())
+    metrics: Metrics | None = None
 
     def run(self) -> Run:
         """As it is now. Asking the job brings its state up to date."""
@@ -55,12 +57,19 @@ def job_application(controls: Controls) -> Application:
     runs = OneRun(controls.run)
     app = Application(runs, access, controls.names)
     steering = SteeringPaths(Steered(controls.job, controls.lifecycle, controls.operations))
-    add_job_paths(app.table, steering, controls.operations, CommandPaths(runs))
+    add_job_paths(app.table, steering, controls.operations, CommandPaths(runs), controls.metrics)
     return app
 
 
-def add_job_paths(table: Table, steering: SteeringPaths, operations: Operations, commands: CommandPaths) -> None:
+def add_job_paths(
+    table: Table,
+    steering: SteeringPaths,
+    operations: Operations,
+    commands: CommandPaths,
+    metrics: Metrics | None = None,
+) -> None:
     """What every server has: whether a run is living or past shows in what they answer."""
     add_steering(table, steering)
     add_disposal(table, DisposalPaths(operations))
     add_commands(table, commands)
+    table.add("GET", "/metrics", endpoint(metrics), "Metrics for Prometheus", flink=True, media="text/plain")

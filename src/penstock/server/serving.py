@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.process import registration as registrations
 from penstock.process.registry import Registry
 from penstock.secrets import masked
-from penstock.server import history
+from penstock.server import history, traces
 from penstock.server.collector import Collector
 from penstock.server.history import HistoryWriter
 from penstock.server.lifecycle import Lifecycle, Steerable
+from penstock.server.metrics import Metrics
 from penstock.server.operations import Operations
 from penstock.storage.storage import local_path
 
@@ -64,10 +65,12 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
     collector = Collector()
     describe = _Description(job.name, settings, insight)
     writer = _keep_history(mine.entry.id, collector, describe)
-    for listener in (lifecycle, collector, writer):
+    metrics = Metrics(mine, lifecycle, insight.positions if insight is not None else None)
+    for listener in (lifecycle, collector, writer, metrics):
         events.listen(listener.on_event)
     facts = {"job": job, "registration": mine, "lifecycle": lifecycle, "operations": operations}
-    facts |= {"collector": collector, "describe": describe, "insight": insight}
+    facts |= {"collector": collector, "describe": describe, "insight": insight, "metrics": metrics}
+    end_traces = traces.follow(job.name, mine.entry.id, events)
     server = _Server.start(settings.rest, facts) if settings.rest.enabled else None
     if server is not None:
         mine.entry = replace(
@@ -87,6 +90,7 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
         collector.close(_STREAMS_SECONDS if server is not None else 0.0)
         if server is not None:
             server.end()
+        end_traces()
         mine.update(address=None, token=None, certificate=None)
         writer.close()
 

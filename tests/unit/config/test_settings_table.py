@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config import Checkpoints, StateBackend
+from penstock.config.log import Log
 from penstock.config.option import Option
 from penstock.config.recovery import Recovery
 from penstock.config.registry import BY_KEY, OPTIONS
@@ -67,6 +68,8 @@ def test_the_default_in_the_table_is_the_default_in_python(option: Option) -> No
             assert written == getattr(Recovery(), name)
         case "rest":
             assert written == getattr(Rest(), name)
+        case "log":
+            assert written == getattr(Log(), name)
         case "state" if name != "kind":
             assert inspect.signature(StateBackend.rocksdb).parameters[name].default is None
 
