@@ -13,9 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-_LEAST_SECONDS = (
-    0.1  # between two steps that are told: many small files must not be slowed down by it
-)
+_LEAST_SECONDS = 0.1  # between two steps that are told: many small files must not be slowed down by it
 _NOT_YET = 2.0  # seconds; an estimate made earlier is a guess
 
 

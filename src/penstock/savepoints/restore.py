@@ -84,9 +84,8 @@ class Restorer:
         for uid, mapping in mapped.queries.items():
             target = self._folder.at(f"{uid}/{history}")
             self._build(restorable, uid, mapping, target)
-            target.sync_all(
-                self._progress
-            )  # before it counts: Spark has synced neither the state that was linked nor what it wrote
+            # Before it counts: Spark has synced neither the state that was linked nor what it wrote.
+            target.sync_all(self._progress)
         made = self._histories.record(
             Restored(
                 id=restore_id,

@@ -225,7 +225,7 @@ class _Paths:
         if operation is None:
             raise HTTPException(404, f"There was no {kind} with the request id {asked}")
         if not operation.over.is_set():
-            # Beside the body and not in it: Flink's client takes a body with a field it does not know for an error.
+            # Beside the body and not in it: of Flink's clients the older refuse a body with a field they do not know.
             more = {PROGRESS_HEADER: operation.step.to_json()} if operation.step is not None else {}
             return JSONResponse({"status": {"id": "IN_PROGRESS"}, "operation": None}, headers=more)
         if operation.error is not None:
