@@ -100,38 +100,31 @@ class JobReader:
         except PenstockError as error:
             return JobFacts(entry, restarts=entry.restarts, note=plain_text(error.happened))
         queries = {
-            uid: QueryFacts(
-                uid, _whole(vertex.get("epoch")), _whole(vertex.get("generation")), error=_text(vertex, "error")
-            )
+            uid: _with_vertex_facts(QueryFacts(uid), vertex)
             for vertex in _objects(detail.get("vertices"))
             if (uid := _text(vertex, "id"))
         }
         restarts = max(entry.restarts, _whole(detail.get("restarts")) or 0)
-        exceptions = self._extend(client, entry, queries)
-        return JobFacts(entry, tuple(queries.values()), exceptions, restarts)
+        return self._extend(client, JobFacts(entry, restarts=restarts), queries)
 
-    def _extend(self, client: Client, entry: Entry, queries: dict[str, QueryFacts]) -> tuple[Mapping[str, Any], ...]:
-        """Put in what Penstock's own paths tell, and return the newest exceptions."""
-        run = f"/penstock/v1/runs/{entry.id}"
-        for query in _objects(self._ours(client, run).get("queries")):
-            uid = _text(query, "uid")
-            if uid:
-                queries[uid] = _with_run_facts(queries.get(uid, QueryFacts(uid)), query)
+    def _extend(self, client: Client, job: JobFacts, known: Mapping[str, QueryFacts]) -> JobFacts:
+        """With what Penstock's own paths tell. They know best which queries there are: Flink's vertices may be more."""
+        run = f"/penstock/v1/runs/{job.entry.id}"
+        told = _objects(self._ours(client, run).get("queries"))
+        named = [(uid, query) for query in told if (uid := _text(query, "uid"))]
+        queries = {uid: _with_run_facts(known.get(uid, QueryFacts(uid)), query) for uid, query in named} or known
         inflight: dict[str, int] = {}
         for sink in _objects(self._ours(client, f"{run}/inflight").get("sinks")):
             uid = _text(sink, "query") or ""
             inflight[uid] = inflight.get(uid, 0) + (_whole(sink.get("bytes")) or 0)
-        for uid, query in queries.items():
+        found = []
+        for query in queries.values():
             durations = self._newest_durations(client, run, query)
-            queries[uid] = replace(
-                query,
-                inflight_bytes=inflight.get(uid),
-                p50_ms=percentile(durations, 50),
-                p99_ms=percentile(durations, 99),
-            )
-        found = _objects(self._ours(client, f"{run}/exceptions").get("exceptions"))
-        newest = sorted(found, key=lambda exception: _number(exception.get("time")) or 0.0, reverse=True)
-        return tuple(newest[:_EXCEPTIONS])
+            middle, slow = percentile(durations, 50), percentile(durations, 99)
+            found.append(replace(query, inflight_bytes=inflight.get(query.uid), p50_ms=middle, p99_ms=slow))
+        exceptions = _objects(self._ours(client, f"{run}/exceptions").get("exceptions"))
+        newest = sorted(exceptions, key=lambda exception: _number(exception.get("time")) or 0.0, reverse=True)
+        return replace(job, queries=tuple(found), exceptions=tuple(newest[:_EXCEPTIONS]))
 
     def _newest_durations(self, client: Client, run: str, query: QueryFacts) -> list[float]:
         asked_at, durations = self._durations.get(query.uid, (None, []))
@@ -169,11 +162,17 @@ def sentences(entry: Entry) -> list[tuple[str, str]]:
     return [(heading, plain_text(str(error[key]))) for heading, key in headings if error.get(key)]
 
 
+def _with_vertex_facts(query: QueryFacts, told: Mapping[str, Any]) -> QueryFacts:
+    epoch, generation = _whole(told.get("epoch")), _whole(told.get("generation"))
+    return replace(query, epoch=epoch, generation=generation, error=_text(told, "error"))
+
+
 def _with_run_facts(query: QueryFacts, told: Mapping[str, Any]) -> QueryFacts:
-    since, epoch = _whole(told.get("phase_since")), _whole(told.get("epoch"))
+    since, epoch, generation = (_whole(told.get(key)) for key in ("phase_since", "epoch", "generation"))
     return replace(
         query,
         epoch=query.epoch if epoch is None else epoch,
+        generation=query.generation if generation is None else generation,
         phase=_text(told, "phase"),
         phase_ms=None if since is None else max(0, now_ms() - since),
         rows_per_second=_number(told.get("rows_per_second")),

@@ -102,10 +102,12 @@ def draw(view: View) -> RenderableType:
     job = view.job
     if job is not None:
         parts += [Text(), _details(job)]
-    footer = view.message or _KEYS
+    message = view.message
     if view.question is not None and job is not None:
-        footer = f"Take a savepoint of {plain_text(job.entry.name)}? y / n"
-    return Group(*parts, Text(), Text(footer, style="dim" if footer == _KEYS else "bold"))
+        message = f"Take a savepoint of {plain_text(job.entry.name)}? y / n"
+    if message:
+        parts += [Text(), Text(message, style="bold")]
+    return Group(*parts, Text(), Text(_KEYS, style="dim"))
 
 
 def _jobs(view: View) -> RenderableType:
