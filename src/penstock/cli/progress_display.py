@@ -67,6 +67,8 @@ class BarDisplay(Display):
             TextColumn("{task.fields[rest]}", markup=False),
             console=console,
             transient=True,
+            redirect_stdout=False,  # of a job that runs in this process, they are its own
+            redirect_stderr=False,
         )
         self._task = self._bar.add_task(text, total=None, amount="", rest="")
 

@@ -238,7 +238,8 @@ class Keyboard:
         try:
             yield self
         finally:
-            termios.tcsetattr(self._handle, termios.TCSADRAIN, before)
+            with contextlib.suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(self._handle, termios.TCSADRAIN, before)
 
     def read(self, seconds: float) -> list[str]:
         ready, _, _ = select.select([self._handle], [], [], seconds)
