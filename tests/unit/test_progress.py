@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from penstock.cli import progress_display
-from penstock.cli.output import Output
+from penstock.cli.output import Output, TableOutput
 from penstock.cli.progress_display import BarDisplay, Display, LineDisplay, show_restore, show_start, step_text
 from penstock.cli.text import number_text, plain_text, short_duration_text, size_text
 from penstock.errors import PreCommitFailed
@@ -75,7 +75,8 @@ def test_a_counter_tells_its_beginning_and_its_end() -> None:
 
 
 def test_throttled_passes_on_what_is_new_or_complete() -> None:
-    told, clock = [], Clock()
+    told: list[Step] = []
+    clock = Clock()
     tell = throttled(told.append, 1.0, clock)
     for done in range(4):
         tell(Step("copying", done, 4, "files"))
@@ -175,7 +176,8 @@ class Context:
 
 
 def test_spark_s_tasks_are_told_while_it_works_and_its_properties_put_back() -> None:
-    context, told = Context(Tracker()), []
+    told: list[Step] = []
+    context = Context(Tracker())
     with tell_tasks(SimpleNamespace(sparkContext=context), told.append, "writing state", 2):  # type: ignore[arg-type]
         assert context.properties["spark.jobGroup.id"].startswith("penstock-")
         until(lambda: bool(told), "a step")
@@ -184,7 +186,8 @@ def test_spark_s_tasks_are_told_while_it_works_and_its_properties_put_back() -> 
 
 
 def test_a_tracker_that_fails_harms_nothing() -> None:
-    context, told = Context(SimpleNamespace()), []
+    told: list[Step] = []
+    context = Context(SimpleNamespace())
     with tell_tasks(SimpleNamespace(sparkContext=context), told.append, "writing state", 2):  # type: ignore[arg-type]
         until(
             lambda: not any(thread.name == "penstock-progress" for thread in threading.enumerate()), "the thread's end"
@@ -205,7 +208,8 @@ def test_a_poll_carries_it_beside_the_body() -> None:
     job.step = Step("checking", 31, 124, "bytes")
     job.gate.clear()
     with served(job) as running:
-        client, told = Client(str(running.serving.address), running.entry.token), []
+        told: list[Step] = []
+        client = Client(str(running.serving.address), running.entry.token)
         path = f"/jobs/{running.id}/savepoints"
 
         def tell(step: Step) -> None:
@@ -335,15 +339,9 @@ def test_a_restore_is_followed_through_the_registry(monkeypatch: pytest.MonkeyPa
     screen, file = console(terminal=False)
     monkeypatch.setattr(progress_display, "LINE_SECONDS", 0.0)
 
-    class Lines(Output):
-        def progress(self, text: str) -> Any:
-            from contextlib import nullcontext
-
-            return nullcontext(LineDisplay(text, screen))
-
-    Lines.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    monkeypatch.setattr(TableOutput, "_console", lambda _, *, stderr: screen)
     registry = Registry()
-    with show_restore(Lines(), ID):  # type: ignore[abstract]
+    with show_restore(Output.for_people(), ID):
         registry.put(Entry(ID, "payments", State.CREATED, progress=Step("copying", 1, 2, "files").to_dict()))
         until(lambda: "copying: 1 of 2 files" in file.getvalue(), "a line")
         registry.put(Entry(ID, "payments", State.RUNNING))
