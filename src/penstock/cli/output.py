@@ -93,7 +93,7 @@ class TableOutput(Output):
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+        table = Table(title=Text(title), title_justify="left", show_header=False, box=None, pad_edge=False)
         for key, value in fields.items():
             if value not in (None, ""):
                 table.add_row(Text(key.replace("_", " "), style="bold"), Text(_cell(value)))
@@ -103,7 +103,7 @@ class TableOutput(Output):
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
         for key in rows[0] if rows else ():
             table.add_column(key.replace("_", " "))
         for row in rows:

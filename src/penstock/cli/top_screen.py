@@ -136,7 +136,7 @@ def _details(job: JobFacts) -> RenderableType:
     if told:
         body = Text("\n\n").join(Text.assemble((f"{heading}\n", "bold"), sentence) for heading, sentence in told)
         name = plain_text(str((job.entry.error or {}).get("error") or "Error"))
-        parts.append(Panel(body, title=name, title_align="left", border_style="red"))
+        parts.append(Panel(body, title=Text(name), title_align="left", border_style="red"))
     elif job.exceptions:
         table = _table("Newest exceptions", ["time", "query", "error", "what happened"])
         for exception in job.exceptions:
@@ -158,7 +158,7 @@ def _exception(exception: Any) -> list[str]:
 
 
 def _table(title: str, columns: list[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold" if column == "what happened" else "ellipsis")
     return table

@@ -334,6 +334,7 @@ def test_what_strangers_write_cannot_leave_its_place() -> None:
     error = {"error": "X[b]", "happened": "\x1b[2J[red]boo\x07", "safe": "[/]", "to_do": ""}
     entry = Entry(ID, "\x1b]0;title\x07", State.FAILED, error=error)
     text = shown(View([JobFacts(entry)], ID))
+    assert "X[b]" in text
     assert "[2J[red]boo" in text
     assert "\x1b[2J" not in text
     assert "\x1b]0;" not in text
