@@ -24,7 +24,8 @@ from penstock.savepoints import savepoint
 from penstock.spark.java import find_java
 from penstock.storage.local import LocalTree
 
-FLINK = "apache-flink-libraries==2.2.0"
+VERSION = "2.2.0"
+PACKAGES = [f"apache-flink=={VERSION}", f"apache-flink-libraries=={VERSION}"]
 
 SCRIPT = """
 from penstock import Checkpoints, DataGenSource, FileSink, Job
@@ -46,11 +47,11 @@ Flink = Callable[..., str]
 @pytest.fixture(scope="module")
 def flink_home() -> Path:
     """Flink's distribution as its Python package brings it, without anything that it depends on."""
-    place = user_cache() / FLINK.replace("==", "-")
+    place = user_cache() / f"flink-{VERSION}"
     home = place / "pyflink"
     if not (home / "bin" / "flink").is_file():
         aside = place.with_name(f".{place.name}.{os.getpid()}")
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(aside), FLINK]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(aside), *PACKAGES]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1500)
         if done.returncode != 0:
             shutil.rmtree(aside, ignore_errors=True)

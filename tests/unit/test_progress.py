@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -267,7 +268,7 @@ def test_a_terminal_has_a_bar_with_amounts_and_times() -> None:
 
 def test_elsewhere_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(progress_display.time, "monotonic", clock)
+    monkeypatch.setattr(time, "monotonic", clock)
     screen, file = console(terminal=False)
     display = LineDisplay("Savepoint of [b]payments", screen)
     display._pace = Pace(clock)

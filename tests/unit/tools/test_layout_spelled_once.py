@@ -29,6 +29,8 @@ OTHERS = {
     ("server/app.py", "{}/checkpoints"): "an address of the REST interface",
     ("server/app.py", "{}/checkpoints/{request}"): "an address of the REST interface",
     ("cli/jobs.py", "/jobs/{}/checkpoints"): "an address of the REST interface",
+    ("cli/top_facts.py", "{}/epochs"): "an address of the REST interface",
+    ("cli/top_facts.py", "{}/inflight"): "an address of the REST interface",
 }
 
 
