@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ import typer
 
 from penstock.cli import program
 from penstock.cli.output import Output
+from penstock.cli.progress_display import show_restore, show_start
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
 from penstock.config.log import FORMAT, LogFormat
 from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
@@ -118,7 +120,10 @@ def _start(script: Path, arguments: list[str], *, detached: bool, supervise: boo
     if detached:
         _strategy()
         return _start_detached(script, arguments, as_json=as_json)
-    return _run_supervised(script, arguments) if supervise else program.run(script, arguments)
+    if supervise:
+        return _run_supervised(script, arguments)
+    with _shown_restore():
+        return program.run(script, arguments)
 
 
 def _run_supervised(script: Path, arguments: list[str]) -> int:
@@ -133,7 +138,15 @@ def _run_supervised(script: Path, arguments: list[str]) -> int:
     os.environ[ID_VARIABLE] = entry.id
     events = Events()
     events.listen(entry)
-    return Supervisor(command(script, arguments), strategy, events=events).run()
+    with _shown_restore(entry.id):
+        return Supervisor(command(script, arguments), strategy, events=events).run()
+
+
+def _shown_restore(id: str | None = None) -> AbstractContextManager[None]:
+    """Show how far the restore of the run `id` is, if it is to begin with one; None: of a run in this process."""
+    if not any(path in from_options().values for path in _PATHS):
+        return nullcontext()
+    return show_restore(Output.for_people(), id or os.environ.setdefault(ID_VARIABLE, uuid.uuid4().hex))
 
 
 def _set_environment(options: list[str], config: Path | None, short: Mapping[str, str] | None = None) -> None:
@@ -194,8 +207,8 @@ def _start_detached(script: Path, arguments: list[str], *, as_json: bool) -> int
             )
         )
         return 1
-    with output.working(f"Starting {script.name} …") as say:
-        entry = _wait_until_running(run, process, lambda now: say(f"Starting {now.name}: {now.state} …"))
+    with output.progress(f"Starting {script.name}") as display:
+        entry = _wait_until_running(run, process, lambda now: show_start(display, now))
     if entry is None or entry.state is State.FAILED:
         output.error(_start_error(entry, run))
         return process.wait() or 1

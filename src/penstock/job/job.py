@@ -32,6 +32,7 @@ from penstock.process import lifeline
 from penstock.process.error_class import classify
 from penstock.process.lifeline import stop_on_signals
 from penstock.process.restart import Restarts
+from penstock.progress import Progress, silent
 from penstock.server.serving import serving
 from penstock.sources.frame import as_source
 from penstock.spark import session as spark_session
@@ -263,20 +264,27 @@ class Job:
         lifeline.tell_stopping()
         self._wake.set()
 
-    def savepoint(self, directory: str | None = None, *, kind: str = "native") -> str:
+    def savepoint(self, directory: str | None = None, *, kind: str = "native", progress: Progress = silent) -> str:
         """Take a savepoint of the running job at an epoch boundary, without stopping it; the path of its folder below
         `directory`, or below `Checkpoints(savepoint_dir=…)`. `kind`: `native` or `canonical`, see
-        `savepoints.savepoint`. Blocks until it is complete; safe from any thread but the one that runs the job."""
-        return self._require_steering().savepoint(directory, kind)
+        `savepoints.savepoint`. Blocks until it is complete; safe from any thread but the one that runs the job.
+        `progress` is told how far it is."""
+        return self._require_steering().savepoint(directory, kind, progress)
 
     def stop_with_savepoint(
-        self, directory: str | None = None, *, drain: bool = False, kind: str = "native", cancel: bool = False
+        self,
+        directory: str | None = None,
+        *,
+        drain: bool = False,
+        kind: str = "native",
+        cancel: bool = False,
+        progress: Progress = silent,
     ) -> str:
         """End cleanly with a savepoint as the last thing; its path. `drain`: first emit the final results of all
         windows, for a job that is not to go on: rows that come after a restore from this savepoint are late.
         `cancel`: the job counts as cancelled then, for what becomes of its checkpoints."""
         return self._require_steering().stop_with_savepoint(
-            directory, kind, drain=drain, end=self.cancel if cancel else None
+            directory, kind, drain=drain, end=self.cancel if cancel else None, progress=progress
         )
 
     def checkpoint(self) -> int:

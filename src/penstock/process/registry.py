@@ -80,6 +80,7 @@ class Entry:
     error: Mapping[str, str] | None = None
     savepoint: str | None = None  # the last one
     savepoint_request: str | None = None  # and who asked for it
+    progress: Mapping[str, Any] | None = None  # how far a restore is, see `progress.Step`
 
     def __repr__(self) -> str:
         return f"Entry({self.id}, {self.name!r}, {self.state})"  # never the token

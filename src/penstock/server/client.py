@@ -13,9 +13,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.errors import ControlError, PenstockError, from_json
+from penstock.progress import Progress, Step, silent
 from penstock.secrets import masked
 
 ERROR_HEADER = "X-Penstock-Error"
+PROGRESS_HEADER = "X-Penstock-Progress"
 _OURS = "/penstock/"  # paths that Flink does not have stand beside its /v1
 _TIMEOUT_SECONDS = 30.0  # of one request; long work is polled
 _SLOWEST_POLL_SECONDS = 0.5
@@ -55,6 +57,9 @@ class Client:
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """One request, one answer. Raises the error that the other side has raised."""
+        return self._exchange(method, path, body, silent)
+
+    def _exchange(self, method: str, path: str, body: dict[str, Any] | None, progress: Progress) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         with contextlib.closing(self._connection()) as connection:
             try:
@@ -66,12 +71,15 @@ class Client:
                 )
                 response = connection.getresponse()
                 text, header = response.read(), response.getheader(ERROR_HEADER)
+                step = Step.of(response.getheader(PROGRESS_HEADER))
             except (OSError, http.client.HTTPException) as error:
                 raise NoAnswer(
                     f"The job at {self.address} does not answer: {type(error).__name__}: {error}.",
                     safe="nothing is known to have been done.",
                     to_do="see with `penstock list` whether it runs, and where.",
                 ) from error
+        if step is not None:
+            progress(step)
         return self._read_answer(text, response.status, header)
 
     def _connection(self) -> http.client.HTTPConnection:
@@ -82,10 +90,16 @@ class Client:
         )
 
     def perform(
-        self, path: str, body: dict[str, Any], poll: str, asked: Callable[[str], None] = lambda _: None
+        self,
+        path: str,
+        body: dict[str, Any],
+        poll: str,
+        asked: Callable[[str], None] = lambda _: None,
+        progress: Progress = silent,
     ) -> dict[str, Any]:
-        """Ask for long work and wait for its end. `asked` is told the request's id before the first poll. The id makes
-        it safe to ask again where the connection broke: it is done once."""
+        """Ask for long work and wait for its end. `asked` is told the request's id before the first poll, `progress`
+        how far it is where the other side says so. The id makes it safe to ask again where the connection broke: it is
+        done once."""
         request = uuid.uuid4().hex
         body = {**body, "triggerId": request}
         try:
@@ -95,7 +109,7 @@ class Client:
         asked(request)
         pause = 0.02
         while True:
-            answer = self.ask("GET", f"{poll}/{request}")
+            answer = self._exchange("GET", f"{poll}/{request}", None, progress)
             if answer.get("status", {}).get("id") == "COMPLETED":
                 return dict(answer.get("operation") or {})
             time.sleep(pause)

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from penstock.process.registry import ID
 from penstock.server import requests
 from penstock.server.answers import NotifyingResponse, error_response
+from penstock.server.client import PROGRESS_HEADER
 from penstock.server.lifecycle import Lifecycle, Steerable
 from penstock.server.operations import Operations, as_penstock_error
 from penstock.server.routes import Table
@@ -51,12 +52,13 @@ class SteeringPaths:
         cancel = requests.flag(body, "cancel-job")
 
         def work(asked: str) -> dict[str, Any]:
+            progress = self._on.operations.progress(asked)
             if cancel:
                 # Nothing may become visible after the savepoint, so the job stops at it. Then it counts as cancelled.
                 with self._on.lifecycle.cancelling_at_end():
-                    path = self._on.job.stop_with_savepoint(directory, kind=kind, cancel=True)
+                    path = self._on.job.stop_with_savepoint(directory, kind=kind, cancel=True, progress=progress)
             else:
-                path = self._on.job.savepoint(directory, kind=kind)
+                path = self._on.job.savepoint(directory, kind=kind, progress=progress)
             self._on.lifecycle.savepoint(path, asked)
             return {"location": path}
 
@@ -68,7 +70,8 @@ class SteeringPaths:
         drain = requests.flag(body, "drain")
 
         def work(asked: str) -> dict[str, Any]:
-            path = self._on.job.stop_with_savepoint(directory, drain=drain, kind=kind)
+            progress = self._on.operations.progress(asked)
+            path = self._on.job.stop_with_savepoint(directory, drain=drain, kind=kind, progress=progress)
             self._on.lifecycle.savepoint(path, asked)
             return {"location": path}
 
@@ -154,7 +157,9 @@ def poll(operations: Operations, kind: str, request: Request) -> Response:
     if operation is None:
         raise HTTPException(404, f"There was no {kind} with the request id {asked}")
     if not operation.over.is_set():
-        return JSONResponse({"status": {"id": "IN_PROGRESS"}, "operation": None})
+        # Beside the body and not in it: the shape of the body is what Flink's clients go by.
+        more = {PROGRESS_HEADER: operation.step.to_json()} if operation.step is not None else {}
+        return JSONResponse({"status": {"id": "IN_PROGRESS"}, "operation": None}, headers=more)
     if operation.error is not None:
         answer = error_response(as_penstock_error(operation.error), 500)
     else:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.cli import main as cli
-from penstock.cli.output import TableOutput, duration_text
+from penstock.cli.output import TableOutput
+from penstock.cli.text import duration_text
 from penstock.errors import PreCommitFailed
 from penstock.process.registry import Entry, Registry, State
 from penstock.processes import mark

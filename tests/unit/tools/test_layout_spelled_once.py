@@ -36,6 +36,8 @@ OTHERS = {
     ("server/own.py", "{}/inflight"): "an address of the REST interface",
     ("server/commands.py", "{}/state/lookup"): "an address of the REST interface",
     ("cli/jobs.py", "/jobs/{}/checkpoints"): "an address of the REST interface",
+    ("cli/top_facts.py", "{}/epochs"): "an address of the REST interface",
+    ("cli/top_facts.py", "{}/inflight"): "an address of the REST interface",
 }
 
 
