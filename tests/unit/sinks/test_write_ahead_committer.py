@@ -152,6 +152,14 @@ def test_what_is_there_whole_is_sealed(target: Target) -> None:
     assert target.committer().seal(ones, soon()) == ones
 
 
+def test_what_is_sealed_is_made_durable_by_the_driver(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    secured: list[str] = []
+    monkeypatch.setattr(RowLog, "secure", lambda self, name: secured.append(name))
+    ones = [target.prepare(0), target.prepare(1), Committable("out", 2, 0, 0)]
+    target.committer().seal(ones, soon())
+    assert secured == [rows_of(one) for one in ones[:2]]
+
+
 @pytest.mark.parametrize("off", [1, -1])
 def test_what_is_gone_or_changed_is_not_sealed(target: Target, off: int) -> None:
     one = target.prepare()
