@@ -244,6 +244,17 @@ def test_a_lost_answer_is_asked_for_again_and_nothing_is_applied_twice(
     assert pauses == [0.02, 0.1, 0.5, 1.0, 1.0, 1.0], "less and less often"
 
 
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_server_that_does_not_answer_is_told_of_once(
+    server: Server, caplog: pytest.LogCaptureFixture, times: int
+) -> None:
+    server.before = fails(times, redis.exceptions.ConnectionError(f"no way to {URL}"))
+    committer(server).commit(7, [prepare(server, 0)], Deadline(60))
+    (record,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "db.example:6380/2 does not answer a commit, trying again: no way to redis" in record
+    assert "s3cret" not in record
+
+
 def test_a_server_that_stays_away_leaves_it_unknown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     sleeping(monkeypatch, "penstock.sinks.redis.committer", lambda s: now.__setitem__(0, now[0] + max(s, 0.001)))
