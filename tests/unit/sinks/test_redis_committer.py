@@ -14,7 +14,7 @@ from penstock.deadline import Deadline
 from penstock.errors import AccessDenied, PreCommitFailed, SystemUnavailable
 from penstock.sinks.redis.committer import _ABORT, _APPLY, KEPT_EPOCHS, NothingToCommit, RedisCommitter
 from penstock.sinks.redis.scripts import Layout
-from tests.support.sleeping import sleeping
+from tests.support.sleeping import record_pauses, sleeping
 
 URL = "redis://alice:s3cret@db.example:6380/2"
 BASE = Layout("penstock:job:out")
@@ -130,9 +130,7 @@ def server() -> Server:
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Nobody waits in these tests."""
-    waited: list[float] = []
-    sleeping(monkeypatch, "penstock.sinks.redis.committer", waited.append)
-    return waited
+    return record_pauses(monkeypatch, "penstock.sinks.redis.committer")
 
 
 def committer(server: Server, generation: int = 3) -> RedisCommitter:

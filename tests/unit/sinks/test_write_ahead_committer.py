@@ -18,7 +18,7 @@ from penstock.errors import ConfigurationError, PreCommitFailed, StorageFull, Sy
 from penstock.sinks.write_ahead import WriteAheadSink
 from penstock.sinks.write_ahead.commit import HandingCommitter, LoggingWriter
 from penstock.sinks.write_ahead.row_log import KEPT_EPOCHS, RowLog
-from tests.support.sleeping import sleeping
+from tests.support.sleeping import record_pauses, sleeping
 
 BATCH = pa.RecordBatch.from_pydict({"id": [1, 2, 3]})
 
@@ -73,9 +73,7 @@ def target(tmp_path: Path) -> Target:
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    waited: list[float] = []
-    sleeping(monkeypatch, "penstock.sinks.write_ahead.commit", waited.append)
-    return waited
+    return record_pauses(monkeypatch, "penstock.sinks.write_ahead.commit")
 
 
 def rows_of(one: Committable) -> str:
