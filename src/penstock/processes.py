@@ -34,6 +34,17 @@ def is_running(pid: int | None, marked: str | None) -> bool:
     return pid is not None and marked is not None and mark(pid) == marked
 
 
+def exists(pid: int) -> bool:
+    """Whether there is a process of that number, whosever it is."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's, but there
+    return True
+
+
 def start_time(pid: int) -> float | None:
     """When the process began, in seconds since 1970: infinite for one that has ended and only waits to be reaped,
     None where that cannot be found out."""

@@ -42,7 +42,10 @@ def chain(world: Case, deadly: Sequence[str], raising: str) -> None:
         world.source.feed(100)  # a new epoch for both queries, whatever the last run had come to
         run = world.start(points)
 
-        until(lambda: over(world, run, deadly), lambda: f"the job to die or get through; died at {died}\n{run.tail()}")  # noqa: B023
+        until(
+            lambda: over(world, run, deadly, died),  # noqa: B023
+            lambda: f"the job to die or get through; died at {died}\n{run.tail()}",  # noqa: B023
+        )
         if run.status is None:
             break
         assert run.wait() == -signal.SIGKILL, run.tail()
@@ -54,13 +57,15 @@ def chain(world: Case, deadly: Sequence[str], raising: str) -> None:
     assert world.acted(raising)
 
 
-def over(world: Case, run: JobProcess, deadly: Sequence[str]) -> bool:
+def over(world: Case, run: JobProcess, deadly: Sequence[str], died: Sequence[str]) -> bool:
     """Whether the run is dead, or through with everything. One that is through with its rows gets more."""
     if run.status is not None:
         return True
+    if any(world.acted(point) for point in deadly if point not in died):
+        return False  # it dies at this moment: after some points its rows are visible already
     if not world.visible():
         return False
-    if all(world.acted(point) for point in deadly):
+    if len(died) == len(deadly):
         return True
     world.source.feed(100)
     return False

@@ -190,9 +190,11 @@ def over(world: World, run: JobProcess, left: dict[str, str]) -> bool:
     """Whether the run is dead, or through with everything. One that is through with its rows gets more."""
     if run.status is not None:
         return True
+    if any((world.once / point).exists() for point in left):
+        return False  # it dies at this moment: after some points its rows are visible already
     if not world.visible():
         return False
-    if all((world.once / point).exists() for point in left):
+    if not left:
         return True
     world.source.feed(100)
     return False

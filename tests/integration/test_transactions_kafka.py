@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -13,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from penstock import Checkpoints, Job, KafkaSink, RestartStrategy
-from penstock.cli import main as cli
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.failpoints import InjectedFault
 from penstock.sinks.kafka.pool import POOL
+from tests.support.command import run_command
 from tests.support.kafka import open_transactions, transactions
 from tests.support.running import CrashAt, Kafka, Numbers, failing, run_all
 from tests.support.waiting import until
@@ -32,14 +31,8 @@ def penstock(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
     """`penstock transactions … --json`: exit status, what it printed, what it complained."""
 
     def call(*arguments: str) -> tuple[int, Any, str]:
-        monkeypatch.setattr(sys, "argv", ["penstock", "transactions", *arguments, "--json"])
         capfd.readouterr()
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = left.code if isinstance(left.code, int) else 0
-        out, err = capfd.readouterr()
+        status, out, err = run_command(monkeypatch, capfd, "transactions", *arguments, "--json")
         return status, json.loads(out) if out else None, err
 
     return call

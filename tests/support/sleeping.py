@@ -20,3 +20,11 @@ class _Time:
 def sleeping(monkeypatch: pytest.MonkeyPatch, module: str, sleep: Callable[[float], Any]) -> None:
     """In `module`, which imports `time`, `time.sleep` is `sleep`."""
     monkeypatch.setattr(f"{module}.time", _Time(sleep))
+
+
+def record_pauses(monkeypatch: pytest.MonkeyPatch, *modules: str) -> list[float]:
+    """In these modules nobody waits; how long they would have, in order."""
+    waited: list[float] = []
+    for module in modules:
+        sleeping(monkeypatch, module, waited.append)
+    return waited

@@ -24,7 +24,7 @@ from penstock.errors import PenstockError, TransactionRefused, WritersLost
 from penstock.events import Events
 from penstock.failpoints import failpoint
 from penstock.process.registry import Registry
-from penstock.processes import start_time
+from penstock.processes import exists, start_time
 from penstock.storage.storage import local_path
 from penstock.transactions.ledgers import JobLedgers, QueryLedger
 from penstock.transactions.orphans import DecisionState, Orphan, Sinks, same_transaction
@@ -348,13 +348,7 @@ def _same(storage: str, name: str, location: str) -> bool:
 
 def _alive(pid: Any, registered: Any) -> bool:
     """Whether a process of that number runs that was there when the generation was registered."""
-    if not isinstance(pid, int) or pid == os.getpid():
+    if not isinstance(pid, int) or pid == os.getpid() or not exists(pid):
         return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # somebody else's, but there
     began = start_time(pid)
     return began is None or not isinstance(registered, int | float) or began <= registered + 1

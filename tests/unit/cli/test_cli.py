@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import main as cli
 from penstock.cli import program
 from penstock.dev.servers import service
 from penstock.errors import ConfigurationError, DevelopmentError
+from tests.support.command import run_command
 
 Invoke = Callable[..., tuple[int, str, str]]
 
@@ -29,14 +29,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = left.code if isinstance(left.code, int) else 0
-        out, err = capfd.readouterr()
-        return status, out, err
+        return run_command(monkeypatch, capfd, *arguments)
 
     return call
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import main as cli
 from penstock.cli.output import TableOutput
 from penstock.cli.text import duration_text
 from penstock.errors import PreCommitFailed
 from penstock.process.registry import Entry, Registry, State
 from penstock.processes import mark
+from tests.support.command import run_command
 from tests.support.steered import Served, Steered, served
 
 Invoke = Callable[..., tuple[int, str, str]]
@@ -37,14 +36,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
     """Runs the command as the shell would: exit status, stdout, stderr."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = left.code if isinstance(left.code, int) else 0
-        out, err = capfd.readouterr()
-        return status, out, err
+        return run_command(monkeypatch, capfd, *arguments)
 
     return call
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import main as cli
 from penstock.cli import program
 from penstock.config import load
 from penstock.config.registry import OPTIONS
+from tests.support.command import run_command
 
 Show = Callable[..., dict[str, tuple[str, str]]]
 INTERVAL = "execution.checkpointing.interval"
@@ -40,14 +40,7 @@ def invoke(
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["penstock", "config", *arguments])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = left.code if isinstance(left.code, int) else 0
-        out, err = capfd.readouterr()
-        return status, out, err
+        return run_command(monkeypatch, capfd, "config", *arguments)
 
     return call
 

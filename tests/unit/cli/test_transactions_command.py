@@ -20,7 +20,6 @@ from penstock import FileSink
 from penstock.checkpoint.belonging import check_sources
 from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome
 from penstock.checkpoint.ledger import Ledger
-from penstock.cli import main as cli
 from penstock.cli import program
 from penstock.contracts.sink import Committer, Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
@@ -36,6 +35,7 @@ from penstock.transactions import settlement
 from penstock.transactions.kafka import _own_prefix, _uid, client_options
 from penstock.transactions.ledgers import Decided, JobLedgers, QueryLedger
 from penstock.transactions.orphans import DecisionState, judge, look
+from tests.support.command import run_command
 
 BARRIER = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{"n":1}'
 
@@ -132,13 +132,7 @@ def penstock(
 
     def call(command: str, *arguments: str, by_job: bool = True) -> tuple[int, str, str]:
         given = [*arguments, "--job", str(script)] if by_job else arguments
-        monkeypatch.setattr(sys, "argv", ["penstock", "transactions", command, *given])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = left.code if isinstance(left.code, int) else 0
-        return status, *capfd.readouterr()
+        return run_command(monkeypatch, capfd, "transactions", command, *given)
 
     return call
 

@@ -70,7 +70,8 @@ class Fake:
         return self.unfenced
 
     def evidence(self, committable: Committable, deadline: Deadline) -> str:
-        return "nothing"
+        assert isinstance(deadline, Deadline)
+        return f"of writer {committable.writer}"
 
     def close(self) -> None:
         self.closed = True
@@ -327,6 +328,9 @@ def test_sweeping_spares_newer_runs_other_sinks_and_what_is_kept() -> None:
         (P + 1, 0, S + 500, True),
         (P, E + 1, S + 500, True),
         (P, E, S - 500, False),  # a deposed coordinator's memory; the kept one may well be open
+        (P - 1, E, S - 500, True),  # another producer's, which was never the kept one's
+        (P + 1, E, S - 500, True),
+        (P, E + 1, S, True),
     ],
 )
 def test_what_is_kept_is_a_transaction_not_an_id(pid: int, epoch: int, started: int, swept: bool) -> None:
@@ -590,6 +594,22 @@ def test_leftovers_are_told_as_the_cluster_tells_them() -> None:
         )
     ]
     assert leftover("somebody else's", Described("Ongoing", P, E, S)).generation == 0
+
+
+def test_evidence_is_looked_for_of_what_was_sealed() -> None:
+    part = committable(0)
+    committer, ready = sealed(opened(part), part)
+    assert committer.evidence([*ready, committable(1)], Deadline(1)) == {0: "of writer 0"}
+
+
+def test_what_somebody_names_without_its_number_is_not_taken_for_what_was_proven() -> None:
+    part = committable(0)
+    fake = opened(part)
+    committer, ready = sealed(fake, part)
+    committer.commit(5, ready, Deadline(1))
+    named = Committable("u", 0, 10, 0, {name: value for name, value in ready[0].payload.items() if name != "sequence"})
+    fake.states[named.payload["transactional_id"]] = Described("NotFound", P, E, S)
+    assert committer.commit(5, [named], Deadline(1)) == {0: Outcome.UNKNOWN}
 
 
 def test_closing_closes_the_client() -> None:

@@ -20,7 +20,7 @@ from penstock.sinks.mysql.tables import Names
 from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY, SqlCommitter
 from penstock.transactions.orphans import same_transaction
 from tests.support.mysql_model import CUT, LOGIN, NAMES, Branch, Marker, Server
-from tests.support.sleeping import sleeping
+from tests.support.sleeping import record_pauses
 
 NOTHING = Committable("out", 9, 0, 0, {"writer": None})
 AT = "2026-02-02"
@@ -35,10 +35,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    waited: list[float] = []
-    for module in ("sql.committer", "sql.moves", "mysql.dialect"):
-        sleeping(monkeypatch, f"penstock.sinks.{module}", waited.append)
-    return waited
+    modules = ("sql.committer", "sql.moves", "mysql.dialect")
+    return record_pauses(monkeypatch, *(f"penstock.sinks.{module}" for module in modules))
 
 
 @pytest.fixture

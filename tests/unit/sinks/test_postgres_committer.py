@@ -20,7 +20,7 @@ from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY, SqlCommitter
 from penstock.sinks.sql.names import staging_prefix
 from penstock.transactions.orphans import same_transaction
 from tests.support.postgres_model import SCOPE, Database, cut, gid
-from tests.support.sleeping import sleeping
+from tests.support.sleeping import record_pauses, sleeping
 
 NOTHING = Committable("out", 9, 0, 0, {"writer": None})
 
@@ -34,10 +34,8 @@ def database(monkeypatch: pytest.MonkeyPatch) -> Database:
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    waited: list[float] = []
-    for module in ("sql.committer", "sql.moves", "postgres.dialect"):
-        sleeping(monkeypatch, f"penstock.sinks.{module}", waited.append)
-    return waited
+    modules = ("sql.committer", "sql.moves", "postgres.dialect")
+    return record_pauses(monkeypatch, *(f"penstock.sinks.{module}" for module in modules))
 
 
 @pytest.fixture

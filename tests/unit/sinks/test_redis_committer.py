@@ -14,7 +14,7 @@ from penstock.deadline import Deadline
 from penstock.errors import AccessDenied, PreCommitFailed, SystemUnavailable
 from penstock.sinks.redis.committer import _ABORT, _APPLY, KEPT_EPOCHS, NothingToCommit, RedisCommitter
 from penstock.sinks.redis.scripts import Layout
-from tests.support.sleeping import sleeping
+from tests.support.sleeping import record_pauses, sleeping
 
 URL = "redis://alice:s3cret@db.example:6380/2"
 BASE = Layout("penstock:job:out")
@@ -130,9 +130,7 @@ def server() -> Server:
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Nobody waits in these tests."""
-    waited: list[float] = []
-    sleeping(monkeypatch, "penstock.sinks.redis.committer", waited.append)
-    return waited
+    return record_pauses(monkeypatch, "penstock.sinks.redis.committer")
 
 
 def committer(server: Server, generation: int = 3) -> RedisCommitter:
@@ -242,6 +240,17 @@ def test_a_lost_answer_is_asked_for_again_and_nothing_is_applied_twice(
     assert committer(server).commit(7, [one], Deadline(60))[0].visible
     assert [element for _, element in server.applied] == list(range(5))
     assert pauses == [0.02, 0.1, 0.5, 1.0, 1.0, 1.0], "less and less often"
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_server_that_does_not_answer_is_told_of_once(
+    server: Server, caplog: pytest.LogCaptureFixture, times: int
+) -> None:
+    server.before = fails(times, redis.exceptions.ConnectionError(f"no way to {URL}"))
+    committer(server).commit(7, [prepare(server, 0)], Deadline(60))
+    (record,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "db.example:6380/2 does not answer a commit, trying again: no way to redis" in record
+    assert "s3cret" not in record
 
 
 def test_a_server_that_stays_away_leaves_it_unknown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

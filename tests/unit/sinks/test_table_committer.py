@@ -21,7 +21,7 @@ from penstock.sinks.tables.committer import TableCommitter
 from penstock.sinks.tables.target import Change, History, Known, Target, Written, marker_name, private_folder
 from penstock.storage.tree import Tree
 from tests.support.memory_files import MemoryFiles
-from tests.support.sleeping import sleeping
+from tests.support.sleeping import record_pauses, sleeping
 
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string())])
 SCOPE = SinkScope("job", "out", 3)
@@ -112,9 +112,7 @@ def table() -> Table:
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    waited: list[float] = []
-    sleeping(monkeypatch, "penstock.sinks.tables.committer", waited.append)
-    return waited
+    return record_pauses(monkeypatch, "penstock.sinks.tables.committer")
 
 
 def soon() -> Deadline:

@@ -18,7 +18,7 @@ from penstock.errors import ConfigurationError, PreCommitFailed, StorageFull, Sy
 from penstock.sinks.write_ahead import WriteAheadSink
 from penstock.sinks.write_ahead.commit import HandingCommitter, LoggingWriter
 from penstock.sinks.write_ahead.row_log import KEPT_EPOCHS, RowLog
-from tests.support.sleeping import sleeping
+from tests.support.sleeping import record_pauses, sleeping
 
 BATCH = pa.RecordBatch.from_pydict({"id": [1, 2, 3]})
 
@@ -73,9 +73,7 @@ def target(tmp_path: Path) -> Target:
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    waited: list[float] = []
-    sleeping(monkeypatch, "penstock.sinks.write_ahead.commit", waited.append)
-    return waited
+    return record_pauses(monkeypatch, "penstock.sinks.write_ahead.commit")
 
 
 def rows_of(one: Committable) -> str:
@@ -150,6 +148,14 @@ def test_a_full_disk_is_named(target: Target, monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_there_whole_is_sealed(target: Target) -> None:
     ones = [target.prepare(0), target.prepare(1), Committable("out", 2, 0, 0)]
     assert target.committer().seal(ones, soon()) == ones
+
+
+def test_what_is_sealed_is_made_durable_by_the_driver(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    secured: list[str] = []
+    monkeypatch.setattr(RowLog, "secure", lambda self, name: secured.append(name))
+    ones = [target.prepare(0), target.prepare(1), Committable("out", 2, 0, 0)]
+    target.committer().seal(ones, soon())
+    assert secured == [rows_of(one) for one in ones[:2]]
 
 
 @pytest.mark.parametrize("off", [1, -1])

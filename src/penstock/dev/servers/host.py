@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from penstock import processes
 from penstock.errors import DevelopmentError
 
 HOST = "127.0.0.1"
@@ -74,13 +75,7 @@ def is_alive(pid: int) -> bool:
     with contextlib.suppress(ChildProcessError):
         if os.waitpid(pid, os.WNOHANG)[0] == pid:
             return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # someone else's: it runs, though not for us
-    return True
+    return processes.exists(pid)
 
 
 def end_process(
