@@ -378,4 +378,5 @@ def test_after_a_cancel_what_is_kept_is_said(
         folder.job.delete_cancelled(folder.generations, [])
     assert "could not be deleted, which the next start tries again: The disk is away." in caplog.messages[1]
     folder.job.delete_cancelled(folder.generations, [])
-    assert len(caplog.messages) == 2 and folder.files() == folder.numbers
+    assert len(caplog.messages) == 2
+    assert folder.files() == folder.numbers
