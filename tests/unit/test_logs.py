@@ -111,7 +111,7 @@ def test_what_a_call_adds_is_in_the_line(lines: Lines) -> None:
 
 
 def test_one_object_in_one_line_whatever_is_logged() -> None:
-    # Formatted, not logged: pytest captures what is logged, and cannot send half a character from one process to another.
+    # Formatted, not logged: pytest captures what is logged, and cannot send half a character to another process.
     odd = ("two\nlines and \ud800 and ✓ and %s", ({"a": object()},))
     mistaken = ("%d", ("no number",))
     for (text, arguments), expected in ((odd, "two\nlines"), (mistaken, "no number")):
