@@ -60,10 +60,9 @@ async def _send(request: Request, entry: Entry) -> Response:
         reader, writer = await asyncio.open_connection(split.hostname, split.port, ssl=secure, limit=_MOST_HEADERS)
     done = False
     try:
-        query = f"?{request.url.query}" if request.url.query else ""
         # HTTP/1.0: an answer without a length then ends with the connection, and is never cut into chunks.
         head = [
-            f"{request.method} {request.url.path}{query} HTTP/1.0",
+            f"{'GET' if request.method == 'HEAD' else request.method} {_target(request)} HTTP/1.0",
             "Host: localhost",
             f"Content-Length: {len(body)}",
         ]
@@ -84,6 +83,12 @@ async def _send(request: Request, entry: Entry) -> Response:
     finally:
         if not done:
             writer.close()
+
+
+def _target(request: Request) -> str:
+    """As it was sent: unquoted, a name in it could end the line and begin another."""
+    query = request.scope["query_string"]
+    return (request.scope["raw_path"] + (b"?" + query if query else b"")).decode("latin-1")
 
 
 async def _body(request: Request) -> bytes:
