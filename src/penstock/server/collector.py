@@ -230,7 +230,11 @@ class Collector:
 
 
 def epoch_of(event: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of the history of checkpoints, from a `checkpoint` event, or one that a record gives."""
+    """One line of the history of checkpoints, from a `checkpoint` event, or one that a record gives. Raises for what is
+    neither."""
+    query, epoch = event["query"], event["epoch"]
+    if not isinstance(query, str) or not isinstance(epoch, int):
+        raise TypeError("no epoch of a query")
     total = _number(event.get("total_ms")) or 0.0
     ended = ms(event.get("ended") or event.get("time"))
     opened = ms(event["opened"]) if event.get("opened") else ended - round(total)
@@ -241,8 +245,8 @@ def epoch_of(event: Mapping[str, Any]) -> dict[str, Any]:
     if read is not None and prepared is not None:
         read = min(read, prepared)
     return {
-        "query": str(event.get("query")),
-        "epoch": int(event.get("epoch") or 0),
+        "query": query,
+        "epoch": epoch,
         "generation": event.get("generation"),
         "outcome": event.get("outcome") or "complete",
         "mode": event.get("mode"),

@@ -167,9 +167,7 @@ def _settle(verb: str, run: Run, body: Mapping[str, Any]) -> Any:
             to_do="use `penstock transactions` with --job, or with --servers for Kafka.",
         )
     options = [f"--as={word}", "--yes"] if verb == "resolve" else []
-    return run_command(
-        ["transactions", verb, f"--job={script}", "--json", *options, "--", *ids], _directory(run.entry)
-    )
+    return run_command(["transactions", verb, f"--job={script}", "--json", *options, "--", *ids], _directory(run.entry))
 
 
 def _directory(entry: Entry) -> Path:

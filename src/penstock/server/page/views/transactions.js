@@ -111,7 +111,7 @@ function resolve(context, chosen) {
     title: "Say what became of these?",
     effects: [
       named(chosen),
-      "Nobody can prove how they ended. Your word is kept in the ledger, and counts only where nothing can be proven.",
+      "Their commit is tried once more. Your word is kept in the ledger, and counts only where nothing can be proven even then.",
       "“Committed” where they were not: their rows are lost. “Lost” where they were visible: their rows come twice.",
       "Compare the target with their rows before.",
     ],
@@ -119,6 +119,6 @@ function resolve(context, chosen) {
     yes: "Keep this word",
     danger: true,
     work: (values) => post(`${context.path}/transactions/resolve`, { ids: chosen.map(({ id }) => id), as: values.as }),
-    done: () => `Recorded: ${named(chosen)}`,
+    done: ({ result }) => (result?.length === 0 ? "Nothing was recorded: all of it is proven. Commit it, or start the job." : `Recorded: ${named(chosen)}`),
   }).then(context.read);
 }
