@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import pytest
 from penstock import failpoints
 from penstock.dev.servers.host import end_process
 from penstock.process.registry import Entry, Registry
+from penstock.processes import end_session
 from tests.support.browser import Watch, serious_findings
 
 pytest.importorskip("playwright", reason="Playwright is missing: it is in the dev group of pyproject.toml")
@@ -148,11 +149,12 @@ class Visitor:
         self.page.locator(".tabs.part").get_by_role("tab", name=name, exact=True).click()
         return self.page.locator("#part-panel")
 
-    def do(self, button: str, yes: str, fill: Callable[[Locator], None] = lambda _: None) -> None:
+    def do(self, button: str, yes: str, **choices: str) -> None:
         """Press a button, answer its dialog, and wait until what was asked for is done."""
         self.page.get_by_role("button", name=button, exact=True).first.click()
         dialog = self.page.get_by_role("dialog")
-        fill(dialog)
+        for label, option in choices.items():
+            dialog.get_by_label(label).select_option(option)
         dialog.get_by_role("button", name=yes, exact=True).click()
         expect(dialog).to_have_count(0)
 
@@ -176,10 +178,16 @@ def entry_of(run: str) -> Entry:
     return entry
 
 
+@pytest.fixture(autouse=True)
+def patiently() -> Iterator[None]:
+    expect.set_options(timeout=PATIENCE)
+    yield
+    expect.set_options(timeout=5000)
+
+
 def test_a_job_s_whole_life_on_the_page(
     world: World, points: Points, link: str, browser: Browser, kafka: Kafka
 ) -> None:
-    expect.set_options(timeout=PATIENCE)
     started = world.penstock("run", "-d", "job.py")
     visitor = Visitor(browser.new_page())
     page = visitor.page
@@ -268,9 +276,7 @@ def its_own_page(world: World, browser: Browser, epoch: int) -> None:
 
 def take_a_savepoint(visitor: Visitor) -> str:
     visitor.tab("Savepoints")
-    visitor.do(
-        "Take a savepoint", "Take it", lambda dialog: dialog.get_by_label("Kind").select_option("CANONICAL") and None
-    )
+    visitor.do("Take a savepoint", "Take it", Kind="CANONICAL")
     row = visitor.page.locator("tbody tr", has_text="canonical")
     expect(row).to_have_count(1)
     expect(visitor.page.locator("#notices")).to_contain_text("The savepoint is at ")
@@ -323,6 +329,7 @@ def die(visitor: Visitor) -> None:
     assert entry.pid is not None
     os.kill(entry.supervisor, signal.SIGKILL)
     os.kill(entry.pid, signal.SIGKILL)
+    end_session(entry.pid, patience=0)
     expect(visitor.page.locator(".ended")).to_contain_text("FAILED")
     expect(visitor.page.get_by_role("alert").first).to_contain_text("has ended and left no message")
     visitor.tab("Transactions")
