@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -322,6 +323,25 @@ def _try(address: str, path: str) -> Any:
         return request(address, "GET", path)
     except OSError:
         return None
+
+
+def test_a_browser_is_started_without_the_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every user of the machine sees what programs are started with."""
+    import webbrowser
+
+    from penstock.cli.ui import _open_browser
+
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
+    for code in ("first", "second"):
+        _open_browser(f"http://127.0.0.1:1/open?code={code}")
+    page = tmp_path / "home" / "open.html"
+    assert opened == [page.as_uri()] * 2
+    assert "url=http://127.0.0.1:1/open?code=second" in page.read_text()
+    assert "first" not in page.read_text()
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
 
 
 def test_the_command_opens_a_job_s_own_page() -> None:
