@@ -177,8 +177,10 @@ def measure_driver(browser: Browser, folder: Path, seconds: float, turns: int) -
     return {**means, "page": sum(one["with"] - one["without"] for one in means.values())}
 
 
-def penstock(folder: Path, *arguments: str) -> Any:
-    result = subprocess.run([*COMMAND, *arguments, "--json"], cwd=folder, capture_output=True, text=True, check=True)
+def penstock(folder: Path, verb: str, *arguments: str) -> Any:
+    result = subprocess.run(
+        [*COMMAND, verb, "--json", *arguments], cwd=folder, capture_output=True, text=True, check=True
+    )
     return json.loads(result.stdout)
 
 

@@ -83,12 +83,12 @@ class World:
         self.folder, self._environment = folder, {**os.environ, **environment}
         (folder / "job.py").write_text(SCRIPT)
 
-    def penstock(self, *arguments: str) -> Any:
-        command = [sys.executable, "-c", COMMAND, *arguments, "--json"]
+    def penstock(self, verb: str, *arguments: str) -> Any:
+        command = [sys.executable, "-c", COMMAND, verb, "--json", *arguments]
         result = subprocess.run(
             command, cwd=self.folder, env=self._environment, capture_output=True, text=True, check=False, timeout=200
         )
-        assert result.returncode == 0, f"{arguments}: {result.stderr}\n{self.logs()}"
+        assert result.returncode == 0, f"{verb}: {result.stderr}\n{self.logs()}"
         return json.loads(result.stdout)
 
     def open_ui(self) -> subprocess.Popen[str]:
