@@ -35,7 +35,7 @@ class Forwarding:
 
     async def __call__(self, request: Request, id: str) -> Response | None:
         entry = await run_in_threadpool(self._runs.entry, id)
-        if entry is None or not is_live(entry):
+        if entry is None or not answers(entry):
             return None
         reading = request.method in ("GET", "HEAD")
         try:
@@ -49,6 +49,12 @@ class Forwarding:
                 to_do="see whether it still runs before you ask again.",
             )
             return error_response(gone, 502)
+
+
+def answers(entry: Entry) -> bool:
+    """Whether the run's own server may be asked. A job that has ended stays until whoever asked for its end has been
+    told; the address of a process that is gone may be another's by now."""
+    return is_live(entry) or (entry.address is not None and entry.token is not None and entry.driven)
 
 
 async def _send(request: Request, entry: Entry) -> Response:

@@ -107,7 +107,7 @@ def test_what_is_not_an_event_spoils_no_other() -> None:
     bad: list[dict[str, Any]] = [
         {**good, "epoch": "four"}, {**good, "query": None}, {**good, "total_ms": "long"}, {**good, "time": "now"},
         {**good, "commit_ms": float("nan")}, {**good, "bytes": float("inf")}, {**good, "operators": [7]},
-        {**good, "sinks": 7}, {"time": 7.0, "event": "checkpoint"}, {**good, "rows": {}},
+        {**good, "sinks": 7}, {"time": 7.0, "event": "checkpoint"}, {**good, "rows": [1]},
         {"time": 7.0, "event": "logged", "backlog": "many"},
     ]  # fmt: skip
     collector = Collector()

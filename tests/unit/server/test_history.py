@@ -59,7 +59,7 @@ def test_the_next_process_of_the_run_goes_on_where_the_line_was_torn() -> None:
         ("description.json", b"{", 4), ("description.json", b"", 4), ("description.json", b'{"version": 99}', 4),
         ("description.json", b"7", 4), ("description.json", None, 4),
         ("description.json", b'{"version": 1, "plan": [7]}', 4),
-        ("description.json", b'{"version": 1, "settings": {}}', 4),
+        ("description.json", b'{"version": 1, "settings": {"a": 1}}', 4),
     ],
 )  # fmt: skip
 def test_what_is_damaged_is_read_as_far_as_it_goes(name: str, data: Any, epochs: int) -> None:

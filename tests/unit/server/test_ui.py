@@ -100,6 +100,16 @@ def test_a_name_in_a_path_cannot_begin_another_request() -> None:
         assert request(page.address, "HEAD", f"/v1/jobs/{job.id}", headers)[0] == 200
 
 
+def test_each_who_asked_for_the_end_is_told(registry: Registry) -> None:
+    """Also where the registry says already that the job has ended, and knows of the last request only."""
+    with served() as job, ui() as page:
+        asked = [page.ask("POST", f"/jobs/{job.id}/savepoints", {})[1]["request-id"] for _ in range(2)]
+        until(lambda: len(job.job.asked) == 2, "both savepoints")
+        job.job.ending.set()
+        until(lambda: job.entry.state.ended, "the end")
+        assert [finished(page, job, one)[0] for one in asked] == [200, 200]
+
+
 class Dying:
     """A port that takes a request and breaks off, after some of an answer."""
 
