@@ -104,7 +104,7 @@ bench-state: setup ## Ten million keys into other partitions and another backend
 bench-sinks: setup ## A million rows into databases, files and tables, beside Spark's own writers
 	$(BIN)/python bench/bench_sinks.py
 
-bench-page: setup ## The page over 10,000 epochs in Chromium: how long it opens, what it costs the server
+bench-page: setup ## The page over 10,000 epochs in Chromium: how long it opens, what it costs a driver
 	$(BIN)/python bench/bench_page.py
 
 bench: setup ## All benchmarks

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.errors import DevelopmentError
-from tests.support.browser import Watch, browsing, chromium
+from tests.support.browser import Watch, serious_findings
 from tests.support.page_data import ERROR, MARKUP, Run, typical_runs
 from tests.support.page_server import PageWorld, now_ms, serving
 from tests.support.waiting import until
@@ -24,22 +23,11 @@ if TYPE_CHECKING:
 TABS = ("Overview", "Checkpoints", "Transactions", "State", "Exceptions", "Savepoints", "Configuration")
 PARTS = ("Overview", "History", "Summary", "Configuration")
 PHONE = 390
-SERIOUS = {"serious", "critical"}
 
 
 @pytest.fixture(scope="session", autouse=True)
 def quickly() -> None:
     """Nothing is made ready for Spark, which is not started here."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    try:
-        chromium()
-    except DevelopmentError as error:
-        pytest.skip(f"{error.happened} {error.to_do}")
-    with browsing() as started:
-        yield started
 
 
 class Visitor:
@@ -377,19 +365,13 @@ def test_markup_in_names_is_shown_as_text(visit: Visit) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(visit: Visit, scheme: str) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
     visitor = visit(color_scheme=scheme, reduced_motion="reduce")
     page = visitor.open()
     expect(page.locator("tbody tr")).to_have_count(4)
-    axe, found = Axe(), {}
+    found = {}
 
     def look(where: str) -> None:
-        violations = axe.run(page).response["violations"]
-        bad = [
-            (one["id"], [node["html"][:200] for node in one["nodes"]]) for one in violations if one["impact"] in SERIOUS
-        ]
-        if bad:
+        if bad := serious_findings(page):
             found[where] = bad
 
     look("runs")

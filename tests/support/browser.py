@@ -7,13 +7,16 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.dev.servers.packages import find_or_install, install_from_system
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from playwright.sync_api import Browser, Page
 
+SERIOUS = ("serious", "critical")
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 
 
@@ -57,6 +60,18 @@ class Watch:
 
     def elsewhere(self, address: str) -> list[str]:
         return [url for url in self.requests if not url.startswith(address)]
+
+
+def serious_findings(page: Page) -> list[tuple[str, list[str]]]:
+    """What axe finds in the page as it is now that keeps somebody from using it: rules, and where."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    violations: list[Mapping[str, Any]] = Axe().run(page).response["violations"]
+    return [
+        (str(one["id"]), [str(node["html"])[:200] for node in one["nodes"]])
+        for one in violations
+        if one["impact"] in SERIOUS
+    ]
 
 
 def _find() -> Path | None:

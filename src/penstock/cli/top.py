@@ -71,7 +71,7 @@ class Watched:
 
         if self._manager is not None:
             return client_at(self._manager)
-        return Client(str(entry.address), entry.token)
+        return Client(str(entry.address), entry.token, entry.certificate)
 
 
 def look(watched: Watched, chosen: str | None, reader_of: Callable[[str], Any]) -> list[JobFacts]:

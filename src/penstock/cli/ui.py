@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,9 +73,23 @@ def _link_of(job: str) -> str:
 
 
 def _open_browser(link: str) -> None:
-    """Only for somebody who sits there: not in a pipe, and not without a screen."""
+    """Only for somebody who sits there: not in a pipe, and not without a screen. The browser is given a file that leads
+    to the link, not the link itself: every user of this machine sees what programs are started with."""
     import webbrowser
 
     screen = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if sys.stdout.isatty() and screen:
-        webbrowser.open(link)
+        with contextlib.suppress(OSError):
+            webbrowser.open(_leading_to(link).as_uri())
+
+
+def _leading_to(link: str) -> Path:
+    """A page for its owner's eyes only, in the place of the one before it."""
+    from penstock.process.registry import home
+    from penstock.storage.private import create_own, own_folder
+
+    page = own_folder(home()) / "open.html"
+    page.unlink(missing_ok=True)
+    with open(create_own(page), "w", encoding="utf-8") as file:
+        file.write(f'<!doctype html><title>Penstock</title><meta http-equiv="refresh" content="0;url={link}">\n')
+    return page

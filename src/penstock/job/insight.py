@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.deadline import Deadline
 from penstock.secrets import masked
 from penstock.server.orphans import report_facts
+from penstock.spark.alignment import is_reading
 from penstock.spark.operators import operators_of
+from penstock.spark.status import SparkStatus
+from penstock.transactions.ended import ended
 from penstock.transactions.ledgers import JobLedgers
 from penstock.transactions.orphans import look
 
@@ -62,10 +65,16 @@ class JobInsight:
         deadline = Deadline(END_SECONDS)
         return {runner.plan.uid: _positions(runner, deadline) for runner in self._job._runners}
 
+    def reading(self, query: str, epoch: int) -> bool:
+        spark = self._job._spark
+        group = next((runner.run_id for runner in self._job._runners if runner.plan.uid == query), None)
+        return spark is not None and group is not None and is_reading(SparkStatus.of(spark), group, epoch)
+
     def transactions(self) -> dict[str, Any]:
         job = self._job
         location = f"{job.checkpoints.storage.rstrip('/')}/{job.name}"
-        return report_facts(look(JobLedgers.at(location, job._spark), job._sinks))
+        ledgers = JobLedgers.at(location, job._spark)
+        return report_facts(look(ledgers, job._sinks), ended(ledgers))
 
 
 def _query(plan: QueryPlan, chain: Chain) -> dict[str, Any]:

@@ -86,6 +86,11 @@ class QueryRunner:
         return f"{self.folder}/{self._history}"
 
     @property
+    def run_id(self) -> str | None:
+        """Spark's name for the jobs of the last start, None before any has come so far."""
+        return self._run_id
+
+    @property
     def alive(self) -> bool:
         """Whether a start is under way."""
         return self._alive

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
+from types import NoneType
 from typing import Any, BinaryIO
 
 from penstock.processes import is_running
@@ -205,7 +206,15 @@ class Registry:
             body = json.loads(read_own(file))
             if body["version"] > VERSION or not ID.fullmatch(body["id"]):
                 return None  # a newer Penstock's: not ours to understand or to delete
-            known = {field.name for field in fields(Entry)} & body.keys()
-            return Entry(**{**{name: body[name] for name in known}, "state": State(body["state"])})
+            known = [field for field in fields(Entry) if field.name in body]
+            if not all(isinstance(body[field.name], _kinds(field.type)) for field in known):
+                return None
+            return Entry(**{**{field.name: body[field.name] for field in known}, "state": State(body["state"])})
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
+
+
+def _kinds(annotation: Any) -> tuple[type, ...]:
+    """What JSON may hold for a field: nobody else writes these files, but a disk may give back anything."""
+    names = [name.partition("[")[0].strip() for name in str(annotation).split("|")]
+    return tuple({"str": str, "State": str, "int": int, "Mapping": dict, "None": NoneType}[name] for name in names)

@@ -2,8 +2,9 @@
 
 A link carries a code, never the token: it is good once, for a while, and what is left in a browser's list or a shell's
 log afterwards opens nothing. The cookie is sent by the browser alone (HttpOnly), not from pages of other sites
-(SameSite), and for what changes something the browser must also say that one of our own pages asks (Origin): a page at
-another port of this machine is the same site.
+(SameSite). A page at another port of this machine is the same site, so the cookie alone is not enough: what changes
+something needs an `Origin` that is our own, and where the browser says whose page asks (`Sec-Fetch-Site`), that must be
+ours for reading, too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 CODE_SECONDS = 600.0
 MOST_SESSIONS = 100
@@ -27,6 +28,8 @@ SESSION_SECONDS = 12 * 3600.0
 
 _BEARER = re.compile(r"bearer +(?P<token>\S+) *", re.IGNORECASE)
 _SAFE = ("GET", "HEAD")
+_ON = '<!doctype html><title>Penstock</title><meta http-equiv="refresh" content="0;url=/"><a href="/">Penstock</a>'
+_USED = "This link has been used, or is too old. `penstock ui` gives another"
 
 
 class Access:
@@ -60,7 +63,7 @@ class Access:
         if self._has_token(request):
             return True
         if self._has_session(request):
-            if request.method not in _SAFE and not self._is_own_origin(request):
+            if not _is_own_page(request) or (request.method not in _SAFE and not self._is_own_origin(request)):
                 raise HTTPException(403, "The request comes from a page that is not this server's own")
             return True
         if secret or request.method not in _SAFE or not self.open_reads:
@@ -74,13 +77,18 @@ class Access:
     async def open(self, request: Request) -> Response:
         """`GET /open?code=…`: a cookie for a code."""
         if not self._take_code(request.query_params.get("code", "")):
-            raise HTTPException(401, "This link has been used, or is too old. `penstock ui` gives another")
+            if "text/html" in request.headers.get("Accept", ""):  # a person looks at this
+                return PlainTextResponse(f"{_USED}.\n", 401)
+            raise HTTPException(401, _USED)
         session = secrets.token_urlsafe(32)
         with self._lock:
             self._sessions[session] = self._now() + SESSION_SECONDS
             while len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
-        answer = RedirectResponse("/", 303)
+        # Somebody who follows the link on a page of another site is led on by a page of ours: to a redirect the browser
+        # would not send a cookie that other sites' pages must not use.
+        elsewhere = request.headers.get("Sec-Fetch-Site") == "cross-site"
+        answer: Response = HTMLResponse(_ON) if elsewhere else RedirectResponse("/", 303)
         answer.set_cookie(
             self._cookie(request), session, max_age=int(SESSION_SECONDS), httponly=True, samesite="strict",
             secure=self._secure, path="/",
@@ -114,3 +122,10 @@ class Access:
         """Browsers keep one box of cookies for all ports of a machine."""
         server = request.scope.get("server") or ("", 0)
         return f"penstock-{server[1]}"
+
+
+def _is_own_page(request: Request) -> bool:
+    """Whether none of another page's scripts, pictures or frames asks, as far as the browser says. Following a link is
+    no such thing: whoever follows it sees the answer, not the page that has it."""
+    site, kind = request.headers.get("Sec-Fetch-Site"), request.headers.get("Sec-Fetch-Dest")
+    return site in (None, "same-origin", "none") or (request.method in _SAFE and kind == "document")

@@ -22,10 +22,7 @@ from penstock.server.requests import Asgi, Scope
 ERROR_HEADER = "X-Penstock-Error"
 _MOST_IN_HEADER = 8000
 
-POLICY = (
-    "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self';"
-    " frame-ancestors 'none'"
-)
+POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 HEADERS = (
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),

@@ -5,6 +5,7 @@ Bounded, and quick: a listener is called in the thread that runs an epoch.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -76,11 +77,17 @@ class Collector:
             self._ring.append((self._number, event))
             self._take(event)
 
-    def load(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Events of before, oldest first; nobody is told of them again."""
+    def load(self, events: Iterable[Mapping[str, Any]]) -> int:
+        """Events of before, oldest first; nobody is told of them again. How many could not be understood: they come
+        from files."""
+        bad = 0
         with self._lock:
             for event in events:
-                self._take(event)
+                try:
+                    self._take(event)
+                except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+                    bad += 1
+        return bad
 
     def close(self, seconds: float) -> None:
         """No event comes any more: let streams of events end, for at most so long."""
@@ -223,17 +230,23 @@ class Collector:
 
 
 def epoch_of(event: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of the history of checkpoints, from a `checkpoint` event, or one that a record gives."""
-    total = float(event.get("total_ms") or 0.0)
+    """One line of the history of checkpoints, from a `checkpoint` event, or one that a record gives. Raises for what is
+    neither."""
+    query, epoch = event["query"], event["epoch"]
+    if not isinstance(query, str) or not isinstance(epoch, int):
+        raise TypeError("no epoch of a query")
+    total = _number(event.get("total_ms")) or 0.0
     ended = ms(event.get("ended") or event.get("time"))
     opened = ms(event["opened"]) if event.get("opened") else ended - round(total)
-    prepared, decided = event.get("precommit_ms"), event.get("decided")
-    read = event.get("read_ms")
+    prepared, decided, read = (_number(event.get(name)) for name in ("precommit_ms", "decided", "read_ms"))
+    sinks, operators = event.get("sinks") or [], event.get("operators")
+    if not all(isinstance(one, dict) for one in (*sinks, *(operators or ()))):
+        raise TypeError("sinks or operators are not objects")
     if read is not None and prepared is not None:
         read = min(read, prepared)
     return {
-        "query": str(event.get("query")),
-        "epoch": int(event.get("epoch") or 0),
+        "query": query,
+        "epoch": epoch,
         "generation": event.get("generation"),
         "outcome": event.get("outcome") or "complete",
         "mode": event.get("mode"),
@@ -244,21 +257,28 @@ def epoch_of(event: Mapping[str, Any]) -> dict[str, Any]:
             "prepare_ms": None if prepared is None else round(prepared - (read or 0.0), 3),
             "decide_ms": None
             if decided is None or prepared is None
-            else round(max(0.0, float(decided) * 1000 - opened - prepared), 3),
-            "commit_ms": event.get("commit_ms"),
+            else round(max(0.0, decided * 1000 - opened - prepared), 3),
+            "commit_ms": _number(event.get("commit_ms")),
         },
         "total_ms": total,
         "rows": int(event.get("rows") or 0),
-        "bytes": event.get("bytes"),
-        "sinks": event.get("sinks") or [],
-        "state_rows": event.get("state_rows"),
-        "state_bytes": event.get("state_bytes"),
-        "inflight_bytes": event.get("inflight_bytes") or 0,
+        "bytes": _number(event.get("bytes")),
+        "sinks": sinks,
+        "state_rows": _number(event.get("state_rows")),
+        "state_bytes": _number(event.get("state_bytes")),
+        "inflight_bytes": _number(event.get("inflight_bytes")) or 0,
         "slowest": event.get("slowest"),
-        "skew": event.get("skew"),
+        "skew": _number(event.get("skew")),
         "why": event.get("why"),
-        "operators": event.get("operators"),
+        "operators": operators,
     }
+
+
+def _number(value: Any) -> Any:
+    """A number that JSON knows, or None. Raises for anything else."""
+    if value is None or (isinstance(value, int | float) and math.isfinite(value)):
+        return value
+    raise ValueError("not a number")
 
 
 def ms(seconds: Any) -> int:

@@ -22,6 +22,7 @@ from starlette.responses import Response
 from penstock.errors import ControlError, from_json
 from penstock.events import FILE_VARIABLE
 from penstock.process.registration import ID_VARIABLE
+from penstock.process.registry import Entry
 from penstock.server import history, requests
 from penstock.server.answers import AsciiJson
 from penstock.server.own import ROOT, RUN
@@ -97,9 +98,7 @@ class CommandPaths:
             options += [f"--from-savepoint={path}", f"--claim-mode={'claim' if claim else 'no_claim'}"]
         if fork is not None:
             options += [f"--fork={fork}", f"--suffix={suffix or f'_{fork}'}"]
-        directory = history.read_history(known[0].id).description.get("directory")
-        folder = Path(directory) if directory and Path(directory).is_dir() else Path(program).parent
-        return dict(run_command([*options, "--", program], folder))
+        return dict(run_command([*options, "--", program], _directory(known[0])))
 
     async def lookup(self, request: Request) -> Response:
         return AsciiJson(await run_in_threadpool(_lookup, request.state.run, dict(request.query_params)))
@@ -168,4 +167,10 @@ def _settle(verb: str, run: Run, body: Mapping[str, Any]) -> Any:
             to_do="use `penstock transactions` with --job, or with --servers for Kafka.",
         )
     options = [f"--as={word}", "--yes"] if verb == "resolve" else []
-    return run_command(["transactions", verb, f"--job={script}", "--json", *options, "--", *ids], Path(script).parent)
+    return run_command(["transactions", verb, f"--job={script}", "--json", *options, "--", *ids], _directory(run.entry))
+
+
+def _directory(entry: Entry) -> Path:
+    """Where the run was started, as far as it is known: what its program names may be named from there."""
+    directory = history.read_history(entry.id).description.get("directory")
+    return Path(directory) if directory and Path(directory).is_dir() else Path(entry.script).parent

@@ -35,7 +35,7 @@ class Forwarding:
 
     async def __call__(self, request: Request, id: str) -> Response | None:
         entry = await run_in_threadpool(self._runs.entry, id)
-        if entry is None or not is_live(entry):
+        if entry is None or not answers(entry):
             return None
         reading = request.method in ("GET", "HEAD")
         try:
@@ -51,6 +51,12 @@ class Forwarding:
             return error_response(gone, 502)
 
 
+def answers(entry: Entry) -> bool:
+    """Whether the run's own server may be asked. A job that has ended stays until whoever asked for its end has been
+    told; the address of a process that is gone may be another's by now."""
+    return is_live(entry) or (entry.address is not None and entry.token is not None and entry.driven)
+
+
 async def _send(request: Request, entry: Entry) -> Response:
     address = str(entry.address)
     split = urlsplit(address if "://" in address else f"http://{address}")
@@ -60,10 +66,9 @@ async def _send(request: Request, entry: Entry) -> Response:
         reader, writer = await asyncio.open_connection(split.hostname, split.port, ssl=secure, limit=_MOST_HEADERS)
     done = False
     try:
-        query = f"?{request.url.query}" if request.url.query else ""
         # HTTP/1.0: an answer without a length then ends with the connection, and is never cut into chunks.
         head = [
-            f"{request.method} {request.url.path}{query} HTTP/1.0",
+            f"{'GET' if request.method == 'HEAD' else request.method} {_target(request)} HTTP/1.0",
             "Host: localhost",
             f"Content-Length: {len(body)}",
         ]
@@ -84,6 +89,12 @@ async def _send(request: Request, entry: Entry) -> Response:
     finally:
         if not done:
             writer.close()
+
+
+def _target(request: Request) -> str:
+    """As it was sent: unquoted, a name in it could end the line and begin another."""
+    query = request.scope["query_string"]
+    return (request.scope["raw_path"] + (b"?" + query if query else b"")).decode("latin-1")
 
 
 async def _body(request: Request) -> bytes:

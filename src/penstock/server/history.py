@@ -150,6 +150,8 @@ def read_history(id: str, root: Path | None = None) -> PastRun:
         body = json.loads(read_own(folder / "description.json"))
         if not isinstance(body, dict) or int(body["version"]) > VERSION:
             raise ValueError("it is of a newer version")
+        if not isinstance(body.get("plan") or {}, dict) or not isinstance(body.get("settings") or [], list):
+            raise ValueError("it is not one")
         found.description = body
     except FileNotFoundError:
         found.damage.append("its description is missing")

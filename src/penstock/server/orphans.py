@@ -1,14 +1,17 @@
-"""Open transactions as the page shows them. The rules are `penstock.transactions`'; nothing here writes."""
+"""Transactions as the page shows them. The rules are `penstock.transactions`'; nothing here writes."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.checkpoint.decision import Outcome
 from penstock.errors import PenstockError
+from penstock.transactions.ended import Ended, ended
 from penstock.transactions.ledgers import JobLedgers
-from penstock.transactions.orphans import DecisionState, Orphan, Report, look
+from penstock.transactions.orphans import DecisionState, Orphan, Report, look, name_of
 
 
 def transactions_at(folder: Path | None) -> dict[str, Any]:
@@ -16,14 +19,16 @@ def transactions_at(folder: Path | None) -> dict[str, Any]:
     if folder is None:
         return _unseen("the job's folder is not on this machine")
     try:
-        return report_facts(look(JobLedgers.at(str(folder)), {}))
+        ledgers = JobLedgers.at(str(folder))
+        return report_facts(look(ledgers, {}), ended(ledgers))
     except PenstockError as error:
         return _unseen(error.happened)
 
 
-def report_facts(report: Report) -> dict[str, Any]:
+def report_facts(report: Report, past: Sequence[Ended] = ()) -> dict[str, Any]:
+    """`past`: those that have ended, by the ledger."""
     return {
-        "transactions": [_facts(orphan) for orphan in report.orphans],
+        "transactions": [*(_facts(orphan) for orphan in report.orphans), *(_ended_facts(one) for one in past)],
         "unseen": [
             *({"query": query, "sink": sink, "why": why} for query, sink, why in report.unseen),
             *({"query": query, "sink": sink, "why": "it cannot say"} for query, sink in report.silent),
@@ -46,10 +51,29 @@ def _facts(orphan: Orphan) -> dict[str, Any]:
         "partition": orphan.partition,
         "rows": orphan.rows,
         "state": _state(orphan),
+        "asked": orphan.state != "not asked",
         "decision": orphan.decision.value,
         "age_seconds": None if orphan.started is None else round(max(0.0, time.time() - orphan.started), 3),
         "timeout_seconds": timeout,
         "holds_back": orphan.state == "open" and timeout is not None,
+    }
+
+
+def _ended_facts(one: Ended) -> dict[str, Any]:
+    return {
+        "query": one.query,
+        "sink": one.committable.sink,
+        "id": name_of(one.committable),
+        "epoch": one.epoch,
+        "generation": one.generation,
+        "partition": one.committable.writer,
+        "rows": one.committable.rows,
+        "state": "lost" if one.outcome is Outcome.LOST else "committed",
+        "asked": False,
+        "decision": DecisionState.DECIDED.value,
+        "age_seconds": None,
+        "timeout_seconds": None,
+        "holds_back": False,
     }
 
 

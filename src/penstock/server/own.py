@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -81,7 +82,7 @@ class OwnPaths:
         positions: Mapping[str, Any] = {}
         if run.insight is not None and run.live:
             positions = self._positions.get(run.insight.positions, {})
-        now = run.collector.queries()
+        now = {uid: _with_reading(run, query) for uid, query in run.collector.queries().items()}
         planned = {query["uid"]: query for query in plan.get("queries") or []}
         return {
             "run": run_facts(run.entry, run.live, shown=shown),
@@ -257,6 +258,15 @@ def query_facts(planned: Mapping[str, Any], now: QueryNow, positions: Mapping[st
         "sinks": list(planned.get("sinks") or []),
         "operators": list(planned.get("operators") or []),
     }
+
+
+def _with_reading(run: Run, now: QueryNow) -> QueryNow:
+    """No event says when the last source partition was read: Spark is asked, while somebody looks."""
+    if run.live and run.insight is not None and now.phase == "prepare" and now.epoch is not None:
+        with contextlib.suppress(Exception):  # then it stays what the events say
+            if run.insight.reading(now.uid, now.epoch):
+                return replace(now, phase="read")
+    return now
 
 
 def whole(request: Request, name: str, otherwise: int | None) -> int | None:

@@ -36,6 +36,9 @@ class Insight(Protocol):
         """By query: its `watermark`, and under `sources`, by uid, partitions with `offset`, `end` and `lag`. May ask
         other systems for a moment."""
 
+    def reading(self, query: str, epoch: int) -> bool:
+        """Whether an epoch that is being prepared still reads its sources, as far as Spark says."""
+
     def transactions(self) -> dict[str, Any]:
         """What is open in other systems, and what the ledger says of it. May take seconds."""
 
@@ -132,8 +135,9 @@ class MachineRuns:
             return cached[1]
         past = history.read_history(entry.id)
         collector = Collector()
-        collector.load(past.events)
-        run = Run(entry, collector, lambda: past.description, damage=tuple(past.damage))
+        bad = collector.load(past.events)
+        strange = [f"{bad} of its events cannot be understood, and are left out"] if bad else []
+        run = Run(entry, collector, lambda: past.description, damage=(*past.damage, *strange))
         if not past.epochs:
             collector.load(_from_records(run))
         with self._lock:

@@ -176,7 +176,7 @@ class _Server:
             log.warning("the job runs, but takes no commands: it cannot listen on %s: %s", rest.bind_address, error)
             return None
         host, port = listener.getsockname()[:2]
-        named = rest.address or (host if not ipaddress.ip_address(host).is_unspecified else socket.gethostname())
+        named = rest.address or reachable(host)
         token = os.environ.get(TOKEN_VARIABLE, "").strip() or secrets.token_urlsafe(32)
         place = f"[{named}]:{port}" if ":" in named else f"{named}:{port}"
         secure = rest.certificate is not None
@@ -243,6 +243,11 @@ def check_certificate(rest: Rest) -> None:
     """Raises OSError where there is one that cannot be used."""
     if rest.certificate is not None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(rest.certificate, rest.key)
+
+
+def reachable(host: str) -> str:
+    """The name to ask for, where `host` is what is listened on."""
+    return socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host
 
 
 def listen(bind_address: str, wanted: int) -> socket.socket:

@@ -19,7 +19,7 @@ from penstock.server.forward import Forwarding
 from penstock.server.job_app import add_job_paths
 from penstock.server.operations import Operations
 from penstock.server.runs import MachineRuns, Run
-from penstock.server.serving import check_certificate, listen, uvicorn_config
+from penstock.server.serving import check_certificate, listen, reachable, uvicorn_config
 from penstock.server.steer import SteeringPaths
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def serve_ui(rest: Rest, token: str, storages: Iterable[str], opened: Callable[[
     app = ui_application(
         access, storages, (host, rest.bind_address, rest.address or "", socket.gethostname(), *(rest.hosts or ()))
     )
-    named = rest.address or host
+    named = rest.address or reachable(host)
     place = f"[{named}]:{port}" if ":" in named else f"{named}:{port}"
     server = uvicorn.Server(uvicorn_config(app.asgi(), rest, "critical"))
     server.config.timeout_graceful_shutdown = 1  # a page that follows events would hold the end back

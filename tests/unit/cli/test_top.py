@@ -467,3 +467,12 @@ def test_keys_of_a_terminal() -> None:
         os.close(master)
         assert keyboard.read(5) == ["q"]  # the terminal is gone
     os.close(slave)
+
+
+def test_a_job_that_shows_a_certificate_of_its_own(invoke: Invoke, tmp_path: Path) -> None:
+    from penstock.dev.servers.security import make_security
+
+    with served(certificate=str(make_security(tmp_path / "tls", {}).keystore)):
+        _, out, _ = invoke("top", "--json")
+    [told] = json.loads(out)["jobs"]
+    assert (told["note"], [query["uid"] for query in told["queries"]]) == (None, ["out"])

@@ -108,6 +108,38 @@ def test_what_changes_something_must_come_from_our_own_page(page: Ui, origin: st
     assert request(page.address, "GET", "/penstock/v1/runs", headers)[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("site", "kind", "status"),
+    [
+        (None, None, 200), ("same-origin", "empty", 200), ("none", "document", 200), ("same-site", "document", 200),
+        ("same-site", "empty", 403), ("same-site", "script", 403), ("same-site", "iframe", 403),
+        ("cross-site", "image", 403),
+    ],
+)  # fmt: skip
+def test_what_only_reads_must_come_from_our_own_page_too(
+    page: Ui, site: str | None, kind: str | None, status: int
+) -> None:
+    """As far as the browser says whose page asks. The token needs no page."""
+    told = {"Sec-Fetch-Site": site, "Sec-Fetch-Dest": kind} if site and kind else {}
+    for path in ("/penstock/v1/runs", "/jobs/overview"):
+        assert request(page.address, "GET", path, {**log_in(page), **told})[0] == status
+        assert request(page.address, "GET", path, {"Authorization": f"Bearer {Ui.token}", **told})[0] == 200
+
+
+def test_who_follows_a_link_of_another_site_is_led_on_by_a_page_of_ours(page: Ui) -> None:
+    """A browser sends a strict cookie to no redirect that began elsewhere."""
+    path = f"/open?code={page.access.new_code()}"
+    status, headers, body = request(page.address, "GET", path, {"Sec-Fetch-Site": "cross-site"})
+    assert (status, "set-cookie" in headers, b'content="0;url=/"' in body) == (200, True, True)
+    assert b"script" not in body
+
+
+def test_a_person_with_a_used_link_reads_a_sentence(page: Ui) -> None:
+    _, headers, body = request(page.address, "GET", "/open?code=used", {"Accept": "text/html,*/*"})
+    assert headers["content-type"].startswith("text/plain")
+    assert body.startswith(b"This link has been used, or is too old.")
+
+
 def test_a_cookie_of_another_server_is_worth_nothing(page: Ui) -> None:
     cookie = log_in(page)["Cookie"]
     name, _, value = cookie.partition("=")

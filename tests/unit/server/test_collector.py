@@ -99,3 +99,19 @@ def test_events_can_be_caught_up_with() -> None:
     assert [number for number, _ in found] == [RING + 499, RING + 500]
     assert len(collector.events_after(0)) == RING
     assert collector.events_after(collector.newest_event) == []
+
+
+def test_what_is_not_an_event_spoils_no_other() -> None:
+    """From a file that a disk gave back changed."""
+    good = {"time": 7.0, "event": "checkpoint", "query": "out", "epoch": 4, "rows": 1, "total_ms": 250.0}
+    bad: list[dict[str, Any]] = [
+        {**good, "epoch": "four"}, {**good, "query": None}, {**good, "total_ms": "long"}, {**good, "time": "now"},
+        {**good, "commit_ms": float("nan")}, {**good, "bytes": float("inf")}, {**good, "operators": [7]},
+        {**good, "sinks": 7}, {"time": 7.0, "event": "checkpoint"}, {**good, "rows": [1]},
+        {"time": 7.0, "event": "logged", "backlog": "many"},
+    ]  # fmt: skip
+    collector = Collector()
+    assert collector.load([*bad, good, *bad]) == 2 * len(bad)
+    assert [epoch["epoch"] for epoch in collector.epochs()[0]] == [4]
+    assert collector.operators() == []
+    assert collector.series(None, 10)["total_ms"] == [250.0]

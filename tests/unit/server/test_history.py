@@ -58,6 +58,8 @@ def test_the_next_process_of_the_run_goes_on_where_the_line_was_torn() -> None:
         ("epochs-00000001.jsonl", b"[1]\n7\nnull\n\"a\"\n{}\n", 0), ("epochs-00000001.jsonl", b"[" * 100_000, 0),
         ("description.json", b"{", 4), ("description.json", b"", 4), ("description.json", b'{"version": 99}', 4),
         ("description.json", b"7", 4), ("description.json", None, 4),
+        ("description.json", b'{"version": 1, "plan": [7]}', 4),
+        ("description.json", b'{"version": 1, "settings": {"a": 1}}', 4),
     ],
 )  # fmt: skip
 def test_what_is_damaged_is_read_as_far_as_it_goes(name: str, data: Any, epochs: int) -> None:

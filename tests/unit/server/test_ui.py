@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -86,6 +87,29 @@ def test_two_tabs_stop_one_job() -> None:
         assert job.entry.state is State.FINISHED
 
 
+def test_a_name_in_a_path_cannot_begin_another_request() -> None:
+    """Names of queries may have any letters, and a forwarded path is sent as it came."""
+    with served() as job, ui() as page:
+        details = f"/v1/jobs/{job.id}/checkpoints/details/1/subtasks"
+        for name in ("a%20b", "a%0D%0AX-Evil:%201%0D%0A%0D%0APOST%20/", "%C3%A4%E2%82%AC", "a%2Fb"):
+            status, body = page.ask("GET", f"{details}/{name}")
+            assert (status, list(body)) == (404, ["errors"])
+            assert (status, body) == job.ask("GET", f"{details}/{name}")  # which has answered it
+        assert job.job.asked == []
+        headers = {"Authorization": f"Bearer {page.token}"}
+        assert request(page.address, "HEAD", f"/v1/jobs/{job.id}", headers)[0] == 200
+
+
+def test_each_who_asked_for_the_end_is_told(registry: Registry) -> None:
+    """Also where the registry says already that the job has ended, and knows of the last request only."""
+    with served() as job, ui() as page:
+        asked = [page.ask("POST", f"/jobs/{job.id}/savepoints", {})[1]["request-id"] for _ in range(2)]
+        until(lambda: len(job.job.asked) == 2, "both savepoints")
+        job.job.ending.set()
+        until(lambda: job.entry.state.ended, "the end")
+        assert [finished(page, job, one)[0] for one in asked] == [200, 200]
+
+
 class Dying:
     """A port that takes a request and breaks off, after some of an answer."""
 
@@ -153,6 +177,9 @@ def test_a_registry_that_is_garbage(tmp_path: Path) -> None:
             "address": "nowhere",
         }
         (folder / f"{odd['id']}.json").write_text(json.dumps(odd))
+        for field, value in (("start", "soon"), ("name", None), ("error", ["x"]), ("address", 7), ("restarts", None)):
+            wrong = {**odd, "id": uuid.uuid4().hex, field: value}
+            (folder / f"{wrong['id']}.json").write_text(json.dumps(wrong))
         with ui() as page:
             runs = page.ask("GET", "/penstock/v1/runs")[1]["runs"]
             assert {run["id"] for run in runs} == {job.id, odd["id"]}
@@ -238,6 +265,21 @@ def test_transactions_are_ended_by_the_command_s_rules(ran: list[Any], registry:
         assert len(ran) == count
 
 
+def test_a_program_is_run_where_its_run_was_started(ran: list[Any], registry: Registry, tmp_path: Path) -> None:
+    """Storage may be named from there."""
+    program = tmp_path / "programs" / "job.py"
+    program.parent.mkdir()
+    program.write_text("")
+    past = registered(registry, str(program))
+    history_folder(past).mkdir(parents=True)
+    description = {"version": 1, "directory": str(tmp_path)}
+    (history_folder(past) / "description.json").write_text(json.dumps(description))
+    with ui() as page:
+        assert page.ask("POST", f"/penstock/v1/runs/{past}/transactions/commit", {"ids": ["a"]})[0] == 200
+        assert page.ask("POST", "/penstock/v1/runs", {"program": str(program)})[0] == 201
+    assert [folder for _, folder in ran] == [tmp_path, tmp_path]
+
+
 def test_state_is_looked_up_by_the_command(ran: list[Any], registry: Registry, tmp_path: Path) -> None:
     past = registered(registry, "", storage=str(tmp_path / "ck"))
     with ui() as page:
@@ -291,6 +333,25 @@ def _try(address: str, path: str) -> Any:
         return request(address, "GET", path)
     except OSError:
         return None
+
+
+def test_a_browser_is_started_without_the_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every user of the machine sees what programs are started with."""
+    import webbrowser
+
+    from penstock.cli.ui import _open_browser
+
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
+    for code in ("first", "second"):
+        _open_browser(f"http://127.0.0.1:1/open?code={code}")
+    page = tmp_path / "home" / "open.html"
+    assert opened == [page.as_uri()] * 2
+    assert "url=http://127.0.0.1:1/open?code=second" in page.read_text()
+    assert "first" not in page.read_text()
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
 
 
 def test_the_command_opens_a_job_s_own_page() -> None:

@@ -37,6 +37,7 @@ PLAN = {
 class Insight:
     def __init__(self) -> None:
         self.looked = 0
+        self.reads: set[tuple[str, int]] | None = set()
 
     def plan(self) -> dict[str, Any]:
         return PLAN
@@ -45,6 +46,11 @@ class Insight:
         self.looked += 1
         partition = {"partition": "orders-0", "offset": 7, "end": 9, "lag": 2}
         return {"out": {"watermark": 5000, "sources": {"in": [partition]}}}
+
+    def reading(self, query: str, epoch: int) -> bool:
+        if self.reads is None:
+            raise RuntimeError("Spark does not say")
+        return (query, epoch) in self.reads
 
     def transactions(self) -> dict[str, Any]:
         return {"transactions": [], "unseen": []}
@@ -99,6 +105,22 @@ def test_one_run(asked: Any, living: Served) -> None:
     assert body["weakest"]["uid"] == "in"
     assert body["spark_ui"] == ("http://127.0.0.1:4040" if live else None)
     assert body["damage"] == []
+
+
+def test_the_phase_of_the_epoch_under_way(living: Served, insight: Insight) -> None:
+    def phase() -> str:
+        return str(living.ask("GET", f"/penstock/v1/runs/{living.id}")[1]["queries"][0]["phase"])
+
+    living.events.emit("opened", query="out", epoch=5, generation=3)
+    insight.reads = {("out", 5)}
+    assert phase() == "read"
+    insight.reads = {("out", 4)}
+    assert phase() == "prepare"
+    insight.reads = None  # it cannot be asked
+    assert phase() == "prepare"
+    insight.reads = {("out", 5)}
+    living.events.emit("precommitted", query="out", epoch=5, generation=3, rows=1, writers=1)
+    assert phase() == "decide"
 
 
 def test_its_epochs(asked: Any) -> None:

@@ -11,6 +11,7 @@ const LETTERS = 23;
 
 export function dataflow(query, weakest) {
   const columns = columnsOf(query, weakest);
+  if (!columns.length) return h("p", { class: "empty" }, "The plan of this query is not known.");
   const down = window.innerWidth < 640;
   const deepest = Math.max(...columns.map((column) => column.length));
   const long = columns.length * ((down ? HIGH : WIDE) + GAP) - GAP;

@@ -17,7 +17,8 @@ const OVER = new Set(["FINISHED", "FAILED", "CANCELED", "SUSPENDED"]);
 const TABS = [overview, checkpoints, transactions, state, exceptions, savepoints, configuration];
 
 /** What a tab is given: the run's `id`, its `detail` (the run and its queries), the chosen `query`, the `part` of the tab
- * that the address names, the newest `events`, `memory` that is its own, and ways to `draw` again or `read` again. */
+ * that the address names, the newest `events`, `memory` that is its own, and ways to `draw` again or `read` again. Where it
+ * loads for the first time, `detail` and `query` may not be known yet. */
 export class RunView {
   constructor(root, { id, tab, part }) {
     this.id = id;
@@ -57,8 +58,11 @@ export class RunView {
   }
 
   async _read() {
-    const [tab, part] = [this._tab, this._part];
+    const [tab, part, asked] = [this._tab, this._part, this._query];
     try {
+      // At once: what a tab loads needs nothing of the run but the query, and most jobs have one.
+      const loading = tab.load(this._context());
+      loading.catch(() => null); // told below, unless the run's own failure comes first
       const detail = await get(`/runs/${encodeURIComponent(this.id)}`);
       if (this._closed) return;
       this._detail = detail;
@@ -66,8 +70,10 @@ export class RunView {
       this._failure = null;
       this._follow(detail.run);
       this._draw();
-      const data = await tab.load(this._context());
-      if (this._closed || tab !== this._tab || part !== this._part) return this._reader.ask();
+      const query = this._query;
+      const fits = asked === query || (asked === null && detail.queries.length < 2);
+      const data = await (fits || tab !== this._tab ? loading : tab.load(this._context()));
+      if (this._closed || tab !== this._tab || part !== this._part || query !== this._query) return this._reader.ask();
       this._data = data;
     } catch (failure) {
       if (this._closed) return;
@@ -90,7 +96,7 @@ export class RunView {
       path: `/runs/${encodeURIComponent(this.id)}`,
       jobPath: `/jobs/${encodeURIComponent(this.id)}`,
       detail: this._detail,
-      run: this._detail.run,
+      run: this._detail?.run,
       query: this._query,
       part: this._part,
       events: this._stream.newest,

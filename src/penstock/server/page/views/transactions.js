@@ -7,7 +7,9 @@ import { h } from "../dom.js";
 import { bytes, count, plain, seconds, UNKNOWN } from "../format.js";
 import { badge, button, field, meter, select, table } from "../widgets.js";
 
-const ORDER = ["in doubt", "lost", "prepared", "open", "committed"];
+const ORDER = ["in doubt", "prepared", "open", "lost", "committed"];
+const NOTHING_OPEN = "No sink has a transaction open, and none is in doubt.";
+const ENDED = new Set(["lost", "committed"]);
 
 export const transactions = {
   name: "transactions",
@@ -20,14 +22,15 @@ export const transactions = {
 
   draw(context, { transactions: all, unseen, sinks }) {
     const chosen = (context.memory.chosen ??= new Set());
-    const ids = new Set(all.map(({ id }) => id));
+    const left = all.filter(({ state }) => !ENDED.has(state));
+    const ids = new Set(left.map(({ id }) => id));
     for (const id of chosen) if (!ids.has(id)) chosen.delete(id);
-    const sorted = all.toSorted((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || (b.age_seconds ?? 0) - (a.age_seconds ?? 0));
+    const sorted = all.toSorted((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || (b.age_seconds ?? 0) - (a.age_seconds ?? 0) || (b.epoch ?? 0) - (a.epoch ?? 0));
     const holding = all.filter((one) => one.holds_back);
     return [
       holding.length ? h("p", { class: "weakest", role: "status" }, `Readers with read_committed are held back by ${holding.length}: ${holding.slice(0, 3).map(({ id }) => id).join(", ")}${holding.length > 3 ? " …" : ""}`) : null,
+      left.length ? drawActions(context, left.filter(({ id }) => chosen.has(id))) : h("p", { class: "hint" }, NOTHING_OPEN),
       drawTable(context, sorted, chosen),
-      all.length ? drawActions(context, all.filter(({ id }) => chosen.has(id))) : null,
       unseen.length ? h("p", { class: "hint" }, `Not seen: ${unseen.map(notSeen).join("; ")}.`) : null,
       sinks.length ? table("In-flight log: decided, and not yet taken by the sink", [["Sink", (one) => `${one.query} ${one.sink}`], ["Epochs", (one) => count(one.epochs), "number"], ["Size", (one) => bytes(one.bytes), "number"]], sinks) : null,
     ];
@@ -41,6 +44,7 @@ function notSeen(one) {
 
 function drawTable(context, rows, chosen) {
   const pick = (one) => {
+    if (ENDED.has(one.state)) return h("code", null, one.id);
     const change = (event) => {
       if (event.target.checked) chosen.add(one.id);
       else chosen.delete(one.id);
@@ -57,7 +61,7 @@ function drawTable(context, rows, chosen) {
     ["Age beside timeout", (one) => age(one)],
     ["Readers", (one) => (one.holds_back ? badge("holds back", "bad") : "pass")],
   ];
-  return table("Transactions of the sinks", columns, rows, { key: (one) => `${one.query} ${one.sink} ${one.id}`, empty: "No sink has a transaction open, and none is in doubt." });
+  return table("Transactions of the sinks", columns, rows, { key: (one) => `${one.query} ${one.sink} ${one.id} ${one.epoch} ${one.generation} ${one.partition}`, empty: "None has ended lately, either." });
 }
 
 function age({ age_seconds: old, timeout_seconds: timeout }) {
@@ -69,7 +73,8 @@ function age({ age_seconds: old, timeout_seconds: timeout }) {
 
 function drawActions(context, chosen) {
   const only = (decision) => chosen.length > 0 && chosen.every((one) => one.decision === decision);
-  const unproven = chosen.length > 0 && chosen.every((one) => one.state === "in doubt");
+  // Of a run that has ended nobody asked the sinks: the command does, and takes the word only where nothing is proven.
+  const unproven = chosen.length > 0 && chosen.every((one) => one.state === "in doubt" || (one.asked === false && one.decision === "decided"));
   const none = "Choose transactions in the table first.";
   const why = (text) => (chosen.length ? text : none);
   return h(
@@ -106,7 +111,7 @@ function resolve(context, chosen) {
     title: "Say what became of these?",
     effects: [
       named(chosen),
-      "Nobody can prove how they ended. Your word is kept in the ledger, and counts only where nothing can be proven.",
+      "Their commit is tried once more. Your word is kept in the ledger, and counts only where nothing can be proven even then.",
       "“Committed” where they were not: their rows are lost. “Lost” where they were visible: their rows come twice.",
       "Compare the target with their rows before.",
     ],
@@ -114,6 +119,6 @@ function resolve(context, chosen) {
     yes: "Keep this word",
     danger: true,
     work: (values) => post(`${context.path}/transactions/resolve`, { ids: chosen.map(({ id }) => id), as: values.as }),
-    done: () => `Recorded: ${named(chosen)}`,
+    done: ({ result }) => (result?.length === 0 ? "Nothing was recorded: all of it is proven. Commit it, or start the job." : `Recorded: ${named(chosen)}`),
   }).then(context.read);
 }
