@@ -255,7 +255,8 @@ class Job:
                 raise
             steering.end(None)
         if self._cancel_asked and self.checkpoints.retention is Retention.DELETE:
-            self._delete(folder, group)
+            generations = {runner.plan.uid: runner.generation for runner in self._runners}
+            folder.delete_cancelled(generations, group.abandoned)
 
     def stop(self) -> None:
         """Ask for a clean end: each query finishes the epoch under way. Safe from any thread and from a signal. The
@@ -314,18 +315,6 @@ class Job:
     def _before_round(self, folder: JobFolder, restore_point: RestorePoint) -> None:
         if folder.finish_deletion(self._plans):
             restore_point.check_uids()
-
-    def _delete(self, folder: JobFolder, group: QueryGroup) -> None:
-        """After a cancel that ended cleanly. The job has ended whether this works or not."""
-        try:
-            if group.abandoned:
-                reason = f"an epoch of {', '.join(group.abandoned)} has not ended"
-            else:
-                reason = folder.delete({runner.plan.uid: runner.generation for runner in self._runners})
-        except PenstockError as error:
-            reason = f"it could not be deleted, which the next start tries again: {error}"
-        if reason:
-            log.warning("the checkpoint of job %s is kept: %s", self.name, reason)
 
     def _wait_until_ready(self, events: Events, restarts: Restarts) -> bool:
         """Check every source and sink before anything starts. What only waits for another system to come up is tried

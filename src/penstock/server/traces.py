@@ -50,7 +50,7 @@ class Traces:
         from opentelemetry.context import Context
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
-        common = {
+        common: dict[str, str | int] = {
             "penstock.job": self._job,
             "penstock.run": self._run,
             "penstock.query": epoch.query,

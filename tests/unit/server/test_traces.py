@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -145,7 +144,7 @@ def test_the_environment_says_where_to(
 
 
 @pytest.fixture
-def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+def collected(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     monkeypatch.setattr(traces, "_exporter", lambda name: exporter)
     return exporter
