@@ -35,14 +35,25 @@ TABS = ("Overview", "Checkpoints", "Transactions", "State", "Exceptions", "Savep
 COMMAND = "from penstock.cli.main import main; main()"
 
 SCRIPT = """
-import os
+import os, time
+from pyspark.sql.functions import udf
+from pyspark.sql.types import BooleanType
 from penstock import Checkpoints, DataGenSource, Job, KafkaSink, RestartStrategy
+
+HOLD = os.environ["HOLD"]
+
+@udf(BooleanType())
+def pass_unless_held(value):
+    while os.path.exists(HOLD):
+        time.sleep(0.05)
+    return True
 
 job = Job("payments", checkpoints=Checkpoints(interval="500ms", storage="checkpoints", savepoint_dir="savepoints"),
           restart=RestartStrategy.fixed_delay(9, "100ms"),
           conf={"spark.master": "local[2]", "spark.sql.shuffle.partitions": "1"})
 rows = job.read(DataGenSource(rate=100, partitions=1, columns={"value": "cast(id AS string)"}), uid="payments")
-job.write(rows.dropDuplicates(["value"]), KafkaSink(os.environ["TOPIC"], servers=os.environ["SERVERS"]), uid="out")
+rows = rows.where(pass_unless_held("value")).dropDuplicates(["value"])
+job.write(rows, KafkaSink(os.environ["TOPIC"], servers=os.environ["SERVERS"]), uid="out")
 
 if __name__ == "__main__":
     job.run()
@@ -104,16 +115,18 @@ class World:
 
 @pytest.fixture
 def points(tmp_path: Path) -> Points:
-    return Points(tmp_path / "points", task__opened="hang", epoch__committed="raise", recover__claimed="hang")
+    return Points(tmp_path / "points", epoch__committed="raise", recover__claimed="hang")
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, points: Points, kafka: Kafka) -> Iterator[World]:
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
-    world = World(tmp_path, {**points.environment, "TOPIC": kafka.topic(1), "SERVERS": kafka.servers})
+    own = {"TOPIC": kafka.topic(1), "SERVERS": kafka.servers, "HOLD": str(tmp_path / "hold")}
+    world = World(tmp_path, {**points.environment, **own})
     yield world
     points.release()
+    (tmp_path / "hold").unlink(missing_ok=True)
     for entry in Registry().entries():
         if entry.supervised and entry.supervisor is not None:
             end_process(entry.supervisor, 30)
@@ -198,7 +211,7 @@ def test_a_job_s_whole_life_on_the_page(
     visitor.tab("Checkpoints")
     visitor.part("History")
     first = visitor.later_than(visitor.newest_epoch())
-    see_it_read(visitor, points)
+    see_it_read(visitor, world)
     its_own_page(world, browser, first)
     top = world.penstock("top", "--once")
     [job] = top["jobs"]
@@ -248,12 +261,13 @@ def see_the_dataflow(visitor: Visitor) -> None:
     expect(page.get_by_text("Weakest link:")).to_be_visible()
 
 
-def see_it_read(visitor: Visitor, points: Points) -> None:
-    """A task that does not go on: the epoch is seen to read, and goes on when it does."""
+def see_it_read(visitor: Visitor, world: World) -> None:
+    """A partition is read slowly: the epoch is seen to read, and goes on when it does."""
     visitor.tab("Overview")
-    points.act("task.opened")
-    expect(visitor.page.locator(".step.now")).to_have_text(re.compile("Read|Prepare"))
-    points.release()
+    hold = world.folder / "hold"
+    hold.touch()
+    expect(visitor.page.locator(".step.now")).to_have_text("Read")
+    hold.unlink()
     visitor.tab("Checkpoints")
     visitor.part("History")
     visitor.later_than(visitor.newest_epoch())
