@@ -215,14 +215,14 @@ def test_a_real_job(case: Callable[..., Case]) -> None:
         world.wait_acted("commit.first", run)
         world.wait_visible(run)
         assert len(run.drivers) == 2
-        assert session_members(run.drivers[0]) == []
+        until(lambda: session_members(run.drivers[0]) == [], "the first driver's processes to be gone")
 
         [java] = [pid for pid in descendants(run.drivers[1]) if "org.apache.spark.deploy" in command(pid)]
         os.kill(java, signal.SIGKILL)
         world.source.feed(200)
         until(lambda: len(run.drivers) == 3, run.tail)
-        assert session_members(run.drivers[1]) == []
         world.wait_visible(run)
+        until(lambda: session_members(run.drivers[1]) == [], "the second driver's processes to be gone")
 
         run.terminate()
         assert run.wait(patient=True) == 0, run.tail()

@@ -35,12 +35,10 @@ from penstock.events import Events
 from penstock.process import lifeline
 from penstock.process.lifeline import CRASHED, DONE, GAVE_UP, DriverReport
 from penstock.process.restart import Restarts
-from penstock.processes import end_session
+from penstock.process.sweep import Sweeper
 
 log = logging.getLogger("penstock.supervisor")
 
-#: A JVM that has lost its driver ends by itself and removes its temporary files, in about a second.
-_SWEEP_SECONDS = 10.0
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -96,12 +94,13 @@ class Supervisor:
         self._driver, self._strategy = list(driver), strategy
         self._restarts = Restarts(strategy, clock=clock)
         self._events = events or Events()
+        self._sweeper = Sweeper()
         self._child: subprocess.Popen[bytes] | None = None
         self._asked: int | None = None  # the signal that asked for a stop
 
     def run(self) -> int:
         """Until the driver is done, stopped or has failed for good; the exit status for whoever asked."""
-        with self._signals() as wake:
+        with self._signals() as wake, contextlib.closing(self._sweeper):
             while True:
                 run = self._run_once()
                 end = classify_end(run.status, stopping=self._asked is not None or run.report.stopping)
@@ -137,10 +136,7 @@ class Supervisor:
                 self._forward(self._asked)  # it came while the child was being made
             status = child.wait()
             self._child = None
-            killed = end_session(child.pid, _SWEEP_SECONDS)
-            if killed:
-                log.warning("processes that the driver left behind were killed: %s", ", ".join(map(str, killed)))
-            _reap_orphans()
+            self._sweeper.begin(child.pid)
             return _Run(status, lifeline.listen(ours))
 
     def _follow(self, strategy: RestartStrategy) -> None:
@@ -148,6 +144,7 @@ class Supervisor:
         self._restarts.follow(strategy)
 
     def _give_up(self, run: _Run) -> int:
+        self._sweeper.close()
         log.error(
             "the driver %s, and the restart strategy gives up (%s). What was decided is safe: the next start"
             " recovers it.",
@@ -158,6 +155,7 @@ class Supervisor:
         return GAVE_UP
 
     def _finish(self, end: DriverEnd, run: _Run, status: int) -> int:
+        self._sweeper.close()  # who is told that it has ended finds nothing left of it
         level = logging.ERROR if end is DriverEnd.FAILED else logging.INFO
         log.log(level, "%s: the driver %s; it is not started again", end.value, run.reason)
         self._tell(end.value, reason=run.reason, verdict=run.report.verdict, status=status)
@@ -200,13 +198,6 @@ class Supervisor:
 
     def _tell(self, action: str, **fields: Any) -> None:
         self._events.emit("supervisor", query=None, action=action, **fields)
-
-
-def _reap_orphans() -> None:
-    """The first process of a container inherits orphans, and has to wait for them or they stay for ever."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _name(number: int) -> str:
