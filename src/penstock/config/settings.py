@@ -195,9 +195,8 @@ def _restart(values: Values, restart: RestartStrategy | None) -> RestartStrategy
     if all(setting.where in (CODE, DEFAULT) for setting in mine.values()):
         return restart or RestartStrategy.exponential_delay()
     with _naming(mine):
-        return build_strategy(
-            mine["type"].value, {name: setting.value for name, setting in mine.items() if name != "type"}
-        )
+        given = {name: setting.value for name, setting in mine.items() if setting.where != DEFAULT and name != "type"}
+        return build_strategy(mine["type"].value, given)
 
 
 def _recovery(values: Values) -> Recovery:

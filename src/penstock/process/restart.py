@@ -59,11 +59,14 @@ class Restarts:
     def after_failure(self) -> float | None:
         """Count a failure of which nothing else is known: seconds to wait, None to give up."""
         strategy, now = self._strategy, self._clock()
-        if self._started is not None and now - self._started >= strategy.reset_after:
+        lasted = 0.0 if self._started is None else now - self._started
+        if lasted >= strategy.reset_after:
             self._failures, self._wait = 0, strategy.initial
         self._started = None  # one run fails once: what fails before the next has begun has lasted for no time
         if not self._may_retry(now):
             return None
+        if lasted >= strategy.immediate_after:
+            return 0.0
         # Step by step, never as a power: after days of failures that would be too large for a float.
         wait = min(self._wait, strategy.maximum)
         self._wait = wait * strategy.multiplier
