@@ -212,6 +212,9 @@ def test_values_out_of_range_are_refused(strategy: str, given: dict[str, Any]) -
         getattr(RestartStrategy, strategy)(**given)
 
 
+DEFAULT_LINE = "exponential-delay: 1 s growing by 1.5 to 1 min, without end, starting over after a run of 1 h"
+
+
 @pytest.mark.parametrize(
     ("strategy", "line"),
     [
@@ -223,8 +226,7 @@ def test_values_out_of_range_are_refused(strategy: str, given: dict[str, Any]) -
         ),
         (
             RestartStrategy.exponential_delay(),
-            "exponential-delay: 1 s growing by 1.5 to 1 min, without end, starting over after a run of 1 h,"
-             " at once after one of 30 s",
+            f"{DEFAULT_LINE}, at once after one of 30 s",
         ),
         (
             RestartStrategy.exponential_delay("1s", attempts=4, maximum=90),
