@@ -35,9 +35,10 @@ class Standby:
         tell: Callable[..., None],
         *,
         clock: Callable[[], float] = time.monotonic,
-        settle: float = SETTLE_SECONDS,
+        settle: float | None = None,
     ) -> None:
-        self._start, self._sweeper, self._tell, self._clock, self._settle = start, sweeper, tell, clock, settle
+        self._start, self._sweeper, self._tell, self._clock = start, sweeper, tell, clock
+        self._settle = SETTLE_SECONDS if settle is None else settle
         self._restarts = Restarts(RestartStrategy.exponential_delay("1s", "1min", reset_after="5min"), clock=clock)
         self._driver: Driver | None = None
         self._ready = False
