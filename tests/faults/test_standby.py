@@ -20,7 +20,7 @@ from penstock.process.driver import Driver
 from penstock.process.lifeline import FAILED
 from penstock.processes import session_members, state
 from tests.support.case import SCRIPT, Case
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, command, descendants
 from tests.support.supervised import OFTEN, Supervised
 from tests.support.waiting import until
 
@@ -213,19 +213,20 @@ def test_a_standby_that_is_killed_never_touches_the_job(case: Callable[..., Case
     kept = Kept(world)
     with kept.run:
         world.wait_visible(kept.run)
-        for _ in range(2):
-            standby = kept.wait_ready()
-            [victim, *_] = [pid for pid in session_members(standby) if _ == 0 or pid != standby]
-            os.kill(victim, signal.SIGKILL)
-            world.source.feed(100)
-            until(lambda: kept.run.standbys[-1] != standby or victim != standby, kept.run.tail)  # noqa: B023
-            world.wait_visible(kept.run)
+        os.kill(kept.wait_ready(), signal.SIGKILL)
+        until(lambda: len(kept.run.standbys) == 2, kept.run.tail)
+        second = kept.wait_ready()
+        [java] = [pid for pid in descendants(second) if "org.apache.spark.deploy" in command(pid)]
+        os.kill(java, signal.SIGKILL)
+        world.source.feed(100)
+        world.wait_visible(kept.run)
+        until(lambda: len(kept.run.standbys) == 3, kept.run.tail, 120)
         assert len(kept.run.drivers) == 1
         assert generations(world) == 1
-        standby = kept.wait_ready()
+        third = kept.wait_ready()
         os.kill(kept.run.drivers[0], signal.SIGKILL)
         world.source.feed(100)
-        until(lambda: len(kept.run.drivers) > 1, kept.run.tail)
+        until(lambda: kept.run.drivers[-1] == third, kept.run.tail)
         kept.finish()
 
 
@@ -242,11 +243,11 @@ def driver(world: Case, *, standby: bool, hang: str = "") -> Iterator[Driver]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
     }
     config = world.config.write(world.folder / "config.json")
-    command = [sys.executable, "-m", "penstock.cli.supervised", str(SCRIPT), str(config)]
+    own = [sys.executable, "-m", "penstock.cli.supervised", str(SCRIPT), str(config)]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        started = Driver(command, standby=standby)
+        started = Driver(own, standby=standby)
     try:
         yield started
     finally:

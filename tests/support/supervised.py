@@ -45,7 +45,5 @@ class Supervised(JobProcess):
         return [event["action"] for event in self.told()]
 
     def members(self) -> list[int]:
-        return [
-            *super().members(),
-            *(pid for driver in {*self.drivers, *self.standbys} for pid in session_members(driver)),
-        ]
+        drivers = {*self.drivers, *self.standbys}
+        return [*super().members(), *(pid for driver in drivers for pid in session_members(driver))]

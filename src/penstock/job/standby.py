@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.process import lifeline
+from penstock.process.error_class import classify, jvm_gone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +62,9 @@ def _keep_warm(spark: SparkSession, modules: Sequence[str], look: Callable[[], N
                 step()
             except Exception as error:
                 log.debug("a standby could not warm up: %r", error)
+                if jvm_gone(error) and lifeline.is_standby():
+                    lifeline.tell_error(error, classify(error))
+                    os._exit(lifeline.CRASHED)  # it could not take over any more; another one can
         lifeline.tell_ready()
         steps = (lambda: warm_workers(spark, modules), look)
         lifeline.await_turn(_KEEP_WARM_SECONDS)
