@@ -15,11 +15,8 @@ import logging
 import os
 import re
 import shlex
-import shutil
-import signal
 import struct
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +24,7 @@ from typing import Any
 
 from penstock.caches import user_cache
 from penstock.secrets import masked
-from penstock.spark import class_archive
+from penstock.spark import class_archive, early
 from penstock.spark.java import DROPPED, JavaHome, find_java
 from penstock.storage.private import create_own, own_folder, read_own
 
@@ -182,33 +179,22 @@ def _keep(file: Path, answer: Sequence[str]) -> None:
 
 
 def _connect(command: Sequence[str], environment: Mapping[str, str]) -> Any | None:
-    """Start Java and wait until it answers; None if it ended instead."""
+    """Wait until Java, started now or ahead, answers; None if it ended instead."""
     from pyspark.java_gateway import launch_gateway
 
-    folder = Path(tempfile.mkdtemp(prefix="penstock-java-"))
+    java = early.adopt(command, environment) or early.start(command, environment)
     try:
-        told = folder / "connection"
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,  # Java ends when nobody holds the other end any more
-            env={**environment, "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)},
-            preexec_fn=_ignore_interrupts,
-        )
-        while not told.exists():
-            if process.poll() is not None:
+        while not java.told.exists():
+            if java.process.poll() is not None:
                 return None
             time.sleep(_POLL_SECONDS)
-        port, length = struct.unpack(">ii", (body := told.read_bytes())[:8])
+        port, length = struct.unpack(">ii", (body := java.told.read_bytes())[:8])
         with _attached(port, body[8 : 8 + length].decode()):
             gateway = launch_gateway()
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    gateway.proc = process
+        java.forget()
+    gateway.proc = java.process
     return gateway
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's to answer
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ def test_exponential_delay_after_days_of_failures(clock: Clock) -> None:
 
 
 def test_exponential_delay_gives_up(clock: Clock) -> None:
-    counted = restarts(RestartStrategy.exponential_delay(reset_after="1min", attempts=2), clock)
+    counted = restarts(RestartStrategy.exponential_delay("1s", reset_after="1min", attempts=2), clock)
     assert delays(counted, 3) == [1.0, 1.5, None]
     counted.started()
     clock.now += 60
@@ -99,7 +99,7 @@ def test_a_run_that_lasted_starts_the_count_over(clock: Clock) -> None:
 
 def test_after_a_run_that_lasted_the_first_restart_comes_at_once(clock: Clock) -> None:
     """Once: what fails again soon waits, and goes on waiting where it had come to. Every restart is counted."""
-    counted = restarts(RestartStrategy.exponential_delay(attempts=5), clock)
+    counted = restarts(RestartStrategy.exponential_delay(attempts=4), clock)
     assert delays(counted, 1) == [1.0]
     counted.started()
     clock.now += 30

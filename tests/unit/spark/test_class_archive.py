@@ -141,7 +141,9 @@ def test_the_oldest_are_forgotten(tmp_path: Path) -> None:
 
 def test_what_is_not_complete_never_has_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rehearsal that fails leaves nothing, and is not tried again."""
-    target = tmp_path / "classes-1.jsa"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    target = folder / "classes-1.jsa"
 
     def fail(aside: Path, flags: Any) -> None:
         aside.write_text("half of it")
@@ -150,7 +152,7 @@ def test_what_is_not_complete_never_has_the_name(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(rehearsal, "_rehearse", fail)
     with pytest.raises(RuntimeError):
         rehearsal.make_archive(target, [])
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["classes-1.lock", "classes-1.tried"]
+    assert sorted(file.name for file in folder.iterdir()) == ["classes-1.lock", "classes-1.tried"]
     rehearsal.make_archive(target, [])
     monkeypatch.setattr(rehearsal, "_rehearse", lambda aside, flags: aside.write_text("all of it"))
     tried_file(target).unlink()
