@@ -16,7 +16,6 @@ from penstock.errors import ConfigurationError, PenstockError
 from penstock.process import lifeline
 from penstock.process.error_class import ErrorClass, classify, jvm_gone, out_of_memory
 from penstock.process.restart import has_given_up
-from penstock.spark import early
 
 if TYPE_CHECKING:
     from penstock.job.job import Job
@@ -81,7 +80,6 @@ def load_job(script: Path) -> Job:
 def run(script: Path, arguments: list[str]) -> int:
     """Prepare, execute, and say how it ended: see `status_of`. Errors are shown; a status that the program itself
     leaves with is raised as it is."""
-    early.begin(script)
     try:
         set_up_log()
         prepare_environment()

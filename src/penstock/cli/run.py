@@ -133,6 +133,9 @@ def _start(script: Path, arguments: list[str], *, detached: bool, supervise: boo
         return _start_detached(script, arguments, as_json=as_json)
     if supervise:
         return _run_supervised(script, arguments)
+    from penstock.spark import early
+
+    early.begin(script)
     with _shown_restore():
         return program.run(script, arguments)
 
