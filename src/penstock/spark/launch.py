@@ -130,7 +130,7 @@ def _jvm_options(java: JavaHome, home: Path, conf: Mapping[str, str], environmen
 def _ask_launcher(java: JavaHome, home: Path, conf: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
     """Its answer, as `spark-class` would carry it out; empty where it refuses."""
     quick = ["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-    command = [java.java, *quick, "-cp", f"{home}/jars/*", _LAUNCHER, _MAIN, *_settings(conf), "pyspark-shell"]
+    command = [str(java.java), *quick, "-cp", f"{home}/jars/*", _LAUNCHER, _MAIN, *_settings(conf), "pyspark-shell"]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, stdin=subprocess.DEVNULL, timeout=_LAUNCHER_SECONDS
@@ -180,8 +180,9 @@ def _keep(file: Path, answer: Sequence[str]) -> None:
 
 def _connect(command: Sequence[str], environment: Mapping[str, str]) -> Any | None:
     """Wait until Java, started now or ahead, answers; None if it ended instead."""
-    from pyspark.java_gateway import launch_gateway
+    from pyspark import java_gateway
 
+    attach: Any = java_gateway.launch_gateway
     java = early.adopt(command, environment) or early.start(command, environment)
     try:
         while not java.told.exists():
@@ -190,7 +191,7 @@ def _connect(command: Sequence[str], environment: Mapping[str, str]) -> Any | No
             time.sleep(_POLL_SECONDS)
         port, length = struct.unpack(">ii", (body := java.told.read_bytes())[:8])
         with _attached(port, body[8 : 8 + length].decode()):
-            gateway = launch_gateway()
+            gateway = attach()
     finally:
         java.forget()
     gateway.proc = java.process

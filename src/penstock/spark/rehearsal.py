@@ -76,7 +76,7 @@ def _run(frame: DataFrame, folder: Path) -> None:
         .start()
     )
     while len(passed) < _BATCHES and started.isActive:
-        started.awaitTermination(0.05)
+        time.sleep(0.01)
     started.stop()
 
 
