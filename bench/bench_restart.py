@@ -223,7 +223,7 @@ def main() -> None:
     parser.add_argument("--standby", action="store_true")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--interval", default="200ms")
-    parser.add_argument("--run", type=float, default=31.0, help="seconds of running before each kill")
+    parser.add_argument("--run", type=float, default=12.0, help="seconds of running before each kill")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-restart-") as folder, Broker.start(Path(folder) / "kafka") as broker:
         silences = measure(Path(folder), broker.servers, arguments)

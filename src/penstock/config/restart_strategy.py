@@ -73,11 +73,12 @@ class RestartStrategy:
         `initial`, one second where it is not given.
 
         A run that lasted `reset_after` starts pauses and count over. `attempts` is how many restarts there may be
-        before that; None is without end. The restart after a run that lasted `immediate_after` comes without a pause:
-        30 seconds, unless `initial` is given, which then holds for every restart.
+        before that; None is without end. The restart after a run that lasted `immediate_after` comes without a pause,
+        the next after one twice as long, and so on: 10 seconds, unless `initial` is given, which then holds for every
+        restart.
         """
         if immediate_after is None:
-            immediate_after = "30s" if initial is None else _NEVER
+            immediate_after = "10s" if initial is None else _NEVER
         at_once, initial = seconds(immediate_after, "immediate_after"), "1s" if initial is None else initial
         first, longest = seconds(initial, "initial"), seconds(maximum, "maximum")
         reset = seconds(reset_after, "reset_after")
@@ -216,9 +217,9 @@ RESTART_OPTIONS = (
     ),
     Option(
         "penstock.restart.immediate-after", "restart", f"{EXPONENTIAL}.immediate_after",
-        "RestartStrategy.exponential_delay(immediate_after=…)", "30 s", duration_text,
-        "The restart after a run that lasted this long comes without a pause. Where `initial-backoff` is set, only if"
-        " this is set as well. Flink always waits.",
+        "RestartStrategy.exponential_delay(immediate_after=…)", "10 s", duration_text,
+        "The restart after a run that lasted this long comes without a pause; the next after one twice as long, and so"
+        " on. Where `initial-backoff` is set, only if this is set as well. Flink always waits.",
         (f"{_UNIT}test_after_a_run_that_lasted_the_first_restart_comes_at_once",),
     ),
 )  # fmt: skip

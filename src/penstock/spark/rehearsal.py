@@ -71,7 +71,7 @@ def _run(frame: DataFrame, folder: Path) -> None:
 
     started = (
         frame.writeStream.foreachBatch(write)
-        .option("checkpointLocation", str(folder / "checkpoint"))
+        .option("checkpointLocation", (folder / "checkpoint").as_uri())
         .outputMode("update")
         .start()
     )

@@ -98,15 +98,31 @@ def test_a_run_that_lasted_starts_the_count_over(clock: Clock) -> None:
 
 
 def test_after_a_run_that_lasted_the_first_restart_comes_at_once(clock: Clock) -> None:
-    """Once: what fails again soon waits, and goes on waiting where it had come to. Every restart is counted."""
+    """What fails again soon waits, and goes on waiting where it had come to. Every restart is counted."""
     counted = restarts(RestartStrategy.exponential_delay(attempts=4), clock)
     assert delays(counted, 1) == [1.0]
     counted.started()
-    clock.now += 30
+    clock.now += 10
     assert delays(counted, 2) == [0.0, 1.5]
     counted.started()
-    clock.now += 29
+    clock.now += 9
     assert delays(counted, 2) == [2.25, None]
+
+
+def test_what_fails_after_every_run_of_some_length_comes_to_pauses(clock: Clock) -> None:
+    counted = restarts(RestartStrategy.exponential_delay(), clock)
+    waits = []
+    for _ in range(5):
+        counted.started()
+        clock.now += 25
+        waits += delays(counted, 1)
+    assert waits == [0.0, 0.0, 1.0, 1.5, 2.25]
+    counted.started()
+    clock.now += 3600
+    assert delays(counted, 1) == [0.0]
+    counted.started()
+    clock.now += 25
+    assert delays(counted, 1) == [0.0]
 
 
 def test_a_pause_that_was_asked_for_is_made_after_every_run(clock: Clock) -> None:
@@ -174,7 +190,7 @@ def test_the_defaults_are_flinks() -> None:
     assert RestartStrategy.fixed_delay() == RestartStrategy.fixed_delay(attempts=1, delay="1s")
     assert RestartStrategy.failure_rate() == RestartStrategy.failure_rate(max_failures=1, interval="1min", delay="1s")
     assert RestartStrategy.exponential_delay() == RestartStrategy.exponential_delay(
-        initial="1s", maximum="1min", multiplier=1.5, reset_after="1h", jitter=0.1, attempts=None, immediate_after="30s"
+        initial="1s", maximum="1min", multiplier=1.5, reset_after="1h", jitter=0.1, attempts=None, immediate_after="10s"
     )  # but for the last one, which Flink has not
 
 
@@ -226,7 +242,7 @@ DEFAULT_LINE = "exponential-delay: 1 s growing by 1.5 to 1 min, without end, sta
         ),
         (
             RestartStrategy.exponential_delay(),
-            f"{DEFAULT_LINE}, at once after one of 30 s",
+            f"{DEFAULT_LINE}, at once after one of 10 s",
         ),
         (
             RestartStrategy.exponential_delay("1s", attempts=4, maximum=90),
