@@ -20,6 +20,7 @@ import typer
 from penstock.cli import program
 from penstock.cli.output import Output
 from penstock.cli.progress_display import show_restore, show_start
+from penstock.config.availability import STANDBY
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
 from penstock.config.log import FORMAT, LogFormat
 from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
@@ -28,7 +29,7 @@ from penstock.process.registration import ID_VARIABLE
 from penstock.process.registry import Entry, Registry, State
 
 if TYPE_CHECKING:
-    from penstock.config.restart_strategy import RestartStrategy
+    from penstock.config.settings import Settings
 
 _COMMAND = "from penstock.cli.main import main; main()"
 _POLL_SECONDS = 0.05
@@ -60,6 +61,14 @@ ClaimMode = Annotated[
     ),
 ]
 
+Supervise = Annotated[
+    bool, typer.Option("--supervise/--no-supervise", help="Start the job again when its process dies.")
+]
+KeepStandby = Annotated[
+    bool | None,
+    typer.Option("--standby/--no-standby", help="Keep a second driver ready to take over when the first dies."),
+]
+
 
 def run(
     script: Annotated[
@@ -81,9 +90,8 @@ def run(
     detached: Annotated[
         bool, typer.Option("-d", "--detached", help="Leave the job running in the background, and return.")
     ] = False,
-    supervise: Annotated[
-        bool, typer.Option("--supervise/--no-supervise", help="Start the job again when its process dies.")
-    ] = True,
+    supervise: Supervise = True,
+    standby: KeepStandby = None,
     options: Annotated[
         list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A setting; it wins over code and file.")
     ] = None,
@@ -107,21 +115,27 @@ def run(
         "parallelism.default": None if parallelism is None else str(parallelism),
         FORK_NAME: fork,
         FORK_SUFFIX: suffix,
+        STANDBY: None if standby is None else str(standby).lower(),
         FORMAT: None if log_format is None else log_format.value,
     }
     _set_environment(options or [], config, {key: value for key, value in short.items() if value is not None})
     if detached and not supervise:
         raise typer.BadParameter("a detached job has a supervisor; leave --no-supervise out.", param_hint="-d")
+    if standby and not supervise:
+        raise typer.BadParameter("a standby is the supervisor's; leave --no-supervise out.", param_hint="--standby")
     sys.exit(_start(script, arguments or [], detached=detached, supervise=supervise, as_json=as_json))
 
 
 def _start(script: Path, arguments: list[str], *, detached: bool, supervise: bool, as_json: bool) -> int:
     """In the background, under a supervisor, or in this very process; the exit status."""
     if detached:
-        _strategy()
+        _settings()
         return _start_detached(script, arguments, as_json=as_json)
     if supervise:
         return _run_supervised(script, arguments)
+    from penstock.spark import early
+
+    early.begin(script)
     with _shown_restore():
         return program.run(script, arguments)
 
@@ -132,14 +146,15 @@ def _run_supervised(script: Path, arguments: list[str]) -> int:
     from penstock.process.supervisor import Supervisor, command
 
     _log_to_stderr()
-    strategy = _strategy()
+    settings = _settings()
     given = os.environ.get(ID_VARIABLE)  # where `run -d` has started this one
     entry = SupervisorEntry(script, id=given, log_file=Registry().log_file(given) if given else None)
     os.environ[ID_VARIABLE] = entry.id
     events = Events()
     events.listen(entry)
     with _shown_restore(entry.id):
-        return Supervisor(command(script, arguments), strategy, events=events).run()
+        own = command(script, arguments)
+        return Supervisor(own, settings.restart, standby=settings.availability.standby, events=events).run()
 
 
 def _shown_restore(id: str | None = None) -> AbstractContextManager[None]:
@@ -167,15 +182,15 @@ def _set_environment(options: list[str], config: Path | None, short: Mapping[str
         os.environ[FILE_VARIABLE] = str(config.absolute())
 
 
-def _strategy() -> RestartStrategy:
-    """As far as it is known before the job has spoken. What is wrong with the settings is an error now; what is only
+def _settings() -> Settings:
+    """As far as they are known before the job has spoken. What is wrong with the settings is an error now; what is only
     worth a remark, the job itself says."""
     from penstock.config.settings import resolve
 
     log = logging.getLogger("penstock")
     log.disabled = True
     try:
-        return resolve().restart
+        return resolve()
     finally:
         log.disabled = False
 

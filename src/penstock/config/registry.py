@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 
+from penstock.config.availability import AVAILABILITY_OPTIONS
 from penstock.config.checkpoints import CHECKPOINT_OPTIONS
 from penstock.config.log import LOG_OPTIONS
 from penstock.config.option import Option
@@ -21,6 +22,7 @@ OPTIONS: tuple[Option, ...] = (
     *STATE_OPTIONS,
     *RESTART_OPTIONS,
     *RECOVERY_OPTIONS,
+    *AVAILABILITY_OPTIONS,
     *REST_OPTIONS,
     *LOG_OPTIONS,
 )

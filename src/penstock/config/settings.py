@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.config.availability import Availability
 from penstock.config.checkpoints import Checkpoints, contradiction_error, find_contradiction
 from penstock.config.levels import CODE, DEFAULT, OPTIONS, Level, Value, read_code, read_texts
 from penstock.config.load import from_file, from_options
@@ -41,6 +42,7 @@ class Settings:
     state_backend: StateBackend | None  # None: Spark was told which, by its own name
     restart: RestartStrategy
     recovery: Recovery
+    availability: Availability
     rest: Rest
     log: Log
     spark: Mapping[str, str]  # from `-D` and the code: wins over whatever else Spark was told
@@ -102,6 +104,7 @@ def resolve(
         state_backend=backend,
         restart=_restart(values, restart),
         recovery=_recovery(values),
+        availability=Availability(**{name: setting.value for name, setting in _of(values, "availability").items()}),
         rest=Rest(**{name: setting.value for name, setting in _of(values, "rest").items()}),
         log=Log(**{name: setting.value for name, setting in _of(values, "log").items()}),
         spark=spark,
@@ -195,9 +198,8 @@ def _restart(values: Values, restart: RestartStrategy | None) -> RestartStrategy
     if all(setting.where in (CODE, DEFAULT) for setting in mine.values()):
         return restart or RestartStrategy.exponential_delay()
     with _naming(mine):
-        return build_strategy(
-            mine["type"].value, {name: setting.value for name, setting in mine.items() if name != "type"}
-        )
+        given = {name: setting.value for name, setting in mine.items() if setting.where != DEFAULT and name != "type"}
+        return build_strategy(mine["type"].value, given)
 
 
 def _recovery(values: Values) -> Recovery:

@@ -17,19 +17,20 @@ from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
 from penstock.epoch.callbacks import Callback, Callbacks
 from penstock.epoch.outputs import Epoch, EpochFunction, computed_once
 from penstock.epoch.plan import QueryPlan, reading
-from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, SavepointError
+from penstock.errors import ConfigurationError, DuplicateUid, SavepointError
 from penstock.events import Events, Listener
 from penstock.job.global_checkpoint import GlobalCheckpoints
 from penstock.job.group import EndRequest, QueryGroup
 from penstock.job.insight import JobInsight
 from penstock.job.query import QueryRunner
+from penstock.job.readiness import Readiness
 from penstock.job.restore_point import RestorePoint
 from penstock.job.retention import JobFolder, retain_batches
+from penstock.job.standby import take_turn, tell_running
 from penstock.job.steering import Steering
 from penstock.logs import log_as_json
 from penstock.naming import check_name
 from penstock.process import lifeline
-from penstock.process.error_class import classify
 from penstock.process.lifeline import stop_on_signals
 from penstock.process.restart import Restarts
 from penstock.progress import Progress, silent
@@ -173,7 +174,8 @@ class Job:
 
     def explain(self) -> str:
         """The chain of each query, the guarantee of each link, and the weakest."""
-        return "\n\n".join(f"query {uid}\n{chain.explain()}" for uid, chain in self.chains().items())
+        parts = [f"query {uid}\n{chain.explain()}" for uid, chain in self.chains().items()]
+        return "\n\n".join(filter(None, [*parts, self.settings.availability.cost]))
 
     def chains(self) -> dict[str, Chain]:
         """For each query, its links from sources to sinks."""
@@ -197,7 +199,7 @@ class Job:
         """Run until every bounded query is done, `stop` or `cancel` is called, SIGTERM or SIGINT comes, or the job
         fails for good.
 
-        Raises what made it fail. When this returns, no epoch is half done."""
+        Raises what made it fail. When this returns, no epoch is half done. In a standby it waits for its turn first."""
         self.started = True
         if not self._plans:
             raise ConfigurationError(
@@ -210,15 +212,18 @@ class Job:
         events = Events()
         if on_event is not None:
             events.listen(on_event)
+        readiness = Readiness(self.name, self.check)
+        take_turn(self.spark, self._sinks.values(), readiness.look)
         restarts = Restarts(self._restart)
         lifeline.tell_strategy(self._restart)
+        events.listen(tell_running)
         with (
             self._callbacks.following(events),
             stop_on_signals(self.stop),
             serving(self, self.settings, events, JobInsight(self)),
             retain_batches(self.spark, self.checkpoints.num_retained),
         ):
-            if self._wait_until_ready(events, restarts):
+            if readiness.wait(events, restarts, lambda: self._stop_asked, self._wake):
                 self._run_queries(events, restarts)
 
     def _run_queries(self, events: Events, restarts: Restarts) -> None:
@@ -316,24 +321,6 @@ class Job:
         if folder.finish_deletion(self._plans):
             restore_point.check_uids()
 
-    def _wait_until_ready(self, events: Events, restarts: Restarts) -> bool:
-        """Check every source and sink before anything starts. What only waits for another system to come up is tried
-        again as the restart strategy says; False if `stop` was asked for meanwhile."""
-        while not self._stop_asked:
-            try:
-                for finding in self.check():
-                    log.warning("%s: %s", finding.sink, finding.message)
-                return True
-            except PenstockError as error:
-                wait = restarts.delay(error)
-                if wait is None:
-                    raise
-                log.warning("job %s cannot start yet and tries again in %.1f s: %s", self.name, wait, error)
-                verdict = str(classify(error).value)
-                events.emit("restarting", query=None, seconds=wait, verdict=verdict, error=str(error))
-                self._wake.wait(wait)
-        return False
-
     def _session(self, conf: Mapping[str, str], jars: Iterable[str]) -> SparkSession:
         if self._spark is None:
             before = spark_session.running_session()
@@ -343,6 +330,7 @@ class Job:
                 jars=jars,
                 local_storage=local_path(self.checkpoints.storage) is not None,
                 file=self.settings.spark_file,
+                class_archive=self.settings.availability.class_archive,
             )
             if before is not None:
                 apply_over_running(before, self.settings)
