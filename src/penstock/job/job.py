@@ -129,7 +129,7 @@ class Job:
             outputs.write(batch, uid)
 
         sink.shape(frame)  # a frame that the sink cannot take is refused here, not in the first epoch
-        self._add(frame, {uid: sink}, uid, body, output_mode, options)
+        self._add(frame, {uid: sink}, uid, body, output_mode, options, as_it_is=True)
 
     def epoch(
         self,
@@ -369,6 +369,7 @@ class Job:
         body: Callable[[DataFrame, EpochOutputs], None],
         output_mode: str,
         options: Mapping[str, str] | None,
+        as_it_is: bool = False,
     ) -> None:
         for name in {uid, *sinks}:
             check_name(name, "uid")
@@ -384,7 +385,7 @@ class Job:
         positions = self._lineage.positions(frame)
         sources = {name: self._sources[name] for name in positions if name is not None}
         self._plans[uid] = QueryPlan(
-            uid, frame, dict(sinks), sources, positions, body, output_mode, dict(options or {})
+            uid, frame, dict(sinks), sources, positions, body, output_mode, dict(options or {}), as_it_is
         )
 
     def _chain(self, plan: QueryPlan) -> Chain:
