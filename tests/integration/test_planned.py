@@ -24,7 +24,7 @@ from penstock.spark.planning import planned_once
 from tests.support.running import Checkpoint, CrashAt, Numbers, failing, run_all, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -37,15 +37,17 @@ NESTED_TOO = {**FLAT, "inner": "named_struct('x', if(id % 2 = 0, null, id))", "m
 
 
 @pytest.fixture
-def each_epoch(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+def each_epoch() -> Iterator[Callable[[bool], None]]:
     """Whether the jobs to come put their writer behind the rows in each epoch."""
+    patch = pytest.MonkeyPatch()
 
     def choose(chosen: bool) -> None:
-        monkeypatch.undo()
+        patch.undo()
         if chosen:
-            monkeypatch.setattr("penstock.spark.query.planned_once", lambda *_: None)
+            patch.setattr("penstock.spark.query.planned_once", lambda *_: None)
 
-    return choose
+    yield choose
+    patch.undo()
 
 
 @pytest.fixture
@@ -114,12 +116,13 @@ def test_a_checkpoint_with_state_goes_on_by_the_other_way(
     first: str,
 ) -> None:
     each_epoch(first == "EachEpoch")
-    ways.clear()
     crash_at("epoch.decided", 2)
     failing(job(session, storage, tmp_path / "out", FLAT, counted, "update"), InjectedFault)
     crash_at.no_more()
+    assert set(ways) == {first}
     each_epoch(first != "EachEpoch")
     run_all(job(session, storage, tmp_path / "out", FLAT, counted, "update"))
+    assert set(ways) == {"Planned", "EachEpoch"}
     each = PER_EPOCH // 5
     assert seen(tmp_path / "out", "count") == Counter({each * (epoch + 1): 5 for epoch in range(4)})
 
