@@ -84,6 +84,9 @@ def job(given: Mapping[str, Any]) -> None:
     reports: dict[int, Any] = {}
 
     def follow(event: Mapping[str, Any]) -> None:
+        if event["event"] == "recovered":
+            print("starting", flush=True)
+            threading.Thread(target=watch, daemon=True).start()
         if "epoch" in event and event["event"] in ("opened", "precommitted", "decided", "committed", "completed"):
             times.setdefault(event["epoch"], {})[event["event"]] = event["time"]
 
@@ -118,8 +121,6 @@ def job(given: Mapping[str, Any]) -> None:
         done.set()
         own.stop()
 
-    print("starting", flush=True)
-    threading.Thread(target=watch, daemon=True).start()
     own.run(on_event=follow)
     done.wait(10)
     epochs = {number: {**found, "spark": reports.get(number, {})} for number, found in times.items()}

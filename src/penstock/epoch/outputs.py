@@ -107,6 +107,11 @@ class EpochOutputs:
             self._frame.write.format("noop").mode("overwrite").save()
 
 
+def write_as_it_is(uid: str) -> Callable[[DataFrame, EpochOutputs], None]:
+    """The body of a query that writes its rows into sink `uid`, and does nothing else."""
+    return lambda frame, outputs: outputs.write(frame, uid)
+
+
 class Epoch:
     """What a function under `@job.epoch` writes through. One decision makes all its outputs visible, or none is."""
 

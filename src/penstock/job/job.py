@@ -15,7 +15,7 @@ from penstock.config.settings import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted
 from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
 from penstock.epoch.callbacks import Callback, Callbacks
-from penstock.epoch.outputs import Epoch, EpochFunction, computed_once
+from penstock.epoch.outputs import Epoch, EpochFunction, computed_once, write_as_it_is
 from penstock.epoch.plan import QueryPlan, reading
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, SavepointError
 from penstock.events import Events, Listener
@@ -124,12 +124,8 @@ class Job:
         options: Mapping[str, str] | None = None,
     ) -> None:
         """Write `frame` into `sink`, exactly once. Each write is a query of its own, with a checkpoint of its own."""
-
-        def body(batch: DataFrame, outputs: EpochOutputs) -> None:
-            outputs.write(batch, uid)
-
         sink.shape(frame)  # a frame that the sink cannot take is refused here, not in the first epoch
-        self._add(frame, {uid: sink}, uid, body, output_mode, options, as_it_is=True)
+        self._add(frame, {uid: sink}, uid, write_as_it_is(uid), output_mode, options, as_it_is=True)
 
     def epoch(
         self,
