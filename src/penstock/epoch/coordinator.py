@@ -80,7 +80,7 @@ class Coordinator(ProtocolDriver):
         self._sources, self._log = tuple(sources), log
         self._on_complete, self._inflight, self._observer = on_complete, inflight, observer
         self._watermark = WatermarkTracker(watermark_policy)
-        self._preparation = Preparation(
+        self.preparation = Preparation(
             job=job,
             sinks=sinks,
             committers=self._committers,
@@ -322,7 +322,7 @@ class Coordinator(ProtocolDriver):
 
     def prepare(self, attempt: Attempt, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         """Run the plan, with the writers of the sinks in `only` alone, if it is given; all others just count."""
-        prepared = self._preparation.run(attempt, only)
+        prepared = self.preparation.run(attempt, only)
         if isinstance(prepared, protocol.Failed):
             return prepared
         if prepared.strays:

@@ -15,7 +15,7 @@ from penstock.config.settings import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted
 from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
 from penstock.epoch.callbacks import Callback, Callbacks
-from penstock.epoch.outputs import Epoch, EpochFunction, computed_once
+from penstock.epoch.outputs import Epoch, EpochFunction, computed_once, write_as_it_is
 from penstock.epoch.plan import QueryPlan, reading
 from penstock.errors import ConfigurationError, DuplicateUid, SavepointError
 from penstock.events import Events, Listener
@@ -125,12 +125,8 @@ class Job:
         options: Mapping[str, str] | None = None,
     ) -> None:
         """Write `frame` into `sink`, exactly once. Each write is a query of its own, with a checkpoint of its own."""
-
-        def body(batch: DataFrame, outputs: EpochOutputs) -> None:
-            outputs.write(batch, uid)
-
         sink.shape(frame)  # a frame that the sink cannot take is refused here, not in the first epoch
-        self._add(frame, {uid: sink}, uid, body, output_mode, options)
+        self._add(frame, {uid: sink}, uid, write_as_it_is(uid), output_mode, options, as_it_is=True)
 
     def epoch(
         self,
@@ -346,6 +342,7 @@ class Job:
         body: Callable[[DataFrame, EpochOutputs], None],
         output_mode: str,
         options: Mapping[str, str] | None,
+        as_it_is: bool = False,
     ) -> None:
         for name in {uid, *sinks}:
             check_name(name, "uid")
@@ -361,7 +358,7 @@ class Job:
         positions = self._lineage.positions(frame)
         sources = {name: self._sources[name] for name in positions if name is not None}
         self._plans[uid] = QueryPlan(
-            uid, frame, dict(sinks), sources, positions, body, output_mode, dict(options or {})
+            uid, frame, dict(sinks), sources, positions, body, output_mode, dict(options or {}), as_it_is
         )
 
     def _chain(self, plan: QueryPlan) -> Chain:

@@ -265,7 +265,7 @@ class QueryRunner:
             self._spark,
             self._checkpoints,
             self._events,
-            executed_plan=lambda: spark_query.executed_plan(self._spark),
+            executed_plan=spark_query.ExecutedPlans(self._spark),
             on_complete=self._on_complete,
             ends_at=self.plan.finished_at if self.plan.bounded else None,
             observer=observer,
@@ -292,7 +292,8 @@ class QueryRunner:
         if self._stopping.is_set():
             return
         interval = self._checkpoints.interval_seconds
-        query = spark_query.start(self._job, self.plan, self.checkpoint, interval, coordinator)
+        replay = None if self._resume is None else self._resume.replay
+        query = spark_query.start(self._job, self.plan, self.checkpoint, interval, coordinator, replay)
         self._query = query
         self._run_id = str(query.runId)
         while query.isActive and not self._wake.is_set() and coordinator.failure is None:

@@ -19,7 +19,8 @@ from penstock import KafkaSink
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.epoch.channel import Writing
-from penstock.epoch.outputs import EpochOutputs, RowSizes
+from penstock.epoch.jobs import EachEpoch
+from penstock.epoch.outputs import EpochOutputs
 from penstock.processes import parents
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def main(servers: str, topic: str, job: str, folder: str) -> dict[str, Any]:
     committer = sink.open_committer(SinkScope(job, "out", 1))
     frame = spark.range(0, ROWS, numPartitions=PARTITIONS).repartition(PARTITIONS, "id")
     outputs = EpochOutputs(
-        0, 1, 1, job, {"out": sink}, frame, lambda uid: Writing(), lambda uid: committer.hints(), RowSizes(), {}
+        0, 1, 1, job, {"out": sink}, frame, lambda uid: Writing(), lambda uid: committer.hints(), EachEpoch(), {}
     )
     outputs.write(frame.selectExpr("cast(id AS string) AS value"), "out")
     tracker: Any = spark.sparkContext.statusTracker()

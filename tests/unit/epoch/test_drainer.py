@@ -120,7 +120,7 @@ class Story(World):
         writing = replace(driver.writing("out", 0.0), route=route, seconds=60.0)
         own = SinkScope("job", "out", self.generation)
         made = [
-            committable("out", json.dumps(_write(self.sink, WriterScope(own, epoch, 1, n, 7), iter(batches), writing)))
+            committable("out", _write(self.sink, WriterScope(own, epoch, 1, n, 7), iter(batches), writing))
             for n, batches in enumerate(writers)
         ]
         made = [replace(one, **{key: getattr(one, key) + by for key, by in change.items()}) for one in made]

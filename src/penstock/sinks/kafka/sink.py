@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError
@@ -35,6 +35,8 @@ class KafkaSink(TwoPhaseSink):
     `create_topic` creates a missing `topic`, with `partitions` and `replication` or the broker's defaults, when the
     job starts. Without it a missing topic is an error.
     """
+
+    shapes_once: ClassVar[bool] = True
 
     topic: str | None = None
     servers: str = field(kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
@@ -45,6 +45,8 @@ class MySqlSink(TwoPhaseSink):
 
     Two small tables, `penstock_markers` and `penstock_sinks`, are made in the same database: they prove commits.
     """
+
+    shapes_once: ClassVar[bool] = True
 
     table: str
     host: str = "localhost"
