@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,6 @@ QUICK = {
     "restart-strategy.fixed-delay.attempts": "100",
     "restart-strategy.fixed-delay.delay": "100 ms",
 }
-MEASURES = ("throughput", "latency", "silence", "start", "savepoint", "writers", "history")
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
         given = options if options.measure == name else parser().parse_args([name, *_shared(options)])
         console.rule(name)
         with workplace() as (broker, folder):
-            found = globals()[f"measure_{name}"](broker, folder, given)
+            found = MEASURES[name](broker, folder, given)
         keep(options.results, name, found)
     results = json.loads(options.results.read_text())
     show({name: results[name] for name in results if options.measure in ("all", name)})
@@ -210,14 +210,22 @@ def measure_history(broker: Broker, folder: Path, options: argparse.Namespace) -
         checkpoint=str(folder / "history"), seconds=options.epochs * 2 + 600,
     )  # fmt: skip
     around = [count for count in (100, 300, 1000, 3000, 10_000, 30_000) if count <= len(told["epoch_ms"])]
-    epochs = {
-        str(count): Spread.of([{"ms": ms} for ms in told["epoch_ms"][count - 50 : count]], "ms").median
-        for count in around
-    }
+    epochs = {str(count): statistics.median(told["epoch_ms"][count - 50 : count]) for count in around}
     for count, ms in epochs.items():
         console.print(f"  the 50 epochs before number {int(count):,}: {ms:.0f} ms in the median")
     kept: dict[str, Any] = {name: told[name] for name in ("epochs", "python_megabytes", "heap_megabytes")}
     return {"epoch_ms": epochs, **kept}
+
+
+MEASURES: Mapping[str, Callable[[Broker, Path, argparse.Namespace], Found]] = {
+    "throughput": measure_throughput,
+    "latency": measure_latency,
+    "silence": measure_silence,
+    "start": measure_start,
+    "savepoint": measure_savepoint,
+    "writers": measure_writers,
+    "history": measure_history,
+}
 
 
 if __name__ == "__main__":

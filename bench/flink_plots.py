@@ -20,9 +20,11 @@ _WORKS = {"bytes": "bytes through", "json": "JSON", "keys": "million keys"}
 _COLOURS = ("a", "b", "c", "d", "e")
 _WIDTH, _LEFT, _BAR, _GAP = 760, 170, 18, 14
 _STYLE = """
-    text { fill: #1f2328; font-size: 13px; } .t { font-size: 15px; font-weight: 600; } .s { fill: #57606a; font-size: 12px; }
+    text { fill: #1f2328; font-size: 13px; } .t { font-size: 15px; font-weight: 600; }
+    .s { fill: #57606a; font-size: 12px; }
     .a { fill: #c2410c; } .b { fill: #4a63b8; } .c { fill: #8c959f; } .d { fill: #7a8fd6; } .e { fill: #e0915e; }
-    .axis { stroke: #d0d7de; } .range { stroke: #1f2328; stroke-width: 1.5; } .line { stroke: #4a63b8; stroke-width: 2; fill: none; }
+    .axis { stroke: #d0d7de; } .range { stroke: #1f2328; stroke-width: 1.5; }
+    .line { stroke: #4a63b8; stroke-width: 2; fill: none; }
     @media (prefers-color-scheme: dark) {
       text { fill: #e6edf3; } .s { fill: #b1bac4; } .axis { stroke: #30363d; } .range { stroke: #e6edf3; }
       .b { fill: #8ea4e8; } .line { stroke: #8ea4e8; }

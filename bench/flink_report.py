@@ -1,4 +1,4 @@
-"""What the benchmark beside Flink found: as a table for people, and as a part of docs/benchmarks.md with its pictures."""
+"""What the benchmark beside Flink found: a table for people, and a part of docs/benchmarks.md with its pictures."""
 
 from __future__ import annotations
 
@@ -174,18 +174,18 @@ def _row(cells: list[str]) -> str:
 
 def _disturbance(cases: Mapping[str, Any]) -> str:
     rounds = [one for by_system in cases.values() for own in by_system.values() for one in own["rounds"]]
-    most, per_system = (
-        max(one["other_cores"] for one in rounds),
-        len(next(iter(next(iter(cases.values())).values()))["rounds"]),
-    )
+    count = {len(own["rounds"]) for by_system in cases.values() for own in by_system.values()}
+    most = max(one["other_cores"] for one in rounds)
     lost = sum(one.get("lost", 0) + one.get("doubled", 0) for one in rounds)
     wrong = "" if not any("lost" in one for one in rounds) else f" Rows lost or doubled in all of them: {lost:,}."
-    return f"Medians of {per_system} rounds, least to most in brackets; other programs used at most {most:.2f} cores.{wrong}"
+    often = " or ".join(map(str, sorted(count)))
+    used = f"other programs used at most {most:.2f} cores"
+    return f"Medians of {often} rounds, least to most in brackets; {used}.{wrong}"
 
 
 def _machine(told: Mapping[str, Any]) -> str:
     return (
-        f"Measured on {told['date']}: {told['cores']} cores ({told['processor']}), which all systems share with the broker,"
+        f"Measured on {told['date']}: {told['cores']} cores ({told['processor']}), shared with the broker,"
         f" {told['memory_gigabytes']} GB of memory. Flink {told['flink']}, Spark {told['spark']}, Java {told['java']}."
     )
 
