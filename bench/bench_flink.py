@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,7 +44,7 @@ QUICK = {
 
 
 def main() -> None:
-    options = parser().parse_args()
+    options = parser().parse_args(sys.argv[1:] or ["all"])
     if options.measure == "report":
         flink_report.write(json.loads(options.results.read_text()))
         return
