@@ -111,7 +111,9 @@ class Flink(System):
         place = Path(task.folder) / "flink"
         place.parent.mkdir(parents=True, exist_ok=True)
         with flink_cluster(place, workers=1 + self._spare, settings={**slots, **self._settings}) as cluster:
-            yield FlinkRun(cluster, cluster.submit(statements(task, (place / "checkpoints").as_uri())))
+            job = cluster.submit(statements(task, (place / "checkpoints").as_uri()))
+            yield FlinkRun(cluster, job)
+            cluster.cancel(job)  # it aborts what it has open, so that nothing is left to the broker
 
 
 class FlinkRun(Run):
