@@ -35,16 +35,18 @@ MEMORY: Mapping[str, str] = {
 
 
 class FlinkInstall:
-    """The programs of Flink with the Kafka connector beside them, and a configuration of their own in `folder`."""
+    """The programs of Flink with the jars that its Python package lacks, and a configuration of their own in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.home = bring_flink()
-        self.lib, self.conf, self.log = folder / "lib", folder / "conf", folder / "log"
-        for made in (self.lib, self.log):
+        self.lib, self.opt, self.conf, self.log = (folder / name for name in ("lib", "opt", "conf", "log"))
+        for made in (self.lib, self.opt, self.log):
             made.mkdir(parents=True)
-        for jar in [*(self.home / "lib").glob("*.jar"), *jar_set("flink-kafka")]:
-            (self.lib / jar.name).symlink_to(jar)
+        connector, gateway = jar_set("flink")
+        for place, more in ((self.lib, connector), (self.opt, gateway)):
+            for jar in [*(self.home / place.name).glob("*.jar"), more]:
+                (place / jar.name).symlink_to(jar)
         shutil.copytree(self.home / "conf", self.conf)
 
     def configure(self, settings: Mapping[str, str]) -> None:
@@ -58,6 +60,7 @@ class FlinkInstall:
         environment = {
             "JAVA_HOME": find_java().home,
             "FLINK_LIB_DIR": self.lib,
+            "FLINK_OPT_DIR": self.opt,
             "FLINK_CONF_DIR": self.conf,
             "FLINK_LOG_DIR": self.log,
             "FLINK_PID_DIR": self.folder,

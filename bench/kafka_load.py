@@ -28,7 +28,8 @@ def create_topics(servers: str, topics: Mapping[str, int]) -> None:
 
 
 def delete_topics(servers: str, names: Sequence[str]) -> None:
-    for gone in AdminClient({"bootstrap.servers": servers}).delete_topics(list(names)).values():
+    admin = AdminClient({"bootstrap.servers": servers})
+    for gone in admin.delete_topics(list(names)).values():
         gone.result()
 
 
