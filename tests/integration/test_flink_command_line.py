@@ -1,14 +1,13 @@
 """Flink's own command line drives a real job: it lists it, saves it, waits for its checkpoint, and stops it.
 
 Its client is large, so it is fetched into the user's cache when this test runs for the first time, and never by
-anything else.
+anything else but the benchmark beside it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,15 +16,13 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
-from penstock.caches import user_cache
+from flink_home import bring_flink
 from penstock.dev.servers.host import end_process
+from penstock.errors import DevelopmentError
 from penstock.process.registry import Entry, Registry, State
 from penstock.savepoints import savepoint
 from penstock.spark.java import find_java
 from penstock.storage.local import LocalTree
-
-VERSION = "2.2.0"
-PACKAGES = [f"apache-flink=={VERSION}", f"apache-flink-libraries=={VERSION}"]
 
 SCRIPT = """
 from penstock import Checkpoints, DataGenSource, FileSink, Job
@@ -46,20 +43,10 @@ Flink = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def flink_home() -> Path:
-    """Flink's distribution as its Python package brings it, without anything that it depends on."""
-    place = user_cache() / f"flink-{VERSION}"
-    home = place / "pyflink"
-    if not (home / "bin" / "flink").is_file():
-        aside = place.with_name(f".{place.name}.{os.getpid()}")
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(aside), *PACKAGES]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1500)
-        if done.returncode != 0:
-            shutil.rmtree(aside, ignore_errors=True)
-            pytest.skip(f"Flink's command line cannot be installed here: {done.stderr.strip()[-500:]}")
-        shutil.rmtree(place, ignore_errors=True)
-        aside.rename(place)
-    (home / "bin" / "flink").chmod(0o755)
-    return home
+    try:
+        return bring_flink()
+    except DevelopmentError as error:
+        pytest.skip(error.happened)
 
 
 @pytest.fixture
