@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from typing import Any
 
 from penstock.server.history import history_folder
 from penstock.storage.private import create_own, own_folder
@@ -25,6 +26,6 @@ def write_history(run: str, epochs: int, every: float = 5.0) -> None:
         with open(create_own(folder / name), "w", encoding="utf-8") as file:
             for epoch in range(first, min(first + _LINES, epochs + 1)):
                 ended = begin + every * epoch
-                times = {"opened": ended - 0.5, "decided": ended - 0.15, "ended": ended}
+                times: dict[str, Any] = {"opened": ended - 0.5, "decided": ended - 0.15, "ended": ended}
                 body = checkpoint(epoch, total_ms=400.0 + epoch % 90, **times)
                 file.write(json.dumps({"time": ended, "event": "checkpoint", **body}) + "\n")

@@ -93,8 +93,8 @@ async def _send(request: Request, entry: Entry) -> Response:
 
 def _target(request: Request) -> str:
     """As it was sent: unquoted, a name in it could end the line and begin another."""
-    query = request.scope["query_string"]
-    return (request.scope["raw_path"] + (b"?" + query if query else b"")).decode("latin-1")
+    path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else str(path)
 
 
 async def _body(request: Request) -> bytes:
