@@ -1,6 +1,6 @@
 // Overview: the dataflow, what it gives, how fast, how far behind, and the epoch under way.
 
-import { get } from "../api.js";
+import { series } from "../api.js";
 import { chart } from "../chart.js";
 import { dataflow } from "../dataflow.js";
 import { h } from "../dom.js";
@@ -9,7 +9,6 @@ import { badge, button, card, clockOrDay, meter, PHASES, since, table, time } fr
 
 const PARTITIONS = 50;
 const EVENTS = 8;
-const SERIES_MS = 5000;
 const RATE_MS = 10_000;
 const LEAST_SECONDS = 2;
 
@@ -17,22 +16,15 @@ export const overview = {
   name: "overview",
   title: "Overview",
 
-  async load({ path, query, memory }) {
-    // The whole history stands in it: not with every epoch, which moves a line by a pixel at most.
-    const { read } = memory;
-    if (!read || read.query !== query || performance.now() - read.at > SERIES_MS) {
-      memory.read = { query, at: performance.now(), series: (await get(`${path}/series`, { query })).series };
-    }
-    return memory.read.series;
-  },
+  load: series,
 
-  draw(context, series) {
+  draw(context, values) {
     const { detail } = context;
     const queries = detail.queries ?? [];
     return [
       weakest(detail.weakest),
       queries.length ? queries.map((query) => drawQuery(context, query)) : h("p", { class: "empty" }, "No query has started in this run yet."),
-      drawCharts(series),
+      drawCharts(values),
       drawEvents(context.events),
     ];
   },
@@ -125,15 +117,15 @@ function drawPartitions(context, query) {
   ];
 }
 
-function drawCharts(series) {
-  if (!series) return null;
+function drawCharts(values) {
+  if (!values) return null;
   return h(
     "section",
     { class: "charts", "aria-label": "Charts", "data-key": "charts" },
-    chart("Duration of epochs", series.time, [["whole", series.total_ms], ["commit", series.commit_ms]], millis),
-    chart("From the decision to visible", series.time, [["commit", series.commit_ms]], millis),
-    chart("Rows of epochs", series.time, [["rows", series.rows]], short),
-    chart("Size", series.time, [["state", series.state_bytes], ["in-flight log", series.inflight_bytes]], bytes),
+    chart("Duration of epochs", values.time, [["whole", values.total_ms], ["commit", values.commit_ms]], millis),
+    chart("From the decision to visible", values.time, [["commit", values.commit_ms]], millis),
+    chart("Rows of epochs", values.time, [["rows", values.rows]], short),
+    chart("Size", values.time, [["state", values.state_bytes], ["in-flight log", values.inflight_bytes]], bytes),
   );
 }
 
