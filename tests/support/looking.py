@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import http.client
 import json
-import socket
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.config.rest import Rest
 from penstock.server.access import Access
-from penstock.server.serving import uvicorn_config
+from penstock.server.serving import listen, uvicorn_config
 from penstock.server.ui import ui_application
 
 
@@ -76,7 +75,7 @@ class Ui:
 
         self.access = Access(self.token)
         self.app = ui_application(self.access, storages)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = listen("127.0.0.1", 0)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._server = uvicorn.Server(uvicorn_config(self.app.asgi(), Rest()))
         self._server.config.timeout_graceful_shutdown = 1

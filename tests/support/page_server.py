@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -25,6 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import penstock
+from penstock.server.serving import listen
 from tests.support.page_data import Json, Run, typical_runs
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -323,7 +323,7 @@ def now_ms() -> int:
 @contextmanager
 def serving(world: PageWorld) -> Iterator[str]:
     """The address of the page while this lasts."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(world.application(), log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -343,7 +343,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two epochs of the run that runs")
     given = parser.parse_args()
     world = PageWorld(typical_runs(now_ms(), given.epochs))
-    listener = socket.create_server(("127.0.0.1", given.port))
+    listener = listen("127.0.0.1", given.port)
     living = next(iter(world.runs.values()))
 
     def live_on() -> None:

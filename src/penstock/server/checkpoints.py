@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from penstock.checkpoint.record import CheckpointRecord
-from penstock.server.collector import epoch_of
+from penstock.server.collector import Collector, epoch_of
 from penstock.server.runs import Run
 
 MOST_HISTORY = 100
+SUMMARY_SECONDS = 5.0
+"""How old a summary of many epochs may be."""
+_FEW = 1000
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 _MEASURES = (
     "checkpointed_size",
@@ -20,12 +25,14 @@ _MEASURES = (
     "persisted_data",
 )
 
+_summaries: WeakKeyDictionary[Collector, tuple[float, dict[str, Any]]] = WeakKeyDictionary()
+
 
 def statistics(run: Run, *, shown: bool) -> dict[str, Any]:
     """`/jobs/ID/checkpoints`. `shown`: errors may be told."""
-    lines = [_line(epoch, shown) for epoch in run.collector.all_epochs()]
-    complete = [line for line in lines if line["status"] == "COMPLETED"]
-    failed = [line for line in lines if line["status"] == "FAILED"]
+    epochs = run.collector.all_epochs()
+    complete = next((epoch for epoch in reversed(epochs) if epoch["outcome"] == "complete"), None)
+    failed = next((epoch for epoch in reversed(epochs) if epoch["outcome"] != "complete"), None)
     queries = run.collector.queries().values()
     under_way = sum(now.phase != "idle" for now in queries) if run.live else 0
     totals = sum(now.complete for now in queries), sum(now.failed for now in queries)
@@ -39,15 +46,26 @@ def statistics(run: Run, *, shown: bool) -> dict[str, Any]:
             "completed": totals[0],
             "failed": totals[1],
         },
-        "summary": {name: spread([line[name] for line in complete]) for name in _MEASURES},
+        "summary": _summary(run.collector, epochs),
         "latest": {
-            "completed": complete[-1] if complete else None,
+            "completed": _line(complete, shown) if complete else None,
             "savepoint": _savepoint(savepoints[0]) if savepoints else None,
-            "failed": failed[-1] if failed else None,
+            "failed": _line(failed, shown) if failed else None,
             "restored": _restored(restored[0]) if restored else None,
         },
-        "history": lines[: -MOST_HISTORY - 1 : -1],
+        "history": [_line(epoch, shown) for epoch in epochs[: -MOST_HISTORY - 1 : -1]],
     }
+
+
+def _summary(collector: Collector, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the complete ones. Many are not reckoned through again and again because somebody looks."""
+    last = _summaries.get(collector)
+    if last is not None and len(epochs) > _FEW and time.monotonic() - last[0] < SUMMARY_SECONDS:
+        return last[1]
+    complete = [_sizes(epoch) for epoch in epochs if epoch["outcome"] == "complete"]
+    found = {name: spread([sizes[name] for sizes in complete]) for name in _MEASURES}
+    _summaries[collector] = (time.monotonic(), found)
+    return found
 
 
 def configuration(run: Run) -> dict[str, Any]:
@@ -131,9 +149,22 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     return round(ordered[low] + (ordered[high] - ordered[low]) * (place - low), 3)
 
 
+def _sizes(epoch: Mapping[str, Any]) -> dict[str, Any]:
+    """What is summed up."""
+    size = epoch["bytes"] or 0
+    return {
+        "checkpointed_size": size + epoch["inflight_bytes"],
+        "state_size": epoch["state_bytes"] or 0,
+        "end_to_end_duration": round(epoch["total_ms"]),
+        "alignment_buffered": 0,
+        "processed_data": size,
+        "persisted_data": epoch["inflight_bytes"],
+    }
+
+
 def _line(epoch: Mapping[str, Any], shown: bool) -> dict[str, Any]:
     complete = epoch["outcome"] == "complete"
-    ended, size = epoch["ended"], epoch["bytes"] or 0
+    ended = epoch["ended"]
     line = {
         "className": "completed" if complete else "failed",
         "id": epoch["epoch"],
@@ -143,12 +174,7 @@ def _line(epoch: Mapping[str, Any], shown: bool) -> dict[str, Any]:
         "savepointFormat": None,
         "trigger_timestamp": epoch["opened"],
         "latest_ack_timestamp": ended,
-        "checkpointed_size": size + epoch["inflight_bytes"],
-        "state_size": epoch["state_bytes"] or 0,
-        "end_to_end_duration": round(epoch["total_ms"]),
-        "alignment_buffered": 0,
-        "processed_data": size,
-        "persisted_data": epoch["inflight_bytes"],
+        **_sizes(epoch),
         "num_subtasks": max(1, sum(int(share.get("writers") or 0) for share in epoch["sinks"])),
         "num_acknowledged_subtasks": max(1, sum(int(share.get("writers") or 0) for share in epoch["sinks"])),
         "checkpoint_type": "UNALIGNED_CHECKPOINT" if epoch["mode"] == "unaligned" else "CHECKPOINT",

@@ -108,7 +108,7 @@ class MachineRuns:
     def __init__(self, storages: Iterable[str] = (), registry: Registry | None = None) -> None:
         self.registry = registry or Registry()
         self._storages = tuple(storages)
-        self._lock = threading.Lock()
+        self._reading = threading.Lock()
         self._past: dict[str, tuple[Any, Run]] = {}
 
     def entries(self) -> list[Entry]:
@@ -128,11 +128,12 @@ class MachineRuns:
         return found or next((entry for entry in self._stored() if entry.id == id), None)
 
     def _read(self, entry: Entry) -> Run:
-        mark = (entry, history.fingerprint(entry.id))
-        with self._lock:
+        with self._reading:  # a page asks for several things at once, and a long history is read once
+            mark = (entry, history.fingerprint(entry.id))
             cached = self._past.get(entry.id)
-        if cached is not None and cached[0] == mark:
-            return cached[1]
+            return cached[1] if cached is not None and cached[0] == mark else self._read_again(entry, mark)
+
+    def _read_again(self, entry: Entry, mark: Any) -> Run:
         past = history.read_history(entry.id)
         collector = Collector()
         bad = collector.load(past.events)
@@ -140,11 +141,10 @@ class MachineRuns:
         run = Run(entry, collector, lambda: past.description, damage=(*past.damage, *strange))
         if not past.epochs:
             collector.load(_from_records(run))
-        with self._lock:
-            self._past.pop(entry.id, None)
-            self._past[entry.id] = (mark, run)
-            while len(self._past) > MOST_CACHED:
-                del self._past[next(iter(self._past))]
+        self._past.pop(entry.id, None)
+        self._past[entry.id] = (mark, run)
+        while len(self._past) > MOST_CACHED:
+            del self._past[next(iter(self._past))]
         return run
 
     def _stored(self) -> list[Entry]:

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 from penstock.errors import ControlError, PreCommitFailed
 from penstock.process.registry import Entry, Registry, State
-from penstock.server import commands
+from penstock.server import commands, history
 from penstock.server.history import history_folder
 from tests.support.looking import a_story, request, ui
 from tests.support.steered import Served, served
@@ -184,6 +185,30 @@ def test_a_registry_that_is_garbage(tmp_path: Path) -> None:
             runs = page.ask("GET", "/penstock/v1/runs")[1]["runs"]
             assert {run["id"] for run in runs} == {job.id, odd["id"]}
             assert page.ask("GET", f"/penstock/v1/runs/{odd['id']}")[1]["queries"] == []
+
+
+def test_a_history_is_read_once_however_many_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served() as job:
+        a_story(job.events.emit)
+    reads: list[str] = []
+    read = history.read_history
+
+    def slowly(run: str) -> Any:
+        reads.append(run)
+        time.sleep(0.2)
+        return read(run)
+
+    monkeypatch.setattr(history, "read_history", slowly)
+    with ui() as page:
+        threads = [
+            threading.Thread(target=page.ask, args=("GET", f"/penstock/v1/runs/{job.id}{path}"))
+            for path in ("", "/epochs", "/series", "/state")
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert reads == [job.id]
 
 
 def test_a_history_cut_in_half() -> None:

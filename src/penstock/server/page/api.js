@@ -29,6 +29,18 @@ export const flink = {
   patch: (path) => send("PATCH", path.slice(1), { body: {} }),
 };
 
+const SERIES_MS = 5000;
+
+/** What charts show of a run. The whole history stands in it, so it is not read with every epoch, which moves a line by a
+ * pixel at most; `memory` is the tab's. */
+export async function series({ path, query, memory }) {
+  const { read } = memory;
+  if (!read || read.query !== query || performance.now() - read.at > SERIES_MS) {
+    memory.read = { query, at: performance.now(), series: (await get(`${path}/series`, { query })).series };
+  }
+  return memory.read.series;
+}
+
 export function own(path) {
   return OWN + path;
 }

@@ -1,13 +1,13 @@
 // Checkpoints, in the parts and with the words that Flink's users know: Overview, History, Summary, Configuration.
 
-import { carryOut, flink, get } from "../api.js";
+import { carryOut, flink, get, series } from "../api.js";
 import { chart } from "../chart.js";
 import { ask } from "../dialog.js";
 import { h, patch, s } from "../dom.js";
 import { bytes, count, millis, plain, UNKNOWN, words } from "../format.js";
 import { badge, button, card, errorBox, facts, panel, phaseBar, phaseLegend, table, tabs, time } from "../widgets.js";
 
-const PAGE = 100;
+const PAGE = 50;
 const PARTS = [["overview", "Overview"], ["history", "History"], ["summary", "Summary"], ["configuration", "Configuration"]];
 
 export const checkpoints = {
@@ -22,8 +22,8 @@ export const checkpoints = {
       return { part, ...(await get(`${path}/epochs`, { query, before, limit: PAGE })) };
     }
     if (part === "configuration") return { part, config: await flink.get(`${jobPath}/checkpoints/config`) };
-    const [all, series] = await Promise.all([flink.get(`${jobPath}/checkpoints`), part === "summary" ? null : get(`${path}/series`, { query })]);
-    return { part, all, series: series?.series };
+    const [all, values] = await Promise.all([flink.get(`${jobPath}/checkpoints`), part === "summary" ? null : series(context)]);
+    return { part, all, series: values };
   },
 
   draw(context, data) {
@@ -37,7 +37,7 @@ function partOf({ part }) {
   return PARTS.some(([name]) => name === part) ? part : "overview";
 }
 
-function drawOverview(context, { all, series }) {
+function drawOverview(context, { all, series: values }) {
   const { counts = {}, latest = {} } = all;
   return [
     facts(
@@ -59,7 +59,7 @@ function drawOverview(context, { all, series }) {
       latestCard("Latest Savepoint", latest.savepoint),
       latestCard("Latest Restore", latest.restored),
     ),
-    series ? h("div", { class: "charts" }, chart("End to End Duration", series.time, [["whole", series.total_ms], ["commit", series.commit_ms]], millis), chart("State Size", series.time, [["state", series.state_bytes]], bytes)) : null,
+    values ? h("div", { class: "charts" }, chart("End to End Duration", values.time, [["whole", values.total_ms], ["commit", values.commit_ms]], millis), chart("State Size", values.time, [["state", values.state_bytes]], bytes)) : null,
   ];
 }
 

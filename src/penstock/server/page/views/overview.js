@@ -1,6 +1,6 @@
 // Overview: the dataflow, what it gives, how fast, how far behind, and the epoch under way.
 
-import { get } from "../api.js";
+import { series } from "../api.js";
 import { chart } from "../chart.js";
 import { dataflow } from "../dataflow.js";
 import { h } from "../dom.js";
@@ -9,28 +9,22 @@ import { badge, button, card, clockOrDay, meter, PHASES, since, table, time } fr
 
 const PARTITIONS = 50;
 const EVENTS = 8;
-const SERIES_MS = 5000;
+const RATE_MS = 10_000;
+const LEAST_SECONDS = 2;
 
 export const overview = {
   name: "overview",
   title: "Overview",
 
-  async load({ path, query, memory }) {
-    // The whole history stands in it: not with every epoch, which moves a line by a pixel at most.
-    const { read } = memory;
-    if (!read || read.query !== query || performance.now() - read.at > SERIES_MS) {
-      memory.read = { query, at: performance.now(), series: (await get(`${path}/series`, { query })).series };
-    }
-    return memory.read.series;
-  },
+  load: series,
 
-  draw(context, series) {
+  draw(context, values) {
     const { detail } = context;
     const queries = detail.queries ?? [];
     return [
       weakest(detail.weakest),
       queries.length ? queries.map((query) => drawQuery(context, query)) : h("p", { class: "empty" }, "No query has started in this run yet."),
-      drawCharts(series),
+      drawCharts(values),
       drawEvents(context.events),
     ];
   },
@@ -43,6 +37,7 @@ function weakest(link) {
 
 function drawQuery(context, query) {
   const lag = totalLag(query);
+  const read = rowsRead(context.memory, query);
   return h(
     "section",
     { class: "query", "data-key": `query-${query.uid}` },
@@ -52,8 +47,8 @@ function drawQuery(context, query) {
       "div",
       { class: "tiles" },
       tile("Guarantee", badge(query.guarantee)),
-      tile("Rows in and out", rate(query.rows_per_second)),
-      tile("Rows in all", short(query.rows_total)),
+      tile("Rows in", read === null ? UNKNOWN : rate(read)),
+      tile("Rows out", rate(query.rows_per_second), `${short(query.rows_total)} in all`),
       tile("Watermark", query.watermark === null || query.watermark === undefined ? "none" : time(query.watermark, clockOrDay), query.watermark ? since(query.watermark, "behind by ") : null),
       tile("Lag", lag === null ? UNKNOWN : `${short(lag)} rows`),
       tile("Generation", count(query.generation)),
@@ -75,6 +70,20 @@ function drawEpoch(query, run) {
   const doing = now < 0 ? (run.live ? "waits for the next epoch" : "nothing is under way") : `${PHASES[now][2].toLowerCase()}s`;
   const long = query.phase_since && now >= 0 && run.live ? since(query.phase_since, " for ") : null;
   return h("div", { class: "epoch" }, h("h3", null, `Epoch ${plain(query.epoch)}`), h("ol", { class: "steps" }, steps), h("p", { class: "hint" }, doing, long));
+}
+
+/** Rows read per second, by how far the positions of sources that count rows have moved lately; null where none does, or
+ * nobody has looked for long enough. */
+function rowsRead(memory, query) {
+  const counted = (query.sources ?? []).flatMap((source) => source.partitions ?? []).map(({ offset }) => offset).filter(Number.isInteger);
+  if (!counted.length) return null;
+  const [at, now] = [counted.reduce((sum, offset) => sum + offset, 0), performance.now()];
+  const samples = ((memory.positions ??= {})[query.uid] ??= []);
+  if (samples.length && (at < samples.at(-1).at || counted.length !== samples.at(-1).partitions)) samples.length = 0;
+  samples.push({ at, now, partitions: counted.length });
+  while (samples.length > 2 && now - samples[1].now > RATE_MS) samples.shift();
+  const seconds = (now - samples[0].now) / 1000;
+  return seconds < LEAST_SECONDS ? null : (at - samples[0].at) / seconds;
 }
 
 function totalLag(query) {
@@ -108,15 +117,15 @@ function drawPartitions(context, query) {
   ];
 }
 
-function drawCharts(series) {
-  if (!series) return null;
+function drawCharts(values) {
+  if (!values) return null;
   return h(
     "section",
     { class: "charts", "aria-label": "Charts", "data-key": "charts" },
-    chart("Duration of epochs", series.time, [["whole", series.total_ms], ["commit", series.commit_ms]], millis),
-    chart("From the decision to visible", series.time, [["commit", series.commit_ms]], millis),
-    chart("Rows of epochs", series.time, [["rows", series.rows]], short),
-    chart("Size", series.time, [["state", series.state_bytes], ["in-flight log", series.inflight_bytes]], bytes),
+    chart("Duration of epochs", values.time, [["whole", values.total_ms], ["commit", values.commit_ms]], millis),
+    chart("From the decision to visible", values.time, [["commit", values.commit_ms]], millis),
+    chart("Rows of epochs", values.time, [["rows", values.rows]], short),
+    chart("Size", values.time, [["state", values.state_bytes], ["in-flight log", values.inflight_bytes]], bytes),
   );
 }
 

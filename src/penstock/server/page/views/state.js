@@ -1,6 +1,6 @@
 // State: what each operator keeps, how it grew, and a look at one key.
 
-import { get } from "../api.js";
+import { get, series } from "../api.js";
 import { chart } from "../chart.js";
 import { h } from "../dom.js";
 import { bytes, count, plain } from "../format.js";
@@ -10,12 +10,12 @@ export const state = {
   name: "state",
   title: "State",
 
-  async load({ path, query }) {
-    const [now, series] = await Promise.all([get(`${path}/state`), get(`${path}/series`, { query })]);
-    return { operators: now.operators ?? [], series: series.series };
+  async load(context) {
+    const [now, values] = await Promise.all([get(`${context.path}/state`), series(context)]);
+    return { operators: now.operators ?? [], series: values };
   },
 
-  draw(context, { operators, series }) {
+  draw(context, { operators, series: values }) {
     const columns = [
       ["Operator", (one) => `${one.query} ${one.operator}`],
       ["Rows", (one) => count(one.rows), "number"],
@@ -26,7 +26,7 @@ export const state = {
     ];
     return [
       table("Operators with state", columns, operators, { empty: "No operator of this run keeps state." }),
-      operators.length && series ? h("div", { class: "charts" }, chart("State over time", series.time, [["state", series.state_bytes]], bytes)) : null,
+      operators.length && values ? h("div", { class: "charts" }, chart("State over time", values.time, [["state", values.state_bytes]], bytes)) : null,
       operators.length ? drawLookup(context, operators) : null,
     ];
   },
