@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ class World:
         self.modules: list[str] = []
         self.error: Exception | None = None
         self.turn = threading.Event()
+        self.source: Any = SimpleNamespace(warm_up=lambda spark, uid: self.done.append(uid))
         self.ended: list[int] = []
         patch.setattr(lifeline, "_turn", self.turn)
         patch.setattr(standby, "_KEEP_WARM_SECONDS", 0.01)
@@ -46,7 +48,9 @@ class World:
     def start(self) -> threading.Thread:
         spark: Any = None
         sinks = [KafkaSink("out", servers="nowhere:1")]
-        thread = threading.Thread(target=standby.take_turn, args=(spark, sinks, self.look), daemon=True)
+        thread = threading.Thread(
+            target=standby.take_turn, args=(spark, sinks, {"in": self.source}, self.look), daemon=True
+        )
         thread.start()
         return thread
 
@@ -60,7 +64,7 @@ def test_it_warms_up_and_keeps_warm_until_its_turn(world: World) -> None:
     waiting = world.start()
     until(lambda: world.done.count("workers") >= 2, "it to keep warm")
     assert waiting.is_alive()
-    assert world.done[:4] == ["all", "look", "workers", "look"]
+    assert world.done[:5] == ["all", "in", "look", "workers", "look"]
     assert world.told[0] == "ready"
     assert {"penstock.sinks.kafka.writer", "penstock.epoch.task"} <= set(world.modules)
     world.turn.set()
