@@ -48,9 +48,8 @@ class World:
     def start(self) -> threading.Thread:
         spark: Any = None
         sinks = [KafkaSink("out", servers="nowhere:1")]
-        thread = threading.Thread(
-            target=standby.take_turn, args=(spark, sinks, {"in": self.source}, self.look), daemon=True
-        )
+        given = (spark, sinks, {"in": self.source}, self.look)
+        thread = threading.Thread(target=standby.take_turn, args=given, daemon=True)
         thread.start()
         return thread
 
