@@ -133,6 +133,9 @@ def running(command: list[str], folder: Path, environment: dict[str, str]) -> It
         process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=log, stderr=log, cwd=folder)
     try:
         yield process
+    except TimeoutError:
+        print((folder / "log").read_text(errors="replace")[-4000:])
+        raise
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)

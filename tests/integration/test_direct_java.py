@@ -80,11 +80,12 @@ def test_a_broken_archive_only_costs_time(start: Start, tmp_path: Path) -> None:
     before = start()
     assert "jsa" not in str(before["cmdline"])
     archive = expected_archive(tmp_path / "cache", before)
-    archive.write_bytes(b"not an archive" * 1000)
-    archive.chmod(0o400)
+    aside = archive.with_suffix(".aside")
+    aside.write_bytes(b"not an archive" * 1000)
+    class_archive.keep(aside, archive)
     told = start()
     assert f"-XX:SharedArchiveFile={archive}" in told["cmdline"]
-    assert "archive" not in told["said"].lower()
+    assert told["said"] == ""
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from tests.support.processes import JobProcess
 MAIN = "from penstock.cli.main import main; main()"
 OFTEN = (
     "-Drestart-strategy.type=fixed-delay",
-    "-Drestart-strategy.fixed-delay.attempts=9",
+    "-Drestart-strategy.fixed-delay.attempts=99",
     "-Drestart-strategy.fixed-delay.delay=20ms",
 )
 

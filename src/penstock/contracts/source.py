@@ -46,6 +46,10 @@ class Source(ABC):
         """Connect and see that reading can work; write nothing."""
         return ()
 
+    def warm_up(self, spark: SparkSession, uid: str) -> None:  # noqa: B027 - most have nothing to load
+        """In a driver that waits for its turn: have loaded and connected what reading needs, and write nothing. What
+        it raises means nothing: the start will tell."""
+
     def finished(self, offset: Any) -> bool:
         """Whether `offset` (Spark's JSON for this source after an epoch) is the end of a bounded input."""
         return False

@@ -64,7 +64,7 @@ class ExactlyOnce:
         self._lock = threading.Lock()
         self._checkpoint = checkpoint
         self._run_id: str | None = None
-        take_turn(session, [sink], lambda: None)
+        take_turn(session, [sink])
         context = CheckContext(job or "penstock", limits.interval_seconds, limits.timeout_seconds)
         for finding in sink.check(context, uid):
             log.warning("%s: %s", finding.sink, finding.message)

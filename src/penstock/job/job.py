@@ -209,7 +209,7 @@ class Job:
         if on_event is not None:
             events.listen(on_event)
         readiness = Readiness(self.name, self.check)
-        take_turn(self.spark, self._sinks.values(), readiness.look)
+        take_turn(self.spark, self._sinks.values(), self._sources, readiness.look)
         restarts = Restarts(self._restart)
         lifeline.tell_strategy(self._restart)
         events.listen(tell_running)

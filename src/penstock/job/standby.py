@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.process import lifeline
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.contracts.sink import TwoPhaseSink
+    from penstock.contracts.source import Source
 
 log = logging.getLogger("penstock")
 
@@ -32,12 +34,19 @@ _HERE = ("uvicorn", "penstock.server.job_app", "penstock.savepoints.restore")
 _WORKER = ("penstock.epoch.task", "penstock.epoch.inflight.tee")
 
 
-def take_turn(spark: SparkSession, sinks: Iterable[TwoPhaseSink], look: Callable[[], None]) -> None:
+def take_turn(
+    spark: SparkSession,
+    sinks: Iterable[TwoPhaseSink],
+    sources: Mapping[str, Source] | None = None,
+    look: Callable[[], None] = lambda: None,
+) -> None:
     """Return when this driver is the one that runs the job; meanwhile keep warm what it will need. `look` asks other
     systems whether they are there, and so opens what connections it can. A standby is ended by SIGTERM."""
     if not lifeline.is_standby():
         return
-    arguments = (spark, [*_WORKER, *_modules(sinks)], look)
+    modules = [*_WORKER, *_modules(sinks)]
+    warm: list[Callable[[], None]] = [partial(source.warm_up, spark, uid) for uid, source in (sources or {}).items()]
+    arguments = (spark, modules, warm, look)
     threading.Thread(target=_keep_warm, args=arguments, name="penstock-standby", daemon=True).start()
     lifeline.await_turn()
 
@@ -48,14 +57,16 @@ def tell_running(event: Mapping[str, Any]) -> None:
         lifeline.tell_running()
 
 
-def _keep_warm(spark: SparkSession, modules: Sequence[str], look: Callable[[], None]) -> None:
+def _keep_warm(
+    spark: SparkSession, modules: Sequence[str], once: Sequence[Callable[[], None]], look: Callable[[], None]
+) -> None:
     """Nothing that goes wrong here matters: the start itself says what is wrong."""
     from penstock.spark.rehearsal import warm_up, warm_workers
 
     for name in (*_HERE, *modules):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    steps: tuple[Callable[[], None], ...] = (lambda: warm_up(spark, modules), look)
+    steps: Sequence[Callable[[], None]] = (lambda: warm_up(spark, modules), *once, look)
     while lifeline.is_standby():
         for step in steps:
             try:

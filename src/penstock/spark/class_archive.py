@@ -26,7 +26,7 @@ from penstock.storage.private import own_folder
 #: Set for a rehearsal, whose JVM is to write an archive to this path at its end.
 TARGET = "PENSTOCK_CLASS_ARCHIVE"
 _OWN_WORDS = ("SharedArchive", "ArchiveClasses", "-Xshare", "SharedSpaces")
-_QUIET = ("-Xlog:disable", "-Xlog:all=error:stderr")  # that an archive does not fit is no news
+_QUIET = "-Xlog:disable"  # that an archive does not fit is no news; what users want logged comes behind it
 _SIZES = ("-Xmx", "-Xms", "-Xss", "-Xlog")  # what an archive does not depend on
 _LATER_SECONDS = 20.0  # a start is over by then, and who runs for moments only needs no archive
 _KEPT = 3  # for other Javas and Sparks of this user
@@ -35,11 +35,18 @@ _KEPT = 3  # for other Javas and Sparks of this user
 def java_options(java: JavaHome, options: Sequence[str]) -> list[str]:
     """What lets a JVM that is started with `options` use the archive, or write it; empty where there is none."""
     if target := os.environ.get(TARGET):
-        return [*_QUIET, f"-XX:ArchiveClassesAtExit={target}"]
+        return [_QUIET, f"-XX:ArchiveClassesAtExit={target}"]
     found = archive_path(java, options)
     if not _is_free(options) or not _is_ours(found):
         return []
-    return [*_QUIET, "-Xshare:auto", "-XX:+VerifySharedSpaces", f"-XX:SharedArchiveFile={found}"]
+    return [_QUIET, "-Xshare:auto", "-XX:+VerifySharedSpaces", f"-XX:SharedArchiveFile={found}"]
+
+
+def distrust(java: JavaHome, options: Sequence[str]) -> None:
+    """A JVM with the archive did not come up: no other one is to try it. Where the archive was not to blame, it is a
+    pity."""
+    with contextlib.suppress(OSError):
+        archive_path(java, options).unlink()
 
 
 def make_later(java: JavaHome, options: Sequence[str]) -> None:
@@ -62,13 +69,15 @@ def archive_path(java: JavaHome, options: Sequence[str]) -> Path:
 
 
 def tried_file(target: Path) -> Path:
-    """There once somebody has tried to make `target`: some class paths and Javas allow no archive."""
+    """There once somebody has tried to make `target`: some class paths and Javas allow no archive. In the end it says
+    how long the archive is: Java would run over the end of one that was cut off."""
     return target.with_suffix(".tried")
 
 
 def keep(aside: Path, target: Path) -> None:
     """Put what a JVM has written in its place, in one step, and forget the oldest ones."""
     aside.chmod(stat.S_IRUSR)
+    tried_file(target).write_text(str(aside.stat().st_size))
     aside.replace(target)
     others = sorted(target.parent.glob("classes-*.jsa"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
     for old in others[_KEPT:]:
@@ -83,10 +92,11 @@ def _is_free(options: Sequence[str]) -> bool:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether it is there, and nobody else could have written it: what is in it becomes code."""
+    """Whether it is there, whole, and nobody else could have written it: what is in it becomes code."""
     with contextlib.suppress(OSError):
         found = file.lstat()
-        return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022
+        private = found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022
+        return stat.S_ISREG(found.st_mode) and private and tried_file(file).read_text() == str(found.st_size)
     return False
 
 

@@ -63,7 +63,9 @@ def start_java(conf: Mapping[str, str], *, archive: bool = True) -> Any | None:
     except OSError as error:
         log.debug("Java is started by spark-submit: %s", error)
         return None
-    if archive and gateway is not None:
+    if gateway is None and more:
+        class_archive.distrust(java, options)
+    elif gateway is not None and archive:
         class_archive.make_later(java, options)
     return gateway
 

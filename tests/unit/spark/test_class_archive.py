@@ -34,7 +34,9 @@ def archive(java: JavaHome, options: list[str]) -> Path:
     """One that is there."""
     path = archive_path(java, options)
     path.parent.mkdir(parents=True)
-    path.touch(0o400)
+    aside = path.with_suffix(".aside")
+    aside.write_text("classes")
+    keep(aside, path)
     return path
 
 
@@ -42,8 +44,23 @@ def test_an_archive_is_used_once_it_is_there(java: JavaHome, options: list[str])
     assert java_options(java, options) == []
     path = archive_path(java, options)
     path.parent.mkdir(parents=True)
-    path.touch(0o400)
+    aside = path.with_suffix(".aside")
+    aside.write_text("classes")
+    keep(aside, path)
     assert f"-XX:SharedArchiveFile={path}" in java_options(java, options)
+
+
+def test_one_that_was_cut_off_or_is_distrusted_is_not_used(java: JavaHome, options: list[str], archive: Path) -> None:
+    """Java would read beyond its end, and die."""
+    assert java_options(java, options) != []
+    archive.chmod(0o600)
+    archive.write_text("cla")
+    assert java_options(java, options) == []
+    archive.write_text("classes")
+    assert java_options(java, options) != []
+    class_archive.distrust(java, options)
+    assert not archive.exists()
+    class_archive.distrust(java, options)
 
 
 def test_each_kind_of_jvm_has_its_own(java: JavaHome, options: list[str], tmp_path: Path) -> None:

@@ -114,6 +114,13 @@ class KafkaSource(Source):
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
         return stream_reader(spark, uid).format("kafka").options(**self.reader_options(uid)).load()
 
+    def warm_up(self, spark: SparkSession, uid: str) -> None:
+        """Spark's connector and Kafka's client are classes by the hundred; one row has them all loaded."""
+        apart = {"startingOffsets": "earliest", "failOnDataLoss": "false", "groupIdPrefix": f"penstock-standby-{uid}"}
+        options = {**self.reader_options(uid), **apart}
+        options.pop("maxOffsetsPerTrigger", None)
+        spark.read.format("kafka").options(**options).load().limit(1).collect()
+
     def link(self, uid: str) -> Link:
         if self._spark_options.get("failOnDataLoss", "true").lower() == "false":
             return Link(
