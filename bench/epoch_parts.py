@@ -58,8 +58,9 @@ def read(given: Mapping[str, Any]) -> None:
         message = consumer.poll(0.2)
         while message is not None:
             now = time.time()
-            if message.error() is None and now >= begin:
-                late.append((now - float(message.value()[6:23])) * 1000)
+            value = message.value()
+            if value is not None and message.error() is None and now >= begin:
+                late.append((now - float(value[6:23])) * 1000)
             message = consumer.poll(0)
     consumer.close()
     late.sort()

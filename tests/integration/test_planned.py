@@ -216,3 +216,26 @@ def test_a_task_s_own_error_comes_back(session: SparkSession, storage: str, tmp_
     error = failing(job(session, storage, tmp_path / "out", columns), PreCommitFailed)
     assert "row 150 is bad" in str(error)
     assert seen(tmp_path / "out", "id") == Counter(range(PER_EPOCH))
+
+
+def test_no_checksum_file_is_written_unless_it_is_asked_for(
+    session: SparkSession, storage: str, tmp_path: Path
+) -> None:
+    def checksums(folder: str) -> set[str]:
+        return {path.name for path in Path(folder).rglob(".*.crc")}
+
+    run_all(job(session, storage, tmp_path / "out", FLAT, counted, "update"))
+    assert checksums(storage) == set()
+    jvm: Any = session._jvm
+    files = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI("file:///"), session._jsc.hadoopConfiguration())
+    session.conf.set("spark.penstock.checksum-files", "true")
+    files.setWriteChecksum(True)
+    try:
+        run_all(job(session, f"{storage}-2", tmp_path / "out-2", FLAT, counted, "update", rows=PER_EPOCH))
+    finally:
+        session.conf.set("spark.penstock.checksum-files", "false")
+    assert {".0.crc", ".metadata.crc"} <= checksums(f"{storage}-2")
+    # And it goes on without, from files that have them.
+    run_all(job(session, f"{storage}-2", tmp_path / "out-2", FLAT, counted, "update"))
+    assert ".1.crc" not in checksums(f"{storage}-2/job/out/spark/commits")
+    assert seen(tmp_path / "out-2", "count") == seen(tmp_path / "out", "count")

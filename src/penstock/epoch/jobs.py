@@ -102,6 +102,6 @@ class EachEpoch:
         uid = assignment.scope.uid
         with self._sizes.bound_batches(rows.sparkSession.conf, uid):
             found = rows.mapInArrow(writer_task(sink, assignment, rule=rule, names=names), RESULT_SCHEMA).collect()
-        answers = [parse(row[0]) for row in found]
+        answers: list[Answer] = [parse(row[0]) for row in found]
         self._sizes.learn(uid, map(row_bytes_of, answers))
         return answers

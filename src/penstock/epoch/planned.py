@@ -18,6 +18,8 @@ import json
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError
+
 from penstock.epoch.channel import Route, Writing
 from penstock.epoch.jobs import RowSizes
 from penstock.epoch.task import Assignment, answer_of, report, row_bytes_of, run_writer
@@ -39,6 +41,7 @@ SPARK_BATCH = "streaming.sql.batchId"
 
 _LONG = 4096  # characters; every task's description holds the text, and hints of many writers are much alike
 _PACKED = "zlib:"
+_FEW = 32  # writers
 
 
 def to_text(assignment: Assignment) -> str:
@@ -122,6 +125,7 @@ class Planned:
     def __init__(self, rule: int) -> None:
         self._rule = rule
         self._sizes = RowSizes()
+        self._writers = 0  # of the epoch before
 
     def run(
         self, frame: DataFrame, sink: TwoPhaseSink, assign: Callable[[], Assignment], rule: int | None
@@ -133,17 +137,29 @@ class Planned:
         context: Any = session.sparkContext
         context.setLocalProperty(PROPERTY, to_text(assignment))
         try:
-            # Rows of one JSON text each, in a list: the text of it all is JSON again, and costs a single answer.
-            found = json.loads(frame._jdf.collectAsList().toString())
+            answers = self._collect(frame._jdf)
         finally:
             context.setLocalProperty(PROPERTY, None)
-        answers = [row[0] for row in found]
         for answer in answers:
             if "error" not in answer and answer.get("of") != _of(assignment):
                 raise _not_this_attempt(f"Spark gave an answer to {answer.get('of')}, not to {_of(assignment)}")
+        self._writers = len(answers)
         self._sizes.learn(uid, map(row_bytes_of, answers))
         self._sizes.bound_next(lambda: session.conf, uid)
         return answers
+
+    def _collect(self, frame: Any) -> list[Answer]:
+        """Run the tasks. `frame` is a JVM object, and what Spark hands over is an RDD inside of a plan: to collect the
+        RDD itself spares Spark another plan. Its rows cost a question each, so many are collected as a frame's."""
+        if self._writers <= _FEW:
+            try:
+                rdd = frame.queryExecution().analyzed().rdd()
+            except Py4JError:
+                self._writers = _FEW + 1  # another plan than we know, and nothing has run
+            else:
+                return [json.loads(row.getUTF8String(0).toString()) for row in rdd.collect()]
+        # Rows of one JSON text each, in a list: the text of it all is JSON again, and is had by one question.
+        return [row[0] for row in json.loads(frame.collectAsList().toString())]
 
 
 def _not_this_attempt(why: str) -> PreCommitFailed:

@@ -104,7 +104,7 @@ class Observer:
             return _STATELESS
         stream = self._running()
         report = {} if stream is None else progress_of(stream, epoch)
-        self._stateless = bool(report) and not state_sizes(report)
+        self._stateless = bool(report and not state_sizes(report))
         return report
 
     def _positions_at(self, barrier: Barrier | None) -> tuple[tuple[str | None, Any], ...]:

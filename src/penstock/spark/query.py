@@ -16,6 +16,7 @@ from penstock.checkpoint import layout
 from penstock.contracts.source import EpochRead
 from penstock.epoch.jobs import EachEpoch
 from penstock.errors import ConfigurationError
+from penstock.spark.local_files import apply_checksum_files
 from penstock.spark.planning import planned_once
 from penstock.storage.open import storage_at
 
@@ -60,6 +61,7 @@ def start(
             writer = writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds")
         return writer.start()
 
+    apply_checksum_files(plan.frame.sparkSession)
     planned = planned_once(job, plan, coordinator.generation, replay)
     if planned is not None:
         frame, coordinator.preparation.jobs = planned

@@ -24,6 +24,7 @@ from penstock.secrets import is_secret, masked
 from penstock.spark.jars import is_present, jar_set
 from penstock.spark.java import find_java, wrapped_home
 from penstock.spark.launch import start_java
+from penstock.spark.local_files import CHECKSUM_FILES
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import remember_defaults, warn_overridden
 from penstock.storage.private import create_own
@@ -155,6 +156,7 @@ def _defaults(master: str | None, local_storage: bool) -> dict[str, str]:
     if local_storage:
         # The other manager starts a `readlink` process for every file it renames.
         defaults[_FILE_MANAGER] = _FAST_FILE_MANAGER
+        defaults[CHECKSUM_FILES] = "false"
     return defaults
 
 

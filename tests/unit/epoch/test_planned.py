@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 
 from penstock.contracts.sink import SinkScope
 from penstock.epoch.channel import Route, Writing
@@ -68,10 +69,11 @@ def test_a_task_that_is_not_told_its_own_epoch_is_refused(text: str | None, batc
 class Frame:
     """A frame of lines, as much of it as is asked for; remembers which property was set when it was collected."""
 
-    def __init__(self, *answers: Any, error: BaseException | None = None) -> None:
-        self._answers, self._error = answers, error
+    def __init__(self, *answers: Any, error: BaseException | None = None, known: bool = True) -> None:
+        self.answers, self._error, self._known = answers, error, known
         self.properties: dict[str, str | None] = {}
         self.seen: list[str | None] = []
+        self.by: list[str] = []
         self.conf = Conf()
 
     sparkSession = sparkContext = _jdf = property(lambda self: self)  # noqa: N815 - Spark's names
@@ -79,14 +81,42 @@ class Frame:
     def setLocalProperty(self, name: str, value: str | None) -> None:  # noqa: N802
         self.properties[name] = value
 
-    def collectAsList(self) -> Frame:  # noqa: N802
+    def queryExecution(self) -> Frame:  # noqa: N802
+        return self
+
+    analyzed = queryExecution
+
+    def rdd(self) -> Frame:
+        if not self._known:
+            raise Py4JError("Method rdd([]) does not exist")
+        return self
+
+    def collect(self) -> list[Row]:
+        self._run("rdd")
+        return [Row(json.dumps(answer)) for answer in self.answers]
+
+    def collectAsList(self) -> Row:  # noqa: N802
+        self._run("frame")
+        return Row("[" + ", ".join(f"[{json.dumps(answer)}]" for answer in self.answers) + "]")
+
+    def _run(self, by: str) -> None:
+        self.by.append(by)
         self.seen.append(self.properties.get(PROPERTY))
         if self._error is not None:
             raise self._error
+
+
+class Row:
+    """What gives a text when it is asked for it the way Spark is."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def getUTF8String(self, _: int) -> Row:  # noqa: N802
         return self
 
     def toString(self) -> str:  # noqa: N802
-        return "[" + ", ".join(f"[{json.dumps(answer)}]" for answer in self._answers) + "]"
+        return self._text
 
 
 class Conf(dict[str, str]):
@@ -122,6 +152,20 @@ def test_the_property_goes_when_the_tasks_fail() -> None:
     assert frame.properties == {PROPERTY: None}
 
 
+def test_many_answers_are_had_at_once() -> None:
+    frame, jobs = Frame(*[answer(writer=number) for number in range(40)]), Planned(0)
+    assert run(frame, jobs) == run(frame, jobs) == list(frame.answers)
+    frame.answers = frame.answers[:3]
+    assert run(frame, jobs) == run(frame, jobs) == list(frame.answers)
+    assert frame.by == ["rdd", "frame", "frame", "rdd"]
+
+
+def test_a_plan_that_holds_no_rdd_is_run_once_all_the_same() -> None:
+    frame = Frame(answer(), known=False)
+    assert run(frame) == [answer()]
+    assert frame.by == ["frame"]
+
+
 def test_without_partitions_nobody_answers() -> None:
     assert run(Frame()) == []
 
@@ -150,6 +194,6 @@ def test_small_rows_lift_the_bound_for_the_next_epoch() -> None:
     frame, jobs = Frame(answer()), Planned(0)
     run(frame, jobs)
     assert frame.conf["spark.sql.execution.arrow.maxBytesPerBatch"] == "2147483647"
-    frame._answers = (answer(row_bytes=1_000_000),)
+    frame.answers = (answer(row_bytes=1_000_000),)
     run(frame, jobs)
     assert frame.conf["spark.sql.execution.arrow.maxBytesPerBatch"] == str(64 << 20)

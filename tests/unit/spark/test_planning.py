@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
@@ -51,3 +52,8 @@ class TakesItBack(FileSink):
 )
 def test_which_sinks_are_shaped_once(sink: TwoPhaseSink, once: bool) -> None:
     assert shapes_once(sink) is once
+
+
+def test_a_sink_that_says_so_still_travels() -> None:
+    sink = KafkaSink("topic", servers="here:1", options={"acks": "all"})
+    assert pickle.loads(pickle.dumps(sink)) == sink

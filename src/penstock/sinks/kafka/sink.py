@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
@@ -147,8 +147,8 @@ class KafkaSink(TwoPhaseSink):
         return Connections(self.servers, self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, ({name: getattr(self, name) for name in self.__dataclass_fields__},))
+        return (_rebuild, ({one.name: getattr(self, one.name) for one in fields(self)},))
 
 
-def _rebuild(fields: Mapping[str, Any]) -> KafkaSink:
-    return KafkaSink(**fields)
+def _rebuild(given: Mapping[str, Any]) -> KafkaSink:
+    return KafkaSink(**given)
