@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def main() -> None:
     for name in MEASURES if options.measure == "all" else [options.measure]:
         given = options if options.measure == name else parser().parse_args([name, *_shared(options)])
         console.rule(name)
-        with workplace() as (broker, folder):
+        with workplace(options.keep and options.keep / name) as (broker, folder):
             found = MEASURES[name](broker, folder, given)
         keep(options.results, name, found)
     results = json.loads(options.results.read_text())
@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     shared.add_argument("--systems", nargs="+", metavar="NAME", help="flink, penstock, spark and variants of them")
     shared.add_argument("--most-other-cores", type=float, default=0.3, help="a round during which others use more is …")
     shared.add_argument("--repeats", type=int, default=2, help="… done again, so many times at most")
+    shared.add_argument("--keep", type=Path, metavar="FOLDER", help="work in a new folder, and leave it for reading")
     shared.add_argument("--results", type=Path, default=HERE / "results" / "flink.json")
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = made.add_subparsers(dest="measure", required=True)
@@ -92,12 +93,13 @@ def _shared(options: argparse.Namespace) -> list[str]:
 
 
 @contextmanager
-def workplace() -> Iterator[tuple[Broker, Path]]:
+def workplace(kept: Path | None) -> Iterator[tuple[Broker, Path]]:
+    """A broker, and a folder for everything: logs, checkpoints, what was seen. It goes at the end, if none is given."""
     with (
-        tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
-        Broker.start(Path(folder) / "broker") as broker,
+        nullcontext(kept) if kept is not None else tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
+        Broker.start(Path(folder).absolute() / "broker") as broker,
     ):
-        yield broker, Path(folder)
+        yield broker, Path(folder).absolute()
 
 
 def keep(results: Path, measure: str, found: Found) -> None:

@@ -35,7 +35,7 @@ MEMORY: Mapping[str, str] = {
 
 
 class FlinkInstall:
-    """The programs of Flink with the jars that its Python package lacks, and a configuration of their own in `folder`."""
+    """The programs of Flink with the jars that its Python package lacks, and a configuration of its own in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -25,7 +25,12 @@ def main(given: Mapping[str, Any]) -> int:
     make: Callable[[int, int], bytes] = row if given["rows"] == "timed" else lambda number, _: message(number)
     first, count = int(given.get("first", 0)), 0
     over = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
     began = time.monotonic()
     while not over.wait(_EVERY):
         due = round((time.monotonic() - began) * given["rate"])

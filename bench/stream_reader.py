@@ -61,7 +61,7 @@ def main(given: Mapping[str, Any]) -> None:
         for message in found:
             if message.error() is not None:
                 raise KafkaException(message.error())
-            values += message.value()
+            values += message.value() or b""
         moments.append(now)
         counts.append(len(found))
         seen += len(found)

@@ -57,7 +57,8 @@ def counts_in(servers: str, topic: str) -> dict[int, tuple[Ints, Ints, Ints]]:
     found: dict[int, list[tuple[int, bytes, bytes]]] = {}
     for rows in read_all(servers, topic):
         for one in rows:
-            found.setdefault(one.partition(), []).append((one.offset(), one.key() or b"", one.value() or b""))
+            row = (one.offset() or 0, one.key() or b"", one.value() or b"")
+            found.setdefault(one.partition() or 0, []).append(row)
     by_column = {one: tuple(zip(*rows, strict=True)) for one, rows in found.items()}
     return {
         one: (np.array(offsets, np.int64), numbers(keys), numbers(values))

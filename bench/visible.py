@@ -36,7 +36,8 @@ class VisibleRows:
 
     def __init__(self, servers: str, topic: str, partitions: int, watched: Callable[[], tuple[float, ...]]) -> None:
         self._admin = AdminClient({"bootstrap.servers": servers})
-        self._asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        self._asked = {TopicPartition(topic, number): latest for number in range(partitions)}
         self._watched = watched
         self.steps: list[Step] = []
         self._over = threading.Event()
