@@ -22,7 +22,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench soak docs diagrams screenshots clean
+.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench-restart bench soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +109,10 @@ bench-page: setup ## The page over 10,000 epochs in Chromium: how long it opens,
 
 bench-flink: setup ## Flink, Penstock and Spark's own sink in turn: throughput, latency, failover, start, savepoints (hours)
 	$(BIN)/python bench/bench_flink.py all
+
+bench-restart: setup ## How long nothing comes out after kill -9, and what the time goes into: cold, and with a standby
+	$(BIN)/python bench/bench_restart.py
+	$(BIN)/python bench/bench_restart.py --standby
 
 bench: setup ## All benchmarks
 	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done

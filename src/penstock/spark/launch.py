@@ -26,7 +26,7 @@ from penstock.caches import user_cache
 from penstock.secrets import masked
 from penstock.spark import class_archive, early
 from penstock.spark.java import DROPPED, JavaHome, find_java
-from penstock.storage.private import create_own, own_folder, read_own
+from penstock.storage.private import create_own, own_folder, read_trusted
 
 log = logging.getLogger("penstock")
 
@@ -158,7 +158,7 @@ def _key(java: JavaHome, home: Path, conf: Mapping[str, str], environment: Mappi
 
 def _kept(file: Path) -> list[str] | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        body = json.loads(read_own(file))
+        body = json.loads(read_trusted(file))
         if body["version"] == _VERSION:
             return [str(one) for one in body["command"]]
     return None

@@ -52,6 +52,16 @@ def read_own(path: Path, errors: str = "strict") -> str:
         return file.read()
 
 
+def read_trusted(path: Path) -> str:
+    """What nobody but this user can have written there: for what is carried out and not only read, root is no
+    exception. Raises `PermissionError` otherwise, `OSError` for a link."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(f"{path} can be written by another user")
+        return file.read()
+
+
 def make_private(folder: Path) -> None:
     """`folder` is there, this user's, and closed to others, and so are the files that are in it. Raises what
     `require_own` raises."""

@@ -134,6 +134,20 @@ def test_a_note_that_cannot_be_read_is_none(world: World) -> None:
     assert world.process() is None
 
 
+def test_what_another_user_could_have_written_is_not_carried_out(world: World) -> None:
+    world.process()
+    world.ask("-Xmx1g")
+    [note] = world.notes()
+    note.chmod(0o660)
+    assert world.process() is None
+    note.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(note, 12345, 12345)
+        assert world.process() is None, "root is no exception"
+        os.chown(note, 0, 0)
+    assert world.process() is not None
+
+
 def test_where_nobody_began_nothing_is_noted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a program that was started by `python`."""
     monkeypatch.setattr(early, "_early", None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark import class_archive, launch
+from penstock.spark import class_archive, early, launch
 from penstock.spark.java import DROPPED, JavaHome
 
 #: Plays launcher: counts its calls, and answers with its arguments as `spark-class` would be told.
@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (spark / "bin" / "load-spark-env.sh").write_text("# a comment\nexport SPARK_SCALA_VERSION=2.13\n")
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TOLD", "-Dx=y")
-    monkeypatch.setattr(launch.early, "_early", None)  # whatever other tests have run in this process
+    monkeypatch.setattr(early, "_early", None)  # whatever other tests have run in this process
     for name in ("SPARK_CONF_DIR", "SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT", "SPARK_HOME"):
         monkeypatch.delenv(name, raising=False)
     return spark
