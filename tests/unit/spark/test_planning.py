@@ -55,5 +55,5 @@ def test_which_sinks_are_shaped_once(sink: TwoPhaseSink, once: bool) -> None:
 
 
 def test_a_sink_that_says_so_still_travels() -> None:
-    sink = KafkaSink("topic", servers="here:1", options={"acks": "all"})
+    sink = KafkaSink("topic", servers="here:1", options={"linger.ms": "1"})
     assert pickle.loads(pickle.dumps(sink)) == sink
