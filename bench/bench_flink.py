@@ -28,11 +28,13 @@ from flink_report import FIGURES, about_machine, show
 from kafka_load import create_topics, delete_topics, feed, open_writers_and_commit
 from measures import PARTITIONS, Place
 from penstock.dev.servers.broker import Broker
+from penstock.errors import PenstockError
 from rounds import Found, Plan, Spread, console, interleave
 from systems import Flink, Penstock, SparkSink, System, has_standby
 from tasks import WORKS
 
 HERE = Path(__file__).parent
+Cases = Iterator[tuple[str, Any]]  # each is kept as soon as it is measured
 #: Flink notices a dead TaskManager after two missed heartbeats of 10 s each, as it is installed.
 QUICK = {
     "heartbeat.interval": "500 ms",
@@ -48,14 +50,26 @@ def main() -> None:
     if options.measure == "report":
         flink_report.write(json.loads(options.results.read_text()))
         return
+    failed = []
     for name in MEASURES if options.measure == "all" else [options.measure]:
         given = options if options.measure == name else parser().parse_args([name, *_shared(options)])
-        console.rule(name)
-        with workplace(options.keep and options.keep / name) as (broker, folder):
-            found = MEASURES[name](broker, folder, given)
-        keep(options.results, name, found)
-    results = json.loads(options.results.read_text())
-    show({name: results[name] for name in results if options.measure in ("all", name)})
+        try:
+            carry_out(name, given)
+        except (SystemExit, PenstockError) as error:  # what is measured stays, and the rest is worth measuring
+            console.print(f"{name} was not measured: {error}")
+            failed.append(name)
+    if options.results.exists():
+        results = json.loads(options.results.read_text())
+        show({name: results[name] for name in results if options.measure in ("all", name)})
+    if failed:
+        raise SystemExit(f"not measured: {', '.join(failed)}")
+
+
+def carry_out(name: str, options: argparse.Namespace) -> None:
+    console.rule(name)
+    with workplace(options.keep and options.keep / name) as (broker, folder):
+        for case, found in MEASURES[name](broker, folder, options):
+            keep(options.results, name, case, found)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,9 +101,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _shared(options: argparse.Namespace) -> list[str]:
-    given = ["--rounds", options.rounds, "--most-other-cores", options.most_other_cores, "--repeats", options.repeats]
+    """What was given for all measures, for one of them."""
+    names = ("rounds", "most_other_cores", "repeats", "keep", "results")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     systems = ["--systems", *options.systems] if options.systems else []
-    return [*map(str, given), *systems]
+    return [*(text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))), *systems]
 
 
 @contextmanager
@@ -102,10 +118,10 @@ def workplace(kept: Path | None) -> Iterator[tuple[Broker, Path]]:
         yield broker, Path(folder).absolute()
 
 
-def keep(results: Path, measure: str, found: Found) -> None:
-    """Into the file, beside what earlier runs have measured."""
+def keep(results: Path, measure: str, case: str, found: Any) -> None:
+    """Into the file, beside what earlier runs have measured. A case is always of one run, with all its systems."""
     before = json.loads(results.read_text()) if results.exists() else {}
-    merged = {**before, "machine": about_machine(), measure: {**before.get(measure, {}), **found}}
+    merged = {**before, "machine": about_machine(), measure: {**before.get(measure, {}), case: found}}
     results.parent.mkdir(exist_ok=True)
     results.write_text(json.dumps(merged, indent=2) + "\n")
 
@@ -133,7 +149,7 @@ def compared(
     return {name: {"rounds": own} for name, own in found.items()}
 
 
-def measure_throughput(broker: Broker, folder: Path, options: argparse.Namespace) -> Found:
+def measure_throughput(broker: Broker, folder: Path, options: argparse.Namespace) -> Cases:
     create_topics(broker.servers, {"in": PARTITIONS})
     console.print(f"writing {options.rows:,} rows of 100 bytes …")
     feed(broker.servers, "in", options.rows)
@@ -144,10 +160,11 @@ def measure_throughput(broker: Broker, folder: Path, options: argparse.Namespace
             system, Place(broker, folder, name), work, "in", options.rows, options.epoch
         )
 
-    return {work: compared("throughput", work, options, systems, run(work)) for work in options.work}
+    for work in options.work:
+        yield work, compared("throughput", work, options, systems, run(work))
 
 
-def measure_latency(broker: Broker, folder: Path, options: argparse.Namespace) -> Found:
+def measure_latency(broker: Broker, folder: Path, options: argparse.Namespace) -> Cases:
     systems = chosen(options, Flink(), Penstock(), SparkSink())
 
     def run(interval: int) -> Callable[[System, str], Found]:
@@ -155,10 +172,11 @@ def measure_latency(broker: Broker, folder: Path, options: argparse.Namespace) -
             system, Place(broker, folder, name), interval / 1000, options.warm_up, options.seconds
         )
 
-    return {str(one): compared("latency", str(one), options, systems, run(one)) for one in options.interval}
+    for one in options.interval:
+        yield str(one), compared("latency", str(one), options, systems, run(one))
 
 
-def measure_silence(broker: Broker, folder: Path, options: argparse.Namespace) -> Found:
+def measure_silence(broker: Broker, folder: Path, options: argparse.Namespace) -> Cases:
     standby = [Penstock("--standby", name="penstock, standby")] if has_standby() else []
     quick = Flink(spare=1, settings=QUICK, name="flink, quick heartbeats")
     systems = chosen(options, Flink(spare=1), quick, Penstock(), *standby)
@@ -167,30 +185,29 @@ def measure_silence(broker: Broker, folder: Path, options: argparse.Namespace) -
         place = Place(broker, folder, name)
         return measures.silence(system, place, options.interval / 1000, options.warm_up, options.after)
 
-    return {str(options.interval): compared("silence", "", options, systems, run)}
+    yield str(options.interval), compared("silence", "", options, systems, run)
 
 
-def measure_start(broker: Broker, folder: Path, options: argparse.Namespace) -> Found:
+def measure_start(broker: Broker, folder: Path, options: argparse.Namespace) -> Cases:
     systems = chosen(options, Flink(), Penstock(), SparkSink())
 
     def run(system: System, name: str) -> Found:
         return measures.start(system, Place(broker, folder, name), options.interval / 1000)
 
-    return {str(options.interval): compared("start", "", options, systems, run)}
+    yield str(options.interval), compared("start", "", options, systems, run)
 
 
-def measure_savepoint(broker: Broker, folder: Path, options: argparse.Namespace) -> Found:
+def measure_savepoint(broker: Broker, folder: Path, options: argparse.Namespace) -> Cases:
     systems = chosen(options, Flink(), Penstock())
 
     def run(system: System, name: str) -> Found:
         return measures.saved(system, Place(broker, folder, name), options.interval / 1000, options.times)
 
-    return {"1,000,000 keys": compared("savepoint", "", options, systems, run)}
+    yield "1,000,000 keys", compared("savepoint", "", options, systems, run)
 
 
-def measure_writers(broker: Broker, folder: Path, options: argparse.Namespace) -> Found:
+def measure_writers(broker: Broker, folder: Path, options: argparse.Namespace) -> Cases:
     """What an epoch costs after its rows are written, against the number of its writers."""
-    found = {}
     for count in options.counts:
         own = []
         for number in range(options.rounds):
@@ -201,11 +218,10 @@ def measure_writers(broker: Broker, folder: Path, options: argparse.Namespace) -
         spread = {name: Spread.of(own, f"{name}_seconds").median for name in ("open", "seal", "commit")}
         told = ", ".join(f"{name} {seconds * 1000:,.1f} ms" for name, seconds in spread.items())
         console.print(f"  {count:,} writers: {told}")
-        found[str(count)] = {"rounds": own}
-    return found
+        yield str(count), {"rounds": own}
 
 
-def measure_history(broker: Broker, folder: Path, options: argparse.Namespace) -> Found:
+def measure_history(broker: Broker, folder: Path, options: argparse.Namespace) -> Cases:
     """What an epoch costs against the number of epochs before it."""
     create_topics(broker.servers, {"history": PARTITIONS})
     told = run_variant(
@@ -216,11 +232,12 @@ def measure_history(broker: Broker, folder: Path, options: argparse.Namespace) -
     epochs = {str(count): statistics.median(told["epoch_ms"][count - 50 : count]) for count in around}
     for count, ms in epochs.items():
         console.print(f"  the 50 epochs before number {int(count):,}: {ms:.0f} ms in the median")
-    kept: dict[str, Any] = {name: told[name] for name in ("epochs", "python_megabytes", "heap_megabytes")}
-    return {"epoch_ms": epochs, **kept}
+    yield "epoch_ms", epochs
+    for name in ("epochs", "python_megabytes", "heap_megabytes"):
+        yield name, told[name]
 
 
-MEASURES: Mapping[str, Callable[[Broker, Path, argparse.Namespace], Found]] = {
+MEASURES: Mapping[str, Callable[[Broker, Path, argparse.Namespace], Cases]] = {
     "throughput": measure_throughput,
     "latency": measure_latency,
     "silence": measure_silence,
