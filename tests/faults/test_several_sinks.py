@@ -32,7 +32,7 @@ RECOVERED = "recover.swept"
 #: Every epoch passes `commit.first` three times, once for each sink: the second time two are visible in part.
 ACTIONS = {**dict.fromkeys(DRIVER, "crash"), "commit.first": "crash@2"}
 #: Before these nothing of an epoch is decided or done yet, so they leave the same to the next run as others do.
-ALIKE = ("recover.registered", "recover.looked", "epoch.opened", "epoch.precommitted", "epoch.aborted", "ledger.aside")
+ALIKE = ("recover.registered", "recover.looked", "epoch.opened", "epoch.precommitted", "ledger.aside")
 #: One task fails, so that an attempt is aborted.
 RAISING = "task.written"
 
