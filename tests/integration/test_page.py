@@ -165,6 +165,8 @@ def test_what_happens_is_seen_at_most_once_a_second_and_not_while_hidden(visit: 
         page.wait_for_timeout(50)
     expect(page.get_by_role("heading", name="Epoch 161")).to_be_visible()
     assert 1 <= visitor.world.paths_asked("GET").count(detail) - before <= 5
+    expect(page.locator(".tile", has_text="Rows in")).to_have_text(re.compile(r"Rows in\d+,\d+/s"))
+    expect(page.locator(".tile", has_text="Rows out")).to_contain_text("4,181/s")
 
     visitor.hide(True)
     until(lambda: visitor.world.streams == 0, "the stream to be closed")

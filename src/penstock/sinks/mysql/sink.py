@@ -85,7 +85,8 @@ class MySqlSink(TwoPhaseSink):
         return f"MySQL table {database}.{table} at {self.options.get('unix_socket') or f'{self.host}:{self.port}'}"
 
     def link(self, uid: str) -> Link:
-        return Link("sink", uid, Guarantee.EXACTLY_ONCE, f"{MODES[self.mode]}, {self.describe()}")
+        why = f"{MODES[self.mode]}, {self.describe()}; tested on MariaDB, on MySQL itself by hand only"
+        return Link("sink", uid, Guarantee.EXACTLY_ONCE, why)
 
     def shape(self, frame: DataFrame) -> DataFrame:
         from penstock.sinks.mysql.types import is_nested, of_spark

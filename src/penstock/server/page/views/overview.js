@@ -9,6 +9,8 @@ import { badge, button, card, clockOrDay, meter, PHASES, since, table, time } fr
 
 const PARTITIONS = 50;
 const EVENTS = 8;
+const RATE_MS = 10_000;
+const LEAST_SECONDS = 2;
 
 export const overview = {
   name: "overview",
@@ -35,6 +37,7 @@ function weakest(link) {
 
 function drawQuery(context, query) {
   const lag = totalLag(query);
+  const read = rowsRead(context.memory, query);
   return h(
     "section",
     { class: "query", "data-key": `query-${query.uid}` },
@@ -44,8 +47,8 @@ function drawQuery(context, query) {
       "div",
       { class: "tiles" },
       tile("Guarantee", badge(query.guarantee)),
-      tile("Rows in and out", rate(query.rows_per_second)),
-      tile("Rows in all", short(query.rows_total)),
+      tile("Rows in", read === null ? UNKNOWN : rate(read)),
+      tile("Rows out", rate(query.rows_per_second), `${short(query.rows_total)} in all`),
       tile("Watermark", query.watermark === null || query.watermark === undefined ? "none" : time(query.watermark, clockOrDay), query.watermark ? since(query.watermark, "behind by ") : null),
       tile("Lag", lag === null ? UNKNOWN : `${short(lag)} rows`),
       tile("Generation", count(query.generation)),
@@ -67,6 +70,20 @@ function drawEpoch(query, run) {
   const doing = now < 0 ? (run.live ? "waits for the next epoch" : "nothing is under way") : `${PHASES[now][2].toLowerCase()}s`;
   const long = query.phase_since && now >= 0 && run.live ? since(query.phase_since, " for ") : null;
   return h("div", { class: "epoch" }, h("h3", null, `Epoch ${plain(query.epoch)}`), h("ol", { class: "steps" }, steps), h("p", { class: "hint" }, doing, long));
+}
+
+/** Rows read per second, by how far the positions of sources that count rows have moved lately; null where none does, or
+ * nobody has looked for long enough. */
+function rowsRead(memory, query) {
+  const counted = (query.sources ?? []).flatMap((source) => source.partitions ?? []).map(({ offset }) => offset).filter(Number.isInteger);
+  if (!counted.length) return null;
+  const [at, now] = [counted.reduce((sum, offset) => sum + offset, 0), performance.now()];
+  const samples = ((memory.positions ??= {})[query.uid] ??= []);
+  if (samples.length && (at < samples.at(-1).at || counted.length !== samples.at(-1).partitions)) samples.length = 0;
+  samples.push({ at, now, partitions: counted.length });
+  while (samples.length > 2 && now - samples[1].now > RATE_MS) samples.shift();
+  const seconds = (now - samples[0].now) / 1000;
+  return seconds < LEAST_SECONDS ? null : (at - samples[0].at) / seconds;
 }
 
 function totalLag(query) {

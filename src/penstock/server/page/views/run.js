@@ -175,7 +175,7 @@ function head({ run, spark_ui: sparkUi }) {
     "div",
     { class: "head", "data-key": "head" },
     h("h1", null, run.name),
-    h("p", { class: "facts-line" }, badge(run.state), h("span", null, lasted), h("span", null, "started ", time(run.start)), h("span", null, `${run.restarts ?? 0} restarts`), h("code", null, run.id), spark),
+    h("p", { class: "facts-line" }, badge(run.state), h("span", null, lasted), h("span", null, "started ", time(run.start)), h("span", null, `${run.restarts ?? 0} restart${run.restarts === 1 ? "" : "s"}`), h("code", null, run.id), spark),
     hasEnded(run) ? h("p", { class: "ended", role: "status" }, `This run has ended (${run.state}). What follows is what it left.`) : null,
   );
 }
