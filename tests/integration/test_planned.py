@@ -132,6 +132,17 @@ def test_jobs_take_the_short_way(session: SparkSession, storage: str, tmp_path: 
     assert set(ways) == {"Planned"}
 
 
+@pytest.mark.parametrize("adaptive", ["true", "false"])
+def test_rows_that_are_dealt_out_anew(session: SparkSession, storage: str, tmp_path: Path, adaptive: str) -> None:
+    """An adaptive plan runs its first stages before the epoch is told to anybody."""
+    session.conf.set("spark.sql.adaptive.enabled", adaptive)
+    try:
+        run_all(job(session, storage, tmp_path / "out", FLAT, lambda frame: frame.repartition(3)))
+    finally:
+        session.conf.unset("spark.sql.adaptive.enabled")
+    assert seen(tmp_path / "out", "id") == Counter(range(ROWS))
+
+
 def plan_of(made: Job) -> QueryPlan:
     return made._plans["out"]
 
