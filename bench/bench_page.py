@@ -74,7 +74,7 @@ def main() -> None:
     table.add_column("what")
     table.add_column("value", justify="right")
     for part, seconds in results["open_seconds"].items():
-        table.add_row(f"{part}: from nothing to drawn, median", f"{seconds:.2f} s")
+        table.add_row(f"{part}: from nothing to drawn{', median' if part in PARTS else ''}", f"{seconds:.2f} s")
     for name in ("python", "java") if given.turns else ():
         own = results[name]
         table.add_row(f"the driver's {name} without a page, share of a core", f"{own['without']:.2%}")
