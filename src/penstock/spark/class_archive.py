@@ -54,6 +54,8 @@ def make_later(java: JavaHome, options: Sequence[str]) -> None:
     target = archive_path(java, options)
     if TARGET in os.environ or not _is_free(options) or target.exists() or tried_file(target).exists():
         return
+    if any(folder.is_dir() and any(folder.iterdir()) for folder in map(Path, _class_path(options))):
+        return  # Java makes none where classes may come from a folder
     timer = threading.Timer(_LATER_SECONDS, _make, (target, _vm_flags(options)))
     timer.daemon = True
     timer.start()
@@ -61,8 +63,8 @@ def make_later(java: JavaHome, options: Sequence[str]) -> None:
 
 def archive_path(java: JavaHome, options: Sequence[str]) -> Path:
     """Where the archive for a JVM with these options is or will be. An updated Java or Spark has another one."""
-    path = options[options.index("-cp") + 1] if "-cp" in options[:-1] else ""
-    folders = [Path(entry[:-2]) for entry in path.split(":") if entry.endswith("/*")]
+    path = _class_path(options)
+    folders = [Path(entry[:-2]) for entry in path if entry.endswith("/*")]
     ages = [folder.stat().st_mtime_ns for folder in folders if folder.is_dir()]
     known = [str(java.home), java.version, java.built, path, ages, _vm_flags(options)]
     return user_cache() / "java" / f"classes-{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]}.jsa"
@@ -83,6 +85,10 @@ def keep(aside: Path, target: Path) -> None:
     for old in others[_KEPT:]:
         old.unlink(missing_ok=True)
         tried_file(old).unlink(missing_ok=True)
+
+
+def _class_path(options: Sequence[str]) -> list[str]:
+    return options[options.index("-cp") + 1].split(":") if "-cp" in options[:-1] else []
 
 
 def _is_free(options: Sequence[str]) -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from penstock.caches import user_cache
 from penstock.secrets import masked
-from penstock.storage.private import create_own, own_folder, read_trusted
+from penstock.spark.notes import read_note, write_note
 
 _VERSION = 1
 _WRONG = 2  # times, after which a program is known to change its mind
@@ -84,7 +84,7 @@ def begin(program: Path) -> None:
     name = hashlib.sha256(f"{program.absolute()}\n{os.getcwd()}".encode()).hexdigest()[:24]
     _early = early = _Early(user_cache() / "java" / f"early-{name}.json")
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        note = json.loads(read_trusted(early.note))
+        note = json.loads(read_note(early.note) or "")
         if note["version"] != _VERSION:
             return
         early.guess = list(map(str, note["command"])), {**os.environ, **note["environment"]}
@@ -126,14 +126,7 @@ def _note(early: _Early, command: Sequence[str], environment: Mapping[str, str],
     text = json.dumps({"version": _VERSION, "wrong": wrong, **note})
     if masked("\n".join(command)) != "\n".join(command) or "--properties-file" in command:
         return  # it names a secret, or a file that will be gone
-    with contextlib.suppress(OSError):
-        if early.note.exists() and read_trusted(early.note) == text:
-            return
-        own_folder(early.note.parent)
-        aside = early.note.with_name(f".{early.note.name}.{os.getpid()}")
-        with open(create_own(aside, os.O_TRUNC), "w", encoding="utf-8") as opened:
-            opened.write(text)
-        aside.replace(early.note)
+    write_note(early.note, text)
 
 
 def _java_variables(environment: Mapping[str, str]) -> dict[str, str]:

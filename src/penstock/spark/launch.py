@@ -26,7 +26,7 @@ from penstock.caches import user_cache
 from penstock.secrets import masked
 from penstock.spark import class_archive, early
 from penstock.spark.java import DROPPED, JavaHome, find_java
-from penstock.storage.private import create_own, own_folder, read_trusted
+from penstock.spark.notes import read_note, write_note
 
 log = logging.getLogger("penstock")
 
@@ -157,24 +157,17 @@ def _key(java: JavaHome, home: Path, conf: Mapping[str, str], environment: Mappi
 
 
 def _kept(file: Path) -> list[str] | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        body = json.loads(read_trusted(file))
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        body = json.loads(read_note(file) or "")
         if body["version"] == _VERSION:
             return [str(one) for one in body["command"]]
     return None
 
 
 def _keep(file: Path, answer: Sequence[str]) -> None:
-    """In one step, for later starts; not where it names a secret, nor where there is no place to write."""
-    text = json.dumps({"version": _VERSION, "command": list(answer)})
-    if not answer or masked("\n".join(answer)) != "\n".join(answer):
-        return
-    with contextlib.suppress(OSError):
-        own_folder(file.parent)
-        aside = file.with_name(f".{file.name}.{os.getpid()}")
-        with open(create_own(aside, os.O_TRUNC), "w", encoding="utf-8") as opened:
-            opened.write(text)
-        aside.replace(file)
+    """For later starts; not where it names a secret."""
+    if answer and masked("\n".join(answer)) == "\n".join(answer):
+        write_note(file, json.dumps({"version": _VERSION, "command": list(answer)}))
 
 
 # Java itself

@@ -126,6 +126,16 @@ def test_it_is_made_where_there_is_none(java: JavaHome, options: list[str], time
     assert flags == ["-XX:+UseG1GC"]  # no setting that could hold a secret
 
 
+def test_none_is_made_where_classes_may_come_from_a_folder(
+    java: JavaHome, options: list[str], timers: Timers, tmp_path: Path
+) -> None:
+    """As with settings of the user's own; Java would refuse to start."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").touch()
+    make_later(java, options)
+    assert timers.made == []
+
+
 def test_it_is_made_once(java: JavaHome, options: list[str], timers: Timers, archive: Path) -> None:
     make_later(java, options)
     archive.unlink()
