@@ -125,7 +125,7 @@ class Planned:
     def __init__(self, rule: int) -> None:
         self._rule = rule
         self._sizes = RowSizes()
-        self._writers = 0  # of the epoch before
+        self._few, self._holds_rdd = True, True  # writers in the epoch before; what Spark hands over
 
     def run(
         self, frame: DataFrame, sink: TwoPhaseSink, assign: Callable[[], Assignment], rule: int | None
@@ -143,7 +143,7 @@ class Planned:
         for answer in answers:
             if "error" not in answer and answer.get("of") != _of(assignment):
                 raise _not_this_attempt(f"Spark gave an answer to {answer.get('of')}, not to {_of(assignment)}")
-        self._writers = len(answers)
+        self._few = len(answers) <= _FEW
         self._sizes.learn(uid, map(row_bytes_of, answers))
         self._sizes.bound_next(lambda: session.conf, uid)
         return answers
@@ -151,11 +151,11 @@ class Planned:
     def _collect(self, frame: Any) -> list[Answer]:
         """Run the tasks. `frame` is a JVM object, and what Spark hands over is an RDD inside of a plan: to collect the
         RDD itself spares Spark another plan. Its rows cost a question each, so many are collected as a frame's."""
-        if self._writers <= _FEW:
+        if self._few and self._holds_rdd:
             try:
                 rdd = frame.queryExecution().analyzed().rdd()
             except Py4JError:
-                self._writers = _FEW + 1  # another plan than we know, and nothing has run
+                self._holds_rdd = False  # another plan than we know, and nothing has run
             else:
                 return [json.loads(row.getUTF8String(0).toString()) for row in rdd.collect()]
         # Rows of one JSON text each, in a list: the text of it all is JSON again, and is had by one question.
