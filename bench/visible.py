@@ -72,7 +72,8 @@ class VisibleRows:
 
     def _ends(self) -> tuple[int, ...]:
         found = self._admin.list_offsets(self._asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=10)
-        return tuple(one.result().offset for one in found.values())
+        ends = {place.partition: one.result().offset for place, one in found.items()}
+        return tuple(ends[number] for number in sorted(ends))
 
 
 def _meet(one: Step, after: Step, begin: float, end: float) -> bool:
