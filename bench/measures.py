@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,8 @@ def throughput(system: System, place: Place, work: str, source: str, rows: int, 
             PeakMemory(lambda: run.roots) as peak,
         ):
             for tries in range(_LOOKS):
-                still = _STILL * (tries + 1)
-                run.wait_until(
-                    lambda still=still: visible.rows >= expected and visible.is_still(still), _LONGEST,
-                    "not all rows are written",
-                )  # fmt: skip
+                done = partial(_is_done, visible, expected, _STILL * (tries + 1))
+                run.wait_until(done, _LONGEST, "not all rows are written")
                 found = _content(place, work, rows, visible.steps)
                 if not found["verdict"]["lost"]:
                     break  # how many counts are written is not known before; a slow system may only have paused
@@ -85,6 +83,10 @@ def throughput(system: System, place: Place, work: str, source: str, rows: int, 
         "peak_megabytes": peak.megabytes,
         **found["verdict"],
     }
+
+
+def _is_done(visible: VisibleRows, expected: int, still: float) -> bool:
+    return visible.rows >= expected and visible.is_still(still)
 
 
 def _used(run: Run, place: Place) -> tuple[float, ...]:

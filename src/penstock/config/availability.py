@@ -34,7 +34,7 @@ AVAILABILITY_OPTIONS = (
         STANDBY, "availability", "standby", "penstock run --standby", "false", boolean,
         "Whether `penstock run` keeps a second driver ready, which takes over when the first one dies. It needs the"
         " memory of another JVM and its Python workers: see [Failover](../how-to/failover.md).",
-        ("tests/unit/process/test_standby.py::test_a_standby_takes_over",),
+        ("tests/unit/process/test_standby_keeper.py::test_a_standby_takes_over",),
     ),
     Option(
         CLASS_ARCHIVE, "availability", "class_archive", f"-D {CLASS_ARCHIVE}=…", "true", boolean,

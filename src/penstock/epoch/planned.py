@@ -18,8 +18,6 @@ import json
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JError
-
 from penstock.epoch.channel import Route, Writing
 from penstock.epoch.jobs import RowSizes
 from penstock.epoch.task import Assignment, answer_of, report, row_bytes_of, run_writer
@@ -151,6 +149,8 @@ class Planned:
     def _collect(self, frame: Any) -> list[Answer]:
         """Run the tasks. `frame` is a JVM object, and what Spark hands over is an RDD inside of a plan: to collect the
         RDD itself spares Spark another plan. Its rows cost a question each, so many are collected as a frame's."""
+        from py4j.protocol import Py4JError
+
         if self._few and self._holds_rdd:
             try:
                 rdd = frame.queryExecution().analyzed().rdd()
