@@ -104,7 +104,7 @@ def main() -> None:
     sys.path[:] = without_archives(sys.path)
     from pyspark import daemon
 
-    daemon.os = _PromptOs()  # type: ignore[attr-defined]
+    vars(daemon)["os"] = _PromptOs()
     daemon.worker = freezing(daemon.worker)
     daemon.manager()
 
