@@ -22,7 +22,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench-restart bench soak docs diagrams screenshots clean
+.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench-restart bench soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ mutants: $(VENV)/.ready ## Small faults in the protocol and every committer, whi
 
 bench-kafka: setup ## Throughput and latency, Kafka to Kafka, beside Spark's own sink
 	$(BIN)/python bench/bench_kafka.py
+
+bench-epoch: setup ## Where the time of a short epoch goes, and what a reader waits for
+	$(BIN)/python bench/bench_epoch.py
 
 bench-backpressure: setup ## A sink that falls behind: aligned against unaligned checkpoints, and what the tee costs
 	$(BIN)/python bench/bench_backpressure.py
