@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +40,11 @@ class Deadly(KafkaSink):
         return DeadlyWriter(opened, self.marker) if scope.partition == DOOMED else opened
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Deadly._made, ({name: getattr(self, name) for name in self.__dataclass_fields__},))
+        return (Deadly._made, ({one.name: getattr(self, one.name) for one in fields(self)},))
 
     @staticmethod
-    def _made(fields: Mapping[str, Any]) -> Deadly:
-        return Deadly(**fields)
+    def _made(given: Mapping[str, Any]) -> Deadly:
+        return Deadly(**given)
 
 
 class DeadlyWriter:
