@@ -22,7 +22,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-backpressure bench-savepoint bench-state bench-sinks bench soak docs diagrams clean
+.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench-restart bench soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ mutants: $(VENV)/.ready ## Small faults in the protocol and every committer, whi
 bench-kafka: setup ## Throughput and latency, Kafka to Kafka, beside Spark's own sink
 	$(BIN)/python bench/bench_kafka.py
 
+bench-epoch: setup ## Where the time of a short epoch goes, and what a reader waits for
+	$(BIN)/python bench/bench_epoch.py
+
 bench-backpressure: setup ## A sink that falls behind: aligned against unaligned checkpoints, and what the tee costs
 	$(BIN)/python bench/bench_backpressure.py
 
@@ -104,8 +107,18 @@ bench-state: setup ## Ten million keys into other partitions and another backend
 bench-sinks: setup ## A million rows into databases, files and tables, beside Spark's own writers
 	$(BIN)/python bench/bench_sinks.py
 
-bench: setup ## All benchmarks
-	@for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+bench-page: setup ## The page over 10,000 epochs in Chromium: how long it opens, what it costs a driver
+	$(BIN)/python bench/bench_page.py
+
+bench-flink: setup ## Flink, Penstock and Spark's own sink in turn: throughput, latency, failover, start, savepoints (hours)
+	$(BIN)/python bench/bench_flink.py all
+
+bench-restart: setup ## How long nothing comes out after kill -9, and what the time goes into: cold, and with a standby
+	$(BIN)/python bench/bench_restart.py
+	$(BIN)/python bench/bench_restart.py --standby
+
+bench: setup ## All benchmarks but the one beside Flink
+	@for script in $(filter-out bench/bench_flink.py,$(wildcard bench/bench_*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 soak: setup ## The demo, for long: make soak SOAK="--rows 5000000 --kills 60"
 	$(BIN)/penstock demo $(SOAK)
@@ -124,6 +137,9 @@ diagrams: $(VENV)/.ready ## Draw the diagrams of the pages whose source has chan
 	  $(BIN)/uv export --quiet --frozen --only-group diagrams --no-emit-project --output-file $(VENV)/diagrams.txt; \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/diagrams.txt; }
 	$(BIN)/python scripts/draw_diagrams.py
+
+screenshots: setup ## Take the pictures of the page into docs/assets; needs Chromium
+	$(BIN)/python -m scripts.take_screenshots
 
 clean: ## Remove what was built here; the user's cache stays
 	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis spark-warehouse

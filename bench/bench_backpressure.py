@@ -28,7 +28,8 @@ from kafka_load import create_topics, feed
 from neighbours import Neighbours
 from penstock.dev.servers.broker import Broker
 from penstock.testing.oracle import compare
-from pressure_topic import ids_in
+from pressure_topic import ID
+from topic_content import ids_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,7 +95,7 @@ def pressure(servers: str, folder: Path, options: argparse.Namespace) -> dict[st
         with Neighbours() as neighbours:
             one = measured[name] = run_pressure(given)
         one["other_cores"] = neighbours.cores
-        verdict = compare(range(one["rows"]), ids_in(servers, name))
+        verdict = compare(range(one["rows"]), ids_in(servers, name, ID))
         one["verdict"] = verdict.to_dict()
         console.print("  " + "; ".join(verdict.lines()) + neighbours.remark)
         if not verdict.ok:

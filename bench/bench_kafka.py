@@ -59,7 +59,8 @@ def main() -> None:
         if "memory" in options.only:
             memory(broker.servers, Path(folder), options, results)
         if "writers" in options.only:
-            results["writers"] = open_writers_and_commit(broker.servers, options.writers)
+            create_topics(broker.servers, {"writers": 4})
+            results["writers"] = open_writers_and_commit(broker.servers, options.writers, "writers")
             seconds = results["writers"]["commit_seconds"]
             console.print(f"{options.writers:,} open writers committed after one decision in {seconds:.2f} s")
     written: Path = options.results
@@ -124,7 +125,7 @@ def memory(servers: str, folder: Path, options: argparse.Namespace, results: dic
         "penstock", "memory", servers=servers, source="", target="memory", rows=options.epochs * 200, epoch=200,
         checkpoint=str(folder / "memory"),
     )  # fmt: skip
-    results["memory"] = measured
+    results["memory"] = {name: value for name, value in measured.items() if name != "epoch_ms"}
     console.print(
         f"driver over {measured['epochs']:,} epochs: Python {measured['python_megabytes'][0]:.0f} → "
         f"{measured['python_megabytes'][-1]:.0f} MB, JVM heap after collection {measured['heap_megabytes'][0]:.0f} → "
@@ -132,10 +133,10 @@ def memory(servers: str, folder: Path, options: argparse.Namespace, results: dic
     )
 
 
-def run(engine: str, settings: str, **arguments: Any) -> dict[str, Any]:
+def run(engine: str, settings: str, *, seconds: float = 1800, **arguments: Any) -> dict[str, Any]:
     """One variant in a process of its own; its last line is JSON."""
     command = [sys.executable, str(HERE / "kafka_variant.py"), engine, settings, json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{engine}, {settings} failed:\n{done.stderr[-4000:]}")
     measured: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

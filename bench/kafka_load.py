@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -15,19 +14,33 @@ from penstock.deadline import Deadline
 from penstock.sinks.kafka import KafkaSink
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+
+FIRST_ID = 10**15  # numbers of JSON do not begin with zeros, and every row is to be of 100 bytes
+PAD = b"x" * 29
 
 
 def create_topics(servers: str, topics: Mapping[str, int]) -> None:
-    admin = AdminClient({"bootstrap.servers": servers})
+    admin = _admin(servers)
     for made in admin.create_topics([NewTopic(name, count, 1) for name, count in topics.items()]).values():
         made.result()
+
+
+def _admin(servers: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": servers, "log_level": 3})  # it has a word to say when it ends
+
+
+def delete_topics(servers: str, names: Sequence[str]) -> None:
+    admin = _admin(servers)
+    for gone in admin.delete_topics(list(names)).values():
+        gone.result()
 
 
 def feed(servers: str, topic: str, rows: int, *, batch: int = 100_000) -> None:
     """`rows` messages of an 8-byte key and 100 bytes of JSON, spread over the partitions, through our own writer."""
     sink = KafkaSink(topic, servers=servers)
-    scope = SinkScope("bench", "feed", 1)
+    scope = SinkScope("bench", f"feed-{topic}", 1)
     committer = sink.open_committer(scope)
     for number, start in enumerate(range(0, rows, 1_000_000)):
         writer = sink.open_writer(WriterScope(scope, number, 0, 0, 0, committer.hints()))
@@ -41,22 +54,23 @@ def feed(servers: str, topic: str, rows: int, *, batch: int = 100_000) -> None:
 
 
 def messages(first: int, count: int) -> pa.RecordBatch:
-    ids = np.arange(first, first + count)
+    ids = range(first, first + count)
     keys = pa.array([f"{number % 10_000:08d}" for number in ids]).cast(pa.binary())
-    values = pa.array(
-        [
-            f'{{"id":{number:016d},"account":"{number % 10_000:08d}","amount":{number % 997:08d},"pad":"{"x" * 24}"}}'
-            for number in ids
-        ]
-    )
-    return pa.RecordBatch.from_arrays([keys, values.cast(pa.binary())], names=["key", "value"])
+    return pa.RecordBatch.from_arrays([keys, pa.array([message(number) for number in ids])], names=["key", "value"])
 
 
-def open_writers_and_commit(servers: str, count: int) -> dict[str, Any]:
+def message(number: int) -> bytes:
+    """100 bytes of JSON."""
+    return (
+        b'{"id":%d,"account":"%08d","amount":%d,"pad":"%s"}'
+        % (FIRST_ID + number, number % 10_000, 10**7 + number % 997, PAD)
+    )  # fmt: skip
+
+
+def open_writers_and_commit(servers: str, count: int, topic: str) -> dict[str, Any]:
     """`count` writers with rows, all prepared; then one decision's commit for all of them, timed."""
-    create_topics(servers, {"writers": 4})
-    sink = KafkaSink("writers", servers=servers)
-    scope = SinkScope("bench", "writers", 1)
+    sink = KafkaSink(topic, servers=servers)
+    scope = SinkScope("bench", topic, 1)
     committer = sink.open_committer(scope)
     rows = messages(0, 10)
     started = time.monotonic()
@@ -64,7 +78,7 @@ def open_writers_and_commit(servers: str, count: int) -> dict[str, Any]:
     for number in range(count):
         writer = sink.open_writer(WriterScope(scope, 0, 0, number, number, {}))
         writer.write(rows)
-        committables.append(Committable("writers", number, rows.num_rows, 0, writer.pre_commit()))
+        committables.append(Committable(topic, number, rows.num_rows, 0, writer.pre_commit()))
     opened = time.monotonic()
     sealed = committer.seal(committables, Deadline(60))
     decided = time.monotonic()

@@ -86,10 +86,13 @@ def memory(given: Mapping[str, Any]) -> dict[str, Any]:
     watch = Watch(job, given["rows"])
     python: list[float] = []
     heap: list[float] = []
+    epoch_ms: list[float] = []
     every = max(1, given["rows"] // given["epoch"] // 10)
 
     def sample(event: Mapping[str, Any]) -> None:
         watch(event)
+        if event["event"] == "completed":
+            epoch_ms.append(event["seconds"] * 1000)
         if event["event"] == "committed" and (event["epoch"] + 1) % every == 0:
             runtime: Any = job.spark._jvm.java.lang.Runtime.getRuntime()  # type: ignore[union-attr]
             runtime.gc()
@@ -101,6 +104,7 @@ def memory(given: Mapping[str, Any]) -> dict[str, Any]:
         "epochs": len(watch.finished),
         "python_megabytes": python,
         "heap_megabytes": heap,
+        "epoch_ms": epoch_ms,
         "visible_p50_ms": statistics.median(watch.visible_ms),
     }
 

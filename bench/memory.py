@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from penstock.processes import parents
@@ -31,11 +32,17 @@ def family(root: int) -> list[int]:
     return found
 
 
-class PeakMemory:
-    """The highest sum over the family while the block runs, looked at four times a second."""
+def families(roots: Iterable[int]) -> set[int]:
+    return {pid for root in roots for pid in family(root)}
 
-    def __init__(self) -> None:
+
+class PeakMemory:
+    """The highest sum over the families of `roots` while the block runs, looked at four times a second. Without any it
+    is this process's."""
+
+    def __init__(self, roots: Callable[[], Iterable[int]] = lambda: (os.getpid(),)) -> None:
         self.megabytes = 0.0
+        self._roots = roots
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -49,4 +56,4 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._done.wait(0.25):
-            self.megabytes = max(self.megabytes, sum(map(resident_megabytes, family(os.getpid()))))
+            self.megabytes = max(self.megabytes, sum(map(resident_megabytes, families(self._roots()))))

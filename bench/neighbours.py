@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterable
 
-from memory import family
+from memory import families, family
 from penstock.processes import all_stat_fields
 
 _EVERY = 2.0
 _NOTICEABLE = 0.1  # cores
+_OWN, _OF_ENDED_CHILDREN = (11, 12), (13, 14)  # places in `stat`: in the program and in the kernel
 
 
 class Neighbours:
@@ -43,7 +45,15 @@ class Neighbours:
             self.cores = used / (time.monotonic() - began)
 
 
+def used_by(roots: Iterable[int]) -> float:
+    """Processor time of these processes and their descendants so far, also of those that have ended and were waited
+    for."""
+    ticks, everything = os.sysconf("SC_CLK_TCK"), all_stat_fields()
+    own = [everything[pid] for pid in families(roots) if pid in everything]
+    return sum(int(fields[place]) for fields in own for place in (*_OWN, *_OF_ENDED_CHILDREN)) / ticks
+
+
 def cpu_seconds() -> dict[int, float]:
     """What each process has used so far."""
     ticks = os.sysconf("SC_CLK_TCK")
-    return {pid: (int(fields[11]) + int(fields[12])) / ticks for pid, fields in all_stat_fields().items()}
+    return {pid: sum(int(fields[place]) for place in _OWN) / ticks for pid, fields in all_stat_fields().items()}

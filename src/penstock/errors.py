@@ -31,6 +31,7 @@
     │   └── NotRestorable             the program cannot take over what is in it
     ├── EpochError                    one epoch could not be completed
     │   ├── CheckpointExpired         before the decision: not prepared within the checkpoint timeout
+    │   ├── StrayTask                 before the decision: a task was not told which epoch it writes, and wrote nothing
     │   ├── PreCommitFailed           before the decision: everything is aborted, the epoch replays
     │   ├── OutcomeUnknown            after the decision: a commit could neither be proven done nor lost
     │   ├── WritersLost               after the decision: the other system ended prepared writers
@@ -229,6 +230,11 @@ class CheckpointExpired(EpochError):
 
 class PreCommitFailed(EpochError):
     """Before the decision: everything is aborted and the epoch replays from the same positions."""
+
+
+class StrayTask(EpochError):
+    """Before the decision: a task was not told which epoch it writes, or was told of another one. It wrote nothing; the
+    epoch is aborted and replays."""
 
 
 class OutcomeUnknown(EpochError):

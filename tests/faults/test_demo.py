@@ -27,6 +27,7 @@ def test_one_kill_and_nothing_lost(mode: str) -> None:
     play(mode, kills=1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_it_plays_on_kafka() -> None:
     """That it kills and counts is shown on files; that Kafka's readers count rightly, by unit tests."""

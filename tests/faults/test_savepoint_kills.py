@@ -45,7 +45,14 @@ def files(folder: Path) -> dict[str, int]:
     return {name: hash((folder / name).read_bytes()) for name in LocalTree(folder).files()}
 
 
-def test_killed_at_every_step_of_a_savepoint(case: Callable[..., Case], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param([SAVEPOINT[0], "savepoint.written"], id="first and last"),
+        pytest.param(SAVEPOINT, id="all", marks=pytest.mark.long),
+    ],
+)
+def test_killed_at_every_step_of_a_savepoint(case: Callable[..., Case], tmp_path: Path, points: list[str]) -> None:
     """One job after the other, killed at each point while it makes a savepoint. The earlier savepoint is whole, the
     half one is refused, and the job goes on exactly."""
     world = case(count=True)
@@ -55,7 +62,7 @@ def test_killed_at_every_step_of_a_savepoint(case: Callable[..., Case], tmp_path
     world.wait_visible(run)
     good = taken("savepoint", world.config.name, str(folder))
     before = files(good)
-    for point in SAVEPOINT:
+    for point in points:
         if point != SAVEPOINT[0]:
             run = world.start({point: "crash"})
         world.source.feed(50)
@@ -78,7 +85,14 @@ def test_killed_at_every_step_of_a_savepoint(case: Callable[..., Case], tmp_path
     world.finish(run)
 
 
-def test_killed_in_the_middle_of_a_restore(case: Callable[..., Case], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param(["restore.rewritten"], id="the longest step"),
+        pytest.param([*RESTORE, "switch"], id="all", marks=pytest.mark.long),
+    ],
+)
+def test_killed_in_the_middle_of_a_restore(case: Callable[..., Case], tmp_path: Path, points: list[str]) -> None:
     """Killed at each point, while it rescales and while it switches the backend; the savepoint is untouched, and the
     next start restores anew, or finds it done."""
     world = case(count=True, partitions=None)
@@ -90,8 +104,9 @@ def test_killed_in_the_middle_of_a_restore(case: Callable[..., Case], tmp_path: 
     before = files(made)
     rescale: dict[str, Any] = {"parallelism_default": 5}
     switch: dict[str, Any] = {"parallelism_default": 2, "state_backend_type": "rocksdb"}
-    kills = [(point, rescale) for point in RESTORE if point != "restore.recorded"]
-    kills += [("restore.rewritten", switch), ("restore.recorded", switch)]
+    kills = [(point, rescale) for point in RESTORE if point in points and point != "restore.recorded"]
+    kills += [("restore.rewritten", switch)] if "switch" in points else []
+    kills += [("restore.recorded", switch)]
     for number, (point, asked) in enumerate(kills):
         (world.once / point).unlink(missing_ok=True)
         wish = options(execution_state__recovery_path=made, penstock_restore_id=f"{number:032x}", **asked)

@@ -118,7 +118,7 @@ def test_a_stopped_job_goes_on_elsewhere_from_a_moved_savepoint(story: Callable[
     assert (moved / "_metadata").exists()  # not claimed
 
 
-@pytest.mark.parametrize("kind", ["native", "canonical"])
+@pytest.mark.parametrize("kind", mostly_long(["native", "canonical"], "native"))
 def test_a_running_job_gives_a_savepoint_and_goes_on(story: Callable[..., Story], kind: str, tmp_path: Path) -> None:
     """Taken while rows come. A fork of it, with output of its own, makes what the job makes after it."""
     told = story()

@@ -31,6 +31,8 @@ from tests.support.waiting import until
 RECOVERED = "recover.swept"
 #: Every epoch passes `commit.first` three times, once for each sink: the second time two are visible in part.
 ACTIONS = {**dict.fromkeys(DRIVER, "crash"), "commit.first": "crash@2"}
+#: Before these nothing of an epoch is decided or done yet, so they leave the same to the next run as others do.
+ALIKE = ("recover.registered", "recover.looked", "epoch.opened", "epoch.precommitted", "ledger.aside")
 #: One task fails, so that an attempt is aborted.
 RAISING = "task.written"
 
@@ -138,7 +140,14 @@ def world(broker: Broker, postgres: Postgres, tmp_path: Path) -> Iterator[World]
     made.close()
 
 
-def test_three_sinks_agree_wherever_the_driver_is_killed(world: World) -> None:
+@pytest.mark.parametrize(
+    "deadly",
+    [
+        pytest.param([point for point in ACTIONS if point not in ALIKE], id="most"),
+        pytest.param(list(ACTIONS), id="all", marks=pytest.mark.long),
+    ],
+)
+def test_three_sinks_agree_wherever_the_driver_is_killed(world: World, deadly: list[str]) -> None:
     """One chain: each run dies at the first point that it passes and that no run before it has died at. One that gets
     through recovery waits there until all three outputs have been looked at.
 
@@ -148,7 +157,7 @@ def test_three_sinks_agree_wherever_the_driver_is_killed(world: World) -> None:
     compared = 0
     while True:
         world.source.feed(100, again=20)  # some of them before the death, some after it
-        left = {point: action for point, action in ACTIONS.items() if point not in died}
+        left = {point: action for point, action in ACTIONS.items() if point in deadly and point not in died}
         run = world.start({RECOVERED: "hang", **left, RAISING: "raise"})
         until(lambda: recovered(world, run, died), lambda: f"recovery; died at {died}\n{run.tail()}")  # noqa: B023
         if run.status is None:
@@ -165,9 +174,9 @@ def test_three_sinks_agree_wherever_the_driver_is_killed(world: World) -> None:
 
     run.terminate()
     assert run.wait() == 0, run.tail()
-    assert sorted(died) == sorted(ACTIONS)
+    assert sorted(died) == sorted(deadly)
     assert (world.once / RAISING).exists()
-    assert compared >= len([point for point in DRIVER if point.startswith("epoch.")]), "looked after each of these"
+    assert compared >= len([point for point in deadly if point.startswith("epoch.")]), "looked after each of these"
 
     seen = world.settled()
     for rows in seen.values():

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,15 +19,9 @@ from penstock import failpoints
 from penstock.process.lifeline import CRASHED, FAILED, GAVE_UP
 from penstock.processes import end_session, session_members
 from tests.support.case import SCRIPT, Case
-from tests.support.processes import JobProcess, command, descendants
+from tests.support.processes import command, descendants
+from tests.support.supervised import OFTEN, Supervised
 from tests.support.waiting import until
-
-PENSTOCK = ("-c", "from penstock.cli.main import main; main()")
-OFTEN = (
-    "-Drestart-strategy.type=fixed-delay",
-    "-Drestart-strategy.fixed-delay.attempts=9",
-    "-Drestart-strategy.fixed-delay.delay=20ms",
-)
 
 #: Counts its runs in a file beside it, then does what its argument says.
 PROGRAM = """
@@ -61,26 +54,6 @@ def wait_for_the_end():
 
 exec(sys.argv[1])
 """
-
-
-class Supervised(JobProcess):
-    """`penstock run`. Each driver opens a session of its own."""
-
-    def __init__(self, folder: Path, arguments: list[str], environment: dict[str, str] | None = None) -> None:
-        super().__init__(Path(PENSTOCK[0]), [PENSTOCK[1], "run", *arguments], folder, environment=environment)
-
-    @property
-    def drivers(self) -> list[int]:
-        return [event["pid"] for event in self.told() if event["action"] == "started"]
-
-    def told(self) -> list[dict[str, Any]]:
-        return self.events("supervisor")
-
-    def actions(self) -> list[str]:
-        return [event["action"] for event in self.told()]
-
-    def members(self) -> list[int]:
-        return [*super().members(), *(pid for driver in self.drivers for pid in session_members(driver))]
 
 
 class Tiny:
@@ -215,14 +188,14 @@ def test_a_real_job(case: Callable[..., Case]) -> None:
         world.wait_acted("commit.first", run)
         world.wait_visible(run)
         assert len(run.drivers) == 2
-        assert session_members(run.drivers[0]) == []
+        until(lambda: session_members(run.drivers[0]) == [], "the first driver's processes to be gone")
 
         [java] = [pid for pid in descendants(run.drivers[1]) if "org.apache.spark.deploy" in command(pid)]
         os.kill(java, signal.SIGKILL)
         world.source.feed(200)
         until(lambda: len(run.drivers) == 3, run.tail)
-        assert session_members(run.drivers[1]) == []
         world.wait_visible(run)
+        until(lambda: session_members(run.drivers[1]) == [], "the second driver's processes to be gone")
 
         run.terminate()
         assert run.wait(patient=True) == 0, run.tail()

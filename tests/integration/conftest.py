@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import failpoints
+from penstock.errors import DevelopmentError
 from tests.support.running import CrashAt, Kafka, Watched
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
     from pyspark.sql import SparkSession
 
     from penstock import Job
@@ -62,6 +64,20 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> SparkSession:
 @pytest.fixture
 def kafka(broker: Broker) -> Kafka:
     return Kafka(broker.servers)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A real Chromium; skips where there is none, and none can be brought."""
+    pytest.importorskip("playwright", reason="Playwright is missing: it is in the dev group of pyproject.toml")
+    from tests.support.browser import browsing, chromium
+
+    try:
+        chromium()
+    except DevelopmentError as error:
+        pytest.skip(f"{error.happened} {error.to_do}")
+    with browsing() as started:
+        yield started
 
 
 @pytest.fixture

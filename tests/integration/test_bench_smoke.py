@@ -65,6 +65,39 @@ def test_the_savepoint_benchmark_runs_in_small(tmp_path: Path) -> None:
     assert told["epoch_ms"]["resumed"] > 0
 
 
+def test_the_benchmark_beside_flink_runs_in_small_without_flink(tmp_path: Path) -> None:
+    """Load, reader, job and verdict; the other systems and measures are the long test's."""
+    results = tmp_path / "flink.json"
+    results.write_text(json.dumps({"start": "of an earlier run"}))
+    small = "latency --systems penstock --rounds 1 --repeats 0 --interval 200 --warm-up 0 --seconds 2"
+    run("bench_flink.py", *small.split(), "--results", str(results))
+    told = json.loads(results.read_text())
+    assert told["start"] == "of an earlier run"
+    [one] = told["latency"]["200"]["penstock"]["rounds"]
+    assert 0 < one["p50_ms"] <= one["p99_ms"]
+    assert one["rows"] > 0
+    assert one["lost"] == one["doubled"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_benchmark_beside_flink_runs_in_small(tmp_path: Path) -> None:
+    """With Flink, which is fetched if this machine never had it."""
+    results = tmp_path / "flink.json"
+    shared = ["--rounds", "1", "--repeats", "0", "--results", str(results)]
+    run("bench_flink.py", "throughput", "--work", "bytes", "--rows", "4000000", "--epoch", "500000", *shared)
+    run("bench_flink.py", "silence", "--warm-up", "3", "--after", "40", "--systems", "flink", "penstock", *shared)
+    told = json.loads(results.read_text())
+    assert set(told["throughput"]["bytes"]) == {"flink", "penstock", "spark"}
+    for one in told["throughput"]["bytes"].values():
+        assert one["rounds"][0]["rows_per_second"] > 0
+        assert one["rounds"][0]["lost"] == one["rounds"][0]["doubled"] == 0
+    for system in ("flink", "penstock"):
+        [one] = told["silence"]["1000"][system]["rounds"]
+        assert one["silence_seconds"] > one["before_seconds"]
+        assert one["lost"] == one["doubled"] == 0
+
+
 def test_the_sinks_benchmark_runs_in_small(tmp_path: Path) -> None:
     """One target is enough: the others differ only in what they connect to. What was written is counted."""
     results = tmp_path / "sinks.json"

@@ -6,15 +6,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.dev.servers.host import end_process
 from penstock.process.registry import Registry
+from penstock.server.phases import PHASES
 from tests.support.waiting import until
 
 SCRIPT = """
@@ -59,6 +62,42 @@ def ids(folder: Path) -> list[int]:
         return []
 
 
+def metrics_of(run: str) -> dict[tuple[str, str | None], float]:
+    """What the job tells Prometheus, by name and phase."""
+    entry = Registry().get(run)
+    assert entry is not None
+    request = urllib.request.Request(
+        f"http://{entry.address}/metrics", headers={"Authorization": f"Bearer {entry.token}"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    return {
+        (sample.name, sample.labels.get("phase")): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.labels["job_name"] == "payments" and sample.labels.get("query", "out") == "out"
+    }
+
+
+def check_metrics(run: str, epoch: int) -> None:
+    """Complete epochs are counted and measured, each in its phases."""
+    found = metrics_of(run)
+    assert found["penstock_epochs_completed_total", None] >= epoch
+    assert found["penstock_last_completed_epoch", None] >= epoch
+    assert found["penstock_rows_total", None] > 0
+    assert found["penstock_epochs_failed_total", None] == found["penstock_transactions_in_doubt", None] == 0
+    assert found["penstock_recoveries_total", None] == found["penstock_savepoints_total", None] == 1
+    measured = {phase: found["penstock_epoch_phase_seconds_count", phase] for phase in PHASES}
+    assert (
+        0
+        < measured["commit"]
+        == measured["decide"]
+        == measured["prepare"]
+        == found["penstock_epoch_seconds_count", None]
+    )
+    assert measured["read"] <= measured["prepare"]
+
+
 def test_a_job_s_whole_life(penstock: Penstock, tmp_path: Path) -> None:
     out = tmp_path / "out"
     started = penstock("run", "-d", "--json", "job.py")
@@ -69,6 +108,7 @@ def test_a_job_s_whole_life(penstock: Penstock, tmp_path: Path) -> None:
     assert first < second
     saved = penstock("savepoint", "payments", "--json")["savepoint"]
     assert (tmp_path / "savepoints") in Path(saved.removeprefix("file:")).absolute().parents
+    check_metrics(started["id"], second)
     stopped = penstock("stop", started["id"][:8], "-p", "elsewhere", "--json")
     assert stopped["state"] == "FINISHED"
     before = ids(out)
@@ -76,13 +116,14 @@ def test_a_job_s_whole_life(penstock: Penstock, tmp_path: Path) -> None:
     assert before
     assert penstock("list", "--json") == []
 
-    again = penstock("run", "-d", "-s", stopped["savepoint"], "--json", "job.py")
+    again = penstock("run", "-d", "-s", stopped["savepoint"], "--log-format", "json", "--json", "job.py")
     assert again["id"] != started["id"]
     until(lambda: len(ids(out)) > len(before), "new rows")
     assert penstock("cancel", "payments", "--json")["state"] == "CANCELED"
     after = ids(out)
     assert after == list(range(len(after)))
     assert [one["state"] for one in penstock("list", "-a", "--json")] == ["CANCELED", "FINISHED"]
-    assert "the driver runs as process" in penstock("logs", "payments")
+    lines = [json.loads(line) for line in penstock("logs", "payments").splitlines() if line.startswith("{")]
+    assert any("the driver runs as process" in line["message"] for line in lines)
     penstock("savepoint", "--dispose", saved, "--json")
     assert not Path(saved.removeprefix("file:")).exists()

@@ -24,7 +24,7 @@ import penstock
 
 ROOT = Path(__file__).parents[2]
 NAMES = "import penstock; print(penstock.__file__); [getattr(penstock, name) for name in penstock.__all__]"
-KINDS = {".py", ".md", ".json", ".toml", ".svg", ".arrow", ".gz"}
+KINDS = {".py", ".md", ".json", ".toml", ".svg", ".arrow", ".gz", ".yml"}
 
 
 def run(command: Sequence[str | Path], folder: Path, more: Mapping[str, str] | None = None) -> str:
@@ -83,7 +83,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_sdist_has_all_that_is_needed_to_try_it(sdist: Path) -> None:
     for name in ("LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "uv.lock", "mkdocs.yml"):
         assert (sdist / name).is_file(), name
-    for folder in ("src", "tests", "docs", "examples", "bench"):
+    for folder in ("src", "tests", "docs", "examples", "bench", "deploy"):
         here, there = ({path.relative_to(root) for path in (root / folder).rglob("*.*")} for root in (ROOT, sdist))
         assert {path for path in here - there if path.suffix in KINDS} == set()
 

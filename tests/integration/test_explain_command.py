@@ -66,3 +66,10 @@ def test_a_check_names_what_cannot_work(script: Path, kafka: Kafka) -> None:
     assert isinstance(CliRunner().invoke(app, ["check", str(script)]).exception, TopicMissing)
     write(script, kafka, target=kafka.topic(), failOnDataLoss="false")
     assert isinstance(CliRunner().invoke(app, ["check", str(script)]).exception, GuaranteeError)
+
+
+def test_what_a_standby_costs_is_said(script: Path, kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(script, kafka, target=kafka.topic())
+    monkeypatch.setenv("PENSTOCK_OPTIONS", json.dumps({"high-availability.standby": "true"}))
+    told = CliRunner().invoke(app, ["explain", str(script)], catch_exceptions=False)
+    assert "twice the memory of a driver" in " ".join(told.output.split())

@@ -226,7 +226,7 @@ def digest(root: Path) -> Mapping[str, str]:
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-USUAL = ("aggregation", "global", "dedup", "join", "join-format-3", "pandas-state", "transform")
+USUAL = ("aggregation", "global", "dedup", "join", "join-format-3", "pandas-state")
 
 
 @pytest.mark.parametrize("name", mostly_long(CASES, *USUAL))

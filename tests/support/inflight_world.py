@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ class World:
         """Log one writer's rows for an epoch and hand them over; what is visible then is the drainer's affair."""
         writing = replace(driver.writing("out", 0.0), route=route)
         where = replace(scope(epoch=epoch), sink=SinkScope("job", "out", self.generation))
-        one = committable("out", json.dumps(_write(self.sink, where, iter([batch(*numbers)]), writing)))
+        one = committable("out", _write(self.sink, where, iter([batch(*numbers)]), writing))
         driver.commit(epoch, [one], lambda *_: {one.id: Outcome.UNKNOWN})
         return one
 

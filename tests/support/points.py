@@ -70,7 +70,8 @@ def feed_until(passed: threading.Event, world: Case) -> None:
 
 @contextmanager
 def worker_failpoints(spark: SparkSession, world: Case, points: Mapping[str, str]) -> Iterator[None]:
-    """While this lasts, Python workers of `spark` have failpoints: Spark keeps workers apart by their environment."""
+    """While this lasts, Python workers of `spark` have failpoints: Spark keeps workers apart by their environment. For
+    queries that start meanwhile; one that runs already needs `started_anew`."""
     environment = spark.sparkContext.environment
     text = ";".join(f"{name}={action}" for name, action in points.items())
     given = {VARIABLE: text, ONCE: str(world.once), RELEASE: str(world.release)}
@@ -80,3 +81,15 @@ def worker_failpoints(spark: SparkSession, world: Case, points: Mapping[str, str
     finally:
         for name in given:
             environment.pop(name, None)
+
+
+@contextmanager
+def started_anew() -> Iterator[None]:
+    """While this lasts, the next epoch that is begun fails, upon which the job's queries start again: a query whose
+    writer is part of its plan keeps the environment that its workers had when it started."""
+
+    def fail() -> None:
+        raise InjectedFault("Failed so that the queries start again.")
+
+    with hooked("epoch.opened", fail):
+        yield

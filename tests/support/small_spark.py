@@ -178,7 +178,7 @@ class SmallSpark:
                 dict(outputs._hints("out")),
             )
             told = _write(self.sink, scope, iter([batch] if len(batch) else []), outputs._writing("out"))
-            outputs.committables.append(committable("out", json.dumps(told)))
+            outputs.committables.append(committable("out", told))
         outputs._written.add("out")
         if self._stateful:
             self.write(f"state/0/0/{epoch + 1}.delta", str(sum(range(end))))

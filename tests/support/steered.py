@@ -15,6 +15,7 @@ from penstock.config.settings import resolve
 from penstock.errors import PenstockError
 from penstock.events import Events
 from penstock.process.registry import Entry, Registry
+from penstock.progress import Progress, Step, silent
 from penstock.server.serving import Serving, serving
 
 
@@ -30,8 +31,10 @@ class Steered:
         self.asked: list[tuple[Any, ...]] = []
         self.ending = threading.Event()
         self.state = "RUNNING"
+        self.step: Step | None = None  # how far its long work says it is
 
-    def savepoint(self, directory: str | None = None, *, kind: str = "native") -> str:
+    def savepoint(self, directory: str | None = None, *, kind: str = "native", progress: Progress = silent) -> str:
+        self._tell(progress)
         return self._work("savepoint", directory, kind)
 
     def checkpoint(self) -> int:
@@ -39,8 +42,15 @@ class Steered:
         return 7
 
     def stop_with_savepoint(
-        self, directory: str | None = None, *, drain: bool = False, kind: str = "native", cancel: bool = False
+        self,
+        directory: str | None = None,
+        *,
+        drain: bool = False,
+        kind: str = "native",
+        cancel: bool = False,
+        progress: Progress = silent,
     ) -> str:
+        self._tell(progress)
         path = self._work("stop_with_savepoint", directory, drain, kind)
         if cancel:
             self.asked.append(("cancel",))
@@ -60,6 +70,10 @@ class Steered:
         if self.failed is not None:
             facts["error"] = self.failed
         return {"state": self.state, "queries": {"out": facts}, "restarts": 0}
+
+    def _tell(self, progress: Progress) -> None:
+        if self.step is not None:
+            progress(self.step)
 
     def _work(self, *asked: Any) -> str:
         self.asked.append(asked)

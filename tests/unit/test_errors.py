@@ -15,7 +15,7 @@ from penstock.errors import PenstockError, from_json
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PenstockError)]
 CURED_BY_TIME = {
     "CheckpointExpired", "EpochError", "FilesMissing", "LedgerError", "OutcomeUnknown", "PreCommitFailed",
-    "StorageFull", "SystemUnavailable", "WritersLost",
+    "StorageFull", "StrayTask", "SystemUnavailable", "WritersLost",
 }  # fmt: skip
 
 

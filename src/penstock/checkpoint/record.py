@@ -154,6 +154,11 @@ class CheckpointRecord:
         return sum(one.rows for one in self.sinks)
 
     @property
+    def read_ms(self) -> float | None:
+        """From the barrier until the last source partition was read up to it; None where it was not measured."""
+        return max((one.reached_ms for one in self.alignment.partitions), default=None) if self.alignment else None
+
+    @property
     def state_bytes(self) -> int | None:
         """Over all operators; None where it is not known of one of them, or of none."""
         if not self.state or any(one.state_bytes is None for one in self.state):
@@ -172,6 +177,7 @@ class CheckpointRecord:
             "why": self.why,
             "rows": self.rows,
             "total_ms": self.total_ms,
+            "read_ms": self.read_ms,
             "precommit_ms": self.precommit_ms,
             "commit_ms": self.commit_ms,
             "inflight_bytes": self.inflight_bytes,
@@ -180,6 +186,20 @@ class CheckpointRecord:
             "slowest": aligned.slowest if aligned else None,
             "skew": aligned.skew if aligned else None,
             "waited_ms": max((one.waited_ms for one in aligned.partitions), default=None) if aligned else None,
+        }
+
+    def extent(self) -> dict[str, Any]:
+        """What a page shows beyond the summary. `read_ms`: until the last source partition was read."""
+        sizes = [share.bytes for share in self.sinks]
+        cuts = self.alignment.partitions if self.alignment is not None else ()
+        return {
+            "opened": self.opened,
+            "decided": self.decided,
+            "ended": self.ended,
+            "read_ms": max((cut.reached_ms for cut in cuts), default=None),
+            "bytes": sum(size or 0 for size in sizes) if sizes and None not in sizes else None,
+            "sinks": [dataclasses.asdict(share) for share in self.sinks],
+            "operators": None if self.state is None else [dataclasses.asdict(operator) for operator in self.state],
         }
 
     @property

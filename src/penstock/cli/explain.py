@@ -20,8 +20,8 @@ def explain(script: Annotated[Path, _SCRIPT], as_json: Annotated[bool, _JSON] = 
     """Show the chain of each query, what each link promises and why, and the weakest."""
     from penstock.cli.program import load_job
 
-    rows = []
-    for query, chain in load_job(script).chains().items():
+    job, rows = load_job(script), []
+    for query, chain in job.chains().items():
         weakest = chain.weakest
         rows += [
             {
@@ -35,7 +35,10 @@ def explain(script: Annotated[Path, _SCRIPT], as_json: Annotated[bool, _JSON] = 
             }
             for link in chain.links
         ]
-    Output.choose(as_json).table("What the job gives", rows)
+    output = Output.choose(as_json)
+    output.table("What the job gives", rows)
+    if job.settings.availability.cost:
+        output.line(job.settings.availability.cost)
 
 
 def check(script: Annotated[Path, _SCRIPT], as_json: Annotated[bool, _JSON] = False) -> None:

@@ -69,7 +69,7 @@ def find_running(job: str, manager: str | None) -> JobTarget:
             to_do="try again once it runs, or send SIGTERM to its process"
             f" {entry.supervisor if entry.supervised else entry.pid}, which ends it cleanly.",
         )
-    return JobTarget(entry.id, entry.name, Client(entry.address, entry.token), local=True)
+    return JobTarget(entry.id, entry.name, Client(entry.address, entry.token, entry.certificate), local=True)
 
 
 def client_at(manager: str) -> Client:

@@ -13,9 +13,11 @@ import typer
 from typer.core import TyperCommand
 
 from penstock.cli.job_target import JobTarget, client_at, find_entry, find_running, running_names
-from penstock.cli.output import Output, duration_text
+from penstock.cli.output import Output
+from penstock.cli.text import duration_text
 from penstock.errors import ControlError
 from penstock.process.registry import Entry, Registry, State, now_ms
+from penstock.progress import Progress
 
 if TYPE_CHECKING:
     from typer._click import Context  # type: ignore[import-not-found, unused-ignore]
@@ -56,7 +58,7 @@ def list_jobs(
 ) -> None:
     """Show the jobs of this machine: those that have not ended, unless told otherwise."""
     output = Output.choose(as_json)
-    entries = Registry().entries() if manager is None else _elsewhere(manager)
+    entries = Registry().entries() if manager is None else entries_elsewhere(manager)
     wanted = [
         entry
         for entry in entries
@@ -65,7 +67,7 @@ def list_jobs(
     if as_json:
         output.table("Jobs", [entry.public() for entry in wanted])
     elif wanted:
-        output.table("Jobs", [_row(entry) for entry in wanted])
+        output.table("Jobs", [job_row(entry) for entry in wanted])
     else:
         output.line("No job is known." if everything else "No job runs.")
 
@@ -94,8 +96,8 @@ def savepoint(
     assert job is not None
     target = find_running(job, manager)
     body = {"target-directory": directory, "cancel-job": False, "formatType": kind.name}
-    with output.working(f"Savepoint of {target.name} …"):
-        path = _savepoint(target, "savepoints", body)
+    with output.progress(f"Savepoint of {target.name}") as display:
+        path = _savepoint(target, "savepoints", body, display)
     output.record("Savepoint", {"id": target.id, "name": target.name, "savepoint": path})
 
 
@@ -127,10 +129,10 @@ def stop(
         raise typer.BadParameter("-p and --drain belong to a savepoint.")
     output, target = Output.choose(as_json), find_running(job, manager)
     path = None
-    with output.working(f"Stopping {target.name} …"):
+    with output.progress(f"Stopping {target.name}") as display:
         if with_savepoint:
             body = {"targetDirectory": directory, "drain": drain, "formatType": kind.name}
-            path = _savepoint(target, "stop", body)
+            path = _savepoint(target, "stop", body, display)
         else:
             target.client.ask("PATCH", f"/jobs/{target.id}?mode=stop")
         entry = target.wait_until_ended()
@@ -176,10 +178,10 @@ def cancel(
         raise typer.BadParameter("name a job.")
     output, target = Output.choose(as_json), find_running(job, manager)
     path = None
-    with output.working(f"Cancelling {target.name} …"):
+    with output.progress(f"Cancelling {target.name}") as display:
         if with_savepoint:
             body = {"target-directory": directory or None, "cancel-job": True, "formatType": kind.name}
-            path = _savepoint(target, "savepoints", body)
+            path = _savepoint(target, "savepoints", body, display)
         else:
             target.client.ask("PATCH", f"/jobs/{target.id}?mode=cancel")
         entry = target.wait_until_ended()
@@ -196,13 +198,14 @@ def register(app: typer.Typer) -> None:
     app.command("logs")(logs)
 
 
-def _savepoint(target: JobTarget, verb: str, body: dict[str, Any]) -> str:
+def _savepoint(target: JobTarget, verb: str, body: dict[str, Any], progress: Progress) -> str:
     """The path. A job that ends for its savepoint may be gone before it is asked again; the registry then knows."""
     from penstock.server.client import NoAnswer
 
     asked: list[str] = []
     try:
-        answer = target.client.perform(f"/jobs/{target.id}/{verb}", body, f"/jobs/{target.id}/savepoints", asked.append)
+        job = f"/jobs/{target.id}"
+        answer = target.client.perform(f"{job}/{verb}", body, f"{job}/savepoints", asked.append, progress)
         return str(answer["location"])
     except NoAnswer:
         entry = target.wait_until_ended() if asked else None
@@ -227,7 +230,8 @@ def _dispose(path: str, manager: str | None) -> None:
     client_at(manager).perform("/savepoint-disposal", {"savepoint-path": path}, "/savepoint-disposal")
 
 
-def _elsewhere(manager: str) -> list[Entry]:
+def entries_elsewhere(manager: str) -> list[Entry]:
+    """What runs at that address, as far as its overview says."""
     found = client_at(manager).jobs()
     try:
         return [
@@ -245,7 +249,7 @@ def _elsewhere(manager: str) -> list[Entry]:
         raise ControlError(f"What answers at {manager} is not a job: {error!r}.") from error
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def job_row(entry: Entry) -> dict[str, Any]:
     """Fits a terminal of 80 columns; JSON has everything."""
     return {
         "id": entry.id[:12],

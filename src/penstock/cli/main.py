@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import demo, dev, explain, jobs, run, state, transactions
+from penstock.cli import demo, dev, explain, jobs, run, state, top, transactions, ui
 from penstock.cli.output import Output
 from penstock.errors import PenstockError
 
@@ -25,12 +25,14 @@ app = typer.Typer(
 app.add_typer(dev.app, name="dev")
 app.command("run", context_settings=run.PASS_ON)(run.run)
 jobs.register(app)
+app.command("top")(top.top)
 app.command("demo")(demo.demo)
 app.command("config")(explain.config)
 app.command("explain")(explain.explain)
 app.command("check")(explain.check)
 app.command("state")(state.state)
 transactions.register(app)
+app.command("ui")(ui.ui)
 
 
 def _version(wanted: bool) -> None:

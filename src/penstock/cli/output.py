@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock.cli.progress_display import Display
     from penstock.errors import PenstockError
 
 
@@ -47,6 +48,11 @@ class Output(ABC):
         """While long work lasts, on a terminal: a sign of life, on stderr. Call what it gives with another text."""
 
     @abstractmethod
+    def progress(self, text: str) -> AbstractContextManager[Display]:
+        """While long work lasts, on stderr: how far it is and how long it will take. A bar on a terminal, elsewhere a
+        line now and then. Call what it gives with a `Step`."""
+
+    @abstractmethod
     def error(self, error: PenstockError) -> None:
         """What happened, what is safe, what to do."""
 
@@ -67,6 +73,12 @@ class JsonOutput(Output):
     def working(self, text: str) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
 
+    @contextmanager
+    def progress(self, text: str) -> Iterator[Display]:
+        from penstock.cli.progress_display import Display
+
+        yield Display()
+
     def error(self, error: PenstockError) -> None:
         sys.stderr.write(error.to_json() + "\n")
 
@@ -81,7 +93,7 @@ class TableOutput(Output):
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+        table = Table(title=Text(title), title_justify="left", show_header=False, box=None, pad_edge=False)
         for key, value in fields.items():
             if value not in (None, ""):
                 table.add_row(Text(key.replace("_", " "), style="bold"), Text(_cell(value)))
@@ -91,7 +103,7 @@ class TableOutput(Output):
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
         for key in rows[0] if rows else ():
             table.add_column(key.replace("_", " "))
         for row in rows:
@@ -111,6 +123,17 @@ class TableOutput(Output):
             return
         with console.status(Text(text)) as status:
             yield lambda changed: status.update(Text(changed))
+
+    @contextmanager
+    def progress(self, text: str) -> Iterator[Display]:
+        from penstock.cli.progress_display import BarDisplay, LineDisplay
+
+        console = self._console(stderr=True)
+        if not console.is_terminal:
+            yield LineDisplay(text, console)
+            return
+        with BarDisplay(text, console) as display:
+            yield display
 
     def error(self, error: PenstockError) -> None:
         from rich.panel import Panel
@@ -137,11 +160,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else str(value)
-
-
-def duration_text(milliseconds: int) -> str:
-    """The two largest units: `3d 4h`, `12m 5s`, `7s`."""
-    seconds = max(0, milliseconds) // 1000
-    units = [(seconds // 86400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s")]
-    first = next((place for place, (count, _) in enumerate(units) if count), len(units) - 1)
-    return " ".join(f"{count}{unit}" for count, unit in units[first : first + 2])

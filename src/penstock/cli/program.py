@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import runpy
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock import logs
+from penstock.config.load import from_file, from_options
+from penstock.config.log import FORMAT, LogFormat
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.process import lifeline
 from penstock.process.error_class import ErrorClass, classify, jvm_gone, out_of_memory
@@ -24,6 +28,19 @@ def prepare_environment() -> None:
     from penstock.spark.java import find_java
 
     os.environ["JAVA_HOME"] = str(find_java().home)
+
+
+def set_up_log() -> bool:
+    """Log as JSON from here on where `-D` or the file asks for it; whether they do. What is wrong with them, the job
+    itself says."""
+    try:
+        wanted = {**from_file().values, **from_options().values}.get(FORMAT, "")
+    except PenstockError:
+        return False
+    if wanted.strip().lower() != LogFormat.JSON:
+        return False
+    logs.log_as_json()
+    return True
 
 
 def execute(script: Path, arguments: list[str]) -> None:
@@ -64,6 +81,7 @@ def run(script: Path, arguments: list[str]) -> int:
     """Prepare, execute, and say how it ended: see `status_of`. Errors are shown; a status that the program itself
     leaves with is raised as it is."""
     try:
+        set_up_log()
         prepare_environment()
         execute(script, arguments)
     except Exception as error:
@@ -89,7 +107,9 @@ def status_of(error: BaseException) -> int:
 
 
 def _show(error: Exception) -> None:
-    if isinstance(error, PenstockError):
+    if logs.is_json():
+        logging.getLogger("penstock").error("the program failed: %s", error, exc_info=error)
+    elif isinstance(error, PenstockError):
         from penstock.cli.output import Output
 
         Output.for_people().error(error)

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,14 +19,17 @@ import typer
 
 from penstock.cli import program
 from penstock.cli.output import Output
+from penstock.cli.progress_display import show_restore, show_start
+from penstock.config.availability import STANDBY
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
+from penstock.config.log import FORMAT, LogFormat
 from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
 from penstock.errors import ControlError, PenstockError, from_json
 from penstock.process.registration import ID_VARIABLE
 from penstock.process.registry import Entry, Registry, State
 
 if TYPE_CHECKING:
-    from penstock.config.restart_strategy import RestartStrategy
+    from penstock.config.settings import Settings
 
 _COMMAND = "from penstock.cli.main import main; main()"
 _POLL_SECONDS = 0.05
@@ -57,6 +61,14 @@ ClaimMode = Annotated[
     ),
 ]
 
+Supervise = Annotated[
+    bool, typer.Option("--supervise/--no-supervise", help="Start the job again when its process dies.")
+]
+KeepStandby = Annotated[
+    bool | None,
+    typer.Option("--standby/--no-standby", help="Keep a second driver ready to take over when the first dies."),
+]
+
 
 def run(
     script: Annotated[
@@ -78,15 +90,17 @@ def run(
     detached: Annotated[
         bool, typer.Option("-d", "--detached", help="Leave the job running in the background, and return.")
     ] = False,
-    supervise: Annotated[
-        bool, typer.Option("--supervise/--no-supervise", help="Start the job again when its process dies.")
-    ] = True,
+    supervise: Supervise = True,
+    standby: KeepStandby = None,
     options: Annotated[
         list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A setting; it wins over code and file.")
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(metavar="FILE", exists=True, dir_okay=False, readable=True, help="The configuration file."),
+    ] = None,
+    log_format: Annotated[
+        LogFormat | None, typer.Option("--log-format", help="The job's log as text, or a JSON object in each line.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With -d: JSON instead of a table.")] = False,
 ) -> None:
@@ -101,19 +115,29 @@ def run(
         "parallelism.default": None if parallelism is None else str(parallelism),
         FORK_NAME: fork,
         FORK_SUFFIX: suffix,
+        STANDBY: None if standby is None else str(standby).lower(),
+        FORMAT: None if log_format is None else log_format.value,
     }
     _set_environment(options or [], config, {key: value for key, value in short.items() if value is not None})
     if detached and not supervise:
         raise typer.BadParameter("a detached job has a supervisor; leave --no-supervise out.", param_hint="-d")
+    if standby and not supervise:
+        raise typer.BadParameter("a standby is the supervisor's; leave --no-supervise out.", param_hint="--standby")
     sys.exit(_start(script, arguments or [], detached=detached, supervise=supervise, as_json=as_json))
 
 
 def _start(script: Path, arguments: list[str], *, detached: bool, supervise: bool, as_json: bool) -> int:
     """In the background, under a supervisor, or in this very process; the exit status."""
     if detached:
-        _strategy()
+        _settings()
         return _start_detached(script, arguments, as_json=as_json)
-    return _run_supervised(script, arguments) if supervise else program.run(script, arguments)
+    if supervise:
+        return _run_supervised(script, arguments)
+    from penstock.spark import early
+
+    early.begin(script)
+    with _shown_restore():
+        return program.run(script, arguments)
 
 
 def _run_supervised(script: Path, arguments: list[str]) -> int:
@@ -122,13 +146,22 @@ def _run_supervised(script: Path, arguments: list[str]) -> int:
     from penstock.process.supervisor import Supervisor, command
 
     _log_to_stderr()
-    strategy = _strategy()
+    settings = _settings()
     given = os.environ.get(ID_VARIABLE)  # where `run -d` has started this one
     entry = SupervisorEntry(script, id=given, log_file=Registry().log_file(given) if given else None)
     os.environ[ID_VARIABLE] = entry.id
     events = Events()
     events.listen(entry)
-    return Supervisor(command(script, arguments), strategy, events=events).run()
+    with _shown_restore(entry.id):
+        own = command(script, arguments)
+        return Supervisor(own, settings.restart, standby=settings.availability.standby, events=events).run()
+
+
+def _shown_restore(id: str | None = None) -> AbstractContextManager[None]:
+    """Show how far the restore of the run `id` is, if it is to begin with one; None: of a run in this process."""
+    if not any(path in from_options().values for path in _PATHS):
+        return nullcontext()
+    return show_restore(Output.for_people(), id or os.environ.setdefault(ID_VARIABLE, uuid.uuid4().hex))
 
 
 def _set_environment(options: list[str], config: Path | None, short: Mapping[str, str] | None = None) -> None:
@@ -149,21 +182,23 @@ def _set_environment(options: list[str], config: Path | None, short: Mapping[str
         os.environ[FILE_VARIABLE] = str(config.absolute())
 
 
-def _strategy() -> RestartStrategy:
-    """As far as it is known before the job has spoken. What is wrong with the settings is an error now; what is only
+def _settings() -> Settings:
+    """As far as they are known before the job has spoken. What is wrong with the settings is an error now; what is only
     worth a remark, the job itself says."""
     from penstock.config.settings import resolve
 
     log = logging.getLogger("penstock")
     log.disabled = True
     try:
-        return resolve().restart
+        return resolve()
     finally:
         log.disabled = False
 
 
 def _log_to_stderr() -> None:
     """The supervisor's lines go to stderr, among the job's own."""
+    if program.set_up_log():
+        return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     log = logging.getLogger("penstock.supervisor")
@@ -187,8 +222,8 @@ def _start_detached(script: Path, arguments: list[str], *, as_json: bool) -> int
             )
         )
         return 1
-    with output.working(f"Starting {script.name} …") as say:
-        entry = _wait_until_running(run, process, lambda now: say(f"Starting {now.name}: {now.state} …"))
+    with output.progress(f"Starting {script.name}") as display:
+        entry = _wait_until_running(run, process, lambda now: show_start(display, now))
     if entry is None or entry.state is State.FAILED:
         output.error(_start_error(entry, run))
         return process.wait() or 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.output import Output
+from penstock.progress import Counter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +44,13 @@ def state(
     ]
     if operator is None and store is None and key is None:
         chosen = [entry for entry in found if query is None or entry.place.query == query]
-        counts = [count_rows(entry, _session) if count else entry.rows for entry in chosen]
+        counts = [entry.rows for entry in chosen]
+        if count:
+            with output.progress("Counting rows") as display:
+                counter = Counter(display, "counting", len(chosen), "stores")
+                for place, entry in enumerate(chosen):
+                    counts[place] = count_rows(entry, _session)
+                    counter.add()
         output.table("State", [_row(entry, number) for entry, number in zip(chosen, counts, strict=True)])
         return
     entry = choose_rows(found, query, operator, store)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from penstock.cli import program
 from penstock.process import lifeline
+from penstock.spark import early
 
 if __name__ == "__main__":
     lifeline.connect()
+    early.begin(Path(sys.argv[1]))
     sys.exit(program.run(Path(sys.argv[1]), sys.argv[2:]))

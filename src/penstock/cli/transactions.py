@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import Output, duration_text
+from penstock.cli.output import Output
+from penstock.cli.text import duration_text
 from penstock.cli.transactions_target import TransactionsTarget, open_target
 from penstock.errors import PenstockError
 

@@ -111,7 +111,7 @@ def _text(value: Any, option: Option) -> str:
     if value is None:
         return option.default
     if option.parse is duration_text and not isinstance(value, str):
-        return f"{value:g} s"
+        return "never" if value == float("inf") else f"{value:g} s"
     return str(value)
 
 

@@ -15,7 +15,7 @@ from penstock.errors import ConfigurationError
 Parser = Callable[[str, str], Any]
 """From text and the setting's name, for the error, to a value."""
 
-Part = Literal["checkpoints", "state", "restart", "spark", "recovery", "rest"]
+Part = Literal["checkpoints", "state", "restart", "spark", "recovery", "availability", "rest", "log"]
 
 
 @dataclass(frozen=True)

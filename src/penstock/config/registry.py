@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 
+from penstock.config.availability import AVAILABILITY_OPTIONS
 from penstock.config.checkpoints import CHECKPOINT_OPTIONS
+from penstock.config.log import LOG_OPTIONS
 from penstock.config.option import Option
 from penstock.config.recovery import RECOVERY_OPTIONS
 from penstock.config.rest import REST_OPTIONS
@@ -20,7 +22,9 @@ OPTIONS: tuple[Option, ...] = (
     *STATE_OPTIONS,
     *RESTART_OPTIONS,
     *RECOVERY_OPTIONS,
+    *AVAILABILITY_OPTIONS,
     *REST_OPTIONS,
+    *LOG_OPTIONS,
 )
 BY_KEY = {key: option for option in OPTIONS for key in (option.key, *option.aliases)}
 BY_NAME = {(option.part, option.name): option for option in OPTIONS}

@@ -11,7 +11,8 @@ from penstock.errors import ConfigurationError
 @dataclass(frozen=True)
 class Rest:
     """`port` 0 is a free one. `address` is what others are told, where it is not `bind_address`; `hosts` are more names
-    that requests may be meant for. `open_reads`: on this machine, reading needs no token."""
+    that requests may be meant for. `open_reads`: on this machine, reading needs no token. `certificate` and `key` are
+    PEM files: with them it is asked by HTTPS, and not otherwise."""
 
     bind_address: str = "127.0.0.1"
     address: str | None = None
@@ -19,9 +20,12 @@ class Rest:
     enabled: bool = True
     hosts: tuple[str, ...] | None = None
     open_reads: bool = False
+    certificate: str | None = None
+    key: str | None = None
 
 
 _SERVER = "tests/unit/server/test_server.py::"
+_ACCESS = "tests/unit/server/test_access.py::"
 
 
 def _port(text: str, name: str) -> int:
@@ -38,7 +42,8 @@ def _names(text: str, name: str) -> tuple[str, ...]:
 
 
 def _rest(key: str, name: str, default: str, parse: Parser, meaning: str, test: str) -> Option:
-    return Option(key, "rest", name, f"-D {key}=…", default, parse, meaning, (f"{_SERVER}{test}",))
+    shown_by = test if "::" in test else f"{_SERVER}{test}"
+    return Option(key, "rest", name, f"-D {key}=…", default, parse, meaning, (shown_by,))
 
 
 REST_OPTIONS = (
@@ -73,5 +78,15 @@ REST_OPTIONS = (
         "Whether any user of this machine may read where the job stands without the token. Errors are never told"
         " without it, and a job that listens beyond this machine asks for it all the same.",
         "test_reading_may_be_open_but_never_shows_an_error",
+    ),
+    _rest(
+        "security.ssl.rest.certificate", "certificate", "", plain,
+        "A PEM file with the certificate that a running job and `penstock ui` show; they then answer by HTTPS only.",
+        f"{_ACCESS}test_by_tls_where_there_is_a_certificate",
+    ),
+    _rest(
+        "security.ssl.rest.key", "key", "", plain,
+        "A PEM file with its key, without a password. Without it, the certificate's file holds the key too.",
+        f"{_ACCESS}test_by_tls_where_there_is_a_certificate",
     ),
 )  # fmt: skip

@@ -32,6 +32,7 @@ class RestartStrategy:
     reset_after: float  # a run that lasted this long counts as recovered
     jitter: float = 0.0  # a pause is longer or shorter by at most this share of it
     interval: float | None = None  # in which failures are counted; None: over the whole life
+    immediate_after: float = _NEVER  # a run that lasted this long is started again without a pause
 
     @classmethod
     def none(cls) -> RestartStrategy:
@@ -60,18 +61,25 @@ class RestartStrategy:
     @classmethod
     def exponential_delay(
         cls,
-        initial: float | str = "1s",
+        initial: float | str | None = None,
         maximum: float | str = "1min",
         multiplier: float = 1.5,
         reset_after: float | str = "1h",
         jitter: float = 0.1,
         attempts: int | None = None,
+        immediate_after: float | str | None = None,
     ) -> RestartStrategy:
-        """Each pause `multiplier` times the one before, up to `maximum`, give or take `jitter` of it.
+        """Each pause `multiplier` times the one before, up to `maximum`, give or take `jitter` of it; the first is
+        `initial`, one second where it is not given.
 
         A run that lasted `reset_after` starts pauses and count over. `attempts` is how many restarts there may be
-        before that; None is without end.
+        before that; None is without end. The restart after a run that lasted `immediate_after` comes without a pause,
+        the next after one twice as long, and so on: 10 seconds, unless `initial` is given, which then holds for every
+        restart.
         """
+        if immediate_after is None:
+            immediate_after = "10s" if initial is None else _NEVER
+        at_once, initial = seconds(immediate_after, "immediate_after"), "1s" if initial is None else initial
         first, longest = seconds(initial, "initial"), seconds(maximum, "maximum")
         reset = seconds(reset_after, "reset_after")
         _require(first > 0, f"initial={initial!r}", "longer than 0")
@@ -84,7 +92,8 @@ class RestartStrategy:
             f"attempts={attempts!r}",
             "a whole number above 0, or None for no end; RestartStrategy.none() is for 0",
         )
-        return cls(attempts, first, longest, multiplier, reset, jitter)
+        _require(at_once > 0, f"immediate_after={immediate_after!r}", "longer than 0")
+        return cls(attempts, first, longest, multiplier, reset, jitter, immediate_after=at_once)
 
     def describe(self) -> str:
         """One line for people."""
@@ -98,9 +107,10 @@ class RestartStrategy:
         if self.reset_after == _NEVER:
             return f"fixed-delay: at most {self.attempts} restarts, {_time(self.initial)} apart"
         end = "without end" if self.attempts is None else f"at most {self.attempts} in a row"
+        at_once = "" if self.immediate_after == _NEVER else f", at once after one of {_time(self.immediate_after)}"
         return (
             f"exponential-delay: {_time(self.initial)} growing by {self.multiplier:g} to {_time(self.maximum)}, {end},"
-            f" starting over after a run of {_time(self.reset_after)}"
+            f" starting over after a run of {_time(self.reset_after)}{at_once}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,8 +120,8 @@ class RestartStrategy:
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> RestartStrategy:
         """What `to_dict` gave; a `TypeError` where it is not that."""
-        reset = body.get("reset_after")
-        return cls(**{**body, "reset_after": _NEVER if reset is None else reset})
+        endless = {name: _NEVER for name in ("reset_after", "immediate_after") if body.get(name) is None}
+        return cls(**{**body, **endless})
 
 
 def _whole(value: object) -> bool:
@@ -205,6 +215,13 @@ RESTART_OPTIONS = (
         "How many restarts there may be before a run lasts long enough to start over.",
         "test_exponential_delay_gives_up",
     ),
+    Option(
+        "penstock.restart.immediate-after", "restart", f"{EXPONENTIAL}.immediate_after",
+        "RestartStrategy.exponential_delay(immediate_after=…)", "10 s", duration_text,
+        "The restart after a run that lasted this long comes without a pause; the next after one twice as long, and so"
+        " on. Where `initial-backoff` is set, only if this is set as well. Flink always waits.",
+        (f"{_UNIT}test_after_a_run_that_lasted_the_first_restart_comes_at_once",),
+    ),
 )  # fmt: skip
 
 
@@ -229,5 +246,5 @@ def options_of(strategy: RestartStrategy) -> dict[str, Any]:
         return {"type": RATE, **{f"{RATE}.{name}": value for name, value in parts.items()}}
     if strategy.reset_after == float("inf"):
         return {"type": FIXED, f"{FIXED}.attempts": strategy.attempts, f"{FIXED}.delay": strategy.initial}
-    names = ("initial", "maximum", "multiplier", "reset_after", "jitter", "attempts")
+    names = ("initial", "maximum", "multiplier", "reset_after", "jitter", "attempts", "immediate_after")
     return {"type": EXPONENTIAL, **{f"{EXPONENTIAL}.{name}": getattr(strategy, name) for name in names}}

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.config.availability import Availability
 from penstock.config.checkpoints import Checkpoints, contradiction_error, find_contradiction
 from penstock.config.levels import CODE, DEFAULT, OPTIONS, Level, Value, read_code, read_texts
 from penstock.config.load import from_file, from_options
+from penstock.config.log import Log
 from penstock.config.option import Option, Part
 from penstock.config.recovery import Recovery
 from penstock.config.registry import BY_NAME
@@ -40,7 +42,9 @@ class Settings:
     state_backend: StateBackend | None  # None: Spark was told which, by its own name
     restart: RestartStrategy
     recovery: Recovery
+    availability: Availability
     rest: Rest
+    log: Log
     spark: Mapping[str, str]  # from `-D` and the code: wins over whatever else Spark was told
     spark_file: Mapping[str, str]  # from the file: gives way to spark-submit
     spark_origin: Mapping[str, str]
@@ -100,7 +104,9 @@ def resolve(
         state_backend=backend,
         restart=_restart(values, restart),
         recovery=_recovery(values),
+        availability=Availability(**{name: setting.value for name, setting in _of(values, "availability").items()}),
         rest=Rest(**{name: setting.value for name, setting in _of(values, "rest").items()}),
+        log=Log(**{name: setting.value for name, setting in _of(values, "log").items()}),
         spark=spark,
         spark_file=spark_file,
         spark_origin=origin,
@@ -192,9 +198,8 @@ def _restart(values: Values, restart: RestartStrategy | None) -> RestartStrategy
     if all(setting.where in (CODE, DEFAULT) for setting in mine.values()):
         return restart or RestartStrategy.exponential_delay()
     with _naming(mine):
-        return build_strategy(
-            mine["type"].value, {name: setting.value for name, setting in mine.items() if name != "type"}
-        )
+        given = {name: setting.value for name, setting in mine.items() if setting.where != DEFAULT and name != "type"}
+        return build_strategy(mine["type"].value, given)
 
 
 def _recovery(values: Values) -> Recovery:

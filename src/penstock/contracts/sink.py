@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.guarantees import Guarantee, Link
@@ -184,7 +184,14 @@ class Sink(ABC):
 
 
 class TwoPhaseSink(Sink):
-    """A sink whose system can prepare now and commit later. Extend this for your own."""
+    """A sink whose system can prepare now and commit later. Extend this for your own.
+
+    `shapes_once` may be set where `shape` depends on the frame's columns alone and changes nothing outside of the sink,
+    and where all that committers hint can be written as JSON. `shape` is then called, and the sink pickled, once in a
+    start of a query instead of in every epoch, which makes short epochs shorter. It does not count for a class that
+    overrides `shape`: that one has to say it again."""
+
+    shapes_once: ClassVar[bool] = False
 
     def link(self, uid: str) -> Link:
         return Link("sink", uid, Guarantee.EXACTLY_ONCE, f"two-phase commit, {self.describe()}")

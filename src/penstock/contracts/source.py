@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.contracts.sink import CheckContext, Finding
+    from penstock.deadline import Deadline
     from penstock.storage.storage import Storage
 
 
@@ -43,6 +45,10 @@ class Source(ABC):
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         """Connect and see that reading can work; write nothing."""
         return ()
+
+    def warm_up(self, spark: SparkSession, uid: str) -> None:  # noqa: B027 - most have nothing to load
+        """In a driver that waits for its turn: have loaded and connected what reading needs, and write nothing. What
+        it raises means nothing: the start will tell."""
 
     def finished(self, offset: Any) -> bool:
         """Whether `offset` (Spark's JSON for this source after an epoch) is the end of a bounded input."""
@@ -79,6 +85,15 @@ class Source(ABC):
     def publish(self, job: str, uid: str, offset: Any) -> None:  # noqa: B027 - most sources have nobody to tell
         """Tell the world how far a committed epoch has come (lag tools). Best effort: never the truth, never fatal."""
 
+    def read_positions(self, offset: Any) -> Mapping[str, Any]:
+        """Each partition and how far it was read, from `offset` (Spark's JSON for this source after an epoch)."""
+        return _flatten(json.loads(offset) if isinstance(offset, str) else offset)
+
+    def end_positions(self, offset: Any, deadline: Deadline) -> Mapping[str, int]:
+        """Where each partition of `offset` ends now, as far as it can be told before the deadline. For people who look:
+        never called by an epoch."""
+        return {}
+
     def jars(self) -> Sequence[str]:
         """Names of the locked jar sets this source needs, see `penstock.spark.jars`."""
         return ()
@@ -90,6 +105,17 @@ class Source(ABC):
     def describe(self) -> str:
         """One line for people; never a secret."""
         return type(self).__name__
+
+
+def _flatten(offset: Any, name: str = "") -> dict[str, Any]:
+    """Spark's offsets are numbers, or objects of them by topic and partition."""
+    if not isinstance(offset, dict):
+        return {} if offset is None else {name or "0": offset}
+    return {
+        inner: value
+        for key, below in offset.items()
+        for inner, value in _flatten(below, f"{name}-{key}" if name else str(key)).items()
+    }
 
 
 def reader_name(query: str, position: int) -> str:

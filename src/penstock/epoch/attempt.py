@@ -13,7 +13,7 @@ from penstock.epoch.checksum import rules_of
 from penstock.errors import CheckpointExpired
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from pyspark.sql import DataFrame
@@ -39,7 +39,9 @@ class EpochNotes:
 class EpochObserver(Protocol):
     """Told of every attempt, in the thread that runs it; must return at once and raise nothing."""
 
-    def prepared(self, epoch: int, barrier: Barrier | None, opened: float, plan: Any) -> None: ...
+    def prepared(self, epoch: int, barrier: Barrier | None, opened: float, plan: Callable[[], Any]) -> None:
+        """`plan` gives what Spark executed; to ask for it costs the epoch a few milliseconds."""
+
     def ended(
         self, epoch: int, generation: int, barrier: Barrier | None, notes: EpochNotes, error: BaseException | None
     ) -> None: ...
@@ -78,19 +80,17 @@ class Attempt:
 
 
 class Watchdog:
-    """While entered, cancels the epoch's Spark jobs when its time is up; `expired` then says so."""
+    """While entered, cancels the epoch's Spark jobs, which run under the name `group`, when its time is up; `expired`
+    then says so."""
 
-    def __init__(self, attempt: Attempt, seconds: float) -> None:
-        self._attempt, self._frame, self._seconds = attempt, attempt.frame, seconds
+    def __init__(self, attempt: Attempt, seconds: float, group: str | None) -> None:
+        self._attempt, self._seconds, self._group = attempt, seconds, group
         self._lock = threading.Lock()
         self._over = False
         self._timer: threading.Timer | None = None
         self.expired: CheckpointExpired | None = None
 
     def __enter__(self) -> Watchdog:
-        context = self._frame.sparkSession.sparkContext
-        # Spark names the jobs of a query's batches after its run; `foreachBatch` runs under that name.
-        self._group = context.getLocalProperty("spark.jobGroup.id")
         self._timer = threading.Timer(self._seconds, self._bite)
         self._timer.daemon = True
         self._timer.start()
@@ -119,4 +119,4 @@ class Watchdog:
             )
             if self._group:
                 with contextlib.suppress(Exception):
-                    self._frame.sparkSession.sparkContext.cancelJobGroup(self._group)
+                    attempt.frame.sparkSession.sparkContext.cancelJobGroup(self._group)

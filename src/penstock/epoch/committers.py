@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.checkpoint.decision import Committable, Outcome, WriterId
 from penstock.contracts.sink import Committer, Leftover, SinkScope, TwoPhaseSink
 from penstock.errors import LedgerLost, UidChanged
+from penstock.logs import bound
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline
@@ -69,9 +71,9 @@ class Committers:
         found = 0
         for uid, (_, committer) in self._open.items():
             # A writer without rows prepared nothing: there is nothing of it to keep.
-            found += committer.abort_dangling(
-                [committable for committable in keep if committable.sink == uid and committable.rows], deadline
-            )
+            own = [committable for committable in keep if committable.sink == uid and committable.rows]
+            with bound(sink=uid):
+                found += committer.abort_dangling(own, deadline)
         return found
 
     def refuse_unknown_runs(self, newest: Callable[[], int], deadline: Deadline) -> None:
@@ -98,10 +100,15 @@ class Committers:
         groups: dict[str, list[Committable]] = {}
         for committable in committables:
             groups.setdefault(committable.sink, []).append(committable)
+
+        def ask(uid: str, own: Sequence[Committable]) -> _T:
+            with bound(sink=uid):
+                return call(self[uid], own)
+
         if len(groups) == 1:
             ((uid, own),) = groups.items()
-            return {uid: call(self[uid], own)}
-        futures = {uid: self._pool.submit(call, self[uid], own) for uid, own in groups.items()}
+            return {uid: ask(uid, own)}
+        futures = {uid: self._pool.submit(copy_context().run, ask, uid, own) for uid, own in groups.items()}
         for future in futures.values():
             future.exception()
         return {uid: future.result() for uid, future in futures.items()}

@@ -31,6 +31,7 @@ from penstock.epoch.stragglers import Stragglers
 from penstock.epoch.watermark import WatermarkTracker
 from penstock.errors import PenstockError
 from penstock.failpoints import failpoint
+from penstock.logs import bound
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -79,7 +80,7 @@ class Coordinator(ProtocolDriver):
         self._sources, self._log = tuple(sources), log
         self._on_complete, self._inflight, self._observer = on_complete, inflight, observer
         self._watermark = WatermarkTracker(watermark_policy)
-        self._preparation = Preparation(
+        self.preparation = Preparation(
             job=job,
             sinks=sinks,
             committers=self._committers,
@@ -140,7 +141,7 @@ class Coordinator(ProtocolDriver):
     def __call__(self, frame: DataFrame, epoch: int) -> None:
         """`foreachBatch`: returns only when epoch `epoch` is visible in every sink, or safe in the in-flight log; then
         Spark writes its commit."""
-        with self._gate:
+        with self._gate, bound(**self._log_fields(), epoch=epoch):
             try:
                 self._gate.check()
                 self._run(frame, epoch)
@@ -321,14 +322,15 @@ class Coordinator(ProtocolDriver):
 
     def prepare(self, attempt: Attempt, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         """Run the plan, with the writers of the sinks in `only` alone, if it is given; all others just count."""
-        prepared = self._preparation.run(attempt, only)
+        prepared = self.preparation.run(attempt, only)
         if isinstance(prepared, protocol.Failed):
             return prepared
         if prepared.strays:
             self.stragglers.expect(logs=True)
         seconds, rows = attempt.seconds, sum(committable.rows for committable in prepared.committables)
         attempt.notes.committables, attempt.notes.precommit_ms = prepared.committables, round(seconds * 1000, 2)
-        self.emit("precommitted", attempt.epoch, rows=rows, seconds=round(seconds, 4))
+        writers = sum(bool(committable.rows) for committable in prepared.committables)
+        self.emit("precommitted", attempt.epoch, rows=rows, writers=writers, seconds=round(seconds, 4))
         failpoint("epoch.sealed")
         return replace(prepared, strays=prepared.strays and not self._limits.unaligned)
 

@@ -20,6 +20,7 @@ from penstock.epoch import protocol
 from penstock.epoch.committers import Committers
 from penstock.epoch.explain import explain_stop
 from penstock.epoch.protocol import Action
+from penstock.logs import bound
 
 if TYPE_CHECKING:
     from penstock.checkpoint.ledger import Ledger
@@ -65,7 +66,8 @@ class ProtocolDriver(ABC):
             while True:
                 action = steps.send(answer)
                 self._performed.add(type(action))
-                answer = self._perform(action)
+                with bound(**self._log_fields(), epoch=_epoch_of(action)):
+                    answer = self._perform(action)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         except protocol.ProtocolStop as stop:
@@ -169,6 +171,10 @@ class ProtocolDriver(ABC):
 
     # Beside the protocol
 
+    def _log_fields(self) -> dict[str, str]:
+        """What every line of the log says that an action causes."""
+        return {"job": self._job, "query": self._query}
+
     def refuse_superseded(self) -> None:
         """Before something is written that no coroutine asks for: `Superseded` where a newer run has registered."""
         newest = self._ledger.newest_generation()
@@ -179,3 +185,12 @@ class ProtocolDriver(ABC):
         """Tell of something that this run of the query did."""
         more = {} if epoch is None else {"epoch": epoch}
         self._events.emit(event, query=self._query, generation=self._generation, **more, **fields)
+
+
+def _epoch_of(action: Action) -> int | None:
+    match action:
+        case protocol.Decide(decision) | protocol.Commit(decision):
+            return decision.id.epoch
+        case protocol.RestoreLog(epoch) | protocol.PreCommit(epoch) | protocol.FinishLog(epoch):
+            return epoch
+    return None

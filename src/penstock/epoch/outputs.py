@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.epoch.channel import Route, Writing
-from penstock.epoch.checksum import rule_for, with_hashes
-from penstock.epoch.task import (
-    RESULT_SCHEMA,
-    attempt_of,
-    committable,
-    fault_in,
-    row_bytes_of,
-    stage_of,
-    with_plain_names,
-    writer_task,
-)
+from penstock.epoch.task import Assignment, attempt_of, committable, fault_in, stage_of
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
 
 if TYPE_CHECKING:
@@ -31,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.checkpoint.decision import Committable
+    from penstock.epoch.jobs import Answer, Jobs
 
 EpochFunction = Callable[["DataFrame", "Epoch"], None]
 """What a user writes under `@job.epoch`."""
@@ -38,43 +30,6 @@ EpochFunction = Callable[["DataFrame", "Epoch"], None]
 log = logging.getLogger("penstock")
 _PATIENCE = 1.0  # a needless sweep costs one request, so waiting longer for Spark's bookkeeping is not worth it
 _POLL = 0.005
-
-_BYTES, _ROWS = "spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch"
-_UNBOUNDED = str((1 << 31) - 1)  # the one value with which Spark does not measure
-_USUAL = {str(64 << 20), f"{64 << 20}b"}  # our default, which is Spark's own; another one is the user's wish
-SMALL = 4 << 20  # bytes of a full batch; rows may then grow a hundredfold within an epoch and still fit
-
-
-class RowSizes:
-    """How large rows are, and what follows for the batches in which they travel to Python; used by one thread.
-
-    Spark bounds a batch by rows and by bytes. To keep the second bound it measures the batch again after every row, and
-    for small rows that costs as much as all else on the way. So the bound is lifted for an output whose rows were small
-    in the epoch before. A new run knows no sizes: what grew too fast for that, and failed, is tried again with it."""
-
-    def __init__(self) -> None:
-        self._largest: dict[str, float] = {}
-
-    def learn(self, uid: str, bytes_per_row: Iterable[float]) -> None:
-        """What each writer of an epoch has seen; writers without rows say 0."""
-        self._largest[uid] = max(bytes_per_row, default=0.0)
-
-    @contextmanager
-    def bound_batches(self, conf: Any, uid: str) -> Iterator[None]:
-        """While this lasts, `conf` of the session that runs the plan has the bound that output `uid` needs."""
-        usual = conf.get(_BYTES)
-        if not self._largest.get(uid) or usual not in _USUAL:
-            yield
-            return
-        most = int(conf.get(_ROWS))
-        if most <= 0 or self._largest[uid] * most > SMALL:
-            yield
-            return
-        conf.set(_BYTES, _UNBOUNDED)
-        try:
-            yield
-        finally:
-            conf.set(_BYTES, usual)
 
 
 class EpochOutputs:
@@ -90,7 +45,7 @@ class EpochOutputs:
         frame: DataFrame,
         writing: Callable[[str], Writing],
         hints: Callable[[str], Mapping[str, Any]],
-        sizes: RowSizes,
+        jobs: Jobs,
         rules: Mapping[str, int],
     ) -> None:
         self.epoch = epoch
@@ -98,7 +53,7 @@ class EpochOutputs:
         self.strays = False
         self._attempt, self._generation, self._job = attempt, generation, job
         self._sinks = sinks
-        self._frame, self._writing, self._hints, self._sizes = frame, writing, hints, sizes
+        self._frame, self._writing, self._hints, self._jobs = frame, writing, hints, jobs
         self._rules = rules  # of a replay: its rows are summed as those were that it must equal
         self._written: set[str] = set()
 
@@ -117,33 +72,20 @@ class EpochOutputs:
                 to_do="union the two DataFrames, or give each output a sink and a uid of its own.",
             )
         self._written.add(uid)
-        sink = self._sinks[uid]
-        shaped = sink.shape(frame)
-        rule = self._rules.get(uid, rule_for(shaped))
-        rows, names = with_plain_names(with_hashes(shaped, rule))
-        writing, hints = self._ways(uid)
-        task = writer_task(
-            sink,
-            SinkScope(self._job, uid, self._generation),
-            epoch=self.epoch,
-            attempt=self._attempt,
-            hints=hints,
-            writing=writing,
-            rule=rule,
-            names=names,
-        )
         try:
-            with self._sizes.bound_batches(rows.sparkSession.conf, uid):
-                answers = rows.mapInArrow(task, RESULT_SCHEMA).collect()
+            answers = self._jobs.run(frame, self._sinks[uid], lambda: self._assignment(uid), self._rules.get(uid))
         except Exception as error:
             # A task's own error comes back as Spark's text; give the caller the error itself.
             fault = fault_in(str(error))
             if fault is not None:
                 raise fault from error
             raise
-        self.committables.extend(committable(uid, row[0]) for row in answers)
-        self._sizes.learn(uid, (row_bytes_of(row[0]) for row in answers))
-        self.strays = self.strays or left_strays([row[0] for row in answers], frame.sparkSession.sparkContext)
+        self.committables.extend(committable(uid, answer) for answer in answers)
+        self.strays = self.strays or left_strays(answers, frame.sparkSession.sparkContext)
+
+    def _assignment(self, uid: str) -> Assignment:
+        writing, hints = self._ways(uid)
+        return Assignment(SinkScope(self._job, uid, self._generation), self.epoch, self._attempt, writing, hints)
 
     def _ways(self, uid: str) -> tuple[Writing, dict[str, Any]]:
         """Which way the rows go, and what their writers should know. An epoch that can go by the in-flight log does not
@@ -163,6 +105,11 @@ class EpochOutputs:
         """Run the plan if no output did: a stateful one not executed leaves a checkpoint that cannot restart."""
         if not self._written:
             self._frame.write.format("noop").mode("overwrite").save()
+
+
+def write_as_it_is(uid: str) -> Callable[[DataFrame, EpochOutputs], None]:
+    """The body of a query that writes its rows into sink `uid`, and does nothing else."""
+    return lambda frame, outputs: outputs.write(frame, uid)
 
 
 class Epoch:
@@ -202,19 +149,25 @@ def computed_once(batch: DataFrame, persist: bool) -> Iterator[None]:
         batch.unpersist()
 
 
-def left_strays(lines: Sequence[str], spark: SparkContext) -> bool:
+def left_strays(answers: Sequence[Answer], spark: SparkContext) -> bool:
     """Whether attempts other than those that reported may have left something open. Each partition has reported once:
     Spark takes the first attempt of it that succeeds, of whichever run of the stage, and no other."""
-    if any(attempt_of(line) > 0 for line in lines):
+    if any(attempt_of(answer) > 0 for answer in answers):
         return True
-    # With speculation the winner may be a first attempt and a loser still have prepared something.
-    if spark.getConf().get("spark.speculation", "false") == "true":
-        return True
-    # A stage runs again when outputs of a shuffle are lost with their executor; a local master has but one.
+    speculates, one_executor = _races(spark)
+    if speculates or one_executor:
+        return speculates
+    return ran_again(spark.statusTracker(), {stage_of(answer) for answer in answers}, Deadline(_PATIENCE))
+
+
+@lru_cache(maxsize=1)
+def _races(spark: SparkContext) -> tuple[bool, bool]:
+    """Whether it speculates: then the winner may be a first attempt and a loser still have prepared something. And
+    whether it has but one executor, as a local master has: a stage runs again when outputs of a shuffle are lost with
+    theirs. Neither changes while a session lives, and to ask takes longer than a small epoch's tasks."""
     master = spark.master or ""
-    if master == "local" or master.startswith("local["):
-        return False
-    return ran_again(spark.statusTracker(), {stage_of(line) for line in lines}, Deadline(_PATIENCE))
+    speculates = spark.getConf().get("spark.speculation", "false") == "true"
+    return speculates, master == "local" or master.startswith("local[")
 
 
 def ran_again(tracker: StatusTracker, stages: Collection[int], deadline: Deadline) -> bool:

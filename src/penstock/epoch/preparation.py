@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.backlog import is_logged
@@ -11,7 +12,8 @@ from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.attempt import Attempt, EpochObserver, Watchdog
 from penstock.epoch.channel import Route, Writing
-from penstock.epoch.outputs import EpochOutputs, RowSizes
+from penstock.epoch.jobs import EachEpoch
+from penstock.epoch.outputs import EpochOutputs
 from penstock.errors import JobStopped
 from penstock.failpoints import failpoint
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.contracts.sink import TwoPhaseSink
     from penstock.epoch.committers import Committers
     from penstock.epoch.inflight.manager import InFlight
+    from penstock.epoch.jobs import Jobs
     from penstock.epoch.watermark import WatermarkTracker
 
 Body = Callable[["DataFrame", EpochOutputs], None]
@@ -31,7 +34,7 @@ Body = Callable[["DataFrame", EpochOutputs], None]
 
 class Preparation:
     """Of one start of one query, used by the thread that runs its epochs. Makes nothing visible, unless the attempt is
-    `direct`."""
+    `direct`. `jobs` runs the tasks; it may be replaced before the first epoch."""
 
     def __init__(
         self,
@@ -51,7 +54,8 @@ class Preparation:
         self._committers, self._body, self._executed_plan = committers, body, executed_plan
         self._watermark, self._limits = watermark, limits
         self._inflight, self._observer, self._ends_at = inflight, observer, ends_at
-        self._sizes = RowSizes()
+        self.jobs: Jobs = EachEpoch()
+        self._group: str | None = None
 
     def run(self, attempt: Attempt, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         """With `only`, the writers of those sinks alone write; all others just count and sum."""
@@ -65,10 +69,10 @@ class Preparation:
             attempt.frame,
             lambda uid: self._writing(uid, attempt, only),
             self._hints,
-            self._sizes,
+            self.jobs,
             attempt.rules,
         )
-        watchdog = Watchdog(attempt, self._limits.timeout_seconds)
+        watchdog = Watchdog(attempt, self._limits.timeout_seconds, self._job_group(attempt.frame))
         try:
             with watchdog:
                 self._body(attempt.frame, outputs)
@@ -76,14 +80,21 @@ class Preparation:
                 failpoint("epoch.precommitted")
                 direct = attempt.direct and only is None
                 committables = tuple(outputs.committables) if direct else self._sealed(outputs.committables, only)
-                plan = self._executed_plan()
-                watermark = self._watermark.advance(plan)
+                plan = cache(self._executed_plan)
+                watermark = self._watermark.advance(None if self._watermark.unchanging else plan())
                 if self._observer is not None:
                     self._observer.prepared(attempt.epoch, attempt.barrier, attempt.notes.opened, plan)
             self._check_end(attempt)
         except Exception as error:
             return protocol.Failed(watchdog.expired or error)
         return protocol.Prepared(committables, watermark, outputs.strays)
+
+    def _job_group(self, frame: DataFrame) -> str | None:
+        """Spark names the jobs of a query's batches after its run, and `foreachBatch` runs under that name: it is the
+        same in every epoch of a start."""
+        if self._group is None:
+            self._group = frame.sparkSession.sparkContext.getLocalProperty("spark.jobGroup.id")
+        return self._group
 
     def _writing(self, uid: str, attempt: Attempt, only: frozenset[str] | None) -> Writing:
         if only is not None:

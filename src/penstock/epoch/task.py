@@ -10,6 +10,8 @@ import contextlib
 import json
 import re
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable
@@ -20,9 +22,10 @@ from penstock.errors import PenstockError, from_json
 from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
+    from pyspark import TaskContext
     from pyspark.sql import DataFrame
 
 RESULT_SCHEMA = "result string"
@@ -55,16 +58,19 @@ def with_plain_names(frame: DataFrame) -> tuple[DataFrame, list[str] | None]:
     return frame.toDF(*(f"c{number}" for number in range(len(names)))), names
 
 
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the writers of one output are told in one attempt at an epoch."""
+
+    scope: SinkScope
+    epoch: int
+    attempt: int
+    writing: Writing = field(default_factory=Writing)
+    hints: Mapping[str, Any] = field(default_factory=dict)
+
+
 def writer_task(
-    sink: TwoPhaseSink,
-    scope: SinkScope,
-    *,
-    epoch: int,
-    attempt: int,
-    hints: Mapping[str, Any],
-    writing: Writing,
-    rule: int = FLAT,
-    names: list[str] | None = None,
+    sink: TwoPhaseSink, assignment: Assignment, *, rule: int = FLAT, names: list[str] | None = None
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The function for `mapInArrow`. `rule` is the one by which the rows were summed; `names` are the columns' own,
     where they had to be called otherwise."""
@@ -74,12 +80,29 @@ def writer_task(
 
         context = TaskContext.get()
         assert context is not None
-        where = WriterScope(scope, epoch, attempt, context.partitionId(), context.taskAttemptId(), hints)
-        named = batches if names is None else (batch.rename_columns(names) for batch in batches)
-        result = _write(sink, where, named, writing, rule)
-        yield _answer(json.dumps({**result, "attempt": context.attemptNumber(), "stage": context.stageId()}))
+        yield answer_of(report(context, run_writer(context, sink, assignment, batches, rule=rule, names=names)))
 
     return run
+
+
+def run_writer(
+    context: TaskContext,
+    sink: TwoPhaseSink,
+    own: Assignment,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    rule: int,
+    names: list[str] | None,
+) -> dict[str, Any]:
+    """One writer, in a task; what it came to."""
+    task = context.partitionId(), context.taskAttemptId()
+    named = batches if names is None else (batch.rename_columns(names) for batch in batches)
+    return _write(sink, WriterScope(own.scope, own.epoch, own.attempt, *task, own.hints), named, own.writing, rule)
+
+
+def report(context: TaskContext, result: Mapping[str, Any]) -> str:
+    """What a task answers: the result, and which try of which stage came to it."""
+    return json.dumps({**result, "attempt": context.attemptNumber(), "stage": context.stageId()})
 
 
 def _write(
@@ -116,7 +139,7 @@ def _write(
     return {"writer": scope.partition, "rows": rows, "checksum": checksum, "row_bytes": round(row_bytes), **result}
 
 
-def _answer(line: str) -> pa.RecordBatch:
+def answer_of(line: str) -> pa.RecordBatch:
     """One row of one string. From bytes: to make an array of Python's objects, or an object of numpy's, Arrow imports
     pandas, which takes a quarter of a second and 40 MB in every worker that needs it for nothing else."""
     import pyarrow as pa
@@ -134,26 +157,31 @@ def _abort(channel: Channel | None) -> None:
             channel.abort()
 
 
-def committable(sink: str, line: str) -> Committable:
+def parse(line: str) -> dict[str, Any]:
+    """What one task reported."""
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def committable(sink: str, answer: Mapping[str, Any]) -> Committable:
     """What one task reported; an error that it reported is raised."""
-    body = json.loads(line)
-    if "error" in body:
-        raise from_json(body["error"])
-    payload = {"log": body["log"], "prepared": body["payload"]} if "log" in body else body["payload"]
-    return Committable(sink, body["writer"], body["rows"], body["checksum"], payload)
+    if "error" in answer:
+        raise from_json(answer["error"])
+    payload = {"log": answer["log"], "prepared": answer["payload"]} if "log" in answer else answer["payload"]
+    return Committable(sink, answer["writer"], answer["rows"], answer["checksum"], payload)
 
 
-def row_bytes_of(line: str) -> float:
+def row_bytes_of(answer: Mapping[str, Any]) -> float:
     """The size of a row, in the batch of the largest rows that a task has seen."""
-    return float(json.loads(line).get("row_bytes", 0))
+    return float(answer.get("row_bytes", 0))
 
 
-def attempt_of(line: str) -> int:
+def attempt_of(answer: Mapping[str, Any]) -> int:
     """Which attempt of its task reported; above 0, earlier ones failed and may have left something open. Spark counts
     anew when it runs a stage again."""
-    return int(json.loads(line)["attempt"])
+    return int(answer["attempt"])
 
 
-def stage_of(line: str) -> int:
+def stage_of(answer: Mapping[str, Any]) -> int:
     """In which stage the task ran."""
-    return int(json.loads(line)["stage"])
+    return int(answer["stage"])

@@ -31,6 +31,11 @@ class WatermarkTracker:
         """Whether the plan has watermarks at all; without, the answer is what it was at the start."""
         return bool(self._has_nodes)
 
+    @property
+    def unchanging(self) -> bool:
+        """Whether the plan is known to have no watermarks: `advance` needs no plan then."""
+        return self._has_nodes is False
+
     def start(self, watermark: int) -> None:
         """The watermark of an epoch's barrier; only that of the first one counts."""
         if self._global is None:
@@ -42,11 +47,12 @@ class WatermarkTracker:
             self._trusted = False
 
     def advance(self, executed_plan: Any) -> int | None:
-        """The watermark after the batch whose plan (a JVM object; None: not to be had) was just executed."""
+        """The watermark after the batch whose plan (a JVM object; None: not to be had, or not needed) was just
+        executed."""
+        if self.unchanging:
+            return self._global
         if executed_plan is None:
             return None
-        if self._has_nodes is False:
-            return self._global
         nodes = list(_watermark_nodes(executed_plan))
         self._has_nodes = bool(nodes)
         for index, node in enumerate(nodes):

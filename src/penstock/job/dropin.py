@@ -14,7 +14,9 @@ from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.epoch.coordinator import Coordinator
 from penstock.errors import ConfigurationError
 from penstock.events import Events
+from penstock.job.standby import take_turn
 from penstock.naming import check_name
+from penstock.process import lifeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,6 +64,7 @@ class ExactlyOnce:
         self._lock = threading.Lock()
         self._checkpoint = checkpoint
         self._run_id: str | None = None
+        take_turn(session, [sink])
         context = CheckContext(job or "penstock", limits.interval_seconds, limits.timeout_seconds)
         for finding in sink.check(context, uid):
             log.warning("%s: %s", finding.sink, finding.message)
@@ -74,6 +77,7 @@ class ExactlyOnce:
             except BaseException:
                 self._coordinator.close()
                 raise
+        lifeline.tell_running()
 
     def __call__(self, batch: DataFrame, epoch: int) -> None:
         with self._lock:

@@ -9,26 +9,31 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Checkpoints, Retention, StateBackend
 from penstock.config.checkpoints import give_memory_a_folder
+from penstock.config.log import LogFormat
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.config.settings import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted
 from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
 from penstock.epoch.callbacks import Callback, Callbacks
-from penstock.epoch.outputs import Epoch, EpochFunction, computed_once
+from penstock.epoch.outputs import Epoch, EpochFunction, computed_once, write_as_it_is
 from penstock.epoch.plan import QueryPlan, reading
-from penstock.errors import ConfigurationError, DuplicateUid, PenstockError, SavepointError
+from penstock.errors import ConfigurationError, DuplicateUid, SavepointError
 from penstock.events import Events, Listener
 from penstock.job.global_checkpoint import GlobalCheckpoints
 from penstock.job.group import EndRequest, QueryGroup
+from penstock.job.insight import JobInsight
 from penstock.job.query import QueryRunner
+from penstock.job.readiness import Readiness
 from penstock.job.restore_point import RestorePoint
 from penstock.job.retention import JobFolder, retain_batches
+from penstock.job.standby import take_turn, tell_running
 from penstock.job.steering import Steering
+from penstock.logs import log_as_json
 from penstock.naming import check_name
 from penstock.process import lifeline
-from penstock.process.error_class import classify
 from penstock.process.lifeline import stop_on_signals
 from penstock.process.restart import Restarts
+from penstock.progress import Progress, silent
 from penstock.server.serving import serving
 from penstock.sources.frame import as_source
 from penstock.spark import session as spark_session
@@ -68,6 +73,8 @@ class Job:
     ) -> None:
         self.settings = resolve(checkpoints, state_backend, restart, conf)
         self.name = check_name(self.settings.recovery.fork_name or name, "job")
+        if self.settings.log.format is LogFormat.JSON:
+            log_as_json(job=self.name)
         self.checkpoints = give_memory_a_folder(self.settings.checkpoints)
         self._restart = self.settings.restart
         self._spark = spark
@@ -118,12 +125,8 @@ class Job:
         options: Mapping[str, str] | None = None,
     ) -> None:
         """Write `frame` into `sink`, exactly once. Each write is a query of its own, with a checkpoint of its own."""
-
-        def body(batch: DataFrame, outputs: EpochOutputs) -> None:
-            outputs.write(batch, uid)
-
         sink.shape(frame)  # a frame that the sink cannot take is refused here, not in the first epoch
-        self._add(frame, {uid: sink}, uid, body, output_mode, options)
+        self._add(frame, {uid: sink}, uid, write_as_it_is(uid), output_mode, options, as_it_is=True)
 
     def epoch(
         self,
@@ -167,7 +170,8 @@ class Job:
 
     def explain(self) -> str:
         """The chain of each query, the guarantee of each link, and the weakest."""
-        return "\n\n".join(f"query {uid}\n{chain.explain()}" for uid, chain in self.chains().items())
+        parts = [f"query {uid}\n{chain.explain()}" for uid, chain in self.chains().items()]
+        return "\n\n".join(filter(None, [*parts, self.settings.availability.cost]))
 
     def chains(self) -> dict[str, Chain]:
         """For each query, its links from sources to sinks."""
@@ -191,7 +195,7 @@ class Job:
         """Run until every bounded query is done, `stop` or `cancel` is called, SIGTERM or SIGINT comes, or the job
         fails for good.
 
-        Raises what made it fail. When this returns, no epoch is half done."""
+        Raises what made it fail. When this returns, no epoch is half done. In a standby it waits for its turn first."""
         self.started = True
         if not self._plans:
             raise ConfigurationError(
@@ -204,15 +208,18 @@ class Job:
         events = Events()
         if on_event is not None:
             events.listen(on_event)
+        readiness = Readiness(self.name, self.check)
+        take_turn(self.spark, self._sinks.values(), self._sources, readiness.look)
         restarts = Restarts(self._restart)
         lifeline.tell_strategy(self._restart)
+        events.listen(tell_running)
         with (
             self._callbacks.following(events),
             stop_on_signals(self.stop),
-            serving(self, self.settings, events),
+            serving(self, self.settings, events, JobInsight(self)),
             retain_batches(self.spark, self.checkpoints.num_retained),
         ):
-            if self._wait_until_ready(events, restarts):
+            if readiness.wait(events, restarts, lambda: self._stop_asked, self._wake):
                 self._run_queries(events, restarts)
 
     def _run_queries(self, events: Events, restarts: Restarts) -> None:
@@ -249,7 +256,8 @@ class Job:
                 raise
             steering.end(None)
         if self._cancel_asked and self.checkpoints.retention is Retention.DELETE:
-            self._delete(folder, group)
+            generations = {runner.plan.uid: runner.generation for runner in self._runners}
+            folder.delete_cancelled(generations, group.abandoned)
 
     def stop(self) -> None:
         """Ask for a clean end: each query finishes the epoch under way. Safe from any thread and from a signal. The
@@ -258,20 +266,27 @@ class Job:
         lifeline.tell_stopping()
         self._wake.set()
 
-    def savepoint(self, directory: str | None = None, *, kind: str = "native") -> str:
+    def savepoint(self, directory: str | None = None, *, kind: str = "native", progress: Progress = silent) -> str:
         """Take a savepoint of the running job at an epoch boundary, without stopping it; the path of its folder below
         `directory`, or below `Checkpoints(savepoint_dir=…)`. `kind`: `native` or `canonical`, see
-        `savepoints.savepoint`. Blocks until it is complete; safe from any thread but the one that runs the job."""
-        return self._require_steering().savepoint(directory, kind)
+        `savepoints.savepoint`. Blocks until it is complete; safe from any thread but the one that runs the job.
+        `progress` is told how far it is."""
+        return self._require_steering().savepoint(directory, kind, progress)
 
     def stop_with_savepoint(
-        self, directory: str | None = None, *, drain: bool = False, kind: str = "native", cancel: bool = False
+        self,
+        directory: str | None = None,
+        *,
+        drain: bool = False,
+        kind: str = "native",
+        cancel: bool = False,
+        progress: Progress = silent,
     ) -> str:
         """End cleanly with a savepoint as the last thing; its path. `drain`: first emit the final results of all
         windows, for a job that is not to go on: rows that come after a restore from this savepoint are late.
         `cancel`: the job counts as cancelled then, for what becomes of its checkpoints."""
         return self._require_steering().stop_with_savepoint(
-            directory, kind, drain=drain, end=self.cancel if cancel else None
+            directory, kind, drain=drain, end=self.cancel if cancel else None, progress=progress
         )
 
     def checkpoint(self) -> int:
@@ -302,36 +317,6 @@ class Job:
         if folder.finish_deletion(self._plans):
             restore_point.check_uids()
 
-    def _delete(self, folder: JobFolder, group: QueryGroup) -> None:
-        """After a cancel that ended cleanly. The job has ended whether this works or not."""
-        try:
-            if group.abandoned:
-                reason = f"an epoch of {', '.join(group.abandoned)} has not ended"
-            else:
-                reason = folder.delete({runner.plan.uid: runner.generation for runner in self._runners})
-        except PenstockError as error:
-            reason = f"it could not be deleted, which the next start tries again: {error}"
-        if reason:
-            log.warning("the checkpoint of job %s is kept: %s", self.name, reason)
-
-    def _wait_until_ready(self, events: Events, restarts: Restarts) -> bool:
-        """Check every source and sink before anything starts. What only waits for another system to come up is tried
-        again as the restart strategy says; False if `stop` was asked for meanwhile."""
-        while not self._stop_asked:
-            try:
-                for finding in self.check():
-                    log.warning("%s: %s", finding.sink, finding.message)
-                return True
-            except PenstockError as error:
-                wait = restarts.delay(error)
-                if wait is None:
-                    raise
-                log.warning("job %s cannot start yet and tries again in %.1f s: %s", self.name, wait, error)
-                verdict = str(classify(error).value)
-                events.emit("restarting", query=None, seconds=wait, verdict=verdict, error=str(error))
-                self._wake.wait(wait)
-        return False
-
     def _session(self, conf: Mapping[str, str], jars: Iterable[str]) -> SparkSession:
         if self._spark is None:
             before = spark_session.running_session()
@@ -341,6 +326,7 @@ class Job:
                 jars=jars,
                 local_storage=local_path(self.checkpoints.storage) is not None,
                 file=self.settings.spark_file,
+                class_archive=self.settings.availability.class_archive,
             )
             if before is not None:
                 apply_over_running(before, self.settings)
@@ -356,6 +342,7 @@ class Job:
         body: Callable[[DataFrame, EpochOutputs], None],
         output_mode: str,
         options: Mapping[str, str] | None,
+        as_it_is: bool = False,
     ) -> None:
         for name in {uid, *sinks}:
             check_name(name, "uid")
@@ -371,7 +358,7 @@ class Job:
         positions = self._lineage.positions(frame)
         sources = {name: self._sources[name] for name in positions if name is not None}
         self._plans[uid] = QueryPlan(
-            uid, frame, dict(sinks), sources, positions, body, output_mode, dict(options or {})
+            uid, frame, dict(sinks), sources, positions, body, output_mode, dict(options or {}), as_it_is
         )
 
     def _chain(self, plan: QueryPlan) -> Chain:

@@ -17,6 +17,7 @@ from penstock.epoch.plan import Progress, QueryPlan
 from penstock.epoch.task import fault_in
 from penstock.errors import JobStopped, PreCommitFailed, SavepointError
 from penstock.job.assembly import coordinator_for
+from penstock.logs import bound
 from penstock.savepoints.take import HeldQuery
 from penstock.spark import query as spark_query
 from penstock.spark.observer import Observer
@@ -73,6 +74,7 @@ class QueryRunner:
         self.error: BaseException | None = None
         self.failed_at = 0.0
         self.done = False  # ended by itself: nothing is left to do
+        self.barrier: Barrier | None = None  # of the newest epoch that this process has completed
 
     @property
     def folder(self) -> str:
@@ -82,6 +84,11 @@ class QueryRunner:
     def checkpoint(self) -> str:
         """Spark's own checkpoint of the query, see `checkpoint.history`."""
         return f"{self.folder}/{self._history}"
+
+    @property
+    def run_id(self) -> str | None:
+        """Spark's name for the jobs of the last start, None before any has come so far."""
+        return self._run_id
 
     @property
     def alive(self) -> bool:
@@ -229,7 +236,8 @@ class QueryRunner:
 
     def _run(self) -> None:
         try:
-            self._run_once()
+            with bound(job=self._job, query=self.plan.uid):
+                self._run_once()
             self.done = not self._stopping.is_set()
         except BaseException as error:
             self.error, self.failed_at = error, time.monotonic()
@@ -257,7 +265,7 @@ class QueryRunner:
             self._spark,
             self._checkpoints,
             self._events,
-            executed_plan=lambda: spark_query.executed_plan(self._spark),
+            executed_plan=spark_query.ExecutedPlans(self._spark),
             on_complete=self._on_complete,
             ends_at=self.plan.finished_at if self.plan.bounded else None,
             observer=observer,
@@ -284,7 +292,8 @@ class QueryRunner:
         if self._stopping.is_set():
             return
         interval = self._checkpoints.interval_seconds
-        query = spark_query.start(self._job, self.plan, self.checkpoint, interval, coordinator)
+        replay = None if self._resume is None else self._resume.replay
+        query = spark_query.start(self._job, self.plan, self.checkpoint, interval, coordinator, replay)
         self._query = query
         self._run_id = str(query.runId)
         while query.isActive and not self._wake.is_set() and coordinator.failure is None:
@@ -324,6 +333,7 @@ class QueryRunner:
     def _on_complete(self, epoch: int, barrier: Barrier | None) -> None:
         if barrier is None:
             return
+        self.barrier = barrier
         for index, (uid, offset) in enumerate(zip(self.plan.positions, barrier.offsets, strict=False)):
             if uid is not None and offset is not None:
                 self.plan.sources[uid].publish(self._job, uid, offset)

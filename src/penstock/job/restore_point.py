@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.layout import QUERIES, QUERY_VERSION, query_file, query_uids
 from penstock.errors import SavepointIncomplete, UidChanged
+from penstock.progress import Step, throttled
 from penstock.savepoints import savepoint
 from penstock.savepoints.restore import Restorer, report_restore
 from penstock.spark.settings import require_same_parallelism
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from penstock.events import Events
 
 log = logging.getLogger("penstock")
+
+_TELL_SECONDS = 1.0
 
 
 class RestorePoint:
@@ -51,7 +54,8 @@ class RestorePoint:
         """Restore if it was asked for and is not done yet; the name of the history that the job goes on from."""
         recovery, result = self._settings.recovery, None
         if recovery.path is not None:
-            restorer = Restorer(self._job, self._storage.location, self._spark)
+            tell = throttled(lambda step: _tell(events, step), _TELL_SECONDS)
+            restorer = Restorer(self._job, self._storage.location, self._spark, tell)
             wanted = replace(recovery, allow_non_restored=self._allow)
             result = restorer.restore(wanted, self._plans, self._settings.state_request)
         histories = Histories(self._storage)
@@ -87,6 +91,10 @@ class RestorePoint:
             with suppress(AlreadyExists):
                 facts = {"version": QUERY_VERSION, "sources": list(plan.sources), "sinks": sorted(plan.sinks)}
                 storage.create(query_file(uid), json.dumps(facts).encode())
+
+
+def _tell(events: Events, step: Step) -> None:
+    events.emit("restoring", query=None, **step.to_dict())
 
 
 class Claim:

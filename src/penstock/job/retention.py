@@ -47,10 +47,10 @@ from penstock.checkpoint.layout import (
     query_uids,
     seal,
 )
-from penstock.errors import LedgerError
+from penstock.errors import LedgerError, PenstockError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -119,6 +119,16 @@ class JobFolder:
             reason = self._delete(generations, generations)
         self._unmark(mark)
         return reason
+
+    def delete_cancelled(self, generations: Mapping[str, int], abandoned: Collection[str]) -> None:
+        """The same after a cancel, with a warning where it is kept: the job has ended whether this works or not.
+        `abandoned`: queries with an epoch that has not ended."""
+        try:
+            reason = f"an epoch of {', '.join(abandoned)} has not ended" if abandoned else self.delete(generations)
+        except PenstockError as error:
+            reason = f"it could not be deleted, which the next start tries again: {error}"
+        if reason:
+            log.warning("the checkpoint in %s is kept: %s", self._storage.location, reason)
 
     def _needed(self, generations: Mapping[str, int]) -> str:
         for uid, own in generations.items():

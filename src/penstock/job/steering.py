@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config.option import one_of
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PenstockError, SavepointError
+from penstock.progress import Progress, silent
 from penstock.savepoints.savepoint import Kind
 from penstock.savepoints.take import HeldQuery, TakenSavepoint, Taker
 from penstock.storage.storage import local_path
@@ -52,18 +53,24 @@ class Steering:
         self._checkpoints, self._events, self._stop = checkpoints, events, stop
         self._globals = globals_
         self._lock = threading.Lock()
-        self._final: tuple[str, Kind, Future[str]] | None = None
+        self._final: tuple[str, Kind, Future[str], Progress] | None = None
         self._ending = threading.Lock()  # an end that is asked for at the very end is carried out, or refused
         self._ended: str | None = None
 
-    def savepoint(self, directory: str | None, kind: str) -> str:
+    def savepoint(self, directory: str | None, kind: str, progress: Progress = silent) -> str:
         """Take one while the job runs; where it is."""
         where, wanted = self._directory(directory), one_of(Kind, kind, "kind of savepoint")
         with self._alone():
-            return self._announce(self._taker(self._hold).take(where, wanted))
+            return self._announce(self._taker(self._hold).take(where, wanted, progress=progress))
 
     def stop_with_savepoint(
-        self, directory: str | None, kind: str, *, drain: bool = False, end: Callable[[], None] | None = None
+        self,
+        directory: str | None,
+        kind: str,
+        *,
+        drain: bool = False,
+        end: Callable[[], None] | None = None,
+        progress: Progress = silent,
     ) -> str:
         """Finish the epoch under way, take a savepoint, and end; no epoch comes after it. Should it fail, the job goes
         on. `drain`: first emit what windows still hold, as if all time had passed; then the job ends whether
@@ -74,11 +81,11 @@ class Steering:
                 final: Future[str] = Future()
                 with self._ending:
                     self._refuse_ended()
-                    self._final = (where, wanted, final)
+                    self._final = (where, wanted, final, progress)
                 self._stop()
                 return final.result()
             with self._hold() as held_queries:
-                taken = self._taker(lambda: nullcontext(held_queries)).take(where, wanted)
+                taken = self._taker(lambda: nullcontext(held_queries)).take(where, wanted, progress=progress)
                 for runner in self._runners:
                     runner.shut()
             (end or self._stop)()
@@ -123,7 +130,7 @@ class Steering:
             asked = self._final
         if asked is None:
             return
-        where, kind, final = asked
+        where, kind, final, progress = asked
         if error is not None:
             final.set_exception(_refusal(self._job, f"it failed: {error}"))
             return
@@ -131,7 +138,8 @@ class Steering:
             for runner in self._runners:
                 runner.emit_final()
             held_queries = [runner.at_end() for runner in self._runners]
-            taken = self._taker(lambda: nullcontext(held_queries)).take(where, kind, drained=True)
+            taker = self._taker(lambda: nullcontext(held_queries))
+            taken = taker.take(where, kind, drained=True, progress=progress)
             final.set_result(self._announce(taken))
         except BaseException as failed:
             final.set_exception(failed)

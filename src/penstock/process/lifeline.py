@@ -1,9 +1,9 @@
 """The line between a supervisor and the driver it has started: a pair of sockets.
 
-The driver tells what it runs with and what it ended of, one JSON object per line. The other way nothing is ever said:
-when that side falls silent for good, the supervisor is gone, and the driver ends cleanly by a SIGTERM to itself. So
-nobody is left to run a job that nobody looks after, on any system and whatever the supervisor died of.
-`stop_on_signals` is how a job takes that signal.
+The driver tells what it runs with and what it ended of, one JSON object per line. The other way a standby is told,
+once, that its turn has come, and nothing else is ever said: when that side falls silent for good, the supervisor is
+gone, and the driver ends cleanly by a SIGTERM to itself. So nobody is left to run a job that nobody looks after, on any
+system and whatever the supervisor died of. `stop_on_signals` is how a job takes that signal.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 VARIABLE = "PENSTOCK_SUPERVISOR"
 """The number of the driver's end of the line. Set by the supervisor, for its own child only."""
 
+STANDBY_VARIABLE = "PENSTOCK_STANDBY"
+"""Set beside the other for a driver that is to wait for its turn."""
+
 DONE = 0
 FAILED = 1  # for good: no restart can cure it
 GAVE_UP = 70  # the restart strategy gave up
@@ -35,7 +38,10 @@ CRASHED = 75  # a new process may cure it
 
 _MOST = 4000  # characters of an error; all that is told must fit into the line before anybody reads it
 
+_GO = b"go\n"
+
 _line: socket.socket | None = None
+_turn: threading.Event | None = None  # of a standby: set when its turn has come
 
 
 # The driver's side
@@ -43,11 +49,12 @@ _line: socket.socket | None = None
 
 def connect() -> None:
     """Take up the line, if a supervisor has started this process. Its children must not take themselves for
-    supervised, so the variable goes."""
-    global _line
-    number = os.environ.pop(VARIABLE, None)
+    supervised, so the variables go."""
+    global _line, _turn
+    number, standby = os.environ.pop(VARIABLE, None), os.environ.pop(STANDBY_VARIABLE, None)
     if number is None:
         return
+    _turn = threading.Event() if standby else None
     _line = socket.socket(fileno=int(number))
     _line.set_inheritable(False)
     threading.Thread(target=_watch, args=(_line,), name="penstock-lifeline", daemon=True).start()
@@ -56,6 +63,26 @@ def connect() -> None:
 def connected() -> bool:
     """Whether a supervisor has started this process."""
     return _line is not None
+
+
+def is_standby() -> bool:
+    """Whether this process has to wait for its turn."""
+    return _turn is not None and not _turn.is_set()
+
+
+def await_turn(seconds: float | None = None) -> bool:
+    """Wait until this process may go on, at most that long; whether it may. At once where it is no standby."""
+    return _turn is None or _turn.wait(seconds)
+
+
+def tell_ready() -> None:
+    """A standby has done all it can before its turn."""
+    _tell({"ready": True})
+
+
+def tell_running() -> None:
+    """The job's queries are recovered and start."""
+    _tell({"running": True})
 
 
 def tell_strategy(strategy: RestartStrategy) -> None:
@@ -82,8 +109,9 @@ def _tell(body: dict[str, Any]) -> None:
 
 def _watch(line: socket.socket) -> None:
     try:
-        while line.recv(1024):
-            pass
+        while line.recv(1024):  # it is the only word there is
+            if _turn is not None:
+                _turn.set()
     except OSError:
         return  # closed in this process: by a program that closes all it does not know
     os.kill(os.getpid(), signal.SIGTERM)
@@ -100,25 +128,47 @@ class DriverReport:
     stopping: bool = False
     error: str | None = None
     verdict: str | None = None
+    ready: bool = False
+    running: bool = False
 
 
-def listen(line: socket.socket) -> DriverReport:
-    """All that was said so far. A line that is cut off, or not understood, counts as not said."""
-    from penstock.config.restart_strategy import RestartStrategy
+class Hearing:
+    """What one driver says, as often as one asks."""
 
-    text = b""
-    with contextlib.suppress(BlockingIOError, ConnectionResetError):
-        while part := line.recv(65536, socket.MSG_DONTWAIT):
-            text += part
-    body: dict[str, Any] = {}
-    for text_line in text.splitlines():
-        with contextlib.suppress(ValueError):
-            body.update(json.loads(text_line))
-    strategy = None
-    if "strategy" in body:
-        with contextlib.suppress(TypeError):
-            strategy = RestartStrategy.from_dict(body["strategy"])
-    return DriverReport(strategy, bool(body.get("stopping")), body.get("error"), body.get("verdict"))
+    def __init__(self, line: socket.socket) -> None:
+        self._line, self._rest = line, b""
+        self._said: dict[str, Any] = {}
+        self.ended = False  # nothing more can be said
+
+    def report(self) -> DriverReport:
+        """All that was said so far. A line that is cut off, or not understood, counts as not said."""
+        from penstock.config.restart_strategy import RestartStrategy
+
+        self._listen()
+        said, strategy = self._said, None
+        if "strategy" in said:
+            with contextlib.suppress(TypeError):
+                strategy = RestartStrategy.from_dict(said["strategy"])
+        flags = {name: bool(said.get(name)) for name in ("stopping", "ready", "running")}
+        return DriverReport(strategy, error=said.get("error"), verdict=said.get("verdict"), **flags)
+
+    def _listen(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                while part := self._line.recv(65536, socket.MSG_DONTWAIT):
+                    self._rest += part
+                self.ended = True
+            except ConnectionResetError:
+                self.ended = True
+        *lines, self._rest = self._rest.split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError):
+                self._said.update(json.loads(line))
+
+
+def say_go(line: socket.socket) -> None:
+    """Tell a standby that its turn has come. Raises OSError where it is gone."""
+    line.send(_GO, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
+from types import NoneType
 from typing import Any, BinaryIO
 
 from penstock.processes import is_running
@@ -75,10 +76,12 @@ class Entry:
     storage: str = ""
     address: str | None = None  # HOST:PORT of its control server
     token: str | None = None
+    certificate: str | None = None  # path of the one it shows, where it is asked by HTTPS
     log: str | None = None
     error: Mapping[str, str] | None = None
     savepoint: str | None = None  # the last one
     savepoint_request: str | None = None  # and who asked for it
+    progress: Mapping[str, Any] | None = None  # how far a restore is, see `progress.Step`
 
     def __repr__(self) -> str:
         return f"Entry({self.id}, {self.name!r}, {self.state})"  # never the token
@@ -160,6 +163,12 @@ class Registry:
                     found.append(entry.checked())
         return sorted(found, key=lambda one: (one.start, one.id), reverse=True)
 
+    def ids(self) -> set[str]:
+        """Of all runs that have a file, also those of other machines that share this folder."""
+        with contextlib.suppress(OSError):
+            return {file.stem for file in (self._home / "jobs").iterdir() if file.suffix == ".json"}
+        return set()
+
     def get(self, id: str) -> Entry | None:
         """The run as it is now."""
         entry = self.read_entry(id)
@@ -197,7 +206,15 @@ class Registry:
             body = json.loads(read_own(file))
             if body["version"] > VERSION or not ID.fullmatch(body["id"]):
                 return None  # a newer Penstock's: not ours to understand or to delete
-            known = {field.name for field in fields(Entry)} & body.keys()
-            return Entry(**{**{name: body[name] for name in known}, "state": State(body["state"])})
+            known = [field for field in fields(Entry) if field.name in body]
+            if not all(isinstance(body[field.name], _kinds(field.type)) for field in known):
+                return None
+            return Entry(**{**{field.name: body[field.name] for field in known}, "state": State(body["state"])})
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
+
+
+def _kinds(annotation: Any) -> tuple[type, ...]:
+    """What JSON may hold for a field: nobody else writes these files, but a disk may give back anything."""
+    names = [name.partition("[")[0].strip() for name in str(annotation).split("|")]
+    return tuple({"str": str, "State": str, "int": int, "Mapping": dict, "None": NoneType}[name] for name in names)

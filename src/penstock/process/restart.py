@@ -36,6 +36,7 @@ class Restarts:
         self._failures = 0
         self._recent: deque[float] = deque()
         self._wait = strategy.initial
+        self._needed = strategy.immediate_after  # how long a run must have lasted to be started again at once
         self._started: float | None = clock()
 
     def started(self) -> None:
@@ -59,11 +60,15 @@ class Restarts:
     def after_failure(self) -> float | None:
         """Count a failure of which nothing else is known: seconds to wait, None to give up."""
         strategy, now = self._strategy, self._clock()
-        if self._started is not None and now - self._started >= strategy.reset_after:
-            self._failures, self._wait = 0, strategy.initial
+        lasted = 0.0 if self._started is None else now - self._started
+        if lasted >= strategy.reset_after:
+            self._failures, self._wait, self._needed = 0, strategy.initial, strategy.immediate_after
         self._started = None  # one run fails once: what fails before the next has begun has lasted for no time
         if not self._may_retry(now):
             return None
+        if lasted >= self._needed:
+            self._needed *= 2  # what fails again and again after a while comes to pauses all the same
+            return 0.0
         # Step by step, never as a power: after days of failures that would be too large for a float.
         wait = min(self._wait, strategy.maximum)
         self._wait = wait * strategy.multiplier
@@ -72,7 +77,7 @@ class Restarts:
     def follow(self, strategy: RestartStrategy) -> None:
         """Go by another strategy from now on; what was counted stays counted."""
         if strategy != self._strategy:
-            self._strategy, self._wait = strategy, strategy.initial
+            self._strategy, self._wait, self._needed = strategy, strategy.initial, strategy.immediate_after
 
     def _may_retry(self, now: float) -> bool:
         strategy = self._strategy

@@ -8,6 +8,8 @@
 | is killed by any other signal, or ends with `CRASHED` | started again as the restart strategy says |
 | ends with any other status | failed for good |
 
+Where a standby is kept, "started again" means that the standby takes over, and another one is started.
+
 Small on purpose: it imports no PySpark, holds no data, and takes no part in any commit. Killed itself, it takes the
 driver with it, cleanly: see `lifeline`.
 """
@@ -19,28 +21,24 @@ import logging
 import os
 import select
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.events import Events
-from penstock.process import lifeline
+from penstock.process.driver import Driver, DriverRun
 from penstock.process.lifeline import CRASHED, DONE, GAVE_UP, DriverReport
 from penstock.process.restart import Restarts
-from penstock.processes import end_session
+from penstock.process.standby import Standby
+from penstock.process.sweep import Sweeper
 
 log = logging.getLogger("penstock.supervisor")
 
-#: A JVM that has lost its driver ends by itself and removes its temporary files, in about a second.
-_SWEEP_SECONDS = 10.0
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -67,43 +65,32 @@ def command(script: Path, arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", "-m", "penstock.cli.supervised", str(script), *arguments]
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One run of the driver, after its end."""
-
-    status: int
-    report: DriverReport
-
-    @property
-    def reason(self) -> str:
-        if self.status < 0:
-            return f"was killed by {_name(-self.status)}"
-        cause = f" ({self.report.error.splitlines()[0]})" if self.report.error else ""
-        return f"ended with status {self.status}{cause}"
-
-
 class Supervisor:
-    """Call `run`, once, in the main thread."""
+    """Call `run`, once, in the main thread. With `standby` it keeps a second driver ready."""
 
     def __init__(
         self,
         driver: Sequence[str],
         strategy: RestartStrategy,
         *,
+        standby: bool = False,
         events: Events | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._driver, self._strategy = list(driver), strategy
+        self._command, self._strategy = list(driver), strategy
         self._restarts = Restarts(strategy, clock=clock)
         self._events = events or Events()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._sweeper = Sweeper()
+        self._standby = Standby(self._start_standby, self._sweeper, self._tell, clock=clock) if standby else None
+        self._driver: Driver | None = None  # the active one
         self._asked: int | None = None  # the signal that asked for a stop
 
     def run(self) -> int:
-        """Until the driver is done, stopped or has failed for good; the exit status for whoever asked."""
-        with self._signals() as wake:
+        """Until the driver is done, stopped or has failed for good; the exit status for whoever asked. Nothing that it
+        has started is left then."""
+        with self._signals() as wake, contextlib.closing(self._sweeper), self._standing_by():
             while True:
-                run = self._run_once()
+                run = self._run_once(wake)
                 end = classify_end(run.status, stopping=self._asked is not None or run.report.stopping)
                 if end is not DriverEnd.CRASHED:
                     return self._finish(end, run, run.status if run.status >= 0 else 128 - run.status)
@@ -117,37 +104,56 @@ class Supervisor:
                 if not self._pause(wait, wake):
                     return self._finish(DriverEnd.STOPPED, run, 128 + (self._asked or 0))
 
-    def _run_once(self) -> _Run:
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                try:
-                    self._child = child = subprocess.Popen(
-                        self._driver,
-                        env={**os.environ, lifeline.VARIABLE: str(theirs.fileno())},
-                        pass_fds=[theirs.fileno()],
-                        start_new_session=True,  # so that Ctrl-C comes once, and leftovers can be found
-                    )
-                except OSError as error:  # no memory or no process left: time may cure it
-                    return _Run(CRASHED, DriverReport(error=f"{type(error).__name__}: {error}"))
-            self._restarts.started()
-            log.info("the driver runs as process %d; restarts: %s", child.pid, self._strategy.describe())
-            self._tell("started", pid=child.pid)
-            if self._asked is not None:
-                self._forward(self._asked)  # it came while the child was being made
-            status = child.wait()
-            self._child = None
-            killed = end_session(child.pid, _SWEEP_SECONDS)
-            if killed:
-                log.warning("processes that the driver left behind were killed: %s", ", ".join(map(str, killed)))
-            _reap_orphans()
-            return _Run(status, lifeline.listen(ours))
+    def _run_once(self, wake: int) -> DriverRun:
+        """One driver, from its start or its turn to its end."""
+        standby = self._standby.take() if self._standby is not None else None
+        try:
+            self._driver = driver = standby or Driver(self._command)
+        except OSError as error:  # no memory or no process left: time may cure it
+            return DriverRun(CRASHED, DriverReport(error=f"{type(error).__name__}: {error}"))
+        if standby is not None:
+            driver.take_over()
+        self._restarts.started()
+        what = "runs" if standby is None else "was the standby and takes over"
+        log.info("the driver %s as process %d; restarts: %s", what, driver.pid, self._strategy.describe())
+        self._tell("started", pid=driver.pid, standby=standby is not None)
+        if self._asked is not None:
+            self._forward(self._asked)  # it came while the driver was being made
+        run = self._watch(driver, wake)
+        self._driver = None
+        self._sweeper.begin(driver.pid)
+        driver.close()
+        return run
+
+    def _watch(self, driver: Driver, wake: int) -> DriverRun:
+        """Until its end, which is noticed at once: by SIGCHLD. Meanwhile the standby is looked after."""
+        while (run := driver.ended()) is None:
+            seconds = self._standby.tend(driver) if self._standby is not None and self._asked is None else None
+            spare = self._standby.driver if self._standby is not None else None
+            lines = [one.line for one in (driver, spare) if one is not None and one.line is not None]
+            self._sleep(wake, seconds, lines)
+            for one in (driver, spare):
+                if one is not None:
+                    one.hear()
+        return run
+
+    def _start_standby(self) -> Driver:
+        return Driver(self._command, standby=True)
+
+    @contextmanager
+    def _standing_by(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self._standby is not None:
+                self._standby.close()
 
     def _follow(self, strategy: RestartStrategy) -> None:
         self._strategy = strategy
         self._restarts.follow(strategy)
 
-    def _give_up(self, run: _Run) -> int:
+    def _give_up(self, run: DriverRun) -> int:
+        self._leave_nothing()
         log.error(
             "the driver %s, and the restart strategy gives up (%s). What was decided is safe: the next start"
             " recovers it.",
@@ -157,30 +163,43 @@ class Supervisor:
         self._tell("gave_up", reason=run.reason, verdict=run.report.verdict, status=GAVE_UP)
         return GAVE_UP
 
-    def _finish(self, end: DriverEnd, run: _Run, status: int) -> int:
+    def _finish(self, end: DriverEnd, run: DriverRun, status: int) -> int:
+        self._leave_nothing()
         level = logging.ERROR if end is DriverEnd.FAILED else logging.INFO
         log.log(level, "%s: the driver %s; it is not started again", end.value, run.reason)
         self._tell(end.value, reason=run.reason, verdict=run.report.verdict, status=status)
         return status
 
+    def _leave_nothing(self) -> None:
+        """Whoever is told that the job has ended finds nothing left of it."""
+        if self._standby is not None:
+            self._standby.close()
+        self._sweeper.close()
+
     def _pause(self, seconds: float, wake: int) -> bool:
         """False if a stop is asked for meanwhile."""
         end = time.monotonic() + seconds
         while self._asked is None and (left := end - time.monotonic()) > 0:
-            select.select([wake], [], [], left)
-            with contextlib.suppress(BlockingIOError):
-                os.read(wake, 64)
+            self._sleep(wake, left)
         return self._asked is None
+
+    @staticmethod
+    def _sleep(wake: int, seconds: float | None, lines: Sequence[Any] = ()) -> None:
+        """Until a signal has come, a driver has said something, or the time has passed."""
+        select.select([wake, *lines], [], [], seconds)
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake, 64)
 
     @contextmanager
     def _signals(self) -> Iterator[int]:
-        """Take SIGTERM and SIGINT for a stop. Gives the end of a pipe that becomes readable when one has come: a
-        sleep would go on to its end."""
+        """Take SIGTERM and SIGINT for a stop. Gives the end of a pipe that becomes readable when one has come, or a
+        child has ended: a sleep would go on to its end."""
         wake, woken = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(woken, False)
         before_wakeup = signal.set_wakeup_fd(woken)
         before = {number: signal.signal(number, self._stop) for number in _STOPS}
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         try:
             yield wake
         finally:
@@ -195,22 +214,8 @@ class Supervisor:
         self._forward(number)
 
     def _forward(self, number: int) -> None:
-        if self._child is not None:
-            self._child.send_signal(number)
+        if self._driver is not None:
+            self._driver.signal(number)
 
     def _tell(self, action: str, **fields: Any) -> None:
         self._events.emit("supervisor", query=None, action=action, **fields)
-
-
-def _reap_orphans() -> None:
-    """The first process of a container inherits orphans, and has to wait for them or they stay for ever."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -27,6 +27,7 @@ from penstock.checkpoint.spark_files import conf_of
 from penstock.config.state import Backend, backend_of
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
 from penstock.naming import safe_name, safe_part
+from penstock.progress import Progress, silent
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
 from penstock.spark_state.rewrite import RewritePlan, join_format, open_readable, require_format
 from penstock.spark_state.store_rows import (
@@ -40,7 +41,7 @@ from penstock.spark_state.store_rows import (
     struct_of,
     typed_rows,
 )
-from penstock.spark_state.work_session import open_work_session
+from penstock.spark_state.work_session import open_work_session, tell_tasks
 from penstock.storage.open import tree_at
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ _POSITION = "position"
 _NO_MARK = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
 
 
-def export(spark: SparkSession, source: str, batch: int, folder: str) -> None:
+def export(spark: SparkSession, source: str, batch: int, folder: str, progress: Progress = silent) -> None:
     """Write the state of the checkpoint `source` after `batch` into `folder`, which is empty or not there yet. It is
     complete when its `layout.json` is there, which comes last."""
     origin, goal = tree_at(source, spark), tree_at(folder, spark)
@@ -64,7 +65,12 @@ def export(spark: SparkSession, source: str, batch: int, folder: str) -> None:
     require_format(origin, batch)
     RewritePlan.of(conf, operators, None, None)  # the same state can be read and rewritten
     described = []
-    with open_work_session(spark) as work, open_readable(origin, goal, operators) as location:
+    jobs = sum(len(store.families) for operator in operators for store in operator.stores)
+    with (
+        open_work_session(spark) as work,
+        open_readable(origin, goal, operators, progress) as location,
+        tell_tasks(work, progress, "writing state as Parquet", jobs),
+    ):
         for operator in operators:
             stores = []
             for store in operator.stores:
@@ -107,6 +113,7 @@ def load(
     *,
     partitions: int | None = None,
     backend: str | None = None,
+    progress: Progress = silent,
 ) -> int:
     """Make the state in `folder` the state of the checkpoint `target` after `batch`, which it returns. The target
     holds everything of the checkpoint but its state. It is complete when this returns, and of no use before."""
@@ -121,7 +128,7 @@ def load(
         def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
             return spread_rows(work, origin, found[operator.id, store.name], plan.partitions)
 
-        plan.write(work, goal, batch, operators, rows)
+        plan.write(work, goal, batch, operators, rows, progress)
     return batch
 
 

@@ -24,6 +24,7 @@ from penstock.checkpoint.spark_log import SparkLog
 from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import backend_of
 from penstock.errors import LedgerError, SavepointError, SavepointIncomplete
+from penstock.progress import Progress, silent
 from penstock.savepoints import savepoint
 from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, Savepoint
 from penstock.storage.open import tree_at
@@ -46,10 +47,10 @@ class Restorable:
     folders: dict[str, Tree]  # Spark's checkpoint of each query
     root: Tree
 
-    def verify(self) -> None:
+    def verify(self, progress: Progress = silent) -> None:
         """See that all of it is there and whole, before anything is built on it."""
         if not self.retained:
-            savepoint.verify(self.root, self.saved)
+            savepoint.verify(self.root, self.saved, progress)
 
     def files(self, uid: str) -> list[str]:
         """The files of a query's checkpoint that a copy needs, without the state of a canonical savepoint."""

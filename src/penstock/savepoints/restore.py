@@ -25,6 +25,7 @@ from penstock.checkpoint.history import Histories, Restored
 from penstock.checkpoint.spark_log import SparkLog, join_offsets, split_offsets
 from penstock.errors import NotRestorable
 from penstock.failpoints import failpoint
+from penstock.progress import Progress, silent
 from penstock.savepoints.mapping import ProgramQuery, QueryMapping, RestoreMapping, compare
 from penstock.savepoints.restorable import Restorable, open_restorable
 from penstock.savepoints.savepoint import Kind
@@ -55,8 +56,8 @@ class RestoreResult:
 class Restorer:
     """Restores one job; `location` is its folder."""
 
-    def __init__(self, job: str, location: str, spark: SparkSession) -> None:
-        self._job, self._spark = job, spark
+    def __init__(self, job: str, location: str, spark: SparkSession, progress: Progress = silent) -> None:
+        self._job, self._spark, self._progress = job, spark, progress
         self._folder = tree_at(location, spark)
         self._histories = Histories(self._folder.storage)
 
@@ -73,7 +74,7 @@ class Restorer:
         if done is not None:
             log.warning("%s was restored before; the job goes on from its own checkpoint", recovery.path)
             return RestoreResult(done, None, {})
-        restorable.verify()
+        restorable.verify(self._progress)
         program = {uid: self._program(plan, asked) for uid, plan in plans.items()}
         mapped = compare(restorable.saved, program, allow=recovery.allow_non_restored)
         mapped.require(recovery.path)
@@ -83,7 +84,8 @@ class Restorer:
         for uid, mapping in mapped.queries.items():
             target = self._folder.at(f"{uid}/{history}")
             self._build(restorable, uid, mapping, target)
-            target.sync_all()  # before it counts: Spark has synced neither the state that was linked nor what it wrote
+            # Before it counts: Spark has synced neither the state that was linked nor what it wrote.
+            target.sync_all(self._progress)
         made = self._histories.record(
             Restored(
                 id=restore_id,
@@ -128,9 +130,9 @@ class Restorer:
         logs = [name for name in names if not name.startswith(f"{layout.STATE}/")]
         canonical = restorable.saved.kind is Kind.CANONICAL
         if canonical or rewrites:
-            target.take(source, {name: name for name in logs})
+            target.take(source, {name: name for name in logs}, self._progress)
         else:
-            target.take(source, _renumber(names, mapping.operators))
+            target.take(source, _renumber(names, mapping.operators), self._progress)
             self._describe(source, target, saved.epoch, mapping.operators)
         failpoint("restore.copied")
         if stateful and canonical:
@@ -143,6 +145,7 @@ class Restorer:
                 saved.epoch,
                 partitions=mapping.partitions or saved.partitions,
                 backend=mapping.backend or saved.backend,
+                progress=self._progress,
             )
             failpoint("restore.rewritten")
         elif stateful and rewrites:
@@ -155,6 +158,7 @@ class Restorer:
                 target.location,
                 partitions=mapping.partitions,
                 backend=mapping.backend,
+                progress=self._progress,
             )
             failpoint("restore.rewritten")
         self._make_own(target, mapping, len(saved.sources))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.layout import SAVEPOINT, seal, unseal
 from penstock.errors import SavepointCorrupt, SavepointIncomplete
 from penstock.naming import safe_name, safe_part
+from penstock.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,14 +123,15 @@ def read(folder: Tree) -> Savepoint:
     return Savepoint.of(data, f"{folder.location}/{METADATA}")
 
 
-def verify(folder: Tree, saved: Savepoint) -> None:
+def verify(folder: Tree, saved: Savepoint, progress: Progress = silent) -> None:
     """See that every file is there and unaltered; `SavepointCorrupt` names the first that is not."""
     present = folder.files()
     for name, (size, _) in saved.files.items():
         if present.get(name) != size:
             found = f"has {present[name]} bytes instead of {size}" if name in present else "is missing"
             raise _damaged(folder, f"{name} {found}")
-    for name, digest in folder.digests(saved.files).items():
+    sizes = {name: size for name, (size, _) in saved.files.items()}
+    for name, digest in folder.digests(sizes, progress).items():
         if digest != saved.files[name][1]:
             raise _damaged(folder, f"{name} does not match its checksum")
 

@@ -28,6 +28,7 @@ from penstock.config.state import backend_of
 from penstock.contracts.sink import SinkScope
 from penstock.errors import PenstockError, SavepointError
 from penstock.failpoints import failpoint
+from penstock.progress import Progress, silent
 from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, SavedSink, Savepoint, new_name
 from penstock.spark_state.metadata import read_metadata
 from penstock.storage.open import tree_at
@@ -75,7 +76,7 @@ class Taker:
     def __init__(self, job: str, spark: SparkSession, hold: Hold, *, mode: str) -> None:
         self._job, self._spark, self._hold, self._mode = job, spark, hold, mode
 
-    def take(self, directory: str, kind: Kind, *, drained: bool = False) -> TakenSavepoint:
+    def take(self, directory: str, kind: Kind, *, drained: bool = False, progress: Progress = silent) -> TakenSavepoint:
         """Raises `SavepointError`, or what storage and state refuse with; then there is no savepoint, and the job is
         as it was."""
         made, name = new_name(self._job)
@@ -87,16 +88,16 @@ class Taker:
                 held = time.monotonic()
                 failpoint("savepoint.held")
                 for held_query in held_queries:
-                    self._copy(held_query, folder)
+                    self._copy(held_query, folder, progress)
                 released = time.monotonic()
             failpoint("savepoint.copied")
             queries = {held_query.plan.uid: self._describe(held_query, folder) for held_query in held_queries}
             if kind is Kind.CANONICAL:
                 for held_query in held_queries:
-                    self._write_out(held_query, folder)
+                    self._write_out(held_query, folder, progress)
             files = folder.files()
-            digests = folder.digests(files)
-            folder.sync_all()
+            digests = folder.digests(files, progress)
+            folder.sync_all(progress)
             saved = Savepoint(
                 made,
                 kind,
@@ -131,12 +132,12 @@ class Taker:
             total_ms=round((ended - began) * 1000, 1),
         )
 
-    def _copy(self, held_query: HeldQuery, folder: Tree) -> None:
+    def _copy(self, held_query: HeldQuery, folder: Tree, progress: Progress) -> None:
         source = tree_at(held_query.location, self._spark)
         target = folder.at(layout.saved_checkpoint(held_query.plan.uid))
         for attempt in range(1, _TRIES + 1):
             try:
-                target.take(source, {name: name for name in needed(source, held_query.epoch)})
+                target.take(source, {name: name for name in needed(source, held_query.epoch)}, progress)
                 return
             except (FileNotFoundError, PenstockError) as error:
                 vanished = isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
@@ -175,14 +176,15 @@ class Taker:
             operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in found),
         )
 
-    def _write_out(self, held_query: HeldQuery, folder: Tree) -> None:
+    def _write_out(self, held_query: HeldQuery, folder: Tree, progress: Progress) -> None:
         from penstock.savepoints.canonical import export
 
         uid = held_query.plan.uid
         copied = f"{layout.saved_checkpoint(uid)}/{layout.STATE}"
         if folder.names(copied):
             checkpoint, state = layout.saved_checkpoint(uid), layout.saved_state(uid)
-            export(self._spark, f"{folder.location}/{checkpoint}", held_query.epoch, f"{folder.location}/{state}")
+            source, target = f"{folder.location}/{checkpoint}", f"{folder.location}/{state}"
+            export(self._spark, source, held_query.epoch, target, progress)
             folder.delete(copied)
 
 

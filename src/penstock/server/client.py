@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import ssl
 import time
 import uuid
 from collections.abc import Callable
@@ -12,9 +13,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.errors import ControlError, PenstockError, from_json
+from penstock.progress import Progress, Step, silent
 from penstock.secrets import masked
 
 ERROR_HEADER = "X-Penstock-Error"
+PROGRESS_HEADER = "X-Penstock-Progress"
+_OURS = "/penstock/"  # paths that Flink does not have stand beside its /v1
 _TIMEOUT_SECONDS = 30.0  # of one request; long work is polled
 _SLOWEST_POLL_SECONDS = 0.5
 
@@ -24,9 +28,10 @@ class NoAnswer(ControlError):
 
 
 class Client:
-    """One server. Proxies of the environment are not used: a job stands on this machine or is named outright."""
+    """One server. Proxies of the environment are not used: a job stands on this machine or is named outright.
+    `certificate` is the very one that it must show, where it is not one that this machine trusts anyway."""
 
-    def __init__(self, address: str, token: str | None) -> None:
+    def __init__(self, address: str, token: str | None, certificate: str | None = None) -> None:
         try:
             split = urlsplit(address if "://" in address else f"http://{address}")
             port = split.port
@@ -37,6 +42,7 @@ class Client:
             raise _no_address(address)
         self._secure, self._host, self._port = split.scheme == "https", split.hostname, port
         self._prefix, self._token = split.path.rstrip("/"), token
+        self._certificate = certificate
         self.address = address
 
     def is_at(self, address: str | None) -> bool:
@@ -51,31 +57,49 @@ class Client:
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """One request, one answer. Raises the error that the other side has raised."""
+        return self._exchange(method, path, body, silent)
+
+    def _exchange(self, method: str, path: str, body: dict[str, Any] | None, progress: Progress) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        with contextlib.closing(kind(self._host, self._port, timeout=_TIMEOUT_SECONDS)) as connection:
+        with contextlib.closing(self._connection()) as connection:
             try:
                 connection.request(
                     method,
-                    f"{self._prefix}/v1{path}",
+                    f"{self._prefix}{path if path.startswith(_OURS) else f'/v1{path}'}",
                     json.dumps(body or {}),
                     {**headers, "Content-Type": "application/json"},
                 )
                 response = connection.getresponse()
                 text, header = response.read(), response.getheader(ERROR_HEADER)
+                step = Step.of(response.getheader(PROGRESS_HEADER))
             except (OSError, http.client.HTTPException) as error:
                 raise NoAnswer(
                     f"The job at {self.address} does not answer: {type(error).__name__}: {error}.",
                     safe="nothing is known to have been done.",
                     to_do="see with `penstock list` whether it runs, and where.",
                 ) from error
+        if step is not None:
+            progress(step)
         return self._read_answer(text, response.status, header)
 
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self._secure:
+            return http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_SECONDS)
+        return http.client.HTTPSConnection(
+            self._host, self._port, timeout=_TIMEOUT_SECONDS, context=trusting(self._certificate)
+        )
+
     def perform(
-        self, path: str, body: dict[str, Any], poll: str, asked: Callable[[str], None] = lambda _: None
+        self,
+        path: str,
+        body: dict[str, Any],
+        poll: str,
+        asked: Callable[[str], None] = lambda _: None,
+        progress: Progress = silent,
     ) -> dict[str, Any]:
-        """Ask for long work and wait for its end. `asked` is told the request's id before the first poll. The id makes
-        it safe to ask again where the connection broke: it is done once."""
+        """Ask for long work and wait for its end. `asked` is told the request's id before the first poll, `progress`
+        how far it is where the other side says so. The id makes it safe to ask again where the connection broke: it is
+        done once."""
         request = uuid.uuid4().hex
         body = {**body, "triggerId": request}
         try:
@@ -85,7 +109,7 @@ class Client:
         asked(request)
         pause = 0.02
         while True:
-            answer = self.ask("GET", f"{poll}/{request}")
+            answer = self._exchange("GET", f"{poll}/{request}", None, progress)
             if answer.get("status", {}).get("id") == "COMPLETED":
                 return dict(answer.get("operation") or {})
             time.sleep(pause)
@@ -104,6 +128,16 @@ class Client:
         if "errors" in body:
             raise _with_help(ControlError("\n".join(map(str, body["errors"]))), status)
         return body
+
+
+def trusting(certificate: str | None) -> ssl.SSLContext:
+    """Trusts this one certificate, under whatever name; without one, those that this machine trusts."""
+    context = ssl.create_default_context(cafile=certificate)
+    if certificate is not None:
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be a root's
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
 
 
 def _no_address(address: str) -> ControlError:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from penstock.errors import JobStopped
 from penstock.process.registration import Registration, error_fields
 from penstock.process.registry import State, now_ms
+from penstock.progress import Progress, Step, silent
 
 
 class Steerable(Protocol):
@@ -19,14 +20,20 @@ class Steerable(Protocol):
 
     name: str
 
-    def savepoint(self, directory: str | None = None, *, kind: str = "native") -> str:
-        """Take a savepoint while the job goes on. Blocks; returns its path."""
+    def savepoint(self, directory: str | None = None, *, kind: str = "native", progress: Progress = silent) -> str:
+        """Take a savepoint while the job goes on. Blocks; returns its path. `progress` is told how far it is."""
 
     def checkpoint(self) -> int:
         """Complete a checkpoint now. Blocks; returns its number."""
 
     def stop_with_savepoint(
-        self, directory: str | None = None, *, drain: bool = False, kind: str = "native", cancel: bool = False
+        self,
+        directory: str | None = None,
+        *,
+        drain: bool = False,
+        kind: str = "native",
+        cancel: bool = False,
+        progress: Progress = silent,
     ) -> str:
         """Finish the epoch under way, take a savepoint, end. Blocks until there is a path; the job then ends, and with
         `cancel` it counts as cancelled."""
@@ -68,7 +75,10 @@ class Lifecycle:
         name = str(event.get("event"))
         if name == "savepoint" and event.get("path"):
             self._registration.update(savepoint=str(event["path"]))
+        elif name == "restoring" and (step := Step.of(event)) is not None:
+            self._registration.update(progress=step.to_dict())
         elif name in _BY_EVENT:
+            self._registration.update(progress=None)
             self._enter(_BY_EVENT[name])
             if name == "restarting":
                 self._registration.update(restarts=self._registration.entry.restarts + 1)

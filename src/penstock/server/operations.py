@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import ControlError, PenstockError
+from penstock.progress import Progress, Step
 
 MAX_ANSWERS = 1000  # answers; a request repeated after that many others is taken for a new one
 
@@ -22,6 +23,7 @@ class Operation:
     kind: str
     answer: dict[str, Any] | None = None
     error: BaseException | None = None
+    step: Step | None = None  # how far it is
     over: threading.Event = field(default_factory=threading.Event)
     fetched: threading.Event = field(default_factory=threading.Event)
 
@@ -60,6 +62,17 @@ class Operations:
         with self._lock:
             operation = self._all.get(request)
         return operation if operation is not None and operation.kind == kind else None
+
+    def progress(self, request: str) -> Progress:
+        """Takes down how far the work of this request is, for those who ask after it."""
+
+        def tell(step: Step) -> None:
+            with self._lock:
+                operation = self._all.get(request)
+            if operation is not None:
+                operation.step = step
+
+        return tell
 
     def close(self, because: str, *, finish: float, fetch: float) -> None:
         """The job has ended: take nothing new, give what is under way `finish` seconds to come to its end and whoever

@@ -18,7 +18,7 @@ Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
 _ALWAYS = ("127.0.0.1", "localhost", "::1")
 _HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^\[\]:@/\s]+)(?::\d*)?")
 
-_MAX_BODY_BYTES = 1 << 20  # bytes; Flink's own requests have a few hundred
+MAX_BODY_BYTES = 1 << 20  # bytes; Flink's own requests have a few hundred
 
 
 async def read_object(request: Request) -> dict[str, Any]:
@@ -26,7 +26,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     text = bytearray()
     async for part in request.stream():
         text += part
-        if len(text) > _MAX_BODY_BYTES:
+        if len(text) > MAX_BODY_BYTES:
             raise HTTPException(413, "The request's body is too large")
     try:
         body = json.loads(bytes(text) or b"{}")

@@ -9,16 +9,23 @@ import logging
 import os
 import secrets
 import socket
+import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.process import registration as registrations
-from penstock.process.registration import Registration
+from penstock.process.registry import Registry
+from penstock.secrets import masked
+from penstock.server import history, traces
+from penstock.server.collector import Collector
+from penstock.server.history import HistoryWriter
 from penstock.server.lifecycle import Lifecycle, Steerable
+from penstock.server.metrics import Metrics
 from penstock.server.operations import Operations
+from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
     import uvicorn
@@ -26,6 +33,8 @@ if TYPE_CHECKING:
     from penstock.config.rest import Rest
     from penstock.config.settings import Settings
     from penstock.events import Events
+    from penstock.server.requests import Asgi
+    from penstock.server.runs import Insight
 
 log = logging.getLogger("penstock")
 
@@ -35,6 +44,7 @@ TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105 - a variable's name
 FINISH_SECONDS = 10.0  # a savepoint is on disk before the job ends for it; what is left is to say so
 FETCH_SECONDS = 5.0  # clients poll every second or faster
 _JOIN_SECONDS = 5.0
+_STREAMS_SECONDS = 1.0  # only where somebody follows events: to let them see the last
 
 
 @dataclass(frozen=True)
@@ -46,16 +56,26 @@ class Serving:
 
 
 @contextmanager
-def serving(job: Steerable, settings: Settings, events: Events) -> Iterator[Serving]:
-    """Register the job, listen for commands, follow its state; at the end say how it ended and take the server down,
-    as soon as whoever asked for the end has its answer. Nothing that goes wrong here stops the job."""
+def serving(job: Steerable, settings: Settings, events: Events, insight: Insight | None = None) -> Iterator[Serving]:
+    """Register the job, listen for commands, follow its state, keep its history; at the end say how it ended and take
+    the server down, as soon as whoever asked for the end has its answer. Nothing that goes wrong here stops the job."""
     mine = registrations.register_driver(job.name, settings.checkpoints.storage)
     lifecycle = Lifecycle(job, mine)
     operations = Operations()
-    events.listen(lifecycle.on_event)
-    server = _Server.start(job, settings.rest, mine, lifecycle, operations) if settings.rest.enabled else None
+    collector = Collector()
+    describe = _Description(job.name, settings, insight)
+    writer = _keep_history(mine.entry.id, collector, describe)
+    metrics = Metrics(mine, lifecycle, insight.positions if insight is not None else None)
+    for listener in (lifecycle, collector, writer, metrics):
+        events.listen(listener.on_event)
+    facts = {"job": job, "registration": mine, "lifecycle": lifecycle, "operations": operations}
+    facts |= {"collector": collector, "describe": describe, "insight": insight, "metrics": metrics}
+    end_traces = traces.follow(job.name, mine.entry.id, events)
+    server = _Server.start(settings.rest, facts) if settings.rest.enabled else None
     if server is not None:
-        mine.entry = replace(mine.entry, address=server.address, token=server.token)
+        mine.entry = replace(
+            mine.entry, address=server.address, token=server.token, certificate=settings.rest.certificate
+        )
     mine.write()
     try:
         yield Serving(mine.entry.id, mine.entry.address)
@@ -67,39 +87,104 @@ def serving(job: Steerable, settings: Settings, events: Events) -> Iterator[Serv
         lifecycle.ended(None)
         operations.close("The job has ended.", finish=FINISH_SECONDS, fetch=FETCH_SECONDS)
     finally:
+        collector.close(_STREAMS_SECONDS if server is not None else 0.0)
         if server is not None:
             server.end()
-        mine.update(address=None, token=None)
+        end_traces()
+        mine.update(address=None, token=None, certificate=None)
+        writer.close()
+
+
+def _keep_history(id: str, collector: Collector, describe: Callable[[], Mapping[str, Any]]) -> HistoryWriter:
+    """From now on; a driver that was started again goes on with what the one before it has left."""
+    with contextlib.suppress(OSError):
+        registry = Registry()
+        ended = {entry.id for entry in registry.entries() if entry.state.ended}
+        history.prune(registry.ids() | {id}, ended - {id})
+    collector.load(history.read_history(id).events)
+    return HistoryWriter(id, describe)
+
+
+class _Description:
+    """What the job is, asked of it once, by a thread that may wait for Spark's answer."""
+
+    def __init__(self, name: str, settings: Settings, insight: Insight | None) -> None:
+        self._name, self._settings, self._insight = name, settings, insight
+        self._lock = threading.Lock()
+        self._found: dict[str, Any] | None = None
+
+    def __call__(self) -> Mapping[str, Any]:
+        with self._lock:
+            if self._found is None:
+                self._found = self._look()
+            return self._found
+
+    def _look(self) -> dict[str, Any]:
+        try:
+            told = self._insight.plan() if self._insight is not None else {}
+        except Exception as error:  # a job without a picture still runs
+            log.warning("the job runs, but its plan cannot be shown: %r", error)
+            told = {}
+        storage = self._settings.checkpoints.storage
+        path = local_path(storage)
+        rows = self._settings.rows()
+        return {
+            "name": self._name,
+            "directory": os.getcwd(),
+            "folder": masked(f"{storage.rstrip('/')}/{self._name}" if path is None else str(path / self._name)),
+            "settings": [{"key": row["key"], "value": row["value"], "source": row["from"]} for row in rows],
+            "checkpoints": _checkpoint_settings(self._settings),
+            **told,
+        }
+
+
+def _checkpoint_settings(settings: Settings) -> dict[str, Any]:
+    """Under Flink's names, durations in milliseconds."""
+    own = settings.checkpoints
+    return {
+        "mode": str(own.mode),
+        "interval": round(own.interval_seconds * 1000),
+        "timeout": round(own.timeout_seconds * 1000),
+        "min_pause": round(own.min_pause_seconds * 1000),
+        "max_concurrent": own.max_concurrent,
+        "delete_on_cancellation": str(own.retention) == "delete",
+        "unaligned": own.unaligned,
+        "tolerable_failed": own.tolerable_failures,
+        "aligned_timeout": round(own.aligned_timeout_seconds * 1000),
+        "storage": masked(own.storage),
+        "state_backend": None if settings.state_backend is None else str(settings.state_backend.kind),
+    }
 
 
 class _Server:
     """uvicorn in a thread. The port is open before the thread has loaded it: requests wait that long."""
 
-    def __init__(self, listener: socket.socket, address: str, token: str) -> None:
+    def __init__(self, listener: socket.socket, address: str, token: str, rest: Rest) -> None:
         self.address, self.token = address, token
-        self._listener = listener
+        self._listener, self._rest = listener, rest
         self._lock = threading.Lock()
         self._ending = False
         self._end: Callable[[], object] | None = None  # wakes the thread
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def start(
-        cls, job: Steerable, rest: Rest, mine: Registration, lifecycle: Lifecycle, operations: Operations
-    ) -> _Server | None:
+    def start(cls, rest: Rest, facts: Mapping[str, Any]) -> _Server | None:
         try:
-            listener = _listen(rest)
+            check_certificate(rest)
+            listener = listen(rest.bind_address, rest.port)
         except OSError as error:
             log.warning("the job runs, but takes no commands: it cannot listen on %s: %s", rest.bind_address, error)
             return None
         host, port = listener.getsockname()[:2]
-        named = rest.address or (host if not ipaddress.ip_address(host).is_unspecified else socket.gethostname())
+        named = rest.address or reachable(host)
         token = os.environ.get(TOKEN_VARIABLE, "").strip() or secrets.token_urlsafe(32)
-        server = cls(listener, f"[{named}]:{port}" if ":" in named else f"{named}:{port}", token)
+        place = f"[{named}]:{port}" if ":" in named else f"{named}:{port}"
+        secure = rest.certificate is not None
+        server = cls(listener, f"https://{place}" if secure else place, token, rest)
         names = (host, rest.bind_address, rest.address or "", socket.gethostname(), *(rest.hosts or ()))
         open_reads = rest.open_reads and ipaddress.ip_address(host).is_loopback
-        controls = (job, mine, lifecycle, operations, token, open_reads, names)
-        server._thread = threading.Thread(target=server._run, args=controls, name="penstock-control", daemon=True)
+        controls = {**facts, "token": token, "open_reads": open_reads, "secure": secure, "names": names}
+        server._thread = threading.Thread(target=server._run, args=(controls,), name="penstock-control", daemon=True)
         server._thread.start()
         return server
 
@@ -112,18 +197,14 @@ class _Server:
             self._thread.join(_JOIN_SECONDS)
         self._listener.close()
 
-    def _run(self, *controls: Any) -> None:
+    def _run(self, controls: Mapping[str, Any]) -> None:
         try:
             import uvicorn
 
-            from penstock.server.app import Controls, application
+            from penstock.server.job_app import Controls, job_application
 
-            app = application(Controls(*controls))
-            config = uvicorn.Config(
-                app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None, log_level="warning",
-                access_log=False, server_header=False,
-            )  # fmt: skip
-            asyncio.run(self._serve(uvicorn.Server(config)))
+            app = job_application(Controls(**controls)).asgi()
+            asyncio.run(self._serve(uvicorn.Server(uvicorn_config(app, self._rest))))
         except Exception:
             log.exception("the job runs, but takes no more commands: its control server has failed")
 
@@ -148,11 +229,32 @@ class _Server:
             await serve
 
 
-def _listen(rest: Rest) -> socket.socket:
+def uvicorn_config(app: Asgi, rest: Rest, log_level: str = "warning") -> uvicorn.Config:
+    """How our servers serve; by TLS where there is a certificate."""
+    import uvicorn
+
+    return uvicorn.Config(
+        app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None, log_level=log_level,
+        access_log=False, server_header=False, ssl_certfile=rest.certificate, ssl_keyfile=rest.key,
+    )  # fmt: skip
+
+
+def check_certificate(rest: Rest) -> None:
+    """Raises OSError where there is one that cannot be used."""
+    if rest.certificate is not None:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(rest.certificate, rest.key)
+
+
+def reachable(host: str) -> str:
+    """The name to ask for, where `host` is what is listened on."""
+    return socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host
+
+
+def listen(bind_address: str, wanted: int) -> socket.socket:
     """On the port that is asked for, or on a free one where that is taken: a job is worth more than its port."""
-    found = socket.getaddrinfo(rest.bind_address, rest.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = socket.getaddrinfo(bind_address, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # what clients try first
-    for port in dict.fromkeys((rest.port, 0)):
+    for port in dict.fromkeys((wanted, 0)):
         listener = socket.socket(family, kind, protocol)
         with contextlib.ExitStack() as undo:
             undo.callback(listener.close)
@@ -163,7 +265,7 @@ def _listen(rest: Rest) -> socket.socket:
             except OSError as error:
                 if port == 0:
                     raise
-                log.warning("port %d is taken (%s); the job takes commands on a free one", port, error)
+                log.warning("port %d is taken (%s); a free one is used", port, error)
                 continue
             undo.pop_all()
             return listener

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["Alignment", "PartitionCut", "measure", "measure_later", "scan_partitions"]
+__all__ = ["Alignment", "PartitionCut", "is_reading", "measure", "measure_later", "scan_partitions"]
 
 log = logging.getLogger("penstock")
 
@@ -70,6 +70,18 @@ def measure_later(
     knows the job group."""
     group = spark.sparkContext.getLocalProperty("spark.jobGroup.id") or ""
     return lambda: measure(spark, executed_plan, group, opened, epoch=epoch, sources=sources)
+
+
+def is_reading(status: SparkStatus, group: str, epoch: int) -> bool:
+    """Whether an epoch that is under way still reads its sources: no job of it has begun, or one has a stage that is
+    not over and takes nothing from other stages. May raise what py4j raises."""
+    jobs = [job for job in _jobs(status, group, epoch) if _batch(job) == epoch]
+    stages = {int(stage) for job in jobs if job["status"] == "RUNNING" for stage in job["stageIds"]}
+    return not jobs or any(
+        attempt["status"] in ("ACTIVE", "PENDING") and not status.graph(stage)["incomingEdges"]
+        for stage in sorted(stages)
+        for attempt in _attempts(status, stage)
+    )
 
 
 def scan_partitions(graph: Mapping[str, Any], scans: Iterable[Scan]) -> list[tuple[Scan, int]] | None:
@@ -180,11 +192,17 @@ def _jobs(status: SparkStatus, group: str, epoch: int) -> Iterator[dict[str, Any
     its RDDs will tell."""
     for number in status.job_ids(group)[:_MOST_JOBS]:
         job = status.job(number)
-        batch = str(job.get("description") or "").rpartition("batch = ")[2]
-        if not batch.isdigit() or int(batch) == epoch:
+        batch = _batch(job)
+        if batch is None or batch == epoch:
             yield job
-        elif int(batch) < epoch:
+        elif batch < epoch:
             return
+
+
+def _batch(job: Mapping[str, Any]) -> int | None:
+    """The epoch that Spark describes a job by."""
+    batch = str(job.get("description") or "").rpartition("batch = ")[2]
+    return int(batch) if batch.isdigit() else None
 
 
 def _attempts(status: SparkStatus, stage: int) -> list[dict[str, Any]]:

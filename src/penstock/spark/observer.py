@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.backlog import is_logged
@@ -15,7 +16,7 @@ from penstock.epoch.recorder import LOOK_BACK, Measure, Recorder
 from penstock.spark.alignment import measure_later
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
     from penstock.storage.storage import Storage
 
 _LOOK_BACK = 10  # reports; one is made per epoch, and a record is never so many epochs behind
+_MEASURE_EVERY = 0.8  # seconds; less than the shortest interval at which each epoch is to be measured, a second
 _ROCKSDB_FILES = "rocksdbSstFileSize"
 _HEAP_VERSION = "stateOnCurrentVersionSizeBytes"
+_STATELESS: Mapping[str, Any] = {"stateOperators": []}
 
 
 class Observer:
@@ -47,20 +50,27 @@ class Observer:
         self._query, self._positions, self._spark = query, tuple(positions), spark
         self._mode = str(checkpoints.mode)
         self._measure: Measure | None = None
+        self._running, self._stateless = running, False
+        self._next = 0.0  # when an alignment is measured again
         self._recorder = Recorder(
             storage,
             keep=checkpoints.num_retained + LOOK_BACK,
-            progress=lambda epoch: progress_of(stream, epoch) if (stream := running()) is not None else {},
+            progress=self._progress,
             sizes=state_sizes,
-            recorded=lambda record: events.emit("checkpoint", **record.summary()),
+            recorded=lambda record: events.emit("checkpoint", **(record.summary() | record.extent())),
         )
 
-    def prepared(self, epoch: int, barrier: Barrier | None, opened: float, plan: Any) -> None:
-        """All tasks of the epoch are done; `plan` is what Spark executed."""
+    def prepared(self, epoch: int, barrier: Barrier | None, opened: float, plan: Callable[[], Any]) -> None:
+        """All tasks of the epoch are done; `plan` gives what Spark executed. The alignment of short epochs is measured
+        now and then."""
         self._measure = None
-        if plan:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _MEASURE_EVERY
+        if executed := plan():
             sources = self._positions_at(barrier)
-            self._measure = measure_later(self._spark, plan, opened, epoch=epoch, sources=sources)
+            self._measure = measure_later(self._spark, executed, opened, epoch=epoch, sources=sources)
 
     def ended(
         self, epoch: int, generation: int, barrier: Barrier | None, notes: EpochNotes, error: BaseException | None
@@ -87,6 +97,15 @@ class Observer:
 
     def close(self) -> None:
         self._recorder.close()
+
+    def _progress(self, epoch: int) -> Mapping[str, Any] | None:
+        """Spark's report. That of a query without state says nothing that is asked for, so one is enough."""
+        if self._stateless:
+            return _STATELESS
+        stream = self._running()
+        report = {} if stream is None else progress_of(stream, epoch)
+        self._stateless = bool(report and not state_sizes(report))
+        return report
 
     def _positions_at(self, barrier: Barrier | None) -> tuple[tuple[str | None, Any], ...]:
         return tuple(zip(self._positions, barrier.offsets, strict=False)) if barrier is not None else ()

@@ -1,16 +1,30 @@
-"""Spark's daemon for Python workers, as it is, but with the PySpark that is installed.
+"""Spark's daemon for Python workers, as it is, but with the PySpark that is installed, and workers that keep nobody
+waiting.
 
 Spark puts an archive of PySpark's sources before everything else on a worker's path. Python compiles sources in an
 archive anew in every process: half a second for each worker of each start. An installed PySpark holds the same modules,
 compiled once. Nothing is imported ahead of the fork: Spark warns that some packages start threads.
+
+Java sends a worker its task in small pieces, and holds each back until the one before is acknowledged; the worker's
+kernel puts off acknowledgements, for up to 40 ms, in the hope of an answer to send them with. So a task without many
+rows mostly waits. Workers here acknowledge at once. (Unix domain sockets, which Spark can use instead, know no such
+waiting, but with them Spark's JVM remembers a file name for every `collect`, for ever.)
+
+And after each task a worker looks through everything it has for garbage before it takes the next one. What it has
+imported for its first task is not looked at again.
 """
 
 from __future__ import annotations
 
+import gc
+import io
+import os
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import IO, Any
 
 MODULE = "penstock.spark.python_daemon"
 
@@ -25,11 +39,74 @@ def without_archives(path: Sequence[str]) -> list[str]:
     return [entry for entry in path if not (entry.endswith(".zip") and Path(entry).resolve().parent == own)]
 
 
+class _PromptSocket(io.RawIOBase):
+    """The reading end of a socket whose bytes are acknowledged as soon as they are read. Closes it with itself."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def readinto(self, buffer: Any) -> int:
+        # Linux forgets it whenever it sees fit, so it is said again for every read.
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return self._connection.recv_into(buffer)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._connection.close()
+        super().close()
+
+
+def open_promptly(descriptor: int, mode: str = "r", buffering: int = -1, *others: Any) -> IO[Any]:
+    """`os.fdopen`, but a TCP socket that is opened to be read acknowledges what it reads at once."""
+    if mode == "rb" and buffering > 1 and hasattr(socket, "TCP_QUICKACK"):
+        try:
+            connection = socket.socket(fileno=descriptor)
+        except OSError:
+            return os.fdopen(descriptor, mode, buffering, *others)  # no socket
+        if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+            return io.BufferedReader(_PromptSocket(connection), buffering)
+        connection.detach()
+    return os.fdopen(descriptor, mode, buffering, *others)
+
+
+class _PromptOs:
+    """The module `os`, as PySpark's daemon sees it."""
+
+    fdopen = staticmethod(open_promptly)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+def freezing(worker: Callable[..., int]) -> Callable[..., int]:
+    """Spark's `worker`, which runs one task; what is there after the first is no garbage."""
+    frozen = False
+
+    def run(*given: Any) -> int:
+        nonlocal frozen
+        code = worker(*given)
+        if not frozen:
+            frozen = True
+            gc.collect()
+            gc.freeze()
+        return code
+
+    return run
+
+
 def main() -> None:
     sys.path[:] = without_archives(sys.path)
-    from pyspark.daemon import manager
+    from pyspark import daemon
 
-    manager()
+    vars(daemon)["os"] = _PromptOs()
+    daemon.worker = freezing(daemon.worker)
+    daemon.manager()
 
 
 if __name__ == "__main__":

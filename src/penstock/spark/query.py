@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
 from penstock.contracts.source import EpochRead
+from penstock.epoch.jobs import EachEpoch
 from penstock.errors import ConfigurationError
+from penstock.spark.local_files import apply_checksum_files
+from penstock.spark.planning import planned_once
 from penstock.storage.open import storage_at
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.epoch.coordinator import Coordinator
     from penstock.epoch.outputs import EpochOutputs
     from penstock.epoch.plan import QueryPlan
+    from penstock.epoch.protocol import Replay
 
 
 log = logging.getLogger("penstock")
@@ -36,23 +40,37 @@ _POLL_SECONDS = 0.1
 _JOBS_OF_AN_EPOCH = 16  # looked at after a cancel; Spark remembers a thousand
 
 
-def start(job: str, plan: QueryPlan, checkpoint: str, interval: float, coordinator: Coordinator) -> StreamingQuery:
-    """Have Spark run `plan` with `coordinator` as its `foreachBatch`, an epoch every `interval` seconds."""
+def start(
+    job: str, plan: QueryPlan, checkpoint: str, interval: float, coordinator: Coordinator, replay: Replay | None
+) -> StreamingQuery:
+    """Have Spark run `plan` with `coordinator` as its `foreachBatch`, an epoch every `interval` seconds. `replay` is
+    what recovery hands over to the first epoch."""
     from pyspark.errors import AnalysisException
 
-    writer = (
-        plan.frame.writeStream.queryName(f"{job}.{plan.uid}")
-        .outputMode(plan.output_mode)
-        .option("checkpointLocation", checkpoint)
-        .options(**dict(plan.options))
-        .foreachBatch(coordinator)
-    )
-    if plan.ends_with_what_is_there:
-        writer = writer.trigger(availableNow=True)
-    elif interval > 0:
-        writer = writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds")
-    try:
+    def started(frame: DataFrame) -> StreamingQuery:
+        writer = (
+            frame.writeStream.queryName(f"{job}.{plan.uid}")
+            .outputMode(plan.output_mode)
+            .option("checkpointLocation", checkpoint)
+            .options(**dict(plan.options))
+            .foreachBatch(coordinator)
+        )
+        if plan.ends_with_what_is_there:
+            writer = writer.trigger(availableNow=True)
+        elif interval > 0:
+            writer = writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds")
         return writer.start()
+
+    apply_checksum_files(plan.frame.sparkSession)
+    planned = planned_once(job, plan, coordinator.generation, replay)
+    if planned is not None:
+        frame, coordinator.preparation.jobs = planned
+        try:
+            return started(frame)
+        except AnalysisException:
+            coordinator.preparation.jobs = EachEpoch()  # Spark takes the plan without the writer, or says why not
+    try:
+        return started(plan.frame)
     except AnalysisException as error:
         raise ConfigurationError(
             f"Spark refuses query {plan.uid!r}: {short_text(error)}",
@@ -61,12 +79,18 @@ def start(job: str, plan: QueryPlan, checkpoint: str, interval: float, coordinat
         ) from error
 
 
-def executed_plan(spark: SparkSession) -> Any:
-    """The plan that the query of this thread executed last, a JVM object; None where it cannot be found."""
-    spark_query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-    jvm: Any = spark._jvm
-    found = spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(spark_query_id))
-    return found.streamingQuery().lastExecution().executedPlan() if found is not None else None
+class ExecutedPlans:
+    """Gives the plan that the query of this thread executed last, a JVM object; None where it cannot be found. For one
+    start of one query."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._execution: Any = None
+
+    def __call__(self) -> Any:
+        if self._execution is None:
+            self._execution = current_execution(self._spark)
+        return None if self._execution is None else self._execution.lastExecution().executedPlan()
 
 
 def give_up(query: StreamingQuery, uid: str) -> None:
@@ -121,10 +145,11 @@ def with_verification(plan: QueryPlan, checkpoint: str, spark: SparkSession, log
 
 
 def current_execution(spark: SparkSession) -> Any:
-    """The query under way, a JVM object; called inside `foreachBatch`."""
+    """The query under way, a JVM object; called inside `foreachBatch`. None where the session does not know it."""
     spark_query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     jvm: Any = spark._jvm
-    return spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(spark_query_id)).streamingQuery()
+    found = spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(spark_query_id))
+    return None if found is None else found.streamingQuery()
 
 
 def source_folders(spark: SparkSession) -> list[int]:

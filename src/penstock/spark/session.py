@@ -23,6 +23,8 @@ from penstock.config.spark_conf import PARTITIONS
 from penstock.secrets import is_secret, masked
 from penstock.spark.jars import is_present, jar_set
 from penstock.spark.java import find_java, wrapped_home
+from penstock.spark.launch import start_java
+from penstock.spark.local_files import CHECKSUM_FILES
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import remember_defaults, warn_overridden
 from penstock.storage.private import create_own
@@ -61,10 +63,11 @@ def session(
     jars: Iterable[str],
     local_storage: bool,
     file: Mapping[str, str] | None = None,
+    class_archive: bool = True,
 ) -> SparkSession:
     """The running session if there is one, otherwise a new one. `conf` is the user's and wins over everything here;
     so does whatever spark-submit, spark-defaults or a running session says. `file` is from a configuration file: it
-    gives way to spark-submit, and wins over defaults."""
+    gives way to spark-submit, and wins over defaults. `class_archive`: see the module of that name."""
     from pyspark.sql import SparkSession
 
     # A worker must be this very interpreter, or it lacks the packages the job imports.
@@ -73,7 +76,7 @@ def session(
     running = running_session()
     if running is None:
         os.environ["JAVA_HOME"] = str(find_java().home)
-        given = _given({**(file or {}), **conf})
+        given = _given({**(file or {}), **conf}, archive=class_archive)
         wanted = {**_not_given(file or {}, given), **conf}
         if not given.contains("spark.master") and "spark.master" not in wanted:
             wanted["spark.master"] = "local[*]"
@@ -106,15 +109,17 @@ def running_session() -> SparkSession | None:
     return SparkSession.getActiveSession() or SparkSession._instantiatedSession
 
 
-def _given(conf: Mapping[str, str]) -> SparkConf:
+def _given(conf: Mapping[str, str], *, archive: bool) -> SparkConf:
     """What is set already, by the user, spark-submit or spark-defaults. Only the JVM knows it all, so it is started
     here, with the user's settings: some, such as its memory, count only then. Secrets come by a file."""
     from pyspark import SparkConf, SparkContext
 
     # Started from here, Spark takes itself for a shell and would turn its progress bar on as if the user had said so.
     wanted = {_PROGRESS: DEFAULTS[_PROGRESS], **conf}
+    usual = not os.environ.get(_ARGUMENTS) and SparkContext._gateway is None
     with java_environment(wanted) as plain:
-        SparkContext._ensure_initialized(conf=SparkConf().setAll(list(plain.items())))
+        gateway = start_java(plain, archive=archive) if usual else None
+        SparkContext._ensure_initialized(gateway=gateway, conf=SparkConf().setAll(list(plain.items())))
     return SparkConf()
 
 
@@ -151,6 +156,7 @@ def _defaults(master: str | None, local_storage: bool) -> dict[str, str]:
     if local_storage:
         # The other manager starts a `readlink` process for every file it renames.
         defaults[_FILE_MANAGER] = _FAST_FILE_MANAGER
+        defaults[CHECKSUM_FILES] = "false"
     return defaults
 
 

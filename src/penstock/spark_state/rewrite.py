@@ -18,10 +18,11 @@ from penstock.checkpoint.spark_files import conf_of, set_conf
 from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, LedgerCorrupt
+from penstock.progress import Progress, silent
 from penstock.spark_state.metadata import OperatorMetadata, Store, read_metadata
 from penstock.spark_state.store_rows import JOIN_FORMAT, raw_rows, spread_over
 from penstock.spark_state.store_writing import Rows, write_hashmap, write_rocksdb
-from penstock.spark_state.work_session import open_work_session
+from penstock.spark_state.work_session import open_work_session, tell_tasks
 from penstock.storage.open import tree_at
 from penstock.storage.tree import Tree
 
@@ -55,6 +56,7 @@ def rewrite(
     *,
     partitions: int | None = None,
     backend: str | None = None,
+    progress: Progress = silent,
 ) -> int:
     """Write into `target` a checkpoint whose state is that of `source` after `batch`, in so many partitions and in
     that backend (None: as it is), and return the batch it stands at. Of the target only the state must not be there
@@ -66,7 +68,7 @@ def rewrite(
     require_format(origin, batch)
     plan = RewritePlan.of(conf, operators, partitions, backend)
     plan.prepare(origin, goal, batch, operators)
-    with open_work_session(spark) as work, open_readable(origin, goal, operators) as location:
+    with open_work_session(spark) as work, open_readable(origin, goal, operators, progress) as location:
 
         def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
             frame = raw_rows(
@@ -80,7 +82,7 @@ def rewrite(
             )
             return frame if plan.partitions == int(conf[PARTITIONS]) else spread_over(frame, plan.partitions)
 
-        plan.write(work, goal, batch, operators, rows)
+        plan.write(work, goal, batch, operators, rows, progress)
     return batch
 
 
@@ -141,12 +143,19 @@ class RewritePlan:
             operator.rescaled(self.partitions).write(goal)
 
     def write(
-        self, work: SparkSession, goal: Tree, batch: int, operators: Sequence[OperatorMetadata], rows: Rows
+        self,
+        work: SparkSession,
+        goal: Tree,
+        batch: int,
+        operators: Sequence[OperatorMetadata],
+        rows: Rows,
+        progress: Progress = silent,
     ) -> None:
-        if self.backend is Backend.ROCKSDB:
-            write_rocksdb(work, goal, batch, operators, rows)
-        else:
-            write_hashmap(goal, batch, operators, rows, self.codec)
+        with tell_tasks(work, progress, "writing state", sum(len(operator.stores) for operator in operators)):
+            if self.backend is Backend.ROCKSDB:
+                write_rocksdb(work, goal, batch, operators, rows)
+            else:
+                write_hashmap(goal, batch, operators, rows, self.codec)
 
 
 def copy_logs(origin: Tree, goal: Tree, batch: int) -> None:
@@ -214,7 +223,9 @@ def _check(conf: Mapping[str, str], operator: OperatorMetadata, backend: Backend
 
 
 @contextmanager
-def open_readable(origin: Tree, goal: Tree, operators: Sequence[OperatorMetadata]) -> Iterator[str]:
+def open_readable(
+    origin: Tree, goal: Tree, operators: Sequence[OperatorMetadata], progress: Progress = silent
+) -> Iterator[str]:
     """Where Spark can read the source. That is the source, unless it was moved since and its descriptions name files
     by the paths they had: then a copy with these put right."""
     if all(operator.stands_in(origin) for operator in operators):
@@ -222,7 +233,7 @@ def open_readable(origin: Tree, goal: Tree, operators: Sequence[OperatorMetadata
         return
     copy = goal.at(f".reading-{uuid.uuid4().hex[:8]}")
     try:
-        copy.take(origin, {name: name for name in origin.files()})
+        copy.take(origin, {name: name for name in origin.files()}, progress)
         for operator in operators:
             operator.write(copy)
         yield copy.location

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.spark_log import STATE_FORMAT
 from penstock.config.state import CHANGELOG
+from penstock.progress import Progress, Step, silent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("penstock")
+
+_GROUP, _GROUP_TEXT = "spark.jobGroup.id", "spark.job.description"
+_LOOK_SECONDS = 0.5
 
 _SETTINGS: Mapping[str, str] = {
     # One task per partition of the state, whatever its size: an empty partition is a file too.
@@ -48,6 +57,57 @@ def open_work_session(spark: SparkSession) -> Iterator[SparkSession]:
             active.setActiveSession(before.get())
         else:
             active.clearActiveSession()
+
+
+@contextmanager
+def tell_tasks(work: SparkSession, progress: Progress, what: str, jobs: int) -> Iterator[None]:
+    """While this lasts, tell how many tasks are done of those that Spark's jobs of this thread have. `jobs` is how
+    many jobs there will be: one that has not begun is taken to be as large as those that have."""
+    if progress is silent:
+        yield
+        return
+    context, group, over = work.sparkContext, f"penstock-{uuid.uuid4().hex}", threading.Event()
+    before = {key: context.getLocalProperty(key) for key in (_GROUP, _GROUP_TEXT)}
+    context.setLocalProperty(_GROUP, group)
+    context.setLocalProperty(_GROUP_TEXT, f"penstock: {what}")
+    tracker = context.statusTracker()
+
+    def look() -> None:
+        while not over.wait(_LOOK_SECONDS):
+            try:
+                done, total = count_tasks(tracker, group, jobs)
+            except Exception as error:  # whatever Spark says: it is only looked at
+                log.debug("how far %s is cannot be told: %s", what, error)
+                return
+            if total:
+                progress(Step(what, done, total, "tasks"))
+
+    watcher = threading.Thread(target=look, name="penstock-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        for key, value in before.items():
+            context.setLocalProperty(key, value)  # type: ignore[arg-type]
+
+
+def count_tasks(tracker: Any, group: str, jobs: int) -> tuple[int, int]:
+    """Tasks that are done, and all of them, of the jobs of a group."""
+    done, total, begun = 0, 0, 0
+    for number in tracker.getJobIdsForGroup(group):
+        job = tracker.getJobInfo(number)
+        if job is None:
+            continue
+        stages = [stage for stage in map(tracker.getStageInfo, job.stageIds) if stage is not None]
+        tasks = sum(stage.numTasks for stage in stages)
+        begun, total = begun + 1, total + tasks
+        # Of a job that is over everything is done, also the stages that it had no need of.
+        done += tasks if job.status == "SUCCEEDED" else sum(stage.numCompletedTasks for stage in stages)
+    if begun < jobs:
+        total += (jobs - begun) * total // max(1, begun)
+    return done, total
 
 
 def reinterpret(work: SparkSession, frame: DataFrame, schema: Mapping[str, Any]) -> DataFrame:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import LedgerError, StorageFull, SystemUnavailable
 from penstock.failpoints import failpoint
 from penstock.naming import safe_name
+from penstock.progress import Counter, Progress, silent
 from penstock.storage.durable import sync
 from penstock.storage.storage import AlreadyExists, Storage
 from penstock.storage.tree import AT_ONCE, Tree
@@ -229,7 +230,8 @@ class HadoopTree(Tree):
                     found[name] = int(status.getLen())
         return dict(sorted(found.items()))
 
-    def take(self, source: Tree, names: Mapping[str, str]) -> None:
+    def take(self, source: Tree, names: Mapping[str, str], progress: Progress = silent) -> None:
+        counter = Counter(progress, "copying", len(names), "files")
         origin = self.storage.jvm.org.apache.hadoop.fs.Path(source.location)
         system = origin.getFileSystem(self.storage.conf)
         for name in {name.rpartition("/")[0] for name in names.values()}:
@@ -250,6 +252,7 @@ class HadoopTree(Tree):
                     )
                 finally:
                     given.close()
+            counter.add()
 
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-copy") as pool:
             list(pool.map(copy, names.items()))
@@ -271,9 +274,16 @@ class HadoopTree(Tree):
         with self.storage.errors(f"syncing {self.location}/{name}"):
             sync_closed(self.storage.jvm, self.storage.conf, self.storage.path(name))
 
-    def sync_all(self) -> None:
+    def sync_all(self, progress: Progress = silent) -> None:
+        names = self.files()
+        counter = Counter(progress, "syncing", len(names), "files")
+
+        def secure(name: str) -> None:
+            self.secure(name)
+            counter.add()
+
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-sync") as pool:
-            list(pool.map(self.secure, self.files()))
+            list(pool.map(secure, names))
 
     def digest(self, name: str) -> str:
         with self.storage.errors(f"reading {self.location}/{name}"):

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING
 
 from penstock.failpoints import failpoint
 from penstock.naming import refuse_link, safe_name
+from penstock.progress import Counter, Progress, silent
 from penstock.storage.durable import ensure_folder, sync, sync_file_system
 from penstock.storage.storage import AlreadyExists, Storage, storage_errors
 from penstock.storage.tree import AT_ONCE, StagedFile, Tree
@@ -211,13 +212,15 @@ class LocalTree(Tree):
                         found[path.relative_to(self.root).as_posix()] = path.stat().st_size
         return dict(sorted(found.items()))
 
-    def take(self, source: Tree, names: Mapping[str, str]) -> None:
+    def take(self, source: Tree, names: Mapping[str, str], progress: Progress = silent) -> None:
+        counter = Counter(progress, "copying", len(names), "files")
         with storage_errors(f"writing {self.root}"):
             folders = {self._at(name).parent for name in names.values()}
             for folder in folders:
                 ensure_folder(folder)
             for old, new in names.items():
                 source.fetch(old, self._at(new))
+                counter.add()
             for folder in folders:
                 sync(folder)
 
@@ -237,13 +240,19 @@ class LocalTree(Tree):
         shutil.copyfile(old, path)
         sync(path)
 
-    def sync_all(self) -> None:
+    def sync_all(self, progress: Progress = silent) -> None:
         with storage_errors(f"syncing {self.root}"):
             names = self.files()
+            counter = Counter(progress, "syncing", len(names), "files")
+
+            def sync_file(name: str) -> None:
+                sync(self._at(name))
+                counter.add()
+
             above = {parent for name in names for parent in self._at(name).parents}
             folders = [folder for folder in above if folder.is_relative_to(self.root)]
             with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-sync") as pool:
-                list(pool.map(lambda name: sync(self._at(name)), names))
+                list(pool.map(sync_file, names))
             for folder in sorted(folders, reverse=True):
                 sync(folder)
             ensure_folder(self.root)

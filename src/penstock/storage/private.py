@@ -42,13 +42,23 @@ def create_own(path: Path, flags: int = os.O_EXCL) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
 
 
-def read_own(path: Path) -> str:
+def read_own(path: Path, errors: str = "strict") -> str:
     """What this user wrote there; root may read what anybody wrote. Raises `PermissionError` for what somebody else has
-    put there, `OSError` for a link."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
+    put there, `OSError` for a link; `errors` says what becomes of what is not UTF-8."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8", errors=errors) as file:
         owner, me = os.fstat(file.fileno()).st_uid, os.geteuid()
         if owner != me and me != 0:
             raise PermissionError(f"{path} belongs to another user")
+        return file.read()
+
+
+def read_trusted(path: Path) -> str:
+    """What nobody but this user can have written there: for what is carried out and not only read, root is no
+    exception. Raises `PermissionError` otherwise, `OSError` for a link."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(f"{path} can be written by another user")
         return file.read()
 
 

@@ -24,10 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import StorageFull
+from penstock.progress import Counter, Progress, silent
 from penstock.storage.storage import is_full
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from penstock.storage.storage import Storage
@@ -119,7 +120,7 @@ class Tree:
         """Files and folders directly below `folder`."""
         return self.storage.list(folder)
 
-    def take(self, source: Tree, names: Mapping[str, str]) -> None:
+    def take(self, source: Tree, names: Mapping[str, str], progress: Progress = silent) -> None:
         """Copy or link `source`'s files to here: from its names to ours. All are durable when this returns. A file
         that is not there any more is a `FileNotFoundError`.
 
@@ -132,7 +133,7 @@ class Tree:
         """Copy or link one of these files to a local disk, as `take` does."""
         raise self._refusal("fetch")
 
-    def sync_all(self) -> None:
+    def sync_all(self, progress: Progress = silent) -> None:
         """Every file in here, and every folder up to one that survives it, survives a power cut, whoever wrote it:
         Spark syncs nothing that it writes."""
         raise self._refusal("sync_all")
@@ -141,10 +142,17 @@ class Tree:
         """SHA-256 of a file, in hexadecimal."""
         raise self._refusal("digest")
 
-    def digests(self, names: Iterable[str]) -> dict[str, str]:
-        ordered = list(names)
+    def digests(self, sizes: Mapping[str, int], progress: Progress = silent) -> dict[str, str]:
+        """Of these files, given with their sizes."""
+        counter = Counter(progress, "checking", sum(sizes.values()), "bytes")
+
+        def digest(name: str) -> str:
+            found = self.digest(name)
+            counter.add(sizes[name])
+            return found
+
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-digest") as pool:
-            return dict(zip(ordered, pool.map(self.digest, ordered), strict=True))
+            return dict(zip(sizes, pool.map(digest, sizes), strict=True))
 
     def put(self, name: str, data: bytes) -> None:
         """Write a small file, replacing one of that name, and the `.crc` beside it that would condemn the new one."""

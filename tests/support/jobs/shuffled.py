@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ from penstock import KafkaSink
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.epoch.channel import Writing
-from penstock.epoch.outputs import EpochOutputs, RowSizes
+from penstock.epoch.jobs import EachEpoch
+from penstock.epoch.outputs import EpochOutputs
 from penstock.processes import parents
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ class Deadly(KafkaSink):
         return DeadlyWriter(opened, self.marker) if scope.partition == DOOMED else opened
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Deadly._made, ({name: getattr(self, name) for name in self.__dataclass_fields__},))
+        return (Deadly._made, ({one.name: getattr(self, one.name) for one in fields(self)},))
 
     @staticmethod
-    def _made(fields: Mapping[str, Any]) -> Deadly:
-        return Deadly(**fields)
+    def _made(given: Mapping[str, Any]) -> Deadly:
+        return Deadly(**given)
 
 
 class DeadlyWriter:
@@ -87,7 +88,7 @@ def main(servers: str, topic: str, job: str, folder: str) -> dict[str, Any]:
     committer = sink.open_committer(SinkScope(job, "out", 1))
     frame = spark.range(0, ROWS, numPartitions=PARTITIONS).repartition(PARTITIONS, "id")
     outputs = EpochOutputs(
-        0, 1, 1, job, {"out": sink}, frame, lambda uid: Writing(), lambda uid: committer.hints(), RowSizes(), {}
+        0, 1, 1, job, {"out": sink}, frame, lambda uid: Writing(), lambda uid: committer.hints(), EachEpoch(), {}
     )
     outputs.write(frame.selectExpr("cast(id AS string) AS value"), "out")
     tracker: Any = spark.sparkContext.statusTracker()

@@ -88,6 +88,7 @@ def test_its_main_numbers() -> None:
         "why": None,
         "rows": 20_000,
         "total_ms": 1750,
+        "read_ms": 1012.0,
         "precommit_ms": 1200.5,
         "commit_ms": 450.25,
         "inflight_bytes": 4096,

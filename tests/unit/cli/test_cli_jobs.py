@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.output import TableOutput, duration_text
+from penstock.cli.output import TableOutput
+from penstock.cli.text import duration_text
 from penstock.errors import PreCommitFailed
 from penstock.process.registry import Entry, Registry, State
 from penstock.processes import mark
@@ -256,6 +257,7 @@ def test_an_answer_that_was_missed_is_in_the_registry(
         ["savepoint"], ["savepoint", "job", "--dispose", "/sp"], ["cancel"], ["cancel", "-s"], ["stop"],
         ["stop", "job", "--no-savepoint", "--drain"], ["savepoint", "job", "--type", "parquet"], ["logs"],
         ["run", "-d", "--no-supervise", __file__], ["run", "-p", "many", __file__],
+        ["run", "--standby", "--no-supervise", __file__],
     ],
 )  # fmt: skip
 def test_bad_usage_is_2(invoke: Invoke, arguments: list[str]) -> None:

@@ -85,26 +85,26 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 def test_what_a_driver_tells(line: socket.socket) -> None:
-    assert lifeline.listen(line) == DriverReport()
+    assert lifeline.Hearing(line).report() == DriverReport()
     strategy = RestartStrategy.fixed_delay(7, "3s")
     lifeline.tell_strategy(RestartStrategy.none())
     lifeline.tell_strategy(strategy)
     lifeline.tell_stopping()
     lifeline.tell_error(ValueError("no\n\nlines: ✓"), "unknown")
-    assert lifeline.listen(line) == DriverReport(strategy, True, "ValueError: no\n\nlines: ✓", "unknown")
+    assert lifeline.Hearing(line).report() == DriverReport(strategy, True, "ValueError: no\n\nlines: ✓", "unknown")
 
 
 def test_what_is_cut_off_or_not_understood_was_not_said(line: socket.socket) -> None:
     assert lifeline._line is not None
     lifeline._line.send(b'{"strategy": {"of": "a newer version"}}\nnonsense\n{"stopping": true}\n{"error": "cut of')
-    assert lifeline.listen(line) == DriverReport(stopping=True)
+    assert lifeline.Hearing(line).report() == DriverReport(stopping=True)
 
 
 def test_telling_never_hurts(line: socket.socket) -> None:
     """Neither when nobody reads, nor when nobody is there any more."""
     for _ in range(1000):
         lifeline.tell_error(ValueError("x" * 10_000), "unknown")
-    assert (lifeline.listen(line).error or "").startswith("ValueError: xxx")
+    assert (lifeline.Hearing(line).report().error or "").startswith("ValueError: xxx")
     line.close()
     lifeline.tell_stopping()
 
@@ -126,14 +126,14 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("environment")
 def test_options_reach_the_job_and_the_supervisor(tmp_path: Path) -> None:
-    assert command_line._strategy() == RestartStrategy.exponential_delay()
+    assert command_line._settings().restart == RestartStrategy.exponential_delay()
     file = tmp_path / "settings.yaml"
     file.write_text("restart-strategy.type: fixed-delay\nrestart-strategy.fixed-delay.attempts: 4\n")
     command_line._set_environment([], file)
-    assert command_line._strategy() == RestartStrategy.fixed_delay(4)
+    assert command_line._settings().restart == RestartStrategy.fixed_delay(4)
     os.environ[OPTIONS_VARIABLE] = '{"restart-strategy.fixed-delay.delay": "7s"}'
     command_line._set_environment(["restart-strategy.fixed-delay.attempts=5", "state.backend.type = rocksdb"], None)
-    assert command_line._strategy() == RestartStrategy.fixed_delay(5, "7s")
+    assert command_line._settings().restart == RestartStrategy.fixed_delay(5, "7s")
     assert json.loads(os.environ[OPTIONS_VARIABLE]) == {
         "restart-strategy.fixed-delay.delay": "7s",
         "restart-strategy.fixed-delay.attempts": "5",
@@ -145,7 +145,7 @@ def test_options_reach_the_job_and_the_supervisor(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_are_refused_before_anything_starts() -> None:
     command_line._set_environment(["restart-strategy.type=sometimes"], None)
     with pytest.raises(ConfigurationError, match="sometimes"):
-        command_line._strategy()
+        command_line._settings()
 
 
 def test_the_supervisor_is_small() -> None:

@@ -72,7 +72,7 @@ def test_exponential_delay_after_days_of_failures(clock: Clock) -> None:
 
 
 def test_exponential_delay_gives_up(clock: Clock) -> None:
-    counted = restarts(RestartStrategy.exponential_delay(reset_after="1min", attempts=2), clock)
+    counted = restarts(RestartStrategy.exponential_delay("1s", reset_after="1min", attempts=2), clock)
     assert delays(counted, 3) == [1.0, 1.5, None]
     counted.started()
     clock.now += 60
@@ -95,6 +95,49 @@ def test_a_run_that_lasted_starts_the_count_over(clock: Clock) -> None:
     counted.started()
     clock.now += 60
     assert delays(counted, 1) == [1]
+
+
+def test_after_a_run_that_lasted_the_first_restart_comes_at_once(clock: Clock) -> None:
+    """What fails again soon waits, and goes on waiting where it had come to. Every restart is counted."""
+    counted = restarts(RestartStrategy.exponential_delay(attempts=4), clock)
+    assert delays(counted, 1) == [1.0]
+    counted.started()
+    clock.now += 10
+    assert delays(counted, 2) == [0.0, 1.5]
+    counted.started()
+    clock.now += 9
+    assert delays(counted, 2) == [2.25, None]
+
+
+def test_what_fails_after_every_run_of_some_length_comes_to_pauses(clock: Clock) -> None:
+    counted = restarts(RestartStrategy.exponential_delay(), clock)
+    waits = []
+    for _ in range(5):
+        counted.started()
+        clock.now += 25
+        waits += delays(counted, 1)
+    assert waits == [0.0, 0.0, 1.0, 1.5, 2.25]
+    counted.started()
+    clock.now += 3600
+    assert delays(counted, 1) == [0.0]
+    counted.started()
+    clock.now += 25
+    assert delays(counted, 1) == [0.0]
+
+
+def test_a_pause_that_was_asked_for_is_made_after_every_run(clock: Clock) -> None:
+    asked = (
+        RestartStrategy.exponential_delay("1s"),
+        RestartStrategy.fixed_delay(9, "1s"),
+        RestartStrategy.failure_rate(9, "1h", "1s"),
+    )
+    for counted in [restarts(strategy, clock) for strategy in asked]:
+        counted.started()
+        clock.now += 1000
+        assert delays(counted, 1) == [1.0]
+    both = restarts(RestartStrategy.exponential_delay("5s", immediate_after="1min"), clock)
+    clock.now += 60
+    assert delays(both, 2) == [0.0, 5.0]
 
 
 def test_waiting_is_not_running(clock: Clock) -> None:
@@ -147,8 +190,8 @@ def test_the_defaults_are_flinks() -> None:
     assert RestartStrategy.fixed_delay() == RestartStrategy.fixed_delay(attempts=1, delay="1s")
     assert RestartStrategy.failure_rate() == RestartStrategy.failure_rate(max_failures=1, interval="1min", delay="1s")
     assert RestartStrategy.exponential_delay() == RestartStrategy.exponential_delay(
-        initial="1s", maximum="1min", multiplier=1.5, reset_after="1h", jitter=0.1, attempts=None
-    )
+        initial="1s", maximum="1min", multiplier=1.5, reset_after="1h", jitter=0.1, attempts=None, immediate_after="10s"
+    )  # but for the last one, which Flink has not
 
 
 def test_delays_are_durations() -> None:
@@ -177,11 +220,15 @@ def test_delays_are_durations() -> None:
         ("exponential_delay", {"jitter": 1.1}),
         ("exponential_delay", {"jitter": -0.1}),
         ("exponential_delay", {"attempts": 0}),
+        ("exponential_delay", {"immediate_after": 0}),
     ],
 )
 def test_values_out_of_range_are_refused(strategy: str, given: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="out of range"):
         getattr(RestartStrategy, strategy)(**given)
+
+
+DEFAULT_LINE = "exponential-delay: 1 s growing by 1.5 to 1 min, without end, starting over after a run of 1 h"
 
 
 @pytest.mark.parametrize(
@@ -195,10 +242,10 @@ def test_values_out_of_range_are_refused(strategy: str, given: dict[str, Any]) -
         ),
         (
             RestartStrategy.exponential_delay(),
-            "exponential-delay: 1 s growing by 1.5 to 1 min, without end, starting over after a run of 1 h",
+            f"{DEFAULT_LINE}, at once after one of 10 s",
         ),
         (
-            RestartStrategy.exponential_delay(attempts=4, maximum=90),
+            RestartStrategy.exponential_delay("1s", attempts=4, maximum=90),
             "exponential-delay: 1 s growing by 1.5 to 90 s, at most 4 in a row, starting over after a run of 1 h",
         ),
     ],

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock.config import Checkpoints, StateBackend
+from penstock.config.availability import Availability
+from penstock.config.log import Log
 from penstock.config.option import Option
 from penstock.config.recovery import Recovery
 from penstock.config.registry import BY_KEY, OPTIONS
@@ -62,11 +64,17 @@ def test_the_default_in_the_table_is_the_default_in_python(option: Option) -> No
         case "restart" if part:
             makes = getattr(RestartStrategy, part.replace("-", "_"))
             default = inspect.signature(makes).parameters[name].default
+            if default is None:  # it depends on what else is given
+                default = getattr(makes(), name)
             assert written == (option.parse(default, name) if isinstance(default, str) else default)
         case "recovery":
             assert written == getattr(Recovery(), name)
+        case "availability":
+            assert written == getattr(Availability(), name)
         case "rest":
             assert written == getattr(Rest(), name)
+        case "log":
+            assert written == getattr(Log(), name)
         case "state" if name != "kind":
             assert inspect.signature(StateBackend.rocksdb).parameters[name].default is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from penstock.epoch.inflight.write_turn import WriteTurn
 from penstock.epoch.task import _write, committable
 from penstock.errors import LedgerCorrupt, SchemaMismatch, Superseded, SystemUnavailable
 from penstock.failpoints import InjectedFault, hooked
+from penstock.logs import JsonFormatter
 from penstock.storage.local import LocalStorage
 from tests.support.inflight_world import World, batch, rows
 from tests.support.memory_sink import MemorySink
@@ -118,7 +120,7 @@ class Story(World):
         writing = replace(driver.writing("out", 0.0), route=route, seconds=60.0)
         own = SinkScope("job", "out", self.generation)
         made = [
-            committable("out", json.dumps(_write(self.sink, WriterScope(own, epoch, 1, n, 7), iter(batches), writing)))
+            committable("out", _write(self.sink, WriterScope(own, epoch, 1, n, 7), iter(batches), writing))
             for n, batches in enumerate(writers)
         ]
         made = [replace(one, **{key: getattr(one, key) + by for key, by in change.items()}) for one in made]
@@ -206,6 +208,16 @@ def test_each_delivery_is_told(story: Story) -> None:
     assert {(one["sink"], one["query"], one["generation"]) for one in told} == {("out", "query", 1)}
     assert all(0 <= one["seconds"] < 600 and one["seconds"] == round(one["seconds"], 4) for one in told)
     assert any(one["seconds"] != round(one["seconds"]) for one in told)
+
+
+def test_what_it_logs_says_which_sink_it_is_about(story: Story) -> None:
+    driver, lines = story.driver(), list[str]()
+    story.write(driver, 5, [batch(1)])
+    record = logging.makeLogRecord({"msg": "delivering"})
+    with hooked("drain.decided", lambda: lines.append(JsonFormatter().format(record))):
+        story.drained(driver)
+    [line] = map(json.loads, lines)
+    assert (line["job"], line["query"], line["sink"]) == ("job", "query", "out")
 
 
 def test_a_recovery_that_finishes_an_epoch_tells_it_and_writes_nothing(story: Story) -> None:

@@ -74,10 +74,9 @@ def test_a_log_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def teed(sink: MemorySink, folder: Path, *batches: pa.RecordBatch, seconds: float = 60.0) -> Committable:
-    import json
 
     told = _write(sink, scope(), iter(batches), Writing(Route.TEE, str(folder), seconds))
-    return committable("out", json.dumps(told))
+    return committable("out", told)
 
 
 def test_a_sink_that_keeps_up_prepares_and_the_log_is_whole(tmp_path: Path) -> None:

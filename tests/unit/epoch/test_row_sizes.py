@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.epoch.outputs import SMALL, RowSizes
+from penstock.epoch.jobs import SMALL, RowSizes
 
 BYTES, ROWS = "spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch"
 USUAL, UNBOUNDED = str(64 << 20), "2147483647"
@@ -72,3 +72,49 @@ def test_it_comes_back_after_a_failure() -> None:
     with pytest.raises(OSError, match="gone"), told(1.0).bound_batches(conf, "out"):
         raise OSError("gone")
     assert conf[BYTES] == USUAL
+
+
+# In a session of the query's own, for its next epoch
+
+
+class Asked:
+    """Gives a session's settings, and counts how often."""
+
+    def __init__(self, usual: str = USUAL, rows: str = "20000") -> None:
+        self.conf, self.times = Conf({BYTES: usual, ROWS: rows}), 0
+
+    def __call__(self) -> Conf:
+        self.times += 1
+        return self.conf
+
+
+def next_bounds(asked: Asked, *epochs: float) -> list[str]:
+    """What the bound is after epochs whose largest rows had these sizes."""
+    sizes, found = RowSizes(), []
+    for bytes_per_row in epochs:
+        sizes.learn("out", [bytes_per_row])
+        sizes.bound_next(asked, "out")
+        found.append(asked.conf[BYTES])
+    return found
+
+
+def test_the_next_epoch_is_planned_with_the_bound_that_this_one_calls_for() -> None:
+    epochs = 0.0, 100.0, 100.0, 10_000.0, 0.0, 100.0
+    assert next_bounds(Asked(), *epochs) == [USUAL, UNBOUNDED, UNBOUNDED, USUAL, USUAL, UNBOUNDED]
+
+
+def test_an_epoch_without_rows_brings_the_bound_back() -> None:
+    assert next_bounds(Asked(), 100.0, 0.0) == [UNBOUNDED, USUAL]
+
+
+def test_the_session_is_asked_only_where_the_bound_changes() -> None:
+    asked = Asked()
+    next_bounds(asked, 0.0, 0.0)
+    assert asked.times == 0
+    next_bounds(asked, *[100.0] * 50)
+    assert asked.times == 2, "once to know it, once to change it"
+
+
+def test_what_the_user_set_stays_for_the_next_epoch_too() -> None:
+    assert next_bounds(Asked("1000000"), 1.0, 1.0) == ["1000000"] * 2
+    assert next_bounds(Asked(rows="0"), 1.0) == [USUAL]

@@ -15,7 +15,7 @@ from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink, Writer, 
 from penstock.deadline import Deadline
 from penstock.epoch.channel import HASH_COLUMN, Route, Writing
 from penstock.epoch.outputs import left_strays, ran_again
-from penstock.epoch.task import TaskFault, _write, attempt_of, committable, fault_in
+from penstock.epoch.task import TaskFault, _write, attempt_of, committable, fault_in, parse
 from penstock.errors import SystemUnavailable, ValueTooLarge
 
 SCOPE = WriterScope(SinkScope("job", "out", 3), epoch=5, attempt=1, partition=2, task_attempt=77)
@@ -103,10 +103,10 @@ def test_a_writer_that_only_proves_writes_nothing() -> None:
 def test_what_no_retry_can_cure_is_reported(where: str) -> None:
     error = ValueTooLarge("A row of 5 bytes.", safe="nothing of it is visible.", to_do="smaller rows.")
     sink = Recorder(**{where: error})
-    line = json.dumps(run(sink, [1]))
+    answer = parse(json.dumps(run(sink, [1])))
     assert sink.steps[-1] == ("abort" if where != "open" else "open")
     with pytest.raises(ValueTooLarge) as raised:
-        committable("out", line)
+        committable("out", answer)
     assert str(raised.value) == str(error)
 
 
@@ -140,10 +140,10 @@ def test_text_without_an_error_of_ours(text: str) -> None:
 
 
 def test_what_a_task_says_becomes_a_committable() -> None:
-    line = json.dumps({**run(Recorder(), [4, 5]), "attempt": 3})
-    one = committable("out", line)
+    answer = parse(json.dumps({**run(Recorder(), [4, 5]), "attempt": 3}))
+    one = committable("out", answer)
     assert (one.id, one.rows, one.checksum, one.payload) == (("out", 2), 2, 9, {"written": 2})
-    assert attempt_of(line) == 3
+    assert attempt_of(answer) == 3
 
 
 class Tracker:
@@ -187,10 +187,22 @@ def test_a_stage_that_ran_again_is_noticed(answers: list[tuple[int, int] | None]
 def test_when_earlier_attempts_may_have_left_something(
     master: str, attempts: list[int], speculation: str, stage: tuple[int, int] | None, strays: bool
 ) -> None:
-    spark = SimpleNamespace(
-        master=master,
-        getConf=lambda: {"spark.speculation": speculation},
-        statusTracker=lambda: Tracker(stage),
-    )
-    lines = [json.dumps({"attempt": attempt, "stage": 7}) for attempt in attempts]
-    assert left_strays(lines, spark) is strays  # type: ignore[arg-type]
+    spark = Context(master, speculation, stage)
+    answers = [{"attempt": attempt, "stage": 7} for attempt in attempts]
+    assert left_strays(answers, spark) is strays  # type: ignore[arg-type]
+    assert left_strays(answers, spark) is strays  # type: ignore[arg-type]
+    assert spark.asked <= 1, "it cannot change, and to ask is slow"
+
+
+class Context:
+    """As much of a SparkContext as tells of races between tasks."""
+
+    def __init__(self, master: str, speculation: str, stage: tuple[int, int] | None) -> None:
+        self.master, self._speculation, self._stage, self.asked = master, speculation, stage, 0
+
+    def getConf(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+        self.asked += 1
+        return {"spark.speculation": self._speculation}
+
+    def statusTracker(self) -> Tracker:  # noqa: N802 - Spark's name
+        return Tracker(self._stage)

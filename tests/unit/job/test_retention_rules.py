@@ -358,3 +358,25 @@ def test_where_spark_is_gone_there_is_nothing_to_put_back() -> None:
     with retain_batches(session, 7):
         session.values.clear()
     assert session.values == {}
+
+
+def test_after_a_cancel_what_is_kept_is_said(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = folder.files()
+    folder.job.delete_cancelled(folder.generations, ["copy", "count"])
+    assert caplog.messages == [
+        f"the checkpoint in {folder.storage.location} is kept: an epoch of copy, count has not ended"
+    ]
+    assert folder.files() == before
+
+    def refuse(generations: Any) -> str:
+        raise LedgerError("The disk is away.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder.job, "delete", refuse)
+        folder.job.delete_cancelled(folder.generations, [])
+    assert "could not be deleted, which the next start tries again: The disk is away." in caplog.messages[1]
+    folder.job.delete_cancelled(folder.generations, [])
+    assert len(caplog.messages) == 2
+    assert folder.files() == folder.numbers

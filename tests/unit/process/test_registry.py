@@ -276,3 +276,22 @@ def test_what_a_supervisor_makes_of_an_end(registry: Registry, left: State, acti
     assert (found.state, found.name, found.savepoint) == (ended, "payments", "/sp")
     assert (found.error is not None) == (action in ("failed", "gave_up"))
     assert found.end is not None or left.ended
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", None), ("name", 7), ("start", "soon"), ("start", None), ("end", "x"), ("pid", "1"), ("address", 7),
+        ("token", ["t"]), ("error", "x"), ("error", ["x"]), ("restarts", None), ("storage", {}), ("state", 7),
+    ],
+)  # fmt: skip
+def test_an_entry_with_a_wrong_field_is_not_there_and_hides_no_other(
+    registry: Registry, tmp_path: Path, field: str, value: object
+) -> None:
+    other = "f" * 32
+    registry.put(mine(start=5))
+    registry.put(Entry(**{**vars(mine(start=6)), "id": other}))
+    body = json.loads(file(tmp_path).read_text())
+    file(tmp_path).write_text(json.dumps({**body, field: value}))
+    assert [entry.id for entry in registry.entries()] == [other]
+    assert registry.get(ID) is None

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import ControlError, PreCommitFailed, TopicMissing
+from penstock.process.registration import ID_VARIABLE
 from penstock.process.registry import Registry, State
 from penstock.server import serving as served_by
 from penstock.server.client import Client, NoAnswer
+from penstock.server.history import history_folder
 from penstock.server.lifecycle import Lifecycle
 from tests.support.steered import Served, Steered, served
 from tests.support.waiting import until
@@ -465,3 +467,16 @@ def test_a_broken_connection_does_not_make_two_savepoints(job: Served, monkeypat
     path = f"/jobs/{job.id}/savepoints"
     assert client.perform(path, {}, path) == {"location": "/default/savepoint-1"}
     assert len(job.job.asked) == 1
+
+
+def test_a_history_that_is_garbage_stops_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that is started again goes on with what the one before it has left."""
+    run = uuid.uuid4().hex
+    folder = history_folder(run)
+    folder.mkdir(parents=True)
+    line = {"time": 1.0, "event": "checkpoint", "query": "out", "epoch": "x"}
+    (folder / "epochs-00000001.jsonl").write_text(json.dumps(line) + "\n")
+    monkeypatch.setenv(ID_VARIABLE, run)
+    with served() as job:
+        assert job.id == run
+        assert job.ask("GET", f"/penstock/v1/runs/{run}/epochs")[1]["epochs"] == []

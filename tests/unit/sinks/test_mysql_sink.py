@@ -188,6 +188,11 @@ def test_a_check_says_that_mysql_itself_is_not_what_is_tested(version: str, said
     assert [part in one for part, one in zip(said, found, strict=True)] == [True] * len(said)
 
 
+def test_an_explanation_says_on_what_it_is_tested() -> None:
+    """It asks no server, so it says so of all."""
+    assert "tested on MariaDB, on MySQL itself by hand only" in sink().link("out").because
+
+
 @pytest.mark.parametrize(
     ("lines", "table", "database", "complete"),
     [

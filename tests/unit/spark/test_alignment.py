@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.spark import alignment
-from penstock.spark.alignment import Alignment, measure, scan_partitions
+from penstock.spark.alignment import Alignment, is_reading, measure, scan_partitions
 from penstock.spark.observer import progress_of, state_sizes
 from penstock.spark.status import Scan, SparkStatus, kafka_names, scans_of
 
@@ -417,3 +417,46 @@ def test_the_report_of_an_epoch(reports: list[Jvm], found: int | str | None) -> 
         assert answer == {}
     else:
         assert (answer and answer["batchId"]) == found
+
+
+# Whether an epoch still reads
+
+
+class Told:
+    """Jobs by number, each with its description, status and stages; stages with their status and who feeds them."""
+
+    def __init__(self, jobs: Mapping[int, tuple[str, str, list[int]]], stages: Mapping[int, tuple[str, int]]) -> None:
+        self._jobs, self._stages = jobs, stages
+
+    def job_ids(self, group: str) -> list[int]:
+        assert group == "the run"
+        return sorted(self._jobs, reverse=True)
+
+    def job(self, number: int) -> dict[str, Any]:
+        description, status, stages = self._jobs[number]
+        return {"description": description, "status": status, "stageIds": stages}
+
+    def stages(self, number: int) -> list[dict[str, Any]]:
+        return [{"stageId": number, "attemptId": 0, "status": self._stages[number][0]}]
+
+    def graph(self, number: int) -> dict[str, Any]:
+        return {"incomingEdges": [{"fromId": 1, "toId": 2}] * self._stages[number][1]}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "stages", "reading"),
+    [
+        ({}, {}, True),  # Spark plans
+        ({1: ("batch = 6", "SUCCEEDED", [1])}, {1: ("COMPLETE", 0)}, True),  # of the epoch before
+        ({2: ("batch = 7", "RUNNING", [2])}, {2: ("ACTIVE", 0)}, True),
+        ({2: ("batch = 7", "RUNNING", [2, 3])}, {2: ("ACTIVE", 0), 3: ("PENDING", 1)}, True),
+        ({2: ("batch = 7", "RUNNING", [2, 3])}, {2: ("COMPLETE", 0), 3: ("ACTIVE", 1)}, False),
+        ({2: ("batch = 7", "SUCCEEDED", [2])}, {2: ("COMPLETE", 0)}, False),
+        ({2: ("batch = 7", "SUCCEEDED", [2]), 3: ("batch = 7", "RUNNING", [4])}, {4: ("PENDING", 0)}, True),
+    ],
+)
+def test_an_epoch_reads_until_its_last_scan_is_over(
+    jobs: Mapping[int, tuple[str, str, list[int]]], stages: Mapping[int, tuple[str, int]], reading: bool
+) -> None:
+    status: Any = Told(jobs, stages)
+    assert is_reading(status, "the run", 7) is reading

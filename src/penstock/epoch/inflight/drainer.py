@@ -27,6 +27,7 @@ from penstock.epoch.driver import ProtocolDriver, Timing
 from penstock.epoch.protocol import Replay
 from penstock.errors import LedgerCorrupt, OutcomeUnknown, PenstockError
 from penstock.failpoints import failpoint
+from penstock.logs import bound
 
 if TYPE_CHECKING:
     from penstock.checkpoint.backlog import Backlog
@@ -76,7 +77,7 @@ class Drainer(ProtocolDriver):
         self._attempt = 0
         self._recovered = False
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"penstock-drain-{uid}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"penstock-drain-{uid}", daemon=True)
         self.failure: BaseException | None = None
         self.hints: Mapping[str, Any] = {}
         self.waiting_for: str | None = None
@@ -99,6 +100,10 @@ class Drainer(ProtocolDriver):
             self._own.close()
 
     # The loop
+
+    def _work(self) -> None:
+        with bound(**self._log_fields()):
+            self._run()
 
     def _run(self) -> None:
         wait = _FIRST_WAIT
@@ -260,6 +265,9 @@ class Drainer(ProtocolDriver):
         if entry is not None and entry.epoch == epoch:
             self._finish(entry, rewritten=0, seconds=0.0)
         return True
+
+    def _log_fields(self) -> dict[str, str]:
+        return {**super()._log_fields(), "sink": self._uid}
 
     def _passed(self, point: str) -> None:
         """Recovery of a drainer has no points of its own: the ledger's and the sink's are shared."""

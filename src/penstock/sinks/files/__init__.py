@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import AccessDenied, ConfigurationError, StorageFull
@@ -37,6 +37,8 @@ class FileSink(TwoPhaseSink):
     decided, and it never changes afterwards. They may also move files away as soon as they see them. The folder
     `_penstock` inside belongs to the sink.
     """
+
+    shapes_once: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError
@@ -35,6 +35,8 @@ class KafkaSink(TwoPhaseSink):
     `create_topic` creates a missing `topic`, with `partitions` and `replication` or the broker's defaults, when the
     job starts. Without it a missing topic is an error.
     """
+
+    shapes_once: ClassVar[bool] = True
 
     topic: str | None = None
     servers: str = field(kw_only=True)
@@ -145,8 +147,8 @@ class KafkaSink(TwoPhaseSink):
         return Connections(self.servers, self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, ({name: getattr(self, name) for name in self.__dataclass_fields__},))
+        return (_rebuild, ({one.name: getattr(self, one.name) for one in fields(self)},))
 
 
-def _rebuild(fields: Mapping[str, Any]) -> KafkaSink:
-    return KafkaSink(**fields)
+def _rebuild(given: Mapping[str, Any]) -> KafkaSink:
+    return KafkaSink(**given)

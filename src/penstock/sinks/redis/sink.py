@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
@@ -44,6 +44,8 @@ class RedisSink(TwoPhaseSink):
 
     `options` go to the client (`ssl_ca_certs`, `password`, …); they and the url's secrets are never shown.
     """
+
+    shapes_once: ClassVar[bool] = True
 
     url: str
     mode: Literal["hash", "string", "counter"] = field(default="hash", kw_only=True)

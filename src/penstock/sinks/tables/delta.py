@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlsplit
 
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
@@ -39,6 +39,8 @@ class DeltaSink(TwoPhaseSink):
     name. Tables whose features ask more of a writer (column mapping, constraints, generated columns, row tracking, …)
     are refused.
     """
+
+    shapes_once: ClassVar[bool] = True
 
     path: str
     partition_by: tuple[str, ...] = field(default=(), kw_only=True)

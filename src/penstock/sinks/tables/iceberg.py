@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError
@@ -34,6 +34,8 @@ class IcebergSink(TwoPhaseSink):
     whole numbers, dates, booleans), unless `create` is False; an existing one keeps its own columns and partitions,
     and rows go in by name. Tables partitioned by a transform (bucket, day, …) are refused.
     """
+
+    shapes_once: ClassVar[bool] = True
 
     table: str
     catalog: str = field(default="default", kw_only=True)

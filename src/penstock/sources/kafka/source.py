@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError
+from penstock.kafka.connections import librdkafka_admin
 from penstock.kafka.settings import split_options
 from penstock.kafka.translation import for_java, for_librdkafka
 from penstock.sources.kafka.group import GroupPublisher, admin_sender
 from penstock.sources.spark_reader import stream_reader
 
 if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.contracts.sink import CheckContext, Finding
+    from penstock.deadline import Deadline
 
 #: Java's defaults are made for many small polls. An epoch reads a known range as fast as it can: fewer, larger fetches
 #: made a whole pipeline 1.4 times faster, and a short wait at the end of a range halved its latency.
@@ -67,6 +70,7 @@ class KafkaSource(Source):
         self.tuned = tuned
         self._spark_options, self._client_options = split_options(options or {})
         self._publishers: dict[str, GroupPublisher] = {}
+        self._looker: AdminClient | None = None  # made when somebody looks at the lag
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:
@@ -110,6 +114,13 @@ class KafkaSource(Source):
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
         return stream_reader(spark, uid).format("kafka").options(**self.reader_options(uid)).load()
 
+    def warm_up(self, spark: SparkSession, uid: str) -> None:
+        """Spark's connector and Kafka's client are classes by the hundred; one row has them all loaded."""
+        apart = {"startingOffsets": "earliest", "failOnDataLoss": "false", "groupIdPrefix": f"penstock-standby-{uid}"}
+        options = {**self.reader_options(uid), **apart}
+        options.pop("maxOffsetsPerTrigger", None)
+        spark.read.format("kafka").options(**options).load().limit(1).collect()
+
     def link(self, uid: str) -> Link:
         if self._spark_options.get("failOnDataLoss", "true").lower() == "false":
             return Link(
@@ -139,6 +150,15 @@ class KafkaSource(Source):
             self._publishers[group] = GroupPublisher(sender, group)
         self._publishers[group].publish(json.loads(offset) if isinstance(offset, str) else offset)
 
+    def end_positions(self, offset: Any, deadline: Deadline) -> Mapping[str, int]:
+        from penstock.sources.kafka.ends import end_offsets
+
+        if not offset:
+            return {}
+        if self._looker is None:
+            self._looker = librdkafka_admin(for_librdkafka(self.servers, self._client_options))
+        return end_offsets(self._looker, json.loads(offset) if isinstance(offset, str) else offset, deadline)
+
     def jars(self) -> Sequence[str]:
         return ("spark-kafka",)
 
@@ -150,4 +170,8 @@ class KafkaSource(Source):
         return f"KafkaSource({self.describe()})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_publishers": {}}  # a thread and its connection stay in their process
+        return {
+            **self.__dict__,
+            "_publishers": {},
+            "_looker": None,
+        }  # a thread and its connection stay in their process

@@ -1,0 +1,95 @@
+"""`penstock ui`: the page, over all runs of this machine, or of one job at its own address."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.output import Output
+
+if TYPE_CHECKING:
+    from penstock.config.rest import Rest
+
+DEFAULT_PORT = 8082
+
+
+def ui(
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Open this running job's own page instead; serve nothing.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 for a free one.")
+    ] = DEFAULT_PORT,
+    storage: Annotated[
+        list[str] | None,
+        typer.Option("--storage", metavar="PATH", help="Also show jobs whose checkpoints are in this folder."),
+    ] = None,
+    browse: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser, where there is one.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a sentence.")] = False,
+) -> None:
+    """Show the jobs of this machine in a browser, running and past. The link works once."""
+    output = Output.choose(as_json)
+
+    def tell(link: str) -> None:
+        if as_json:
+            output.record("Page", {"link": link})
+        else:
+            output.line(f"Open {link}")
+            output.line("The link works once, for ten minutes. Ctrl-C ends this." if job is None else "It works once.")
+        sys.stdout.flush()
+        if browse:
+            _open_browser(link)
+
+    if job is not None:
+        tell(_link_of(job))
+        return
+    from penstock.server.ui import serve_ui
+
+    token = os.environ.get("PENSTOCK_TOKEN", "").strip() or secrets.token_urlsafe(32)
+    serve_ui(replace(_rest(), port=port), token, storage or [], tell)
+
+
+def _rest() -> Rest:
+    """From the configuration file and the environment, as for a job."""
+    from penstock.config.settings import resolve
+
+    return resolve().rest
+
+
+def _link_of(job: str) -> str:
+    from penstock.cli.job_target import find_entry, find_running
+
+    client = find_running(job, None).client
+    answer = client.ask("POST", "/penstock/v1/codes")
+    address = str(find_entry(job).address)
+    return f"{address if '://' in address else f'http://{address}'}{answer['path']}"
+
+
+def _open_browser(link: str) -> None:
+    """Only for somebody who sits there: not in a pipe, and not without a screen. The browser is given a file that leads
+    to the link, not the link itself: every user of this machine sees what programs are started with."""
+    import webbrowser
+
+    screen = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if sys.stdout.isatty() and screen:
+        with contextlib.suppress(OSError):
+            webbrowser.open(_leading_to(link).as_uri())
+
+
+def _leading_to(link: str) -> Path:
+    """A page for its owner's eyes only, in the place of the one before it."""
+    from penstock.process.registry import home
+    from penstock.storage.private import create_own, own_folder
+
+    page = own_folder(home()) / "open.html"
+    page.unlink(missing_ok=True)
+    with open(create_own(page), "w", encoding="utf-8") as file:
+        file.write(f'<!doctype html><title>Penstock</title><meta http-equiv="refresh" content="0;url={link}">\n')
+    return page

@@ -1,0 +1,149 @@
+// What keeps a run's page up to date: one stream of events that says that something happened, and a reader that then
+// asks for the data, at most once a second, and never while nobody can see the page.
+
+import { own } from "./api.js";
+
+const EVENTS = [
+  "started", "recovered", "log_restored", "opened", "precommitted", "decided", "committed", "completed", "checkpoint",
+  "checkpoint_failed", "skipped", "logged", "drained", "drain_waiting", "callback_failed", "throttled", "flowing",
+  "aborted", "failed", "restarting", "global_checkpoint", "savepoint", "restoring", "restored", "stopped", "supervisor",
+];
+const NEWEST = 50;
+const LEAST_MS = 1000;
+const WITHOUT_EVENTS_MS = 10_000;
+const LONGEST_BACK_OFF_MS = 30_000;
+
+/** Calls `read` when asked to: at most once a second, one call at a time, and while hidden not at all. */
+export class Reader {
+  constructor(read) {
+    this._read = read;
+    this._timer = null;
+    this._reading = false;
+    this._wanted = false;
+    this._urgent = false;
+    this._last = -Infinity;
+    this._closed = false;
+  }
+
+  ask() {
+    if (this._closed) return;
+    this._wanted = true;
+    if (this._timer !== null || this._reading || document.hidden) return;
+    const wait = Math.max(0, LEAST_MS - (performance.now() - this._last));
+    this._timer = setTimeout(() => this._run(), wait);
+  }
+
+  async now() {
+    clearTimeout(this._timer);
+    this._timer = null;
+    this._urgent = true; // what is being read may be for a view that was left meanwhile
+    if (!this._reading) await this._run();
+  }
+
+  close() {
+    this._closed = true;
+    clearTimeout(this._timer);
+  }
+
+  async _run() {
+    this._timer = null;
+    if (this._closed) return;
+    this._wanted = this._urgent = false;
+    this._reading = true;
+    this._last = performance.now();
+    try {
+      await this._read();
+    } finally {
+      this._reading = false;
+      if (this._urgent) this._run();
+      else if (this._wanted) this.ask();
+    }
+  }
+}
+
+/** The events of a run, newest first in `newest`. `changed(what)` is called for each, and with null when time alone has
+ * passed or the page is seen again; `state(text)` tells how the connection is. */
+export class Stream {
+  constructor(id, changed, state) {
+    this._address = own(`/runs/${encodeURIComponent(id)}/events`);
+    this._changed = changed;
+    this._state = state;
+    this._source = null;
+    this._retry = null;
+    this._failures = 0;
+    this._open = false;
+    this.newest = [];
+    this._seen = () => (document.hidden ? this._disconnect() : this._again());
+    this._beat = setInterval(() => !document.hidden && this._changed(null), WITHOUT_EVENTS_MS);
+    document.addEventListener("visibilitychange", this._seen);
+  }
+
+  open() {
+    this._open = true;
+    if (!document.hidden && this._source === null) this._connect();
+  }
+
+  close() {
+    this._open = false;
+    this._disconnect();
+    clearInterval(this._beat);
+    document.removeEventListener("visibilitychange", this._seen);
+  }
+
+  /** Nothing is told of this run now, and where it has `ended` nothing will be. */
+  rest(ended) {
+    this._open = false;
+    this._disconnect();
+    if (ended) clearInterval(this._beat);
+    this._state("");
+  }
+
+  _again() {
+    if (this._open && this._source === null) this._connect();
+    this._changed(null);
+  }
+
+  _connect() {
+    clearTimeout(this._retry);
+    this._retry = null;
+    const source = new EventSource(this._address);
+    this._source = source;
+    source.onopen = () => {
+      this._failures = 0;
+      this._state("Live");
+    };
+    source.onerror = () => this._failed();
+    const take = (event) => this._take(event);
+    for (const name of EVENTS) source.addEventListener(name, take);
+    source.onmessage = take;
+  }
+
+  _take(event) {
+    let body = {};
+    try {
+      body = JSON.parse(event.data);
+    } catch {
+      // an event that cannot be read still says that something happened
+    }
+    this.newest.unshift({ event: event.type, id: event.lastEventId, ...body });
+    this.newest.length = Math.min(this.newest.length, NEWEST);
+    this._changed(body);
+  }
+
+  _failed() {
+    this._disconnect();
+    if (!this._open) return;
+    this._failures += 1;
+    const longest = Math.min(LONGEST_BACK_OFF_MS, 1000 * 2 ** (this._failures - 1));
+    const wait = longest * (0.5 + Math.random() / 2);
+    this._state(`No connection; trying again in ${Math.max(1, Math.round(wait / 1000))} s`);
+    this._retry = setTimeout(() => this._again(), wait);
+  }
+
+  _disconnect() {
+    clearTimeout(this._retry);
+    this._retry = null;
+    this._source?.close();
+    this._source = null;
+  }
+}

@@ -1,0 +1,135 @@
+"""What a driver does at its start, done once before it matters: classes are loaded, code is compiled, Python workers
+are there. It reads nothing of the user's and writes nothing but a temporary folder.
+
+`warm_up` does it in a session that waits for its turn. `python -m penstock.spark.rehearsal ARCHIVE [FLAGS]` does it in
+a process of its own, whose JVM archives the classes that it has loaded: see `class_archive`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.spark.class_archive import TARGET, keep, tried_file
+from penstock.spark.session import session
+from penstock.storage.private import only_one
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+_MAKING_SECONDS = 300  # after which something hangs
+_BATCHES = 3
+_TOGETHER_SECONDS = 0.2  # that each task of a wave finds the workers of the others busy
+
+
+def warm_up(spark: SparkSession, modules: Sequence[str] = ()) -> None:
+    """Run a small query as a job's queries run, in a session of its own. Python workers import `modules` too."""
+    warm_workers(spark, modules)
+    with _folder() as folder:
+        _run(_rows(spark.newSession()), folder)
+
+
+def warm_workers(spark: SparkSession, modules: Sequence[str] = ()) -> None:
+    """Have a Python worker for each core; Spark ends those that had nothing to do for a minute."""
+    names, cores = list(modules), spark.sparkContext.defaultParallelism
+
+    def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for name in names:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        time.sleep(_TOGETHER_SECONDS)
+        yield from batches
+
+    spark.newSession().range(0, cores, 1, cores).mapInArrow(load, "id long").collect()
+
+
+def _rows(spark: SparkSession) -> DataFrame:
+    reader = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", "10").option("numPartitions", "2")
+    return reader.load().selectExpr("value % 3 AS key", "CAST(value AS STRING) AS text", "timestamp")
+
+
+def _run(frame: DataFrame, folder: Path) -> None:
+    """A few micro-batches through `foreachBatch` and Python workers, into nothing."""
+    passed: list[int] = []
+
+    def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    def write(batch: DataFrame, number: int) -> None:
+        batch.mapInArrow(same, batch.schema).collect()
+        passed.append(number)
+
+    started = (
+        frame.writeStream.foreachBatch(write)
+        .option("checkpointLocation", (folder / "checkpoint").as_uri())
+        .outputMode("update")
+        .start()
+    )
+    while len(passed) < _BATCHES and started.isActive:
+        time.sleep(0.01)
+    started.stop()
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="penstock-rehearsal-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# In a process of its own
+
+
+def make_archive(target: Path, flags: Sequence[str]) -> None:
+    """Write `target`, unless it is there or somebody has tried in vain."""
+    with only_one(target.with_suffix(".lock")):
+        if target.exists() or tried_file(target).exists():
+            return
+        tried_file(target).touch()
+        aside = target.with_suffix(f".{os.getpid()}")
+        try:
+            _rehearse(aside, flags)
+            if aside.exists():
+                keep(aside, target)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def _rehearse(aside: Path, flags: Sequence[str]) -> None:
+    os.environ[TARGET] = str(aside)
+    conf = {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
+    if flags:
+        conf["spark.driver.extraJavaOptions"] = " ".join(flags)
+    spark = session("rehearsal", conf=conf, jars=(), local_storage=True)
+    process: Any = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
+    with _folder() as folder:
+        warm_up(spark)
+        _run(_rows(spark).groupBy("key").count(), folder / "counted")
+        spark.stop()
+    process.stdin.close()  # so that it ends, and archives what it has loaded
+    process.wait()
+
+
+def _give_way() -> None:
+    """To all other processes: for the processor, and for memory where there is too little."""
+    os.nice(19)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    signal.alarm(_MAKING_SECONDS)
+
+
+if __name__ == "__main__":
+    _give_way()
+    make_archive(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,261 @@
+"""Runs that never ran, told of as the server tells of real ones: for the page's tests, pictures and benchmark."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = dict[str, Any]
+
+ERROR = {
+    "error": "WritersLost",
+    "happened": "2 of 4 writers of epoch 311 are lost: Kafka has ended their transactions.",
+    "safe": "nothing of the epoch was made visible twice; the input positions are as they were.",
+    "to_do": "start the job: it rewrites just these two, and proves that they are the same rows.",
+}
+MARKUP = '<img src=x onerror="document.title=1"><b>bold</b>'
+INTERVAL_MS = 5000
+
+
+@dataclass
+class Run:
+    """One run and all that can be asked of it. Tests change it while a page looks at it."""
+
+    id: str
+    name: str
+    start: int
+    state: str = "RUNNING"
+    end: int | None = None
+    epochs: int = 120
+    restarts: int = 0
+    savepoint: str | None = None
+    error: Json | None = None
+    program: str | None = "/srv/jobs/payments.py"
+    phase: str = "prepare"
+    transactions: list[Json] = field(default_factory=list)
+    exceptions: list[Json] = field(default_factory=list)
+    savepoints: list[Json] = field(default_factory=list)
+    weakest: Json | None = None
+    queries: tuple[str, ...] = ("alerts",)
+    now: int = 0
+
+    def __post_init__(self) -> None:
+        self._made: dict[tuple[str, int], Json] = {}
+        self._first = (self.end or self.now) - self.epochs * INTERVAL_MS  # when the first epoch was opened
+
+    @property
+    def live(self) -> bool:
+        return self.end is None
+
+    def summary(self) -> Json:
+        last = self.end if self.end is not None else self.now
+        return {
+            "id": self.id,
+            "name": self.name,
+            "state": self.state,
+            "start": self.start,
+            "end": self.end,
+            "duration": max(0, last - self.start),
+            "restarts": self.restarts,
+            "savepoint": self.savepoint,
+            "error": self.error,
+            "address": "http://127.0.0.1:45931" if self.live else None,
+            "live": self.live,
+            "program": self.program,
+        }
+
+    def detail(self) -> Json:
+        return {
+            "run": self.summary(),
+            "queries": [self._query(uid) for uid in self.queries],
+            "weakest": self.weakest,
+            "spark_ui": "http://127.0.0.1:4040" if self.live else None,
+        }
+
+    def epoch(self, query: str, number: int) -> Json:
+        if (query, number) not in self._made:
+            self._made[query, number] = self._make(query, number)
+        return self._made[query, number]
+
+    def _make(self, query: str, number: int) -> Json:
+        chance = random.Random(number)
+        phases = {
+            "read_ms": 180 + chance.random() * 120,
+            "prepare_ms": 240 + chance.random() * 400,
+            "decide_ms": 4 + chance.random() * 6,
+            "commit_ms": 9 + chance.random() * 20,
+        }
+        if number % 37 == 0:
+            phases["prepare_ms"] *= 3
+        failed = number % 53 == 40
+        opened = self._opened(number)
+        total = sum(phases.values())
+        rows = int(20_000 + 6_000 * math.sin(number / 9) + chance.random() * 2_000)
+        return {
+            "query": query,
+            "epoch": number,
+            "generation": 3,
+            "outcome": "failed" if failed else "complete",
+            "mode": "unaligned" if number % 37 == 0 else "aligned",
+            "opened": opened,
+            "ended": opened + total,
+            "phases": phases,
+            "total_ms": round(total, 1),
+            "rows": 0 if failed else rows,
+            "bytes": rows * 112,
+            "sinks": [{"sink": "alerts", "rows": rows, "writers": 4, "bytes": rows * 112}],
+            "state_rows": 40_000 + number * 30,
+            "state_bytes": 9_000_000 + number * 7_000,
+            "inflight_bytes": 4_000_000 if number % 37 == 0 else 0,
+            "slowest": "payments-2",
+            "skew": 2.4,
+            "why": "The sink did not take it within the checkpoint timeout." if failed else None,
+        }
+
+    def series(self, query: str, points: int) -> Json:
+        step = max(1, math.ceil(self.epochs / max(1, points)))
+        chosen = [self.epoch(query, number) for number in range(1, self.epochs + 1, step)]
+        names = ("total_ms", "rows", "state_bytes", "inflight_bytes")
+        return {
+            "time": [one["opened"] for one in chosen],
+            "commit_ms": [one["phases"]["commit_ms"] for one in chosen],
+            **{name: [one[name] for one in chosen] for name in names},
+        }
+
+    def page(self, query: str, before: int | None, limit: int) -> Json:
+        newest = min(self.epochs, (before or self.epochs + 1) - 1)
+        oldest = max(1, newest - limit + 1)
+        return {
+            "epochs": [self.epoch(query, number) for number in range(newest, oldest - 1, -1)],
+            "more": oldest > 1,
+        }
+
+    def alignment(self) -> Json:
+        reached = [310.0, 190.5, 160.2, 140.9]
+        return {
+            "partitions": [
+                {
+                    "partition": f"payments-{(2, 0, 1, 3)[at]}",
+                    "source": "payments",
+                    "rows": 5000 - at,
+                    "started_ms": 20.0 + at,
+                    "reached_ms": ms,
+                    "waited_ms": reached[0] - ms,
+                }
+                for at, ms in enumerate(reached)
+            ],
+            "slowest": "payments-2",
+            "skew": 2.4,
+            "more": 0,
+            "unknown": None,
+        }
+
+    def _opened(self, number: int) -> float:
+        return self._first + (number - 1) * INTERVAL_MS
+
+    def _query(self, uid: str) -> Json:
+        read = [270_000 + self.epochs * 5250 + at * 37 for at in range(4)]
+        partitions = [
+            {"partition": str(at), "offset": read[at], "end": read[at] + lag, "lag": lag}
+            for at, lag in enumerate((140, 12, 2210, 0))
+        ]
+        weak = self.weakest["guarantee"] if self.weakest else "exactly-once"
+        return {
+            "uid": uid,
+            "generation": 3,
+            "epoch": self.epochs + 1,
+            "phase": self.phase if self.live else "idle",
+            "phase_since": self.now - 1300,
+            "watermark": self.now - 62_000,
+            "rows_per_second": 4180.5 if self.live else 0,
+            "rows_total": self.epochs * 21_000,
+            "guarantee": weak,
+            "sources": [
+                {
+                    "uid": "payments",
+                    "describe": "Kafka topic payments",
+                    "guarantee": "exactly-once",
+                    "partitions": partitions,
+                },
+                {"uid": "rates", "describe": "files in /data/rates", "guarantee": weak, "partitions": []},
+            ],
+            "operators": [
+                {"name": "join", "stateful": False},
+                {"name": "sum per account", "stateful": True},
+            ],
+            "sinks": [
+                {"uid": "alerts", "describe": "Kafka topic alerts", "guarantee": "exactly-once"},
+                {"uid": "totals", "describe": "PostgreSQL table totals", "guarantee": "exactly-once"},
+            ],
+        }
+
+
+def a_transaction(number: int, state: str, decision: str, age: float, **more: Any) -> Json:
+    return {
+        "query": "alerts",
+        "sink": "alerts",
+        "id": f"payments:alerts-g000003-{number:012x}",
+        "epoch": 121,
+        "state": state,
+        "decision": decision,
+        "age_seconds": age,
+        "timeout_seconds": 900,
+        "holds_back": state == "open",
+        **more,
+    }
+
+
+def typical_runs(now: int, epochs: int = 120) -> list[Run]:
+    """One that runs, one that was stopped, one that failed, and one with a name that is markup."""
+    hour = 3_600_000
+    living = Run(
+        "34b06a4b56d3432ea0211db7ff05b13d",
+        "payments",
+        now - 3 * hour,
+        epochs=epochs,
+        now=now,
+        restarts=1,
+        savepoint="/savepoints/savepoint-payments-3f2a9c41d07e",
+        transactions=[
+            a_transaction(1, "prepared", "decided", 1.2),
+            a_transaction(2, "open", "undecided", 610.0),
+            a_transaction(3, "committed", "decided", 6.0, holds_back=False),
+        ],
+        exceptions=[{"time": now - hour, "query": "alerts", **ERROR}],
+        savepoints=[
+            {
+                "path": "/savepoints/savepoint-payments-3f2a9c41d07e",
+                "kind": "native",
+                "time": now - hour,
+                "bytes": 48_200_000,
+                "drained": False,
+            },
+        ],
+    )
+    past = Run("5d0c1f2a9b8e4c7d8f6a5b4c3d2e1f00", "payments", now - 30 * hour, "FINISHED", now - 4 * hour, 60)
+    failing = Run(
+        "77aa01c45e6f4b21a4f0cc9d10e2b3f4",
+        "totals",
+        now - 9 * hour,
+        "FAILED",
+        now - 8 * hour,
+        40,
+        restarts=10,
+        error=ERROR,
+        exceptions=[{"time": now - 8 * hour, "query": "alerts", **ERROR}],
+        transactions=[
+            a_transaction(7, "in doubt", "decided", 28_800.0),
+            a_transaction(8, "prepared", "decided", 28_800.0),
+            a_transaction(9, "open", "undecided", 28_800.0),
+        ],
+        weakest={
+            "kind": "source",
+            "uid": "rates",
+            "guarantee": "at-least-once",
+            "why": "its files may be replaced while they are read",
+        },
+    )
+    odd = Run("00000000000000000000000000000bad", MARKUP, now - 2 * hour, "FINISHED", now - hour, 5, program=None)
+    return [living, past, failing, odd]

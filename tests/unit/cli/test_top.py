@@ -1,0 +1,478 @@
+"""`penstock top`: what it gathers, what it shows, what its keys do, and what becomes of a job that dies meanwhile."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from rich.console import Console
+
+from penstock.cli import main as cli
+from penstock.cli.top import Watched, look
+from penstock.cli.top_facts import JobFacts, JobReader, QueryFacts, percentile, sentences
+from penstock.cli.top_screen import Keyboard, View, draw, show
+from penstock.errors import PreCommitFailed
+from penstock.process.registry import Entry, Registry, State, now_ms
+from penstock.processes import mark
+from penstock.progress import Step
+from penstock.server.client import Client
+from tests.support.steered import Steered, served
+
+Invoke = Callable[..., tuple[int, str, str]]
+ID = "ab" * 16
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Invoke:
+    """Runs the command as the shell would: exit status, stdout, stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as left:
+            status = left.code if isinstance(left.code, int) else 0
+        out, err = capfd.readouterr()
+        return status, out, err
+
+    return call
+
+
+RUN = {
+    "run": {"id": ID},
+    "queries": [
+        {
+            "uid": "out", "generation": 3, "epoch": 41, "phase": "commit", "phase_since": 1, "watermark": 99,
+            "rows_per_second": 1234.5, "rows_total": 9,
+            "sources": [{"uid": "in", "partitions": [{"lag": 7}, {"partition": 1, "lag": None}, {"lag": 5}]}],
+        }
+    ],
+}  # fmt: skip
+EPOCHS = {
+    "epochs": [{"outcome": "complete", "total_ms": ms} for ms in range(1, 101)]
+    + [{"outcome": "failed", "total_ms": 9e9}]
+}
+
+
+class Answers:
+    """A server with the paths of the contract. `asked` has each path that was asked for; `bodies` may be changed."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.bodies: dict[str, Any] = {
+            f"/v1/jobs/{ID}": {
+                "vertices": [{"id": "cafe", "name": "Source"}, {"id": "out", "error": "late"}],
+                "restarts": 2,
+            },
+            f"/penstock/v1/runs/{ID}": RUN,
+            f"/penstock/v1/runs/{ID}/epochs": EPOCHS,
+            f"/penstock/v1/runs/{ID}/inflight": {
+                "sinks": [
+                    {"query": "out", "bytes": 1000},
+                    {"query": "out", "bytes": 500},
+                    {"query": "other", "bytes": 1},
+                ]
+            },
+            f"/penstock/v1/runs/{ID}/exceptions": {
+                "exceptions": [
+                    {"time": number, "query": "out", "error": "PreCommitFailed", "happened": f"It broke {number}."}
+                    for number in (1000, 5000, 3000, 2000)
+                ]
+            },
+        }
+
+
+@contextmanager
+def answering() -> Iterator[tuple[Answers, Entry]]:
+    answers = Answers()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answers.asked.append(self.path)
+            body = answers.bodies.get(urlsplit(self.path).path)
+            status, data = (404, {"errors": ["Not found"]}) if body is None else (200, body)
+            text = data if isinstance(data, bytes) else json.dumps(data).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    entry = Entry(
+        ID, "payments", State.RUNNING, start=now_ms() - 65_000, pid=os.getpid(), pid_mark=mark(os.getpid()),
+        address=f"127.0.0.1:{server.server_port}", token="t",
+    )  # fmt: skip
+    Registry().put(entry)
+    try:
+        yield answers, entry
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def reader() -> JobReader:
+    return JobReader(lambda entry: Client(str(entry.address), entry.token))
+
+
+def test_everything_that_a_server_tells() -> None:
+    with answering() as (answers, entry):
+        job = reader().read(entry)
+        [query] = job.queries or ()
+        assert query.phase_ms is not None
+        assert query == QueryFacts(
+            uid="out", epoch=41, generation=3, phase="commit", phase_ms=query.phase_ms, rows_per_second=1234.5,
+            p50_ms=50, p99_ms=99, lag=12, inflight_bytes=1500, watermark=99, error="late",
+        )  # fmt: skip
+        assert [exception["time"] for exception in job.exceptions] == [5000, 3000, 2000]
+        assert job.restarts == 2
+        [epochs] = [urlsplit(path) for path in answers.asked if "epochs" in path]
+        assert parse_qs(epochs.query) == {"query": ["out"], "limit": ["100"]}
+
+
+def test_epochs_are_asked_for_again_when_there_is_a_new_one() -> None:
+    with answering() as (answers, entry):
+        look = reader()
+        for _ in range(3):
+            look.read(entry)
+        assert sum("epochs" in path for path in answers.asked) == 1
+        answers.bodies[f"/penstock/v1/runs/{ID}"] = {"queries": [{**RUN["queries"][0], "epoch": 42}]}  # type: ignore[index]
+        look.read(entry)
+        assert sum("epochs" in path for path in answers.asked) == 2
+
+
+def test_a_server_that_knows_only_flink_s_paths_is_asked_for_ours_once() -> None:
+    with answering() as (answers, entry):
+        answers.bodies = {f"/v1/jobs/{ID}": {"vertices": [{"id": "out", "epoch": 12, "generation": 3}]}}
+        look = reader()
+        jobs = [look.read(entry) for _ in range(3)]
+        assert jobs[-1].queries == (QueryFacts("out", 12, 3),)
+        assert sum(path.startswith("/penstock/") for path in answers.asked) == 4
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"queries": 7},
+        {"queries": [7, {"uid": 8}, {}]},
+        [],
+        b"<html>",
+        {"queries": [{"uid": "out", "epoch": "x", "sources": 3}]},
+        {"queries": [{"uid": "out", "epoch": True, "phase": 9, "phase_since": [], "sources": [{"partitions": [1]}]}]},
+        {"queries": [{"uid": "out", "epoch": float("nan"), "phase_since": float("inf"), "rows_per_second": {}}]},
+    ],
+)
+def test_answers_of_another_shape_break_nothing(body: Any) -> None:
+    with answering() as (answers, entry):
+        for path in answers.bodies:
+            if path.startswith("/penstock/"):
+                answers.bodies[path] = body
+        job = reader().read(entry)
+        assert job.note is None
+        draw(View([job], ID))
+        answers.bodies[f"/v1/jobs/{ID}"] = body
+        job = reader().read(entry)
+        draw(View([job], ID))
+
+
+def test_a_server_that_does_not_answer_is_a_note() -> None:
+    entry = Entry(ID, "payments", State.RUNNING, address="127.0.0.1:1", token="t")
+    job = reader().read(entry)
+    assert job.queries is None
+    assert "does not answer" in str(job.note)
+    starting = reader().read(Entry(ID, "payments", State.CREATED))
+    assert starting.note == "It is CREATED and cannot be asked yet."
+
+
+def test_percentiles() -> None:
+    assert percentile([], 50) is None
+    assert percentile([7], 99) == 7
+    assert percentile([3, 1, 2], 50) == 2
+    assert percentile(range(1, 1001), 99) == 990
+
+
+# Printed once
+
+
+def test_without_a_terminal_it_prints_once(invoke: Invoke) -> None:
+    with served(Steered("payments")), served(Steered("orders")):
+        status, out, err = invoke("top")
+        assert (status, err) == (0, "")
+        assert "Queries of payments" in out
+        assert "Queries of orders" in out
+        assert "RUNNING" in out
+        assert "12" in out  # the epoch
+        status, out, _ = invoke("top", "orders", "--once")
+        assert "orders" in out
+        assert "payments" not in out
+
+
+def test_as_json_it_is_one_document(invoke: Invoke) -> None:
+    with served() as job:
+        status, out, err = invoke("top", "payments", "--json")
+        assert (status, err) == (0, "")
+        body = json.loads(out)
+        [told] = body["jobs"]
+        assert (told["id"], told["state"], told["restarts"]) == (job.id, "RUNNING", 0)
+        assert told["queries"][0]["uid"] == "out"
+        assert told["queries"][0]["epoch"] == 12
+        assert "token" not in told
+    assert json.loads(invoke("top", "--json")[1])["jobs"] == []
+    assert invoke("top")[1] == "No job runs.\n"
+
+
+def test_a_job_elsewhere(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with served() as job:
+        address, token = str(job.serving.address), str(job.entry.token)
+        monkeypatch.setenv("PENSTOCK_TOKEN", token)
+        monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "other"))
+        [told] = json.loads(invoke("top", "-m", address, "payments", "--json")[1])["jobs"]
+        assert (told["name"], told["queries"][0]["epoch"]) == ("payments", 12)
+        monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+
+
+def test_a_job_that_is_not_there_is_1(invoke: Invoke) -> None:
+    status, out, err = invoke("top", "nobody", "--json")
+    assert (status, out) == (1, "")
+    assert json.loads(err)["error"] == "JobNotFound"
+    assert invoke("top", "--interval", "0")[0] == 2
+
+
+def test_a_job_that_has_failed_is_shown_with_its_three_sentences(invoke: Invoke) -> None:
+    with served() as job:
+        job.failure = PreCommitFailed("It broke.", safe="All rows.", to_do="Start it again.")
+    status, out, _ = invoke("top", "payments")
+    assert status == 0
+    for part in ("FAILED", "What happened: It broke.", "What is safe: All rows.", "What to do: Start it again."):
+        assert part in out
+    assert invoke("top")[1] == "No job runs.\n"  # only who asks by name is shown what has ended
+
+
+# The screen
+
+
+class Keys:
+    """Pressed one after the other; then, when `when` comes true, q."""
+
+    def __init__(self, *keys: str | Callable[[], bool]) -> None:
+        self._keys = list(keys)
+        self._end = time.monotonic() + 60
+
+    def read(self, seconds: float) -> list[str]:
+        assert time.monotonic() < self._end, f"still waiting: {self._keys}"
+        time.sleep(0.01)
+        if not self._keys:
+            return ["q"]
+        if callable(self._keys[0]):
+            if self._keys[0]():
+                self._keys.pop(0)
+            return []
+        return [str(self._keys.pop(0))]
+
+
+def screen() -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, force_terminal=True, width=160, height=50, color_system=None), file
+
+
+def shown(view: View) -> str:
+    console, file = screen()
+    console.print(draw(view))
+    return file.getvalue()
+
+
+def test_it_is_drawn_with_all_there_is_to_know() -> None:
+    with answering() as (_, entry):
+        text = shown(View([reader().read(entry)], ID))
+    for part in (
+        "payments",
+        "RUNNING",
+        "1m 5s",
+        "out",
+        "41",
+        "commit",
+        "1,234",
+        "50 ms",
+        "99 ms",
+        "12",
+        "1.5 kB",
+        "late",
+    ):
+        assert part in text
+    assert "Newest exceptions" in text
+    assert "It broke 5000." in text
+    assert "It broke 1000." not in text
+
+
+def test_what_strangers_write_cannot_leave_its_place() -> None:
+    error = {"error": "X[b]", "happened": "\x1b[2J[red]boo\x07", "safe": "[/]", "to_do": ""}
+    entry = Entry(ID, "\x1b]0;title\x07", State.FAILED, error=error)
+    text = shown(View([JobFacts(entry)], ID))
+    assert "X[b]" in text
+    assert "[2J[red]boo" in text
+    assert "\x1b[2J" not in text
+    assert "\x1b]0;" not in text
+    assert "\x07" not in text
+
+
+def test_no_job_is_a_sentence() -> None:
+    view = View()
+    assert "No job runs." in shown(view)
+    assert [view.press(key) for key in ("s", "1", "up", "x", "é", "٣")] == [None] * 6
+    assert view.press("q") == "leave"
+
+
+def entries(*names: str) -> list[JobFacts]:
+    return [
+        JobFacts(Entry(f"{number:x}" * 32, name, State.RUNNING, address="127.0.0.1:1"))
+        for number, name in enumerate(names, 1)
+    ]
+
+
+def test_arrows_and_numbers_choose_a_job() -> None:
+    view = View()
+    view.show(entries("a", "b", "c"))
+
+    def chosen() -> str:
+        assert view.job is not None
+        return view.job.entry.name
+
+    assert chosen() == "a"
+    assert (view.press("down"), chosen()) == ("look", "b")
+    assert (view.press("3"), chosen()) == ("look", "c")
+    assert (view.press("down"), chosen()) == (None, "c")
+    assert (view.press("9"), chosen()) == (None, "c")
+    assert (view.press("0"), chosen()) == (None, "c")
+    assert (view.press("up"), chosen()) == ("look", "b")
+    view.show([view.jobs[1], view.jobs[0]])
+    assert chosen() == "b"  # wherever it stands
+    view.show(view.jobs[1:])
+    assert chosen() == "a"
+
+
+def test_a_savepoint_is_taken_only_when_agreed_to() -> None:
+    view = View()
+    view.show(entries("a"))
+    assert view.press("s") is None
+    assert "Take a savepoint of a? y / n" in shown(view)
+    assert view.press("q") is None  # an answer, and it is no
+    assert view.message == "No savepoint was asked for."
+    view.press("s")
+    assert view.press("y") == "savepoint"
+    ended = View([JobFacts(Entry(ID, "a", State.FINISHED))], ID)
+    assert ended.press("s") is None
+    assert ended.question is None
+    assert "gives no savepoint" in ended.message
+
+
+def test_a_job_is_watched_saved_and_seen_dying() -> None:
+    steered = Steered()
+    steered.step = Step("checking", 1, 4, "bytes")
+    steered.gate.clear()
+    view, (console, file) = View(), screen()
+    with served(steered) as job:
+
+        def die() -> bool:
+            job.failure = PreCommitFailed("It broke.", safe="All rows.", to_do="Start it again.")
+            steered.ending.set()
+            return True
+
+        def go_on() -> bool:
+            steered.gate.set()
+            return True
+
+        keys = Keys(
+            lambda: view.job is not None and bool(view.job.queries),
+            "s", "y",
+            lambda: "checking: 1 B of 4 B (25 %)" in view.message,
+            go_on,
+            lambda: "/default/savepoint-1" in view.message,
+            die,
+            lambda: view.job is not None and view.job.entry.state is State.FAILED,
+            lambda: "Start it again." in file.getvalue(),
+        )  # fmt: skip
+        show(Watched(), view, 0.05, keys, console)
+    assert steered.asked == [("savepoint", None, "native")]
+    text = file.getvalue()
+    for part in (
+        "RUNNING",
+        "Queries of payments",
+        "Take a savepoint of payments?",
+        "What happened",
+        "It broke.",
+        "All rows.",
+    ):
+        assert part in text
+
+
+def test_a_savepoint_that_fails_is_told_in_the_view() -> None:
+    steered = Steered()
+    steered.error = PreCommitFailed("It broke.", safe="All rows.", to_do="Ask again.")
+    view, (console, _) = View(), screen()
+    with served(steered):
+        keys = Keys(lambda: view.job is not None, "s", "y", lambda: view.message == "It broke. All rows. Ask again.")
+        show(Watched(), view, 0.05, keys, console)
+
+
+def test_a_run_that_was_seen_alive_stays_and_others_that_ended_do_not(tmp_path: Path) -> None:
+    registry = Registry(tmp_path)
+    here = {"pid": os.getpid(), "pid_mark": mark(os.getpid())}
+    registry.put(Entry("1" * 32, "old", State.FINISHED))
+    registry.put(Entry("2" * 32, "now", State.RUNNING, **here))  # type: ignore[arg-type]
+    watched = Watched(registry=registry)
+    assert [entry.name for entry in watched.entries()] == ["now"]
+    registry.put(Entry("2" * 32, "now", State.FAILED, error={"error": "X", "happened": "It broke."}))
+    (tmp_path / "jobs" / f"{'3' * 32}.json").write_text("{half")
+    [entry] = watched.entries()
+    assert sentences(entry) == [("What happened", "It broke.")]
+    [job] = look(watched, None, lambda _: reader())
+    assert job.queries is None
+
+
+def test_keys_of_a_terminal() -> None:
+    master, slave = pty.openpty()
+    before = termios.tcgetattr(slave)
+    with Keyboard(slave).unbuffered() as keyboard:
+        os.write(master, b"1\x1b[A\x1bOBs\xc3\xa4")
+        assert keyboard.read(5) == ["1", "up", "down", "s", "ä"]
+        assert keyboard.read(0.01) == []
+    assert termios.tcgetattr(slave) == before
+    with Keyboard(slave).unbuffered() as keyboard:
+        os.close(master)
+        assert keyboard.read(5) == ["q"]  # the terminal is gone
+    os.close(slave)
+
+
+def test_a_job_that_shows_a_certificate_of_its_own(invoke: Invoke, tmp_path: Path) -> None:
+    from penstock.dev.servers.security import make_security
+
+    with served(certificate=str(make_security(tmp_path / "tls", {}).keystore)):
+        _, out, _ = invoke("top", "--json")
+    [told] = json.loads(out)["jobs"]
+    assert (told["note"], [query["uid"] for query in told["queries"]]) == (None, ["out"])
