@@ -180,7 +180,8 @@ def _disturbance(cases: Mapping[str, Any]) -> str:
     wrong = "" if not any("lost" in one for one in rounds) else f" Rows lost or doubled in all of them: {lost:,}."
     often = " or ".join(map(str, sorted(count)))
     used = f"other programs used at most {most:.2f} cores"
-    return f"Medians of {often} rounds, least to most in brackets; {used}.{wrong}"
+    how = "One round of each" if often == "1" else f"Medians of {often} rounds, least to most in brackets"
+    return f"{how}; {used}.{wrong}"
 
 
 def _machine(told: Mapping[str, Any]) -> str:
