@@ -36,6 +36,7 @@ from neighbours import Neighbours  # noqa: E402
 from penstock.process.registry import Entry, Registry, State, now_ms  # noqa: E402
 from tests.support.browser import browsing  # noqa: E402
 from tests.support.long_history import write_history  # noqa: E402
+from tests.support.ui_link import link_of  # noqa: E402
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
@@ -131,11 +132,7 @@ def ui() -> Iterator[str]:
     """The link of a `penstock ui`."""
     server = subprocess.Popen([*COMMAND, "ui", "--port", "0", "--json"], stdout=subprocess.PIPE, text=True)
     try:
-        assert server.stdout is not None
-        text = ""
-        while not text.rstrip().endswith("}"):
-            text += server.stdout.readline()
-        yield json.loads(text)["link"]
+        yield link_of(server)
     finally:
         server.terminate()
         server.wait(10)

@@ -18,19 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.dev.servers.host import end_process
 from penstock.process.registry import Registry
 from penstock.server.phases import PHASES
+from tests.support.payments_script import SCRIPT
 from tests.support.waiting import until
-
-SCRIPT = """
-from penstock import Checkpoints, DataGenSource, FileSink, Job
-
-job = Job("payments", checkpoints=Checkpoints(interval="200ms", storage="checkpoints", savepoint_dir="savepoints"),
-          conf={"spark.master": "local[1]"})
-rows = job.read(DataGenSource(rate=500, columns={"id": "id"}), uid="payments")
-job.write(rows, FileSink("out"), uid="out")
-
-if __name__ == "__main__":
-    job.run()
-"""
 
 Penstock = Callable[..., Any]
 

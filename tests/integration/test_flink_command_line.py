@@ -23,18 +23,7 @@ from penstock.process.registry import Entry, Registry, State
 from penstock.savepoints import savepoint
 from penstock.spark.java import find_java
 from penstock.storage.local import LocalTree
-
-SCRIPT = """
-from penstock import Checkpoints, DataGenSource, FileSink, Job
-
-job = Job("payments", checkpoints=Checkpoints(interval="200ms", storage="checkpoints", savepoint_dir="savepoints"),
-          conf={"spark.master": "local[1]"})
-rows = job.read(DataGenSource(rate=500, columns={"id": "id"}), uid="payments")
-job.write(rows, FileSink("out"), uid="out")
-
-if __name__ == "__main__":
-    job.run()
-"""
+from tests.support.payments_script import SCRIPT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

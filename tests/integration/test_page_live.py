@@ -20,6 +20,7 @@ from penstock.dev.servers.host import end_process
 from penstock.process.registry import Entry, Registry
 from penstock.processes import end_session
 from tests.support.browser import Watch, serious_findings
+from tests.support.ui_link import link_of
 
 pytest.importorskip("playwright", reason="Playwright is missing: it is in the dev group of pyproject.toml")
 
@@ -137,11 +138,7 @@ def link(world: World) -> Iterator[str]:
     """Of `penstock ui`, which runs meanwhile."""
     with world.open_ui() as process:
         try:
-            assert process.stdout is not None
-            text = ""
-            while not text.rstrip().endswith("}"):
-                text += process.stdout.readline()
-            yield json.loads(text)["link"]
+            yield link_of(process)
         finally:
             process.send_signal(signal.SIGINT)
 

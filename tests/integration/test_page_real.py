@@ -19,6 +19,7 @@ from penstock.process.registry import Entry, Registry, State
 from penstock.server.history import history_folder
 from tests.support.browser import Watch, serious_findings
 from tests.support.looking import Ui, a_story, ui
+from tests.support.own_home import use_own_home
 from tests.support.steered import served
 from tests.support.waiting import until
 
@@ -37,10 +38,7 @@ def quickly() -> None:
 
 @pytest.fixture(autouse=True)
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
-    return Registry()
+    return use_own_home(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ from penstock.process.registry import Entry, Registry, State
 if TYPE_CHECKING:
     from penstock.config.settings import Settings
 
-_COMMAND = "from penstock.cli.main import main; main()"
 _POLL_SECONDS = 0.05
 
 #: Everything after the script's name is the script's own, options included.
@@ -244,9 +243,11 @@ def _start_error(entry: Entry | None, run: str) -> PenstockError:
 def _detach(script: Path, arguments: Sequence[str], id: str) -> subprocess.Popen[bytes]:
     """Start `penstock run script` in a session of its own, its output in the registry's log of `id`. Raises OSError
     where there is no place for that log."""
+    from penstock.process.supervisor import penstock_command
+
     with Registry().open_log(id) as log:
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", _COMMAND, "run", str(script), *arguments],
+            penstock_command("run", str(script), *arguments),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -60,6 +60,11 @@ def classify_end(status: int, *, stopping: bool) -> DriverEnd:
     return DriverEnd.CRASHED if status < 0 or status == CRASHED else DriverEnd.FAILED
 
 
+def penstock_command(*arguments: str) -> list[str]:
+    """What starts the command line as a process of its own, wherever `penstock` is installed. `-P` as for `command`."""
+    return [sys.executable, "-P", "-c", "from penstock.cli.main import main; main()", *arguments]
+
+
 def command(script: Path, arguments: Sequence[str]) -> list[str]:
     """What starts the driver. `-P`: the working directory is no place to import from, as with `python JOB.py`."""
     return [sys.executable, "-P", "-m", "penstock.cli.supervised", str(script), *arguments]

@@ -71,9 +71,6 @@ class Access:
             raise HTTPException(401, needed, {"WWW-Authenticate": "Bearer"})
         return False
 
-    def is_trusted(self, request: Request) -> bool:
-        return self._has_token(request) or self._has_session(request)
-
     async def open(self, request: Request) -> Response:
         """`GET /open?code=…`: a cookie for a code."""
         if not self._take_code(request.query_params.get("code", "")):

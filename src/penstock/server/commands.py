@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,13 +22,13 @@ from penstock.errors import ControlError, from_json
 from penstock.events import FILE_VARIABLE
 from penstock.process.registration import ID_VARIABLE
 from penstock.process.registry import Entry
+from penstock.process.supervisor import penstock_command
 from penstock.server import history, requests
 from penstock.server.answers import AsciiJson
 from penstock.server.own import ROOT, RUN
 from penstock.server.routes import Table
 from penstock.server.runs import MachineRuns, Run, Runs
 
-_COMMAND = "from penstock.cli.main import main; main()"
 COMMAND_SECONDS = 300.0
 _ERROR_CHARACTERS = 2000
 _NOT_THEIRS = (ID_VARIABLE, FILE_VARIABLE, "PENSTOCK_OPTIONS")
@@ -42,7 +41,7 @@ def run_command(arguments: Sequence[str], folder: Path | None = None, seconds: f
     with _one_at_a_time:
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_THEIRS}
         process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _COMMAND, *arguments],
+            penstock_command(*arguments),
             cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True,
         )  # fmt: skip

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -202,8 +202,3 @@ def _from_records(run: Run) -> list[dict[str, Any]]:
     found = [record for query in queries_in(folder) for record in run.records(query)]
     chosen = sorted((one for one in found if begin <= one.ended * 1000 <= end + 1000), key=lambda one: one.ended)
     return [{"time": one.ended, "event": "checkpoint", **one.summary(), **one.extent()} for one in chosen]
-
-
-def with_error(entry: Entry, shown: bool) -> Entry:
-    """Without the error's text for those who may not read it: it may quote a row."""
-    return entry if shown else replace(entry, error=None)

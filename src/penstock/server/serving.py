@@ -175,13 +175,11 @@ class _Server:
         except OSError as error:
             log.warning("the job runs, but takes no commands: it cannot listen on %s: %s", rest.bind_address, error)
             return None
-        host, port = listener.getsockname()[:2]
-        named = rest.address or reachable(host)
+        host, place = listener.getsockname()[0], place_of(listener, rest)
         token = os.environ.get(TOKEN_VARIABLE, "").strip() or secrets.token_urlsafe(32)
-        place = f"[{named}]:{port}" if ":" in named else f"{named}:{port}"
         secure = rest.certificate is not None
         server = cls(listener, f"https://{place}" if secure else place, token, rest)
-        names = (host, rest.bind_address, rest.address or "", socket.gethostname(), *(rest.hosts or ()))
+        names = names_of(listener, rest)
         open_reads = rest.open_reads and ipaddress.ip_address(host).is_loopback
         controls = {**facts, "token": token, "open_reads": open_reads, "secure": secure, "names": names}
         server._thread = threading.Thread(target=server._run, args=(controls,), name="penstock-control", daemon=True)
@@ -245,9 +243,17 @@ def check_certificate(rest: Rest) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(rest.certificate, rest.key)
 
 
-def reachable(host: str) -> str:
-    """The name to ask for, where `host` is what is listened on."""
-    return socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host
+def place_of(listener: socket.socket, rest: Rest) -> str:
+    """`HOST:PORT`, as others ask for it."""
+    host, port = listener.getsockname()[:2]
+    named = rest.address or (socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host)
+    return f"[{named}]:{port}" if ":" in named else f"{named}:{port}"
+
+
+def names_of(listener: socket.socket, rest: Rest) -> tuple[str, ...]:
+    """The names under which a server answers, besides `localhost`."""
+    host = listener.getsockname()[0]
+    return host, rest.bind_address, rest.address or "", socket.gethostname(), *(rest.hosts or ())
 
 
 def listen(bind_address: str, wanted: int) -> socket.socket:

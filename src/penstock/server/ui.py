@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from penstock.server.forward import Forwarding
 from penstock.server.job_app import add_job_paths
 from penstock.server.operations import Operations
 from penstock.server.runs import MachineRuns, Run
-from penstock.server.serving import check_certificate, listen, reachable, uvicorn_config
+from penstock.server.serving import check_certificate, listen, names_of, place_of, uvicorn_config
 from penstock.server.steer import SteeringPaths
 
 if TYPE_CHECKING:
@@ -63,16 +62,11 @@ def serve_ui(rest: Rest, token: str, storages: Iterable[str], opened: Callable[[
     secure = rest.certificate is not None
     check_certificate(rest)
     listener = listen(rest.bind_address, rest.port)
-    host, port = listener.getsockname()[:2]
     access = Access(token, secure=secure)
-    app = ui_application(
-        access, storages, (host, rest.bind_address, rest.address or "", socket.gethostname(), *(rest.hosts or ()))
-    )
-    named = rest.address or reachable(host)
-    place = f"[{named}]:{port}" if ":" in named else f"{named}:{port}"
+    app = ui_application(access, storages, names_of(listener, rest))
     server = uvicorn.Server(uvicorn_config(app.asgi(), rest, "critical"))
     server.config.timeout_graceful_shutdown = 1  # a page that follows events would hold the end back
-    opened(f"{'https' if secure else 'http'}://{place}/open?code={access.new_code()}")
+    opened(f"{'https' if secure else 'http'}://{place_of(listener, rest)}/open?code={access.new_code()}")
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
 

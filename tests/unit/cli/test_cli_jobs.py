@@ -18,6 +18,7 @@ from penstock.errors import PreCommitFailed
 from penstock.process.registry import Entry, Registry, State
 from penstock.processes import mark
 from tests.support.command import run_command
+from tests.support.own_home import use_own_home
 from tests.support.steered import Served, Steered, served
 
 Invoke = Callable[..., tuple[int, str, str]]
@@ -25,9 +26,7 @@ Invoke = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
+    use_own_home(tmp_path, monkeypatch)
     monkeypatch.setenv("COLUMNS", "200")
 
 

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pty
-import sys
 import termios
 import threading
 import time
@@ -20,7 +19,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from rich.console import Console
 
-from penstock.cli import main as cli
 from penstock.cli.top import Watched, look
 from penstock.cli.top_facts import JobFacts, JobReader, QueryFacts, percentile, sentences
 from penstock.cli.top_screen import Keyboard, View, draw, show
@@ -29,6 +27,7 @@ from penstock.process.registry import Entry, Registry, State, now_ms
 from penstock.processes import mark
 from penstock.progress import Step
 from penstock.server.client import Client
+from tests.support.command import run_command
 from tests.support.steered import Steered, served
 
 Invoke = Callable[..., tuple[int, str, str]]
@@ -47,14 +46,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
     """Runs the command as the shell would: exit status, stdout, stderr."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = left.code if isinstance(left.code, int) else 0
-        out, err = capfd.readouterr()
-        return status, out, err
+        return run_command(monkeypatch, capfd, *arguments)
 
     return call
 

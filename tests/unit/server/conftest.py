@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.process.registry import Registry
+from tests.support.own_home import use_own_home
 
 
 @pytest.fixture(autouse=True)
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
-    return Registry()
+    return use_own_home(tmp_path, monkeypatch)

@@ -9,7 +9,6 @@ import logging
 import socket
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,14 +22,6 @@ from penstock.server.history import history_folder
 from penstock.server.lifecycle import Lifecycle
 from tests.support.steered import Served, Steered, served
 from tests.support.waiting import until
-
-
-@pytest.fixture(autouse=True)
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
-    return Registry()
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from penstock.server import commands, history
 from penstock.server.history import history_folder
 from tests.support.looking import a_story, request, ui
 from tests.support.steered import Served, served
+from tests.support.ui_link import link_of
 from tests.support.waiting import until
 
 
@@ -326,7 +327,8 @@ def test_a_command_s_error_is_told_as_it_is(registry: Registry, tmp_path: Path) 
 
 
 def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "_COMMAND", "import time; time.sleep(600)")
+    hanging = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(commands, "penstock_command", lambda *_: hanging)
     with pytest.raises(ControlError, match="did not end within"):
         commands.run_command(["state"], seconds=0.2)
 
@@ -337,12 +339,8 @@ def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_prints_a_link_that_works_once() -> None:
     started = [sys.executable, "-c", "from penstock.cli.main import main; main()", "ui", "--port", "0", "--json"]
     with subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         try:
-            text = ""
-            while not text.rstrip().endswith("}"):
-                text += process.stdout.readline()
-            link = urlsplit(json.loads(text)["link"])
+            link = urlsplit(link_of(process))
             status, headers, _ = until(lambda: _try(link.netloc, f"{link.path}?{link.query}"), "the server")
             assert (status, headers["location"]) == (303, "/")
             assert request(link.netloc, "GET", f"{link.path}?{link.query}")[0] == 401
