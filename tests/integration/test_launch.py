@@ -40,9 +40,10 @@ ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 REUSE = "spark.python.worker.reuse"
 PROGRESS = "spark.ui.showConsoleProgress"
 MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing"
+CORES = len(os.sched_getaffinity(0))
 OURS = {
-    "spark.master": "local[*]",
-    SHUFFLE: str(len(os.sched_getaffinity(0))),
+    "spark.master": f"local[{2 * CORES}]",
+    SHUFFLE: str(CORES),
     MANAGER: f"{MANAGERS}.FileSystemBasedCheckpointFileManager",
     ARROW_ROWS: "20000",
     ARROW_BYTES: str(64 << 20),

@@ -47,6 +47,9 @@ _FAST_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.Fil
 _PROGRESS = "spark.ui.showConsoleProgress"
 _KAFKA_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
+#: The task of a small epoch waits for Kafka, Python and Java as long as it works: one of them is no use of a core.
+_TASKS_PER_CORE = 2
+
 #: Why each: see docs/reference/settings.md.
 DEFAULTS: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
@@ -79,11 +82,13 @@ def session(
         given = _given({**(file or {}), **conf}, archive=class_archive)
         wanted = {**_not_given(file or {}, given), **conf}
         if not given.contains("spark.master") and "spark.master" not in wanted:
-            wanted["spark.master"] = "local[*]"
-        master = wanted.get("spark.master", given.get("spark.master", ""))
+            wanted["spark.master"] = f"local[{_TASKS_PER_CORE * _cores()}]"
+            cores = _cores()
+        else:
+            cores = _local_cores(wanted.get("spark.master", given.get("spark.master", "")) or "")
         defaults = {
             key: value
-            for key, value in _defaults(master, local_storage).items()
+            for key, value in _defaults(cores, local_storage).items()
             if not given.contains(key) and key not in wanted
         }
         wanted.update(defaults)
@@ -142,9 +147,9 @@ def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:
             _add(spark, jar_set(name))
 
 
-def _defaults(master: str | None, local_storage: bool) -> dict[str, str]:
+def _defaults(cores: int, local_storage: bool) -> dict[str, str]:
+    """`cores` is 0 where tasks run elsewhere."""
     defaults = dict(DEFAULTS)
-    cores = _local_cores(master or "")
     if cores:
         # 200 shuffle partitions, Spark's default, are 200 state stores and 200 tasks an epoch on one machine.
         defaults[PARTITIONS] = str(cores)
@@ -166,8 +171,12 @@ def _local_cores(master: str) -> int:
         return 0
     inside = master.partition("[")[2].rstrip("]").partition(",")[0]
     if inside == "*":
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return _cores()
     return int(inside) if inside.isdigit() else 1
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _loads(spark: SparkSession, name: str) -> bool:
