@@ -93,7 +93,7 @@ def test_an_archive_is_made_and_taken(start: Start, tmp_path: Path) -> None:
     archive = expected_archive(tmp_path / "cache", start())
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK", "SPARK", "JAVA_"))}
     environment = {**clean, "PYTHONPATH": str(PACKAGES), "PENSTOCK_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", rehearsal.__name__, str(archive)]
+    command = [sys.executable, "-m", rehearsal.__name__, str(archive), ""]
     subprocess.run(command, env=environment, check=True, timeout=280)
     assert archive.exists()
     assert str(archive) in start()["maps"]
