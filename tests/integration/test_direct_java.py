@@ -30,8 +30,17 @@ told["maps"] = open(f"/proc/{pid}/maps").read()
 told["memory"] = known.get("spark.driver.memory")
 print("TOLD" + json.dumps(told))
 """
-#: What shells leave behind, what differs in each start, and what chooses the way.
-APART = {"SHLVL", "PWD", "OLDPWD", "_", "SPARK_BEELINE_OPTS", "_PYSPARK_DRIVER_CONN_INFO_PATH", "PYSPARK_SUBMIT_ARGS"}
+#: What shells leave behind, what differs in each start, and what chooses the way; a folder of links: see `slim_home`.
+APART = {
+    "SPARK_HOME",
+    "SHLVL",
+    "PWD",
+    "OLDPWD",
+    "_",
+    "SPARK_BEELINE_OPTS",
+    "_PYSPARK_DRIVER_CONN_INFO_PATH",
+    "PYSPARK_SUBMIT_ARGS",
+}
 
 Start = Callable[..., dict[str, Any]]
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.job.prefetch import LATER
 from penstock.process import lifeline
 from penstock.process.error_class import classify, jvm_gone
 
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 _KEEP_WARM_SECONDS = 40.0  # Spark ends Python workers that had nothing to do for a minute
-#: What a start loads in this process besides what a program has loaded when it comes to `run`.
-_HERE = ("uvicorn", "penstock.server.job_app", "penstock.savepoints.restore")
-#: And what each Python worker does.
+_HERE = LATER
+#: What each Python worker loads.
 _WORKER = ("penstock.epoch.task", "penstock.epoch.inflight.tee")
 
 
