@@ -20,8 +20,8 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_only_a_local_master_runs_tasks_in_the_driver() -> None:
     for master in ("local", "local[*]", "local[2]", "local[2,3]"):
         assert session._runs_tasks_itself(master)
-    for master in ("local-cluster[2,1,1024]", "spark://host:7077", "yarn", "", None):
-        assert not session._runs_tasks_itself(master)
+    for other in ("local-cluster[2,1,1024]", "spark://host:7077", "yarn", "", None):
+        assert not session._runs_tasks_itself(other)
 
 
 def test_jars_of_the_users_come_before_ours(conf: Path) -> None:
