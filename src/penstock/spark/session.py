@@ -25,6 +25,7 @@ from penstock.spark.jars import is_present, jar_set
 from penstock.spark.java import find_java, wrapped_home
 from penstock.spark.launch import start_java
 from penstock.spark.local_files import CHECKSUM_FILES
+from penstock.spark.local_master import runs_tasks_itself
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import remember_defaults, warn_overridden
 from penstock.storage.private import create_own
@@ -91,7 +92,7 @@ def session(
         }
         wanted.update(defaults)
         paths = [str(path) for jar in sets for path in jar_set(jar)]
-        if _runs_tasks_itself(master):
+        if runs_tasks_itself(master):
             paths = _not_on_class_path(paths)
         if paths:
             listed = wanted.get("spark.jars", given.get("spark.jars", ""))
@@ -124,11 +125,6 @@ def _brings_jars(conf: Mapping[str, str]) -> bool:
         return defaults.is_file() and any(key in defaults.read_text(errors="replace") for key in _JARS)
     except OSError:
         return True
-
-
-def _runs_tasks_itself(master: str | None) -> bool:
-    """Whether tasks run in the driver's JVM and so find what is on its class path."""
-    return master == "local" or (master or "").startswith("local[")
 
 
 def _not_on_class_path(paths: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from pyspark import SparkContext
 
 from penstock.spark import session
+from penstock.spark.local_master import runs_tasks_itself
 
 
 @pytest.fixture(autouse=True)
@@ -19,9 +20,9 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_only_a_local_master_runs_tasks_in_the_driver() -> None:
     for master in ("local", "local[*]", "local[2]", "local[2,3]"):
-        assert session._runs_tasks_itself(master)
+        assert runs_tasks_itself(master)
     for other in ("local-cluster[2,1,1024]", "spark://host:7077", "yarn", "", None):
-        assert not session._runs_tasks_itself(other)
+        assert not runs_tasks_itself(other)
 
 
 def test_jars_of_the_users_come_before_ours(conf: Path) -> None:
