@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from penstock.cli import program
 from penstock.process import lifeline
 from penstock.spark import early
 
 if __name__ == "__main__":
     lifeline.connect()
     early.begin(Path(sys.argv[1]))
+    from penstock.cli import program  # while Java starts
+
     sys.exit(program.run(Path(sys.argv[1]), sys.argv[2:]))

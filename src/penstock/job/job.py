@@ -19,6 +19,7 @@ from penstock.epoch.outputs import Epoch, EpochFunction, computed_once, write_as
 from penstock.epoch.plan import QueryPlan, reading
 from penstock.errors import ConfigurationError, DuplicateUid, SavepointError
 from penstock.events import Events, Listener
+from penstock.job import prefetch
 from penstock.job.global_checkpoint import GlobalCheckpoints
 from penstock.job.group import EndRequest, QueryGroup
 from penstock.job.insight import JobInsight
@@ -320,6 +321,8 @@ class Job:
     def _session(self, conf: Mapping[str, str], jars: Iterable[str]) -> SparkSession:
         if self._spark is None:
             before = spark_session.running_session()
+            if before is None:
+                prefetch.begin()
             self._spark = spark_session.session(
                 self.name,
                 conf={**conf, **self.settings.spark},

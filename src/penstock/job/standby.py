@@ -2,7 +2,8 @@
 
 `take_turn` stands at the beginning of `Job.run` and of the drop-in: before the job is in the registry, before a port is
 opened, a generation registered, a checkpoint or a sink written to. The program has run up to there, so whatever it
-does before is done in each driver. In one that nobody told to wait it returns at once.
+does before is done in each driver. In one that nobody told to wait it returns at once, and Python workers start beside
+what follows.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.job.prefetch import LATER
 from penstock.process import lifeline
 from penstock.process.error_class import classify, jvm_gone
+from penstock.spark.local_master import runs_tasks_itself
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,9 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 _KEEP_WARM_SECONDS = 40.0  # Spark ends Python workers that had nothing to do for a minute
-#: What a start loads in this process besides what a program has loaded when it comes to `run`.
-_HERE = ("uvicorn", "penstock.server.job_app", "penstock.savepoints.restore")
-#: And what each Python worker does.
+_HERE = LATER
+#: What each Python worker loads.
 _WORKER = ("penstock.epoch.task", "penstock.epoch.inflight.tee")
 
 
@@ -42,9 +44,11 @@ def take_turn(
 ) -> None:
     """Return when this driver is the one that runs the job; meanwhile keep warm what it will need. `look` asks other
     systems whether they are there, and so opens what connections it can. A standby is ended by SIGTERM."""
-    if not lifeline.is_standby():
-        return
     modules = [*_WORKER, *_modules(sinks)]
+    if not lifeline.is_standby():
+        if lifeline.connected() and runs_tasks_itself(spark.sparkContext.master):
+            threading.Thread(target=_start_workers, args=(spark, modules), name="penstock-workers", daemon=True).start()
+        return
     warm: list[Callable[[], None]] = [partial(source.warm_up, spark, uid) for uid, source in (sources or {}).items()]
     arguments = (spark, modules, warm, look)
     threading.Thread(target=_keep_warm, args=arguments, name="penstock-standby", daemon=True).start()
@@ -55,6 +59,16 @@ def tell_running(event: Mapping[str, Any]) -> None:
     """A listener that tells the supervisor when the job runs: only then it is time for a standby."""
     if event.get("event") == "recovered":
         lifeline.tell_running()
+
+
+def _start_workers(spark: SparkSession, modules: Sequence[str]) -> None:
+    """Beside recovery, so that the first epoch finds them. Where that goes wrong, the first epoch starts them."""
+    from penstock.spark.rehearsal import warm_workers
+
+    try:
+        warm_workers(spark, modules)
+    except Exception as error:
+        log.debug("Python workers are not started ahead: %r", error)
 
 
 def _keep_warm(

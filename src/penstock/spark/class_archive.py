@@ -16,6 +16,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ _OWN_WORDS = ("SharedArchive", "ArchiveClasses", "-Xshare", "SharedSpaces")
 _QUIET = "-Xlog:disable"  # that an archive does not fit is no news; what users want logged comes behind it
 _SIZES = ("-Xmx", "-Xms", "-Xss", "-Xlog")  # what an archive does not depend on
 _LATER_SECONDS = 20.0  # a start is over by then, and who runs for moments only needs no archive
+_AGAIN_SECONDS = 24 * 3600.0
 _KEPT = 3  # for other Javas and Sparks of this user
 
 
@@ -39,7 +41,7 @@ def java_options(java: JavaHome, options: Sequence[str]) -> list[str]:
     found = archive_path(java, options)
     if not _is_free(options) or not _is_ours(found):
         return []
-    return [_QUIET, "-Xshare:auto", "-XX:+VerifySharedSpaces", f"-XX:SharedArchiveFile={found}"]
+    return [_QUIET, "-Xshare:auto", f"-XX:SharedArchiveFile={found}"]
 
 
 def distrust(java: JavaHome, options: Sequence[str]) -> None:
@@ -49,14 +51,15 @@ def distrust(java: JavaHome, options: Sequence[str]) -> None:
         archive_path(java, options).unlink()
 
 
-def make_later(java: JavaHome, options: Sequence[str]) -> None:
-    """Where nobody has tried yet to make an archive for such a JVM: try, if this process lives that long."""
+def make_later(java: JavaHome, options: Sequence[str], jars: Sequence[str] = ()) -> None:
+    """Where nobody has tried yet to make an archive for such a JVM: try, if this process lives that long. `jars`: the
+    sets on its class path besides Spark."""
     target = archive_path(java, options)
-    if TARGET in os.environ or not _is_free(options) or target.exists() or tried_file(target).exists():
+    if TARGET in os.environ or not _is_free(options) or target.exists() or was_tried(target):
         return
     if any(folder.is_dir() and any(folder.iterdir()) for folder in map(Path, _class_path(options))):
         return  # Java makes none where classes may come from a folder
-    timer = threading.Timer(_LATER_SECONDS, _make, (target, _vm_flags(options)))
+    timer = threading.Timer(_LATER_SECONDS, _make, (target, _vm_flags(options), jars))
     timer.daemon = True
     timer.start()
 
@@ -76,8 +79,24 @@ def tried_file(target: Path) -> Path:
     return target.with_suffix(".tried")
 
 
+def was_tried(target: Path) -> bool:
+    """Whether somebody has tried lately. An attempt may also have failed because the machine had better things to do,
+    so another day is worth another one."""
+    with contextlib.suppress(OSError):
+        return time.time() - tried_file(target).stat().st_mtime < _AGAIN_SECONDS
+    return False
+
+
+def loaded_file(target: Path) -> Path:
+    """Names of classes that the archive is to hold besides what a rehearsal loads: one in each line."""
+    return target.with_suffix(".loaded")
+
+
 def keep(aside: Path, target: Path) -> None:
-    """Put what a JVM has written in its place, in one step, and forget the oldest ones."""
+    """Put what a JVM has written in its place, in one step, and forget the oldest ones. It is on the disk before it has
+    its name: Java could look through all of it at each start, but that takes a tenth of a second."""
+    with aside.open("rb") as written:
+        os.fsync(written.fileno())
     aside.chmod(stat.S_IRUSR)
     tried_file(target).write_text(str(aside.stat().st_size))
     aside.replace(target)
@@ -111,14 +130,17 @@ def _vm_flags(options: Sequence[str]) -> list[str]:
     return sorted({one for one in options if one.startswith("-X") and not one.startswith(_SIZES)})
 
 
-def _make(target: Path, flags: Sequence[str]) -> None:
+def _make(target: Path, flags: Sequence[str], jars: Sequence[str]) -> None:
     """In a process that outlives this one, and gives way to all others."""
+    from penstock.spark.loaded_classes import loaded_classes
+
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     environment["PENSTOCK_CACHE"] = str(user_cache())
     with contextlib.suppress(OSError):  # nowhere to write, or no process left: slower, not wrong
         own_folder(target.parent)
+        loaded_file(target).write_text("\n".join(loaded_classes()))
         subprocess.Popen(
-            [sys.executable, "-m", "penstock.spark.rehearsal", str(target), *flags],
+            [sys.executable, "-m", "penstock.spark.rehearsal", str(target), ",".join(jars), *flags],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

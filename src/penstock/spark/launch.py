@@ -25,8 +25,10 @@ from typing import Any
 from penstock.caches import user_cache
 from penstock.secrets import masked
 from penstock.spark import class_archive, early
+from penstock.spark.jars import jar_set
 from penstock.spark.java import DROPPED, JavaHome, find_java
 from penstock.spark.notes import read_note, write_note
+from penstock.spark.slim_home import slim_home
 
 log = logging.getLogger("penstock")
 
@@ -45,9 +47,10 @@ _LAUNCHER_SECONDS = 60.0
 _POLL_SECONDS = 0.003  # how soon a JVM that is ready is noticed; each look is one system call
 
 
-def start_java(conf: Mapping[str, str], *, archive: bool = True) -> Any | None:
+def start_java(conf: Mapping[str, str], *, archive: bool = True, jars: Sequence[str] = ()) -> Any | None:
     """A gateway to a new JVM, for `SparkContext`, with `conf` on its command line; None where PySpark should start it.
-    `archive`: whether an archive of classes may be used and made, see `class_archive`."""
+    `archive`: whether an archive of classes may be used and made, see `class_archive`. `jars`: sets that stand on its
+    class path, where the archive can hold their classes, too."""
     try:
         home = _usual_home(conf)
         if home is None:
@@ -57,17 +60,26 @@ def start_java(conf: Mapping[str, str], *, archive: bool = True) -> Any | None:
         options = _jvm_options(java, home, conf, environment)
         if options is None:
             return None
+        options = with_jars(options, [path for name in jars for path in jar_set(name)])
         more = class_archive.java_options(java, options) if archive else []
         command = [str(java.java), *more, *options, _MAIN, *_settings(conf), *_submit_arguments()]
-        gateway = _connect(command, environment)
+        gateway = _connect(command, {**environment, "SPARK_HOME": str(slim_home(home, conf))})
     except OSError as error:
         log.debug("Java is started by spark-submit: %s", error)
         return None
     if gateway is None and more:
         class_archive.distrust(java, options)
     elif gateway is not None and archive:
-        class_archive.make_later(java, options)
+        class_archive.make_later(java, options, jars)
     return gateway
+
+
+def with_jars(options: Sequence[str], jars: Sequence[Path]) -> list[str]:
+    """`options` with `jars` at the end of the class path: whatever Spark and the user have there comes first."""
+    if not jars or "-cp" not in options[:-1]:
+        return list(options)
+    place = options.index("-cp") + 1
+    return [*options[:place], ":".join([options[place], *map(str, jars)]), *options[place + 1 :]]
 
 
 def _usual_home(conf: Mapping[str, str]) -> Path | None:
@@ -75,10 +87,10 @@ def _usual_home(conf: Mapping[str, str]) -> Path | None:
     import pyspark
     from pyspark.find_spark_home import _find_spark_home
 
-    home = Path(pyspark.__file__).parent
+    home = Path(pyspark.__file__).resolve().parent  # one archive for all environments that are links to one
     if os.name != "posix" or _PORT in os.environ or any(os.environ.get(name) for name in _UNUSUAL):
         return None
-    if Path(_find_spark_home()).resolve() != home.resolve() or not (home / "jars").is_dir():
+    if Path(_find_spark_home()).resolve() != home or not (home / "jars").is_dir():
         return None
     if (_conf_folder(home) / "spark-env.sh").exists() or any(key.startswith("spark.remote") for key in conf):
         return None

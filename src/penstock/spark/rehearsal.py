@@ -1,8 +1,8 @@
 """What a driver does at its start, done once before it matters: classes are loaded, code is compiled, Python workers
 are there. It reads nothing of the user's and writes nothing but a temporary folder.
 
-`warm_up` does it in a session that waits for its turn. `python -m penstock.spark.rehearsal ARCHIVE [FLAGS]` does it in
-a process of its own, whose JVM archives the classes that it has loaded: see `class_archive`.
+`warm_up` does it in a session that waits for its turn. `python -m penstock.spark.rehearsal ARCHIVE JARS [FLAGS]` does
+it in a process of its own, whose JVM archives the classes that it has loaded: see `class_archive`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark.class_archive import TARGET, keep, tried_file
+from penstock.spark.class_archive import TARGET, keep, loaded_file, tried_file, was_tried
+from penstock.spark.loaded_classes import load_classes
 from penstock.spark.session import session
 from penstock.storage.private import only_one
 
@@ -92,31 +93,39 @@ def _folder() -> Iterator[Path]:
 # In a process of its own
 
 
-def make_archive(target: Path, flags: Sequence[str]) -> None:
+def make_archive(target: Path, jars: Sequence[str], flags: Sequence[str]) -> None:
     """Write `target`, unless it is there or somebody has tried in vain."""
     with only_one(target.with_suffix(".lock")):
-        if target.exists() or tried_file(target).exists():
+        if target.exists() or was_tried(target):
             return
         tried_file(target).touch()
         aside = target.with_suffix(f".{os.getpid()}")
         try:
-            _rehearse(aside, flags)
+            _rehearse(aside, jars, flags, _read_names(loaded_file(target)))
             if aside.exists():
                 keep(aside, target)
         finally:
             aside.unlink(missing_ok=True)
+            loaded_file(target).unlink(missing_ok=True)
 
 
-def _rehearse(aside: Path, flags: Sequence[str]) -> None:
+def _read_names(file: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return file.read_text().split()
+    return []
+
+
+def _rehearse(aside: Path, jars: Sequence[str], flags: Sequence[str], names: Sequence[str]) -> None:
     os.environ[TARGET] = str(aside)
     conf = {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
     if flags:
         conf["spark.driver.extraJavaOptions"] = " ".join(flags)
-    spark = session("rehearsal", conf=conf, jars=(), local_storage=True)
+    spark = session("rehearsal", conf=conf, jars=jars, local_storage=True)
     process: Any = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
     with _folder() as folder:
         warm_up(spark)
         _run(_rows(spark).groupBy("key").count(), folder / "counted")
+        load_classes(spark, names)
         spark.stop()
     process.stdin.close()  # so that it ends, and archives what it has loaded
     process.wait()
@@ -132,4 +141,4 @@ def _give_way() -> None:
 
 if __name__ == "__main__":
     _give_way()
-    make_archive(Path(sys.argv[1]), sys.argv[2:])
+    make_archive(Path(sys.argv[1]), [name for name in sys.argv[2].split(",") if name], sys.argv[3:])

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from penstock.spark.jars import is_present, jar_set
 from penstock.spark.java import find_java, wrapped_home
 from penstock.spark.launch import start_java
 from penstock.spark.local_files import CHECKSUM_FILES
+from penstock.spark.local_master import runs_tasks_itself
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import remember_defaults, warn_overridden
 from penstock.storage.private import create_own
@@ -45,6 +46,7 @@ _OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _FAST_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _PROGRESS = "spark.ui.showConsoleProgress"
+_JARS = ("spark.jars", "spark.driver.userClassPathFirst")
 _KAFKA_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
 #: The task of a small epoch waits for Kafka, Python and Java as long as it works: one of them is no use of a core.
@@ -79,7 +81,9 @@ def session(
     running = running_session()
     if running is None:
         os.environ["JAVA_HOME"] = str(find_java().home)
-        given = _given({**(file or {}), **conf}, archive=class_archive)
+        sets = [jar for jar in jars if jar == "spark-kafka" or is_present(jar)]
+        said = {**(file or {}), **conf}
+        given = _given(said, archive=class_archive, jars=() if _brings_jars(said) else sets)
         wanted = {**_not_given(file or {}, given), **conf}
         if not given.contains("spark.master") and "spark.master" not in wanted:
             wanted["spark.master"] = f"local[{_TASKS_PER_CORE * _cores()}]"
@@ -92,7 +96,9 @@ def session(
             if not given.contains(key) and key not in wanted
         }
         wanted.update(defaults)
-        paths = [str(path) for jar in jars if (jar == "spark-kafka" or is_present(jar)) for path in jar_set(jar)]
+        paths = [str(path) for jar in sets for path in jar_set(jar)]
+        if runs_tasks_itself(master):
+            paths = _not_on_class_path(paths)
         if paths:
             listed = wanted.get("spark.jars", given.get("spark.jars", ""))
             wanted["spark.jars"] = ",".join(filter(None, [listed or "", *paths]))
@@ -101,7 +107,7 @@ def session(
             builder = builder.config(key, value)
         running = builder.getOrCreate()
         remember_defaults(running, {key: value for key, value in defaults.items() if key == PARTITIONS})
-        running.sparkContext.setLogLevel({**(file or {}), **conf}.get(LOG_LEVEL, "ERROR"))
+        running.sparkContext.setLogLevel(said.get(LOG_LEVEL, "ERROR"))
     ensure_jars(running, jars)
     return running
 
@@ -114,16 +120,38 @@ def running_session() -> SparkSession | None:
     return SparkSession.getActiveSession() or SparkSession._instantiatedSession
 
 
-def _given(conf: Mapping[str, str], *, archive: bool) -> SparkConf:
+def _brings_jars(conf: Mapping[str, str]) -> bool:
+    """Whether the user has jars, which may be others of the same connector: those must come before ours, as they do
+    where ours are given to Spark, and not where ours stand on the class path."""
+    if any(key.startswith(_JARS) for key in conf):
+        return True
+    defaults = _conf_folder() / "spark-defaults.conf"
+    try:
+        return defaults.is_file() and any(key in defaults.read_text(errors="replace") for key in _JARS)
+    except OSError:
+        return True
+
+
+def _not_on_class_path(paths: Sequence[str]) -> list[str]:
+    """Those that Spark has to be given: none where Java was started with them."""
+    from pyspark import SparkContext
+
+    jvm: Any = SparkContext._jvm
+    there = set(str(jvm.java.lang.System.getProperty("java.class.path")).split(os.pathsep))
+    return [path for path in paths if path not in there]
+
+
+def _given(conf: Mapping[str, str], *, archive: bool, jars: Sequence[str] = ()) -> SparkConf:
     """What is set already, by the user, spark-submit or spark-defaults. Only the JVM knows it all, so it is started
-    here, with the user's settings: some, such as its memory, count only then. Secrets come by a file."""
+    here, with the user's settings: some, such as its memory, count only then. Secrets come by a file. `jars`: sets for
+    its class path."""
     from pyspark import SparkConf, SparkContext
 
     # Started from here, Spark takes itself for a shell and would turn its progress bar on as if the user had said so.
     wanted = {_PROGRESS: DEFAULTS[_PROGRESS], **conf}
     usual = not os.environ.get(_ARGUMENTS) and SparkContext._gateway is None
     with java_environment(wanted) as plain:
-        gateway = start_java(plain, archive=archive) if usual else None
+        gateway = start_java(plain, archive=archive, jars=jars) if usual else None
         SparkContext._ensure_initialized(gateway=gateway, conf=SparkConf().setAll(list(plain.items())))
     return SparkConf()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,6 +53,16 @@ class World:
         thread = threading.Thread(target=standby.take_turn, args=given, daemon=True)
         thread.start()
         return thread
+
+
+class AtOnce:
+    """Takes the place of a thread."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], **named: Any) -> None:
+        self._target, self._args = target, args
+
+    def start(self) -> None:
+        self._target(*self._args)
 
 
 @pytest.fixture
@@ -104,6 +115,31 @@ def test_without_its_jvm_it_makes_way_for_another(world: World) -> None:
     until(lambda: world.ended, "it to end")
     assert world.ended[0] == lifeline.CRASHED
     world.turn.set()
+
+
+@pytest.mark.parametrize(
+    ("supervised", "master", "started"),
+    [(True, "local[2]", True), (True, "spark://there:7077", False), (False, "local[2]", False)],
+)
+def test_workers_start_beside_what_follows(
+    world: World, monkeypatch: pytest.MonkeyPatch, supervised: bool, master: str, started: bool
+) -> None:
+    """Where somebody waits for a driver that is started again, and the workers are this machine's."""
+    monkeypatch.setattr(lifeline, "_turn", None)
+    monkeypatch.setattr(lifeline, "connected", lambda: supervised)
+    monkeypatch.setattr(standby.threading, "Thread", AtOnce)  # type: ignore[attr-defined]
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
+    standby.take_turn(spark, [KafkaSink("out", servers="nowhere:1")])
+    assert world.done == (["workers"] if started else [])
+
+
+def test_workers_that_do_not_start_are_left_to_the_first_epoch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(spark: Any, modules: Any) -> None:
+        raise RuntimeError("no process left")
+
+    monkeypatch.setattr(rehearsal, "warm_workers", fail)
+    standby._start_workers(SimpleNamespace(), [])  # type: ignore[arg-type]
+    assert world.done == []
 
 
 def test_any_other_driver_goes_on_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

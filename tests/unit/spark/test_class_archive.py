@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.spark import class_archive, rehearsal
-from penstock.spark.class_archive import archive_path, java_options, keep, make_later, tried_file
+from penstock.spark.class_archive import archive_path, java_options, keep, loaded_file, make_later, tried_file
 from penstock.spark.java import JavaHome
 
 
@@ -120,9 +120,10 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
 
 
 def test_it_is_made_where_there_is_none(java: JavaHome, options: list[str], timers: Timers) -> None:
-    make_later(java, options)
-    [(target, flags)] = timers.made
+    make_later(java, options, ["spark-kafka"])
+    [(target, flags, jars)] = timers.made
     assert target == archive_path(java, options)
+    assert jars == ["spark-kafka"]
     assert flags == ["-XX:+UseG1GC"]  # no setting that could hold a secret
 
 
@@ -142,6 +143,16 @@ def test_it_is_made_once(java: JavaHome, options: list[str], timers: Timers, arc
     tried_file(archive).touch()  # some class paths allow none
     make_later(java, options)
     assert timers.made == []
+
+
+def test_another_day_is_worth_another_attempt(
+    java: JavaHome, options: list[str], timers: Timers, archive: Path
+) -> None:
+    """A machine that was too busy to make one in time need not be so for ever."""
+    archive.unlink()
+    os.utime(tried_file(archive), (1, 1))
+    make_later(java, options)
+    assert len(timers.made) == 1
 
 
 def test_a_rehearsal_writes_and_does_not_ask_for_another(
@@ -172,16 +183,18 @@ def test_what_is_not_complete_never_has_the_name(tmp_path: Path, monkeypatch: py
     folder.mkdir()
     target = folder / "classes-1.jsa"
 
-    def fail(aside: Path, flags: Any) -> None:
+    def fail(aside: Path, *given: Any) -> None:
         aside.write_text("half of it")
         raise RuntimeError("Java is gone")
 
     monkeypatch.setattr(rehearsal, "_rehearse", fail)
     with pytest.raises(RuntimeError):
-        rehearsal.make_archive(target, [])
+        rehearsal.make_archive(target, [], [])
     assert sorted(file.name for file in folder.iterdir()) == ["classes-1.lock", "classes-1.tried"]
-    rehearsal.make_archive(target, [])
-    monkeypatch.setattr(rehearsal, "_rehearse", lambda aside, flags: aside.write_text("all of it"))
+    rehearsal.make_archive(target, [], [])
+    monkeypatch.setattr(rehearsal, "_rehearse", lambda aside, *given: aside.write_text(repr(given)))
     tried_file(target).unlink()
-    rehearsal.make_archive(target, [])
-    assert target.read_text() == "all of it"
+    loaded_file(target).write_text("org.one\norg.other")
+    rehearsal.make_archive(target, ["spark-kafka"], ["-XX:+UseG1GC"])
+    assert target.read_text() == repr((["spark-kafka"], ["-XX:+UseG1GC"], ["org.one", "org.other"]))
+    assert not loaded_file(target).exists()

@@ -149,3 +149,12 @@ def test_a_java_that_does_not_come_up_is_left_to_pyspark(
     assert launch.start_java({}) is None
     monkeypatch.setattr(launch, "find_java", lambda: JavaHome(home / "nowhere", 17, "PATH"))
     assert launch.start_java({}) is None
+
+
+def test_jars_come_behind_what_is_on_the_class_path() -> None:
+    options = ["-Xmx1g", "-cp", "/conf:/jars/*", "-Da=b"]
+    assert launch.with_jars(options, [Path("/one.jar"), Path("/two.jar")]) == [
+        "-Xmx1g", "-cp", "/conf:/jars/*:/one.jar:/two.jar", "-Da=b",
+    ]  # fmt: skip
+    assert launch.with_jars(options, []) == options
+    assert launch.with_jars(["-Xmx1g"], [Path("/one.jar")]) == ["-Xmx1g"]
