@@ -24,7 +24,7 @@ from typing import Any
 
 from penstock.caches import user_cache
 from penstock.secrets import masked
-from penstock.spark import class_archive, early
+from penstock.spark import class_archive, compiler, early
 from penstock.spark.java import DROPPED, JavaHome, find_java
 from penstock.spark.notes import read_note, write_note
 
@@ -58,7 +58,8 @@ def start_java(conf: Mapping[str, str], *, archive: bool = True) -> Any | None:
         if options is None:
             return None
         more = class_archive.java_options(java, options) if archive else []
-        command = [str(java.java), *more, *options, _MAIN, *_settings(conf), *_submit_arguments()]
+        later = compiler.java_options(options)
+        command = [str(java.java), *more, *later, *options, _MAIN, *_settings(conf), *_submit_arguments()]
         gateway = _connect(command, environment)
     except OSError as error:
         log.debug("Java is started by spark-submit: %s", error)
