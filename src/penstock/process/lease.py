@@ -55,11 +55,17 @@ class Lease:
         self._wake = threading.Event()
         self._holding: Holding | None = None
         self._word: Word | None = None  # the last one that is known to be said by this driver
-        self._end: tuple[Standing, str] | None = None
+        self._end: tuple[Standing | None, str] | None = None
         self._over = False
+        self._away = False
         self._renewer: threading.Thread | None = None
 
     # Waiting
+
+    def learn(self, known: int | None) -> None:
+        """The supervisor knows of this turn."""
+        if known is not None:
+            self._watching.known = max(self._watching.known or 0, known)
 
     def try_take(self) -> Verdict:
         """One look; TAKE where the lease is held now."""
@@ -76,25 +82,27 @@ class Lease:
             self._seen(self._watching.word)
         return verdict
 
+    def take_or_wait(self) -> Verdict:
+        """The same, and WAIT where the storage is away. Raises only what no waiting can cure."""
+        try:
+            verdict = self.try_take()
+        except (LedgerCorrupt, LedgerFromTheFuture):
+            raise
+        except Exception as error:
+            if not self._away:
+                log.warning("the lease cannot be seen now, so this driver waits until it can: %s", error)
+            self._away = True
+            return Verdict.WAIT
+        if self._away:
+            log.info("the lease in %s can be seen again", self._words.location)
+        self._away = False
+        return verdict
+
     def wait(self) -> bool:
         """Return when the lease is held; False where the job has ended elsewhere meanwhile."""
-        away = False
-        while True:
-            try:
-                verdict = self.try_take()
-                if away:
-                    log.info("the storage of the lease, %s, answers again", self._words.location)
-                away = False
-            except (LedgerCorrupt, LedgerFromTheFuture):
-                raise
-            except Exception as error:
-                verdict = Verdict.WAIT
-                if not away:
-                    log.warning("the lease cannot be seen now, so this driver goes on waiting: %s", error)
-                away = True
-            if verdict is not Verdict.WAIT:
-                return verdict is Verdict.TAKE
+        while (verdict := self.take_or_wait()) is Verdict.WAIT:
             self._wake.wait(self._watching.wait_seconds(self._clock(), self._seconds))
+        return verdict is Verdict.TAKE
 
     @property
     def word(self) -> Word | None:
@@ -115,8 +123,9 @@ class Lease:
             if name == "renew":
                 self._renewer = thread
 
-    def close(self, standing: Standing, reason: str = "") -> None:
-        """Give the lease back, or say that the job has ended. Never raises: a lease that nobody renews runs out."""
+    def close(self, standing: Standing | None, reason: str = "") -> None:
+        """Give the lease back, or say that the job has ended; None: leave it to the next driver of this supervisor.
+        Never raises: a lease that nobody renews runs out."""
         with self._lock:
             if self._renewer is None or self._over:
                 return
@@ -154,7 +163,7 @@ class Lease:
                     holding.failed(self._clock())
                 continue
             if not renewed:
-                self._leave(self._taken())
+                self._leave(self.taken_error())
                 return
             with self._lock:
                 holding.succeeded()
@@ -174,7 +183,9 @@ class Lease:
         self._word = word
         return True
 
-    def _give_back(self, standing: Standing, reason: str) -> None:
+    def _give_back(self, standing: Standing | None, reason: str) -> None:
+        if standing is None:
+            return
         try:
             self._say(standing, reason)
         except Exception as error:
@@ -207,9 +218,6 @@ class Lease:
 
     def taken_error(self) -> PenstockError:
         """What a driver ends of whose lease somebody else has."""
-        return self._taken()
-
-    def _taken(self) -> PenstockError:
         try:
             newest = self._words.newest()
         except Exception:
