@@ -37,6 +37,7 @@
     │   ├── WritersLost               after the decision: the other system ended prepared writers
     │   └── ReplayDiffers             the replay is not what was decided, so it cannot be repaired
     ├── Superseded                    a newer run of the job has taken over; this one must not write
+    │   └── LeaseLost                 another supervisor has, or may have, the lease of the job
     ├── JobStopped                    the gate is closed: stop or cancel was asked for
     ├── SystemUnavailable             the other system does not answer
     ├── TransactionRefused            a transaction may not be ended that way, or not now; nothing was touched
@@ -253,6 +254,10 @@ class ReplayDiffers(EpochError):
 
 class Superseded(PenstockError):
     """A newer run of the job has taken over; this one must not write any more."""
+
+
+class LeaseLost(Superseded):
+    """Another supervisor has the lease of the job, or may have it: this one could not renew it in time."""
 
 
 class JobStopped(PenstockError):

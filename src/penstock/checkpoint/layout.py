@@ -5,6 +5,7 @@
       global/0000000012.json                  one decided epoch of every query, see `record`
       restores/0000000002.json                which history counts since when, see `history`
       deleting/3f2a9c41d07e.json              the checkpoint is being deleted
+      lease/0000000012.json                   which of several supervisors runs the job, see `lease`
       UID/
         spark/, spark-3f2a9c41d07e/           Spark's checkpoint of the query: one folder per history
           metadata                            the query's id
@@ -52,6 +53,7 @@ QUERIES = "queries"
 GLOBAL = "global"
 RESTORES = "restores"
 DELETING = "deleting"
+LEASE = "lease"
 
 # A query's folder
 

@@ -14,8 +14,8 @@ from penstock.config.load import from_file, from_options
 from penstock.config.log import FORMAT, LogFormat
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.process import lifeline
-from penstock.process.error_class import ErrorClass, classify, jvm_gone, out_of_memory
-from penstock.process.restart import has_given_up
+from penstock.process.error_class import classify
+from penstock.process.restart import status_of
 
 if TYPE_CHECKING:
     from penstock.job.job import Job
@@ -89,21 +89,6 @@ def run(script: Path, arguments: list[str]) -> int:
         _show(error)
         return status_of(error)
     return lifeline.DONE
-
-
-def status_of(error: BaseException) -> int:
-    """What a program that ends of `error` tells whoever started it. Only `CRASHED` asks for another start.
-
-    An error of which nothing is known has already had the restarts of its job, or it comes from the program around
-    the job, where the same mistake would come again at once.
-    """
-    if has_given_up(error):
-        return lifeline.GAVE_UP
-    verdict = classify(error)
-    if verdict is ErrorClass.FATAL:
-        return lifeline.FAILED
-    again = verdict is ErrorClass.RETRY or jvm_gone(error) or out_of_memory(error)
-    return lifeline.CRASHED if again else lifeline.FAILED
 
 
 def _show(error: Exception) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.config.settings import Settings
 
 _POLL_SECONDS = 0.05
+_BEGUN = (State.RUNNING, State.SUSPENDED, State.FINISHED, State.CANCELED)  # SUSPENDED: another machine has the lease
 
 #: Everything after the script's name is the script's own, options included.
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": True}
@@ -259,13 +260,13 @@ def _detach(script: Path, arguments: Sequence[str], id: str) -> subprocess.Popen
 def _wait_until_running(
     id: str, process: subprocess.Popen[bytes], each: Callable[[Entry], None] = lambda _: None
 ) -> Entry | None:
-    """The entry once the job runs, or has ended; None where it ended without having made one."""
+    """The entry once the job runs, waits for the lease, or has ended; None where it ended without having made one."""
     registry = Registry()
     while True:
         gone = process.poll() is not None  # asked before the registry: what it wrote last is then seen
         entry = registry.get(id)
         if entry is not None:
             each(entry)
-        if gone or (entry is not None and entry.state in (State.RUNNING, State.FINISHED, State.CANCELED)):
+        if gone or (entry is not None and entry.state in _BEGUN):
             return entry
         time.sleep(_POLL_SECONDS)

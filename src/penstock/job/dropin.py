@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.layout import PRIVATE
 from penstock.checkpoint.open import ledger_at, spark_log_at
 from penstock.config import Checkpoints, Mode
+from penstock.config.availability import LEASE
+from penstock.config.load import from_file, from_options
 from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.epoch.coordinator import Coordinator
 from penstock.errors import ConfigurationError
@@ -64,6 +66,7 @@ class ExactlyOnce:
         self._lock = threading.Lock()
         self._checkpoint = checkpoint
         self._run_id: str | None = None
+        _refuse_lease()
         take_turn(session, [sink])
         context = CheckContext(job or "penstock", limits.interval_seconds, limits.timeout_seconds)
         for finding in sink.check(context, uid):
@@ -164,6 +167,15 @@ class ExactlyOnce:
                 safe="nothing was written.",
                 to_do="give both the same location.",
             )
+
+
+def _refuse_lease() -> None:
+    if LEASE in {**from_file().values, **from_options().values}:
+        raise ConfigurationError(
+            f"{LEASE} is set, and a query of Spark's own cannot hold a lease: nobody here sees its end.",
+            safe="nothing was started.",
+            to_do=f"write the query as a Job, or leave {LEASE} out.",
+        )
 
 
 def _plain(location: str) -> str:

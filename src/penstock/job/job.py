@@ -23,6 +23,7 @@ from penstock.job import prefetch
 from penstock.job.global_checkpoint import GlobalCheckpoints
 from penstock.job.group import EndRequest, QueryGroup
 from penstock.job.insight import JobInsight
+from penstock.job.lease import TurnEnd, held, lease_of
 from penstock.job.query import QueryRunner
 from penstock.job.readiness import Readiness
 from penstock.job.restore_point import RestorePoint
@@ -89,6 +90,7 @@ class Job:
         self._runners: list[QueryRunner] = []
         self._wake = threading.Event()
         self._stop_asked = False
+        self._signalled = False
         self._steering: Steering | None = None
         self._callbacks = Callbacks()
         self.started = False
@@ -210,13 +212,15 @@ class Job:
         if on_event is not None:
             events.listen(on_event)
         readiness = Readiness(self.name, self.check)
-        take_turn(self.spark, self._sinks.values(), self._sources, readiness.look)
+        lease = lease_of(self.name, self.settings, self.checkpoints, self.spark)
+        take_turn(self.spark, self._sinks.values(), self._sources, readiness.look, lease)
         restarts = Restarts(self._restart)
         lifeline.tell_strategy(self._restart)
         events.listen(tell_running)
         with (
+            held(lease, self._end_of_turn),
             self._callbacks.following(events),
-            stop_on_signals(self.stop),
+            stop_on_signals(self._shut_down),
             serving(self, self.settings, events, JobInsight(self)),
             retain_batches(self.spark, self.checkpoints.num_retained),
         ):
@@ -310,6 +314,16 @@ class Job:
         carried out. Then `Checkpoints(retention=…)` says what becomes of the checkpoints. Safe from any thread."""
         self._cancel_asked = True
         self.stop()
+
+    def _shut_down(self) -> None:
+        """A signal has come: the machine, or whoever looks after this process, needs it to end, and not the job."""
+        self._signalled = self._signalled or not self._stop_asked
+        self.stop()
+
+    def _end_of_turn(self) -> TurnEnd:
+        if self._signalled:
+            return TurnEnd.HANDED_OVER
+        return TurnEnd.CANCELLED if self._cancel_asked else TurnEnd.STOPPED if self._stop_asked else TurnEnd.DONE
 
     def _asked(self) -> EndRequest:
         return EndRequest.CANCEL if self._cancel_asked else EndRequest.STOP if self._stop_asked else EndRequest.NONE

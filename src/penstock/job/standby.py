@@ -1,5 +1,7 @@
 """A driver that waits for its turn: everything that can be done before is done, and nothing is touched.
 
+It waits for its supervisor, where it is a standby, and for the lease, where the job has one that somebody else holds.
+
 `take_turn` stands at the beginning of `Job.run` and of the drop-in: before the job is in the registry, before a port is
 opened, a generation registered, a checkpoint or a sink written to. The program has run up to there, so whatever it
 does before is done in each driver. In one that nobody told to wait it returns at once, and Python workers start beside
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from penstock.contracts.sink import TwoPhaseSink
     from penstock.contracts.source import Source
+    from penstock.job.lease import JobLease
 
 log = logging.getLogger("penstock")
 
@@ -41,18 +44,24 @@ def take_turn(
     sinks: Iterable[TwoPhaseSink],
     sources: Mapping[str, Source] | None = None,
     look: Callable[[], None] = lambda: None,
+    lease: JobLease | None = None,
 ) -> None:
     """Return when this driver is the one that runs the job; meanwhile keep warm what it will need. `look` asks other
-    systems whether they are there, and so opens what connections it can. A standby is ended by SIGTERM."""
+    systems whether they are there, and so opens what connections it can. A standby is ended by SIGTERM. Where the job
+    has ended elsewhere, or its supervisor can wait for the lease without a driver, this process ends here."""
     modules = [*_WORKER, *_modules(sinks)]
-    if not lifeline.is_standby():
+    if not lifeline.is_standby() and (lease is None or lease.take_or_leave()):
         if lifeline.connected() and runs_tasks_itself(spark.sparkContext.master):
             threading.Thread(target=_start_workers, args=(spark, modules), name="penstock-workers", daemon=True).start()
         return
     warm: list[Callable[[], None]] = [partial(source.warm_up, spark, uid) for uid, source in (sources or {}).items()]
-    arguments = (spark, modules, warm, look)
+    turn = threading.Event()
+    arguments = (turn, spark, modules, warm, look)
     threading.Thread(target=_keep_warm, args=arguments, name="penstock-standby", daemon=True).start()
     lifeline.await_turn()
+    if lease is not None:
+        lease.wait()
+    turn.set()
 
 
 def tell_running(event: Mapping[str, Any]) -> None:
@@ -72,7 +81,11 @@ def _start_workers(spark: SparkSession, modules: Sequence[str]) -> None:
 
 
 def _keep_warm(
-    spark: SparkSession, modules: Sequence[str], once: Sequence[Callable[[], None]], look: Callable[[], None]
+    turn: threading.Event,
+    spark: SparkSession,
+    modules: Sequence[str],
+    once: Sequence[Callable[[], None]],
+    look: Callable[[], None],
 ) -> None:
     """Nothing that goes wrong here matters: the start itself says what is wrong."""
     from penstock.spark.rehearsal import warm_up, warm_workers
@@ -81,18 +94,18 @@ def _keep_warm(
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     steps: Sequence[Callable[[], None]] = (lambda: warm_up(spark, modules), *once, look)
-    while lifeline.is_standby():
+    while not turn.is_set():
         for step in steps:
             try:
                 step()
             except Exception as error:
                 log.debug("a standby could not warm up: %r", error)
-                if jvm_gone(error) and lifeline.is_standby():
+                if jvm_gone(error) and not turn.is_set():
                     lifeline.tell_error(error, classify(error))
                     os._exit(lifeline.CRASHED)  # it could not take over any more; another one can
         lifeline.tell_ready()
         steps = (lambda: warm_workers(spark, modules), look)
-        lifeline.await_turn(_KEEP_WARM_SECONDS)
+        turn.wait(_KEEP_WARM_SECONDS)
 
 
 def _modules(sinks: Iterable[TwoPhaseSink]) -> list[str]:

@@ -75,11 +75,12 @@ class Driver:
         status = self._process.poll()
         return None if status is None else DriverRun(status, self.report)
 
-    def take_over(self) -> None:
-        """Tell a standby that its turn has come. One that has died meanwhile says so by its end."""
+    def take_over(self, known: int | None = None) -> None:
+        """Tell a standby that its turn has come, and the last turn of the lease. One that has died meanwhile says so by
+        its end."""
         self.standby = False
         with contextlib.suppress(OSError):
-            lifeline.say_go(self._line)
+            lifeline.say_go(self._line, known)
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)

@@ -35,13 +35,19 @@ DONE = 0
 FAILED = 1  # for good: no restart can cure it
 GAVE_UP = 70  # the restart strategy gave up
 CRASHED = 75  # a new process may cure it
+LOST_TURN = 76  # somebody else has the lease: the next driver waits for its turn
 
 _MOST = 4000  # characters of an error; all that is told must fit into the line before anybody reads it
 
-_GO = b"go\n"
+TURN_VARIABLE = "PENSTOCK_LEASE_TURN"
+"""The last turn of the job's lease that the supervisor knows of, for a driver that it starts later."""
+
+_GO = b"go"
 
 _line: socket.socket | None = None
 _turn: threading.Event | None = None  # of a standby: set when its turn has come
+_known: int | None = None  # the last turn of the lease that the supervisor has told
+_lease: dict[str, Any] = {}  # what was last told of the lease
 
 
 # The driver's side
@@ -50,10 +56,12 @@ _turn: threading.Event | None = None  # of a standby: set when its turn has come
 def connect() -> None:
     """Take up the line, if a supervisor has started this process. Its children must not take themselves for
     supervised, so the variables go."""
-    global _line, _turn
+    global _line, _turn, _known
     number, standby = os.environ.pop(VARIABLE, None), os.environ.pop(STANDBY_VARIABLE, None)
+    known = os.environ.pop(TURN_VARIABLE, "")
     if number is None:
         return
+    _known = int(known) if known else None
     _turn = threading.Event() if standby else None
     _line = socket.socket(fileno=int(number))
     _line.set_inheritable(False)
@@ -73,6 +81,25 @@ def is_standby() -> bool:
 def await_turn(seconds: float | None = None) -> bool:
     """Wait until this process may go on, at most that long; whether it may. At once where it is no standby."""
     return _turn is None or _turn.wait(seconds)
+
+
+def known_turn() -> int | None:
+    """The last turn of the job's lease that the supervisor knows of; None where it has just begun."""
+    return _known
+
+
+def tell_lease(turn: int, host: str, *, here: bool, path: str | None = None) -> None:
+    """Who has the lease of the job. `path`: where the supervisor itself can see it."""
+    global _lease
+    told = {"turn": turn, "host": host, "here": here, "path": path}
+    if told != _lease:
+        _lease = told
+        _tell({"lease": told})
+
+
+def lease() -> dict[str, Any] | None:
+    """What was last told of the lease."""
+    return _lease or None
 
 
 def tell_ready() -> None:
@@ -109,15 +136,33 @@ def _tell(body: dict[str, Any]) -> None:
 
 def _watch(line: socket.socket) -> None:
     try:
-        while line.recv(1024):  # it is the only word there is
+        while word := line.recv(1024):  # it is the only word there is
             if _turn is not None:
+                _take_in(word)
                 _turn.set()
     except OSError:
         return  # closed in this process: by a program that closes all it does not know
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _take_in(word: bytes) -> None:
+    global _known
+    known = word.removeprefix(_GO).strip()
+    if known.isdigit():
+        _known = int(known)
+
+
 # The supervisor's side
+
+
+@dataclass(frozen=True)
+class LeaseReport:
+    """Who has the lease of the job, as a driver has seen it. `path`: the job's folder, where it is on a disk."""
+
+    turn: int
+    host: str
+    here: bool
+    path: str | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +175,7 @@ class DriverReport:
     verdict: str | None = None
     ready: bool = False
     running: bool = False
+    lease: LeaseReport | None = None
 
 
 class Hearing:
@@ -150,7 +196,11 @@ class Hearing:
             with contextlib.suppress(TypeError):
                 strategy = RestartStrategy.from_dict(said["strategy"])
         flags = {name: bool(said.get(name)) for name in ("stopping", "ready", "running")}
-        return DriverReport(strategy, error=said.get("error"), verdict=said.get("verdict"), **flags)
+        lease = None
+        if "lease" in said:
+            with contextlib.suppress(TypeError):
+                lease = LeaseReport(**said["lease"])
+        return DriverReport(strategy, error=said.get("error"), verdict=said.get("verdict"), lease=lease, **flags)
 
     def _listen(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -166,9 +216,9 @@ class Hearing:
                 self._said.update(json.loads(line))
 
 
-def say_go(line: socket.socket) -> None:
-    """Tell a standby that its turn has come. Raises OSError where it is gone."""
-    line.send(_GO, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+def say_go(line: socket.socket, known: int | None = None) -> None:
+    """Tell a standby that its turn has come, and the last turn of the lease. Raises OSError where it is gone."""
+    line.send(_GO + (b"" if known is None else b" %d" % known) + b"\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 @contextmanager

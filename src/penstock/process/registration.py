@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import PenstockError
+from penstock.process import lifeline
 from penstock.process.registry import ID, Entry, Registry, State, now_ms
 from penstock.processes import mark
 from penstock.secrets import masked
@@ -79,6 +80,7 @@ def register_driver(name: str, storage: str) -> Registration:
             storage=masked(storage),
             error=None,
             restarts=entry.restarts + (1 if restarted else 0),
+            lease=_lease_text(lifeline.lease()),
         ),
         registry,
     )
@@ -110,11 +112,15 @@ class SupervisorEntry:
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Follow one `supervisor` event."""
         action, reason = event.get("action"), str(event.get("reason", ""))
-        if event.get("event") != "supervisor" or action == "started":
+        if event.get("event") != "supervisor" or action in ("started", "has_lease"):
             return
         self._mine.entry = last = self._registry.read_entry(self.id) or self._mine.entry  # as the driver left it
         failed = {"error": "ControlError", "happened": f"The driver {reason}.", "safe": "what was decided is safe."}
         match action:
+            case "awaits_lease" if not last.driven:
+                self._mine.update(state=State.SUSPENDED, end=None, lease=_lease_text(event))
+            case "lost_turn":
+                self._mine.update(state=State.SUSPENDED, end=None, lease=None)
             case "restarting":
                 self._mine.update(state=State.RESTARTING, end=None, error=last.error or failed)
             case "failed" | "gave_up":
@@ -129,6 +135,12 @@ def error_fields(error: BaseException) -> dict[str, str]:
     if isinstance(error, PenstockError):
         return {key: str(value) for key, value in json.loads(error.to_json()).items()}
     return {"error": "ControlError", "happened": masked(f"{type(error).__name__}: {error}")[:4000]}
+
+
+def _lease_text(lease: Mapping[str, Any] | None) -> str | None:
+    if lease is None:
+        return None
+    return f"turn {lease['turn']}, {'here' if lease.get('here') else 'on ' + str(lease['host'])}"
 
 
 def _script() -> str:

@@ -82,6 +82,7 @@ class Entry:
     savepoint: str | None = None  # the last one
     savepoint_request: str | None = None  # and who asked for it
     progress: Mapping[str, Any] | None = None  # how far a restore is, see `progress.Step`
+    lease: str | None = None  # who has the lease of the job, for people
 
     def __repr__(self) -> str:
         return f"Entry({self.id}, {self.name!r}, {self.state})"  # never the token

@@ -1,4 +1,5 @@
-"""Whether, and after how long, a failed job is started again. Pure: clock and random source are passed in."""
+"""Whether, and after how long, a failed job is started again, and the exit status that asks for it. Pure: clock and
+random source are passed in."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from penstock.errors import LeaseLost
 from penstock.process import lifeline
 from penstock.process.error_class import ErrorClass, classify, error_chain, jvm_gone, out_of_memory
 
@@ -95,3 +97,21 @@ class Restarts:
 def has_given_up(error: BaseException) -> bool:
     """Whether a restart strategy has given up over this error, or one that it was raised from."""
     return any(getattr(cause, _GAVE_UP, False) for cause in error_chain(error))
+
+
+def status_of(error: BaseException) -> int:
+    """What a program that ends of `error` tells whoever started it. Only `CRASHED` asks for another start, and, of a
+    supervisor, `LOST_TURN` for another driver that waits.
+
+    An error of which nothing is known has already had the restarts of its job, or it comes from the program around
+    the job, where the same mistake would come again at once.
+    """
+    if any(isinstance(cause, LeaseLost) for cause in error_chain(error)) and lifeline.connected():
+        return lifeline.LOST_TURN
+    if has_given_up(error):
+        return lifeline.GAVE_UP
+    verdict = classify(error)
+    if verdict is ErrorClass.FATAL:
+        return lifeline.FAILED
+    again = verdict is ErrorClass.RETRY or jvm_gone(error) or out_of_memory(error)
+    return lifeline.CRASHED if again else lifeline.FAILED

@@ -6,6 +6,7 @@
 | ends with 0 | done |
 | is ended by SIGTERM or SIGINT from elsewhere | stopped |
 | is killed by any other signal, or ends with `CRASHED` | started again as the restart strategy says |
+| ends with `LOST_TURN` | started again to wait for the lease of its job, or when that is free: see `lease_wait` |
 | ends with any other status | failed for good |
 
 Where a standby is kept, "started again" means that the standby takes over, and another one is started.
@@ -32,7 +33,17 @@ from typing import Any
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.events import Events
 from penstock.process.driver import Driver, DriverRun
-from penstock.process.lifeline import CRASHED, DONE, GAVE_UP, DriverReport
+from penstock.process.lease_wait import LeaseWait
+from penstock.process.lifeline import (
+    CRASHED,
+    DONE,
+    FAILED,
+    GAVE_UP,
+    LOST_TURN,
+    TURN_VARIABLE,
+    DriverReport,
+    LeaseReport,
+)
 from penstock.process.restart import Restarts
 from penstock.process.standby import Standby
 from penstock.process.sweep import Sweeper
@@ -48,6 +59,7 @@ class DriverEnd(Enum):
     DONE = "done"
     STOPPED = "stopped"
     CRASHED = "crashed"
+    LOST_TURN = "lost_turn"
     FAILED = "failed"
 
 
@@ -57,6 +69,8 @@ def classify_end(status: int, *, stopping: bool) -> DriverEnd:
         return DriverEnd.STOPPED
     if status == DONE:
         return DriverEnd.DONE
+    if status == LOST_TURN:
+        return DriverEnd.LOST_TURN
     return DriverEnd.CRASHED if status < 0 or status == CRASHED else DriverEnd.FAILED
 
 
@@ -89,6 +103,7 @@ class Supervisor:
         self._standby = Standby(self._start_standby, self._sweeper, self._tell, clock=clock) if standby else None
         self._driver: Driver | None = None  # the active one
         self._asked: int | None = None  # the signal that asked for a stop
+        self._lease: LeaseReport | None = None  # who has the lease of the job, as far as known
 
     def run(self) -> int:
         """Until the driver is done, stopped or has failed for good; the exit status for whoever asked. Nothing that it
@@ -97,6 +112,11 @@ class Supervisor:
             while True:
                 run = self._run_once(wake)
                 end = classify_end(run.status, stopping=self._asked is not None or run.report.stopping)
+                if end is DriverEnd.LOST_TURN:
+                    ended = self._await_turn(run, wake)
+                    if ended is not None:
+                        return ended
+                    continue
                 if end is not DriverEnd.CRASHED:
                     return self._finish(end, run, run.status if run.status >= 0 else 128 - run.status)
                 if run.report.strategy is not None:
@@ -117,7 +137,7 @@ class Supervisor:
         except OSError as error:  # no memory or no process left: time may cure it
             return DriverRun(CRASHED, DriverReport(error=f"{type(error).__name__}: {error}"))
         if standby is not None:
-            driver.take_over()
+            driver.take_over(None if self._lease is None else self._lease.turn)
         self._restarts.started()
         what = "runs" if standby is None else "was the standby and takes over"
         log.info("the driver %s as process %d; restarts: %s", what, driver.pid, self._strategy.describe())
@@ -140,7 +160,44 @@ class Supervisor:
             for one in (driver, spare):
                 if one is not None:
                     one.hear()
+            self._note_lease(driver.report.lease)
+        self._note_lease(run.report.lease)
         return run
+
+    def _note_lease(self, lease: LeaseReport | None) -> None:
+        """Remember who has the lease. The driver's run begins when it has it, however long it has waited before."""
+        if lease is None or lease == self._lease:
+            return
+        self._lease = lease
+        os.environ[TURN_VARIABLE] = str(lease.turn)  # for drivers that are started from now on
+        if lease.here:
+            self._restarts.started()
+        log.info("the lease of the job is %s, turn %d", "held here" if lease.here else f"on {lease.host}", lease.turn)
+        self._tell("has_lease" if lease.here else "awaits_lease", host=lease.host, turn=lease.turn)
+
+    def _await_turn(self, run: DriverRun, wake: int) -> int | None:
+        """After a driver that had no turn, or lost it: None when the next is to be started; otherwise the exit status,
+        where the job has ended elsewhere or a stop was asked for."""
+        lease = run.report.lease
+        lost = run.report.error is not None
+        if lost:
+            log.warning("the driver %s; another one waits for its turn", run.reason)
+            self._tell("lost_turn", reason=run.reason, verdict=run.report.verdict)
+        if self._standby is not None or lease is None or lease.path is None:
+            return None  # the next driver waits, warm
+        waiting = LeaseWait(lease.path, lease.turn)
+        if not lease.here:
+            log.info("the lease is on %s; a driver is started here when it is free", lease.host)
+        while self._asked is None and waiting.look():
+            self._note_lease(waiting.report or self._lease)
+            self._sleep(wake, waiting.seconds)
+        if self._asked is not None:
+            return self._finish(DriverEnd.STOPPED, run, 128 + self._asked)
+        if waiting.ended is None:
+            return None
+        log.info("the job has ended on %s (%s)", *waiting.ended)
+        failed = waiting.ended[1] == "failed"
+        return self._finish(DriverEnd.FAILED if failed else DriverEnd.STOPPED, run, FAILED if failed else DONE)
 
     def _start_standby(self) -> Driver:
         return Driver(self._command, standby=True)

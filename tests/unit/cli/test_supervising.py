@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from penstock.cli import program
 from penstock.cli import run as command_line
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.errors import ConfigurationError, PreCommitFailed, SystemUnavailable, TopicMissing
 from penstock.process import lifeline
-from penstock.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, DriverReport
-from penstock.process.restart import Restarts
+from penstock.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, LOST_TURN, DriverReport
+from penstock.process.restart import Restarts, status_of
 from penstock.process.supervisor import DriverEnd, classify_end
 
 
@@ -37,6 +36,7 @@ from penstock.process.supervisor import DriverEnd, classify_end
         (-signal.SIGINT, DriverEnd.STOPPED),
         (FAILED, DriverEnd.FAILED),
         (GAVE_UP, DriverEnd.FAILED),
+        (LOST_TURN, DriverEnd.LOST_TURN),
         (2, DriverEnd.FAILED),
         (7, DriverEnd.FAILED),
     ],
@@ -66,13 +66,13 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
     ],
 )
 def test_the_status_a_program_ends_with(error: BaseException, status: int) -> None:
-    assert program.status_of(error) == status
+    assert status_of(error) == status
 
 
 def test_the_status_when_the_strategy_gave_up() -> None:
     error = SystemUnavailable("away")
     assert Restarts(RestartStrategy.none()).delay(error) is None
-    assert program.status_of(error) == GAVE_UP
+    assert status_of(error) == GAVE_UP
 
 
 @pytest.fixture

@@ -1,0 +1,149 @@
+"""Who may run the job now: the rules of the lease, without storage, threads or a clock of their own.
+
+The times that come in here are one process's own clock, and no two processes' clocks are ever compared:
+
+1. A holder counts from *before* it began to write a word. It renews after a third of the lease. Once five sixths have
+   passed without a word that it knows to be written, it ends its driver.
+2. Whoever waits counts from *after* it first saw a word. When the whole lease has passed since, by the length that the
+   word itself tells, and no newer word was said, it may say the next.
+3. The clock is one that goes on while the machine sleeps.
+
+A word is written after its holder began to, and seen after it was written; so of the same lease, the one who waits is
+never done before the holder, if both clocks run at the same rate. The last sixth is there for clocks that do not, and
+for the time a process needs to end. How far the clocks are apart never matters.
+
+What the rules cannot exclude is a holder that stands still for longer than that sixth and wakes up. It finds that it
+has lost its turn at its next look; until then two drivers are alive, and the generations of the ledger keep its rows
+exactly once, as without a lease.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from penstock.checkpoint.lease import Standing, Word
+
+RENEW_AFTER = 1 / 3
+RETRY_AFTER = 1 / 12
+STOP_AFTER = 5 / 6
+LOOK_EVERY = 1 / 10
+LATE_PATIENCE = 1 / 6
+
+
+def lease_clock() -> float:
+    """Seconds of this machine, those it slept included where it can tell; they mean nothing elsewhere."""
+    kind = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if kind is None else time.clock_gettime(kind)
+
+
+class Verdict(Enum):
+    """What somebody who wants to run the job is to do. LEAVE: the job has ended, and is not to be started again."""
+
+    TAKE = auto()
+    WAIT = auto()
+    LEAVE = auto()
+
+
+class Watching:
+    """One who wants the lease. `known` is the last turn that this supervisor knows of, None where it has just come:
+    one who has waited must not start a job that was ended meanwhile, one who comes later is asked to."""
+
+    def __init__(self, me: str, known: int | None = None) -> None:
+        self._me, self.known = me, known
+        self.word: Word | None = None  # the newest that was seen
+        self._since = 0.0
+        self._blind = False
+
+    def saw(self, word: Word | None, now: float) -> None:
+        """A look has returned at `now`, with this word as the newest. Words are never unsaid: a storage that shows
+        less than before, such as a folder that is not mounted any more, shows nothing."""
+        last = 0 if self.word is None else self.word.number
+        self._blind = (0 if word is None else word.number) < last
+        if word is not None and word.number > last:
+            self.word, self._since = word, now
+
+    def verdict(self, now: float) -> Verdict:
+        """To be asked after a look."""
+        word = self.word
+        if self._blind:
+            return Verdict.WAIT
+        if word is None or word.standing is Standing.RELEASED:
+            return Verdict.TAKE
+        if word.standing is Standing.ENDED:
+            return Verdict.TAKE if self.known is None or word.turn < self.known else Verdict.LEAVE
+        if word.holder == self._me:
+            return Verdict.TAKE  # of the driver before this one, which is dead: its supervisor has seen its end
+        self.known = max(self.known or 0, word.turn)
+        return Verdict.TAKE if now - self._since >= word.seconds else Verdict.WAIT
+
+    def next_word(self, host: str, seconds: float) -> Word:
+        """The one by which the lease is taken."""
+        last = self.word
+        if last is None:
+            return Word(1, 1, self._me, host, seconds)
+        goes_on = last.held and last.holder == self._me
+        return Word(last.number + 1, last.turn if goes_on else last.turn + 1, self._me, host, seconds)
+
+    def wait_seconds(self, now: float, seconds: float) -> float:
+        """Until the next look: soon enough to see a lease that is given back, at the latest when this one is over.
+        `seconds`: a lease's length where no word tells it."""
+        word = self.word
+        if word is None or not word.held:
+            return seconds * LOOK_EVERY
+        pause, left = word.seconds * LOOK_EVERY, self._since + word.seconds - now
+        return min(pause, left) if left > 0 else pause
+
+
+@dataclass(slots=True)
+class Holding:
+    """One who has the lease since a word that it began to write at `renewed`."""
+
+    seconds: float
+    renewed: float
+    _begun: float | None = None  # when the attempt that is under way began
+    _failed: float | None = None  # when the last attempt failed, if it did
+    _late: float | None = None  # when the first attempt after the time was over began
+
+    def holds(self, now: float) -> bool:
+        """Whether the lease is held by the rules: nobody else may have it."""
+        return now < self.renewed + self.seconds
+
+    def renew_in(self, now: float) -> float:
+        """Seconds until the next attempt is due."""
+        if self._failed is not None:
+            return max(0.0, self._failed + self.seconds * RETRY_AFTER - now)
+        return max(0.0, self.renewed + self.seconds * RENEW_AFTER - now)
+
+    def begin(self, now: float) -> None:
+        """An attempt to renew begins. A holder that has slept through its time is granted one: where nobody has taken
+        over, there is no reason to end."""
+        self._begun = now
+        if self._late is None and self._failed is None and now >= self.renewed + self.seconds * STOP_AFTER:
+            self._late = now
+
+    def succeeded(self) -> None:
+        """The attempt was a word that is now the newest."""
+        assert self._begun is not None
+        self.renewed, self._begun, self._failed, self._late = self._begun, None, None, None
+
+    def failed(self, now: float) -> None:
+        """The attempt came to nothing: the storage did not answer as it should."""
+        self._begun, self._failed = None, now
+
+    def overslept(self, now: float) -> None:
+        """This process has stood still, and goes on at `now`. An attempt that was under way gets the time of a late
+        one."""
+        if self._late is None:
+            self._late = now
+
+    def stop_in(self, now: float) -> float:
+        """Seconds until the driver must be ended, 0 where that is now. Never while nothing is known to be wrong: who
+        slept through its time first tries to renew."""
+        end = self.renewed + self.seconds * STOP_AFTER
+        if self._late is not None:
+            end = self._late + self.seconds * LATE_PATIENCE
+        if self._begun is None and self._failed is None:
+            end = max(end, now + self.seconds * RETRY_AFTER)
+        return max(0.0, end - now)
