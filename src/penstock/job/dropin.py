@@ -17,6 +17,8 @@ from penstock.events import Events
 from penstock.job.standby import take_turn
 from penstock.naming import check_name
 from penstock.process import lifeline
+from penstock.spark.connect import refuse_connect
+from penstock.spark.masters import require_shared
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,6 +44,7 @@ class ExactlyOnce:
         spark: SparkSession | None,
         limits: Checkpoints,
     ) -> None:
+        refuse_connect(spark)
         from pyspark.sql import SparkSession as Session
 
         session = spark or Session.getActiveSession()
@@ -60,6 +63,8 @@ class ExactlyOnce:
                 safe="nothing was started.",
                 to_do="the drop-in is exactly-once and aligned; for other modes write the query as a Job.",
             )
+        if checkpoint is not None:
+            require_shared(checkpoint, session.sparkContext.master, is_shared=limits.storage_is_shared)
         self._limits = limits
         self._lock = threading.Lock()
         self._checkpoint = checkpoint

@@ -44,7 +44,7 @@ def take_turn(
     systems whether they are there, and so opens what connections it can. A standby is ended by SIGTERM."""
     if not lifeline.is_standby():
         return
-    modules = [*_WORKER, *_modules(sinks)]
+    modules = [*_WORKER, *writer_modules(sinks)]
     warm: list[Callable[[], None]] = [partial(source.warm_up, spark, uid) for uid, source in (sources or {}).items()]
     arguments = (spark, modules, warm, look)
     threading.Thread(target=_keep_warm, args=arguments, name="penstock-standby", daemon=True).start()
@@ -81,7 +81,7 @@ def _keep_warm(
         lifeline.await_turn(_KEEP_WARM_SECONDS)
 
 
-def _modules(sinks: Iterable[TwoPhaseSink]) -> list[str]:
+def writer_modules(sinks: Iterable[TwoPhaseSink]) -> list[str]:
     """Of each sink its own and, by our custom, its writer's."""
     found = {type(sink).__module__ for sink in sinks}
     return sorted(found | {f"{name.rpartition('.')[0]}.writer" for name in found if name.startswith("penstock.")})
