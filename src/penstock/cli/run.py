@@ -94,9 +94,7 @@ def run(
     standby: KeepStandby = None,
     master: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL", help="Where the tasks run: local[4], spark://HOST:7077, yarn. Ships what they need."
-        ),
+        typer.Option(metavar="URL", help="Where tasks run: local[4], spark://HOST:7077, yarn. Ships what they need."),
     ] = None,
     archive: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --master: what penstock pack has made, to be shipped.")

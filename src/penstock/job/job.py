@@ -187,8 +187,8 @@ class Job:
         chain.require(wanted(str(self.checkpoints.mode)))
 
     def check(self) -> list[Finding]:
-        """Ask the cluster, every source and every sink whether it works, writing nothing. Raises what cannot, returns what
-        is unwise."""
+        """Ask the cluster, every source and every sink whether it works, writing nothing. Raises what cannot, returns
+        what is unwise."""
         self._require_shared()
         check_executors(self.spark, __version__, importable(writer_modules(self._sinks.values())))
         context = CheckContext(self.name, self.checkpoints.interval_seconds, self.checkpoints.timeout_seconds)
@@ -320,7 +320,7 @@ class Job:
         self.stop()
 
     def _require_shared(self) -> None:
-        where, master = self.checkpoints.storage, self.spark.sparkContext.master
+        where, master = self.checkpoints.storage, str(self.spark.sparkContext.master)
         require_shared(where, master, is_shared=self.checkpoints.storage_is_shared)
 
     def _asked(self) -> EndRequest:

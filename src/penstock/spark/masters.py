@@ -76,7 +76,7 @@ def cluster_errors(master: str) -> Iterator[None]:
             ) from error
         if _NO_MASTER.search(text):
             raise ClusterUnavailable(
-                f"The Spark master at {master} does not take the job: it is down, hung, or of another version of Spark.",
+                f"The Spark master at {master} does not take the job: it is down, hung, or of another Spark version.",
                 safe="nothing was started; what an earlier run has decided is kept.",
                 to_do="see the master's page and log; it must run the Spark version of this PySpark.",
             ) from error

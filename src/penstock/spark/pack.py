@@ -68,17 +68,18 @@ def build(version: str, target: Path | None = None, script: Path | None = None, 
     """Write the archive of this environment, for the job in `script`, to `target`. Without `target` it goes into the
     user's cache, and one that is there and still true is used. `more` are distributions that no import tells of."""
     entries, names = _content(script, more)
+    content = _fingerprint(entries)
     manifest = {
         "format": FORMAT,
         "penstock": version,
         "python": platform.python_version(),
         "platform": this_platform(),
         "distributions": sorted(names),
-        "content": _fingerprint(entries),
+        "content": content,
     }
     if target is None:
         folder = own_folder(user_cache() / "packs")
-        target = folder / f"penstock-{manifest['content'][:24]}.tar.gz"
+        target = folder / f"penstock-{content[:24]}.tar.gz"
         if target.exists():
             os.utime(target)
             return Pack(target, manifest)
@@ -126,7 +127,7 @@ def _content(script: Path | None, more: Sequence[str]) -> tuple[list[Entry], set
     own, imported = job_modules(script) if script is not None else (set[Path](), set[str]())
     extras = set(EXTRAS) if script is None else extras_of([script, *own])
     names = requirements(["penstock"], extras=extras) | requirements([*imported - {"penstock"}, *more])
-    entries = {name: path for name, path in (*interpreter(), *packages(sorted(names)))}
+    entries = dict((*interpreter(), *packages(sorted(names))))
     if script is not None:
         entries |= dict(own_entries(own, script))
     return sorted(entries.items()), names

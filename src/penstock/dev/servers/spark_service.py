@@ -1,7 +1,7 @@
 """The development cluster that stays: a Spark master and workers, started by one command and stopped by another.
 
-There is one per user cache. What is known of it is in `dev/spark/state.json`; what is true is asked of the processes and
-of the master each time.
+There is one per user cache. What is known of it is in `dev/spark/state.json`; what is true is asked of the processes
+and of the master each time.
 """
 
 from __future__ import annotations
