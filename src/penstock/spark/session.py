@@ -155,8 +155,8 @@ def _defaults(master: str | None, local_storage: bool) -> dict[str, str]:
     if cores:
         # 200 shuffle partitions, Spark's default, are 200 state stores and 200 tasks an epoch on one machine.
         defaults[PARTITIONS] = str(cores)
-        defaults["spark.ui.enabled"] = "false"
     if runs_here(master):
+        defaults["spark.ui.enabled"] = "false"
         defaults["spark.driver.host"] = "127.0.0.1"
         defaults["spark.driver.bindAddress"] = "127.0.0.1"
     if runs_here(master) or is_shipped():
