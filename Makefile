@@ -23,7 +23,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench-restart bench chaos-cluster soak docs diagrams screenshots clean
+.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench-restart bench-cluster bench chaos-cluster soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ bench-page: setup ## The page over 10,000 epochs in Chromium: how long it opens,
 
 bench-flink: setup ## Flink, Penstock and Spark's own sink in turn: throughput, latency, failover, start, savepoints (hours)
 	$(BIN)/python bench/bench_flink.py all
+
+bench-cluster: setup ## Throughput on a Spark standalone cluster beside local mode, and of one more worker
+	$(BIN)/python bench/bench_cluster.py
 
 bench-restart: setup ## How long nothing comes out after kill -9, and what the time goes into: cold, and with a standby
 	$(BIN)/python bench/bench_restart.py

@@ -1,8 +1,9 @@
 """Kafka → Kafka on a Spark standalone cluster beside local mode, in one run: what separate executors cost, and what one
 more worker costs and brings.
 
-All of it runs on this machine, so more workers than cores show the cost only. Each variant is a fresh process that reads
-the same topic (100-byte rows, 4 partitions) in epochs of equal size. Prints a table and writes bench/results/cluster.json.
+All of it runs on this machine, so more workers than cores show the cost only. Each variant is a fresh process that
+reads the same topic (100-byte rows, 4 partitions) in epochs of equal size. Prints a table and writes
+bench/results/cluster.json.
 
     python bench/bench_cluster.py [--rows 4000000] [--epoch 500000] [--repeat 2]
 """

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import platform
+import subprocess
 import sys
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -43,13 +45,27 @@ def test_one_that_differs_is_named(other: dict[str, Any], named: str) -> None:
     assert "penstock pack" in raised.value.to_do
 
 
-def test_what_asks_travels_without_penstock(tmp_path: Path) -> None:
+def test_what_asks_travels_without_penstock() -> None:
     """Where the package is missing, the question itself must not fail."""
-    pickled = cloudpickle.dumps(_probe(["penstock.not_there"]))
-    assert b"penstock.spark" not in pickled.replace(b"penstock.spark.executors", b"", 1)
-    [(_, python, version, missing)] = list(cloudpickle.loads(pickled)(iter([0])))
-    assert (python, version) == (OWN, "0.1.0")
-    assert "penstock.not_there" in missing
+    told = asked_without("penstock")
+    assert told[0]["python"] == OWN
+    assert told[0]["version"] is None
+    assert "penstock" in told[0]["missing"]
+    told = asked_without("penstock.sinks.kafka")
+    assert (told[0]["version"], told[0]["missing"] is None) == ("0.1.0", False)
+
+
+def asked_without(module: str) -> list[dict[str, Any]]:
+    """What a Python says in which `module` cannot be imported."""
+    program = (
+        f"import json, sys; sys.modules[{module!r}] = None\n"
+        "from pyspark import cloudpickle\n"
+        "print(json.dumps(list(cloudpickle.loads(sys.stdin.buffer.read())(iter([0])))))"
+    )
+    asking = cloudpickle.dumps(_probe(["penstock.sinks.kafka"]))
+    ran = subprocess.run([sys.executable, "-c", program], input=asking, capture_output=True)
+    assert ran.returncode == 0, ran.stderr.decode()
+    return [asdict(Found(*one)) for one in json.loads(ran.stdout)]
 
 
 def test_only_what_the_driver_can_import_is_asked_for() -> None:
