@@ -17,7 +17,7 @@ from penstock.errors import ArchiveMismatch, ConfigurationError
 from penstock.spark import pack, pack_files
 from penstock.spark.pack import FORMAT, MANIFEST, read_manifest, require_fitting
 from penstock.spark.pack_files import extras_of, interpreter, job_modules, packages, requirements
-from penstock.spark.shipping import settings, submit_line
+from penstock.spark.shipping import PYTHON, settings, submit_line
 
 PACKAGES = pack_files.PACKAGES
 
@@ -158,3 +158,13 @@ def test_spark_is_told_of_it() -> None:
     line = submit_line(Path("/a/env.tar.gz"), "spark://h:7077", "job.py")
     assert line.startswith("PYSPARK_PYTHON=./penstock-env/bin/python3 spark-submit ")
     assert line.endswith("job.py")
+
+
+def test_a_source_that_the_driver_plans_is_refused_where_python_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.sources.datagen_reader import DataGen
+    from penstock.sources.spark_reader import register
+
+    session: Any = None
+    monkeypatch.setenv("PYSPARK_PYTHON", PYTHON)
+    with pytest.raises(ConfigurationError, match="DataGen is planned by the driver"):
+        register(session, DataGen)
