@@ -42,7 +42,7 @@ def _refuse_shipped(source: type[DataSource]) -> None:
             f"The source {source.__name__} is planned by the driver with the Python that executors use, which is"
             f" {PYTHON}: executors have that, the driver's machine has not.",
             safe="nothing was started.",
-            to_do="have Python and Penstock at one place on all machines, set PYSPARK_PYTHON to it, and give --no-pack.",
+            to_do="have Python and Penstock at one place on all machines, set PYSPARK_PYTHON to it, and say --no-pack.",
         )
 
 
