@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 # Two processes, each with files, brokers and servers of its own. One after the other: make test SIDE_BY_SIDE=
 SIDE_BY_SIDE ?= -n 2 --dist loadfile --no-loadscope-reorder
+MINUTES ?= 10
 SOAK ?= --rows 5000000 --kills 60
 
 # Workers of Spark and scripts of this folder must all use the one environment.
@@ -22,7 +23,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench-restart bench soak docs diagrams screenshots clean
+.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench-restart bench-cluster bench chaos-cluster soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,12 +114,18 @@ bench-page: setup ## The page over 10,000 epochs in Chromium: how long it opens,
 bench-flink: setup ## Flink, Penstock and Spark's own sink in turn: throughput, latency, failover, start, savepoints (hours)
 	$(BIN)/python bench/bench_flink.py all
 
+bench-cluster: setup ## Throughput on a Spark standalone cluster beside local mode, and of one more worker
+	$(BIN)/python bench/bench_cluster.py
+
 bench-restart: setup ## How long nothing comes out after kill -9, and what the time goes into: cold, and with a standby
 	$(BIN)/python bench/bench_restart.py
 	$(BIN)/python bench/bench_restart.py --standby
 
 bench: setup ## All benchmarks but the one beside Flink
 	@for script in $(filter-out bench/bench_flink.py,$(wildcard bench/bench_*.py)); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+chaos-cluster: setup ## Kill executors, workers, master, driver and broker of a job on a Spark cluster: make chaos-cluster MINUTES=10
+	$(BIN)/python -m tests.support.cluster_chaos --minutes $(MINUTES)
 
 soak: setup ## The demo, for long: make soak SOAK="--rows 5000000 --kills 60"
 	$(BIN)/penstock demo $(SOAK)

@@ -62,7 +62,7 @@ def spark_sink(tuned: bool, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def penstock_sink(tuned: bool, given: Mapping[str, Any]) -> dict[str, Any]:
     checkpoints = Checkpoints(storage=given["checkpoint"], **given.get("checkpoints", {}))
-    job = Job("bench", checkpoints=checkpoints, restart=RestartStrategy.none())
+    job = Job("bench", checkpoints=checkpoints, restart=RestartStrategy.none(), conf=given.get("conf", {}))
     source = KafkaSource(given["source"], servers=given["servers"], max_offsets_per_epoch=given["epoch"], tuned=tuned)
     frame = job.read(source, uid="in").select("key", "value")
     job.write(frame, KafkaSink(given["target"], servers=given["servers"]), uid="out")

@@ -9,7 +9,10 @@
     │   ├── TopicMissing              a topic does not exist and may not be created
     │   ├── TableMissing              a table does not exist and may not be created
     │   ├── AccessDenied              wrong password, missing right
-    │   └── MissingExtra              a client library is not installed
+    │   ├── MissingExtra              a client library is not installed
+    │   ├── ExecutorMismatch          executors have another Python or Penstock than the driver, or lack a module
+    │   ├── ArchiveMismatch           an archive for executors is of another platform, Python or version
+    │   └── ConnectUnsupported        Spark Connect: the driver is out of reach
     ├── DataError                     a row that can never be written
     │   ├── SchemaMismatch            columns the sink cannot take
     │   ├── ConstraintViolated        breaks a rule of the target table: a key, a check, not null
@@ -22,7 +25,7 @@
     │   ├── LedgerLost                transactions are open of a run that the ledger does not know
     │   ├── StorageFull               no space left
     │   ├── StorageNotAtomic          the storage cannot refuse a second create
-    │   └── StorageNotShared          the driver does not see what a task has written
+    │   └── StorageNotShared          driver and tasks do not see each other's files
     ├── PositionsLost                 a source no longer has the rows that the checkpoint's positions name
     │   └── FilesMissing              files that an epoch is to read are not there any more
     ├── SavepointError                a savepoint could not be made, read or restored; what there was is as it was
@@ -40,6 +43,7 @@
     │   └── LeaseLost                 another supervisor has, or may have, the lease of the job
     ├── JobStopped                    the gate is closed: stop or cancel was asked for
     ├── SystemUnavailable             the other system does not answer
+    │   └── ClusterUnavailable        no master of Spark's answers, or it gives the job no executor
     ├── TransactionRefused            a transaction may not be ended that way, or not now; nothing was touched
     ├── ControlError                  a command could not be given to a running job, or the job could not carry it out
     │   └── JobNotFound               no job of that name or id runs, or several do
@@ -125,6 +129,18 @@ class MissingExtra(ConfigurationError):
     """A client library is not installed; the message names the extra."""
 
 
+class ExecutorMismatch(ConfigurationError):
+    """Executors have another Python or another Penstock than the driver, or lack a module that the job needs."""
+
+
+class ArchiveMismatch(ConfigurationError):
+    """An archive for executors was made for another platform, another Python or by another version, or is none."""
+
+
+class ConnectUnsupported(ConfigurationError):
+    """Spark Connect keeps the driver, which an epoch is driven from, out of reach."""
+
+
 class DataError(PenstockError):
     """A row that can never be written, however often it is tried."""
 
@@ -186,7 +202,8 @@ class StorageNotAtomic(LedgerError):
 
 
 class StorageNotShared(LedgerError):
-    """The driver does not see what a task has written: the storage is not the same for both. Nothing was decided."""
+    """The driver does not see what a task has written, or could not: the storage is not the same for both. Nothing was
+    decided."""
 
     retryable = False
 
@@ -269,6 +286,12 @@ class SystemUnavailable(PenstockError):
 
     retryable = True
     checkpoint_only = True
+
+
+class ClusterUnavailable(SystemUnavailable):
+    """No master of Spark's answers, or it has given the job no executor. Nothing was started."""
+
+    checkpoint_only = False
 
 
 class TransactionRefused(PenstockError):

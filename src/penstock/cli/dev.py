@@ -1,4 +1,4 @@
-"""`penstock dev`: the development broker, the locked jars, Java."""
+"""`penstock dev`: the development broker and cluster, the locked jars, Java."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import typer
 
 from penstock.cli.output import Output
 
-app = typer.Typer(help="Development tools: a Kafka broker, the locked jars, Java.", no_args_is_help=True)
+app = typer.Typer(
+    help="Development tools: a Kafka broker, a Spark cluster, the locked jars, Java.", no_args_is_help=True
+)
 kafka = typer.Typer(help="A real Kafka broker on this machine, in the background.", no_args_is_help=True)
 app.add_typer(kafka, name="kafka")
+spark = typer.Typer(help="A real Spark standalone cluster on this machine, in the background.", no_args_is_help=True)
+app.add_typer(spark, name="spark")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -44,6 +48,45 @@ def kafka_status(json: Json = False) -> None:
 
     now = service.status()
     Output.choose(json).record("Development Kafka", service.as_dict(now))
+    if not now.running:
+        raise typer.Exit(1)
+
+
+@spark.command("up")
+def spark_up(
+    workers: Annotated[int, typer.Option(min=1, max=64, help="How many workers.")] = 2,
+    cores: Annotated[int, typer.Option(min=1, help="Cores of each worker.")] = 1,
+    executor_memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory that each worker gives to executors, such as 2g.")
+    ] = "1g",
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="The master's. Left out: 7077, or a free one where that is taken."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Start a master and its workers, or find them running."""
+    from penstock.dev.servers import spark_service as service
+
+    found = service.up(workers=workers, cores=cores, memory=executor_memory, port=port)
+    Output.choose(json).record("Development Spark", service.as_dict(found))
+
+
+@spark.command("down")
+def spark_down(json: Json = False) -> None:
+    """Stop the cluster and whatever executors it has."""
+    from penstock.dev.servers import spark_service as service
+
+    Output.choose(json).record("Development Spark", service.as_dict(service.down()))
+
+
+@spark.command("status")
+def spark_status(json: Json = False) -> None:
+    """Say whether the cluster runs, and with how many workers. Exit status 1 when it does not."""
+    from penstock.dev.servers import spark_service as service
+
+    now = service.status()
+    Output.choose(json).record("Development Spark", service.as_dict(now))
     if not now.running:
         raise typer.Exit(1)
 

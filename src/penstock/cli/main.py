@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import demo, dev, explain, jobs, run, state, top, transactions, ui
+from penstock.cli import demo, dev, explain, jobs, pack, run, state, top, transactions, ui
 from penstock.cli.output import Output
 from penstock.errors import PenstockError
 
@@ -31,6 +31,7 @@ app.command("config")(explain.config)
 app.command("explain")(explain.explain)
 app.command("check")(explain.check)
 app.command("state")(state.state)
+app.command("pack")(pack.pack)
 transactions.register(app)
 app.command("ui")(ui.ui)
 

@@ -20,6 +20,7 @@ import typer
 from penstock.cli import program
 from penstock.cli.output import Output
 from penstock.cli.progress_display import show_restore, show_start
+from penstock.cli.ship import ship_environment
 from penstock.config.availability import STANDBY
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
 from penstock.config.log import FORMAT, LogFormat
@@ -92,6 +93,17 @@ def run(
     ] = False,
     supervise: Supervise = True,
     standby: KeepStandby = None,
+    master: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where tasks run: local[4], spark://HOST:7077, yarn. Ships what they need."),
+    ] = None,
+    archive: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --master: what penstock pack has made, to be shipped.")
+    ] = None,
+    ship: Annotated[
+        bool | None,
+        typer.Option("--pack/--no-pack", help="Whether to ship; left out: to masters that are not on this machine."),
+    ] = None,
     options: Annotated[
         list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A setting; it wins over code and file.")
     ] = None,
@@ -117,12 +129,15 @@ def run(
         FORK_SUFFIX: suffix,
         STANDBY: None if standby is None else str(standby).lower(),
         FORMAT: None if log_format is None else log_format.value,
+        "spark.master": master,
     }
     _set_environment(options or [], config, {key: value for key, value in short.items() if value is not None})
     if detached and not supervise:
         raise typer.BadParameter("a detached job has a supervisor; leave --no-supervise out.", param_hint="-d")
     if standby and not supervise:
         raise typer.BadParameter("a standby is the supervisor's; leave --no-supervise out.", param_hint="--standby")
+    if archive is not None or ship or (ship is None and master is not None):
+        ship_environment(script, master, archive, wanted=ship)
     sys.exit(_start(script, arguments or [], detached=detached, supervise=supervise, as_json=as_json))
 
 

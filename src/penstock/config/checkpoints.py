@@ -47,7 +47,8 @@ class Checkpoints:
     committed epoch. `commit_timeout` is how long a decided epoch's commits are tried and proven before the query
     restarts, `abort_timeout` how long aborting may take. `retained` is how many decided epochs the ledger keeps for
     looking back. `savepoint_dir` is where savepoints go for which no folder is named. `trusted_schemes`: storage that
-    is used on your word that of two creates of one name only one succeeds.
+    is used on your word that of two creates of one name only one succeeds. `storage_is_shared`: your word that a path
+    of this machine is the same folder on all workers of a cluster.
 
     What is given here wins over a configuration file; what is not given may be set there, and `-D` wins over both.
     """
@@ -70,6 +71,7 @@ class Checkpoints:
     retained: int = 100
     savepoint_dir: str | None = None
     trusted_schemes: Sequence[str] = ()
+    storage_is_shared: bool = False
     interval_seconds: float = field(init=False, repr=False, default=0.0)
     timeout_seconds: float = field(init=False, repr=False, default=0.0)
     min_pause_seconds: float = field(init=False, repr=False, default=0.0)
@@ -281,6 +283,12 @@ CHECKPOINT_OPTIONS = (
         "Whether bounded inputs end with a committed epoch. Otherwise the last rows wait for the next start.",
         f"{_FINAL}test_without_a_final_checkpoint_the_end_is_neither_committed_nor_lost",
         aliases=(f"{_C}.checkpoints-after-tasks-finish.enabled",),
+    ),
+    _option(
+        f"{_C}.storage-is-shared", "storage_is_shared", "false", boolean,
+        "Your word that a path of the driver's machine is the same mounted folder on all workers. Without it such a"
+        " path is refused where tasks run on other machines.",
+        "tests/unit/spark/test_masters.py::test_a_path_of_one_machine_is_refused_where_tasks_run_on_others",
     ),
     _option(
         "penstock.inflight.max-size", "inflight_limit", "1 gb", size_text,

@@ -18,6 +18,7 @@ from penstock.checkpoint.decision import Committable
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.epoch.channel import Channel, Route, Writing, open_channel
 from penstock.epoch.checksum import FLAT, checksum_of, sum_of_hashes
+from penstock.epoch.executors import mismatch_in
 from penstock.errors import PenstockError, from_json
 from penstock.failpoints import failpoint
 
@@ -40,10 +41,10 @@ class TaskFault(Exception):
 
 
 def fault_in(text: str) -> PenstockError | None:
-    """The Penstock error inside a Spark failure's text, if a task raised one."""
+    """The Penstock error inside a Spark failure's text, if a task raised one, or could not even begin."""
     match = _MARKED.search(text)
     if match is None:
-        return None
+        return mismatch_in(text)
     with contextlib.suppress(ValueError):
         return from_json(match[1])
     return None

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from penstock import __version__
 from penstock.checkpoint.layout import PRIVATE
 from penstock.checkpoint.open import ledger_at, spark_log_at
 from penstock.config import Checkpoints, Mode
@@ -16,9 +17,12 @@ from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.epoch.coordinator import Coordinator
 from penstock.errors import ConfigurationError
 from penstock.events import Events
-from penstock.job.standby import take_turn
+from penstock.job.standby import take_turn, writer_modules
 from penstock.naming import check_name
 from penstock.process import lifeline
+from penstock.spark.connect import refuse_connect
+from penstock.spark.executors import check_executors, importable
+from penstock.spark.masters import require_shared
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,6 +48,7 @@ class ExactlyOnce:
         spark: SparkSession | None,
         limits: Checkpoints,
     ) -> None:
+        refuse_connect(spark)
         from pyspark.sql import SparkSession as Session
 
         session = spark or Session.getActiveSession()
@@ -62,6 +67,9 @@ class ExactlyOnce:
                 safe="nothing was started.",
                 to_do="the drop-in is exactly-once and aligned; for other modes write the query as a Job.",
             )
+        if checkpoint is not None:
+            require_shared(checkpoint, str(session.sparkContext.master), is_shared=limits.storage_is_shared)
+        check_executors(session, __version__, importable(writer_modules([sink])))
         self._limits = limits
         self._lock = threading.Lock()
         self._checkpoint = checkpoint

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock import __version__
 from penstock.config import Checkpoints, Retention, StateBackend
 from penstock.config.checkpoints import give_memory_a_folder
 from penstock.config.log import LogFormat
@@ -28,7 +29,7 @@ from penstock.job.query import QueryRunner
 from penstock.job.readiness import Readiness
 from penstock.job.restore_point import RestorePoint
 from penstock.job.retention import JobFolder, retain_batches
-from penstock.job.standby import take_turn, tell_running
+from penstock.job.standby import take_turn, tell_running, writer_modules
 from penstock.job.steering import Steering
 from penstock.logs import log_as_json
 from penstock.naming import check_name
@@ -39,6 +40,9 @@ from penstock.progress import Progress, silent
 from penstock.server.serving import serving
 from penstock.sources.frame import as_source
 from penstock.spark import session as spark_session
+from penstock.spark.connect import refuse_connect
+from penstock.spark.executors import check_executors, importable
+from penstock.spark.masters import require_shared
 from penstock.spark.query import Lineage
 from penstock.spark.settings import apply_over_running, apply_settings
 from penstock.storage.open import storage_at, tree_of
@@ -81,6 +85,7 @@ class Job:
         self._restart = self.settings.restart
         self._spark = spark
         if spark is not None:
+            refuse_connect(spark)
             apply_over_running(spark, self.settings)
         self._allow_non_restored = allow_non_restored_state or self.settings.recovery.allow_non_restored
         self._sources: dict[str, Source] = {}
@@ -185,7 +190,10 @@ class Job:
         chain.require(wanted(str(self.checkpoints.mode)))
 
     def check(self) -> list[Finding]:
-        """Ask every source and sink whether it works, writing nothing. Raises what cannot, returns what is unwise."""
+        """Ask the cluster, every source and every sink whether it works, writing nothing. Raises what cannot, returns
+        what is unwise."""
+        self._require_shared()
+        check_executors(self.spark, __version__, importable(writer_modules(self._sinks.values())))
         context = CheckContext(self.name, self.checkpoints.interval_seconds, self.checkpoints.timeout_seconds)
         findings: list[Finding] = []
         for uid, source in self._sources.items():
@@ -208,6 +216,7 @@ class Job:
             )
         for chain in self.chains().values():
             self.require(chain)
+        self._require_shared()
         events = Events()
         if on_event is not None:
             events.listen(on_event)
@@ -324,6 +333,10 @@ class Job:
         if self._signalled:
             return TurnEnd.HANDED_OVER
         return TurnEnd.CANCELLED if self._cancel_asked else TurnEnd.STOPPED if self._stop_asked else TurnEnd.DONE
+
+    def _require_shared(self) -> None:
+        where, master = self.checkpoints.storage, str(self.spark.sparkContext.master)
+        require_shared(where, master, is_shared=self.checkpoints.storage_is_shared)
 
     def _asked(self) -> EndRequest:
         return EndRequest.CANCEL if self._cancel_asked else EndRequest.STOP if self._stop_asked else EndRequest.NONE

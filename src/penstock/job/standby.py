@@ -49,7 +49,7 @@ def take_turn(
     """Return when this driver is the one that runs the job; meanwhile keep warm what it will need. `look` asks other
     systems whether they are there, and so opens what connections it can. A standby is ended by SIGTERM. Where the job
     has ended elsewhere, or its supervisor can wait for the lease without a driver, this process ends here."""
-    modules = [*_WORKER, *_modules(sinks)]
+    modules = [*_WORKER, *writer_modules(sinks)]
     if not lifeline.is_standby() and (lease is None or lease.take_or_leave()):
         if lifeline.connected() and runs_tasks_itself(spark.sparkContext.master):
             threading.Thread(target=_start_workers, args=(spark, modules), name="penstock-workers", daemon=True).start()
@@ -108,7 +108,7 @@ def _keep_warm(
         turn.wait(_KEEP_WARM_SECONDS)
 
 
-def _modules(sinks: Iterable[TwoPhaseSink]) -> list[str]:
+def writer_modules(sinks: Iterable[TwoPhaseSink]) -> list[str]:
     """Of each sink its own and, by our custom, its writer's."""
     found = {type(sink).__module__ for sink in sinks}
     return sorted(found | {f"{name.rpartition('.')[0]}.writer" for name in found if name.startswith("penstock.")})

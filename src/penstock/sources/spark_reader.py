@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
+from penstock.spark.shipping import PYTHON, is_shipped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +35,17 @@ def refuse_named_sources(spark: SparkSession, uid: str) -> None:
         )
 
 
+def _refuse_shipped(source: type[DataSource]) -> None:
+    """Spark plans a source that is written in Python with the executors' Python, but on the driver's machine."""
+    if is_shipped():
+        raise ConfigurationError(
+            f"The source {source.__name__} is planned by the driver with the Python that executors use, which is"
+            f" {PYTHON}: executors have that, the driver's machine has not.",
+            safe="nothing was started.",
+            to_do="have Python and Penstock at one place on all machines, set PYSPARK_PYTHON to it, and say --no-pack.",
+        )
+
+
 def register(spark: SparkSession, source: type[DataSource]) -> None:
     """Like `spark.dataSource.register`, but safe for several queries that start at once. Makes `spark` this thread's
     session: Spark looks registered sources up there, whichever session it is asked through.
@@ -43,6 +55,7 @@ def register(spark: SparkSession, source: type[DataSource]) -> None:
     the same moment can break it for good: it then counts more entries than it has, and no task that carries it can be
     read any more (`OptionalDataException`), however often the queries restart. So it gets a map made for many threads.
     """
+    _refuse_shipped(source)
     spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
     context: Any = spark.sparkContext
     plain = context.environment

@@ -112,18 +112,23 @@ def _settings(conf: Mapping[str, str]) -> list[str]:
 
 def _environment(home: Path) -> dict[str, str]:
     """As the scripts leave it to Java, and Java to Python's workers."""
-    found = _SCALA.search((home / "bin" / "load-spark-env.sh").read_text())
-    if found is None:
-        raise OSError("Spark's scripts are not as they were")
     return {
         **os.environ,
         "SPARK_HOME": str(home),
         "SPARK_CONF_DIR": str(_conf_folder(home)),
         "SPARK_ENV_LOADED": "1",
-        "SPARK_SCALA_VERSION": found[1],
+        "SPARK_SCALA_VERSION": scala_version(home),
         "SPARK_CONNECT_MODE": "0",
         "PYTHONHASHSEED": "0",  # the same in all workers, or strings hash differently in each
     }
+
+
+def scala_version(home: Path) -> str:
+    """What Spark's scripts tell Java, which starts executors with it. Raises OSError where they say nothing."""
+    found = _SCALA.search((home / "bin" / "load-spark-env.sh").read_text())
+    if found is None:
+        raise OSError("Spark's scripts are not as they were")
+    return found[1]
 
 
 # What the launcher says

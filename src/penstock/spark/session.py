@@ -21,13 +21,16 @@ from penstock.caches import user_cache
 from penstock.config.levels import LOG_LEVEL
 from penstock.config.spark_conf import PARTITIONS
 from penstock.secrets import is_secret, masked
+from penstock.spark.connect import refuse_connect
 from penstock.spark.jars import is_present, jar_set
 from penstock.spark.java import find_java, wrapped_home
 from penstock.spark.launch import start_java
 from penstock.spark.local_files import CHECKSUM_FILES
 from penstock.spark.local_master import runs_tasks_itself
+from penstock.spark.masters import cluster_errors, require_answer, runs_here
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import remember_defaults, warn_overridden
+from penstock.spark.shipping import is_shipped
 from penstock.storage.private import create_own
 
 if TYPE_CHECKING:
@@ -73,6 +76,8 @@ def session(
     """The running session if there is one, otherwise a new one. `conf` is the user's and wins over everything here;
     so does whatever spark-submit, spark-defaults or a running session says. `file` is from a configuration file: it
     gives way to spark-submit, and wins over defaults. `class_archive`: see the module of that name."""
+    asked = {**(file or {}), **conf}
+    refuse_connect(remote=asked.get("spark.remote"))
     from pyspark.sql import SparkSession
 
     # A worker must be this very interpreter, or it lacks the packages the job imports.
@@ -82,17 +87,15 @@ def session(
     if running is None:
         os.environ["JAVA_HOME"] = str(find_java().home)
         sets = [jar for jar in jars if jar == "spark-kafka" or is_present(jar)]
-        said = {**(file or {}), **conf}
-        given = _given(said, archive=class_archive, jars=() if _brings_jars(said) else sets)
+        given = _given(asked, archive=class_archive, jars=() if _brings_jars(asked) else sets)
         wanted = {**_not_given(file or {}, given), **conf}
-        if not given.contains("spark.master") and "spark.master" not in wanted:
+        if no_master := not given.contains("spark.master") and "spark.master" not in wanted:
             wanted["spark.master"] = f"local[{_TASKS_PER_CORE * _cores()}]"
-            cores = _cores()
-        else:
-            cores = _local_cores(wanted.get("spark.master", given.get("spark.master", "")) or "")
+        master = wanted.get("spark.master", given.get("spark.master")) or ""
+        cores = _cores() if no_master else _local_cores(master)
         defaults = {
             key: value
-            for key, value in _defaults(cores, local_storage).items()
+            for key, value in _defaults(master, cores, local_storage).items()
             if not given.contains(key) and key not in wanted
         }
         wanted.update(defaults)
@@ -105,9 +108,11 @@ def session(
         builder = SparkSession.builder.appName(name)
         for key, value in wanted.items():
             builder = builder.config(key, value)
-        running = builder.getOrCreate()
+        require_answer(master)
+        with cluster_errors(master):
+            running = builder.getOrCreate()
         remember_defaults(running, {key: value for key, value in defaults.items() if key == PARTITIONS})
-        running.sparkContext.setLogLevel(said.get(LOG_LEVEL, "ERROR"))
+        running.sparkContext.setLogLevel(asked.get(LOG_LEVEL, "ERROR"))
     ensure_jars(running, jars)
     return running
 
@@ -175,16 +180,19 @@ def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:
             _add(spark, jar_set(name))
 
 
-def _defaults(cores: int, local_storage: bool) -> dict[str, str]:
-    """`cores` is 0 where tasks run elsewhere."""
+def _defaults(master: str, cores: int, local_storage: bool) -> dict[str, str]:
+    """`cores` are those of a local master, 0 where tasks run elsewhere."""
     defaults = dict(DEFAULTS)
     if cores:
         # 200 shuffle partitions, Spark's default, are 200 state stores and 200 tasks an epoch on one machine.
         defaults[PARTITIONS] = str(cores)
+    if runs_here(master):
         defaults["spark.ui.enabled"] = "false"
         defaults["spark.driver.host"] = "127.0.0.1"
         defaults["spark.driver.bindAddress"] = "127.0.0.1"
-        # Where workers are processes of this machine they can import what the job can.
+    if runs_here(master) or is_shipped():
+        # Workers that are processes of this machine, or come out of our archive, can import what the job can. Elsewhere
+        # one that cannot would fail before it could be asked what it lacks.
         defaults["spark.python.daemon.module"] = _DAEMON
     if local_storage:
         # The other manager starts a `readlink` process for every file it renames.

@@ -38,6 +38,7 @@ class Pipeline:
     checkpoints: Mapping[str, Any] = field(default_factory=dict)
     sink_servers: str | None = None
     partitions: int | None = 2  # None: as the options say
+    conf: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, path: Path) -> Path:
         path.write_text(json.dumps(asdict(self)))
@@ -67,6 +68,7 @@ def build(config: Pipeline, spark: SparkSession | None = None) -> Job:
             "spark.driver.memory": "512m",
             "spark.sql.streaming.minBatchesToRetain": "100",  # tests look back at every epoch
             **({"spark.sql.shuffle.partitions": str(config.partitions)} if config.partitions else {}),
+            **config.conf,
         },
         spark=spark,
     )

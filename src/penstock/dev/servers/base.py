@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, ClassVar, Self
@@ -124,6 +124,10 @@ class Server(ABC):
         """Whether a server that ended while starting, after this `output`, is worth another try."""
         return False
 
+    def _environment(self) -> Mapping[str, str] | None:
+        """What the program is started with; None: what we were."""
+        return None
+
     def _account(self) -> pwd.struct_passwd | None:
         """Whom the program is run as; None: whoever we are."""
         return None
@@ -159,6 +163,7 @@ class Server(ABC):
                 stderr=log,
                 cwd=self.folder,
                 start_new_session=True,  # Ctrl-C in the terminal is for the program, which then stops us in order
+                env=self._environment(),
                 **self._identity(),
             )
         atexit.unregister(self._abandon)

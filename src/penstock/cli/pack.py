@@ -1,0 +1,55 @@
+"""`penstock pack`: the archive that executors of a cluster run out of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import Output
+
+DEFAULT_NAME = "penstock-env.tar.gz"
+
+
+def pack(
+    script: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[JOB.py]",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="The job: what it imports is packed, and of Penstock's extras only what it uses.",
+        ),
+    ] = None,
+    target: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = Path(
+        DEFAULT_NAME
+    ),
+    more: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="PACKAGE", help="An installed package that no import tells of."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Pack this Python, Penstock and what a job imports, for machines that have none of it.
+
+    Prints the line for spark-submit. `penstock run --master` does all of it by itself.
+    """  # fmt: skip
+    from penstock import __version__
+    from penstock.spark.pack import build
+    from penstock.spark.shipping import submit_line
+
+    output = Output.choose(json)
+    made = build(__version__, target, script, more or ())
+    output.record(
+        "Archive",
+        {
+            "archive": str(made.path),
+            "megabytes": round(made.path.stat().st_size / 1e6, 1),
+            "python": made.manifest["python"],
+            "platform": made.manifest["platform"],
+            "packages": len(made.manifest["distributions"]),
+            "submit": submit_line(made.path, "spark://HOST:7077", script.name if script is not None else "JOB.py"),
+        },
+    )

@@ -1,0 +1,108 @@
+"""Where the tasks of a job run: on this machine, or on machines of a cluster. Told by Spark's master."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import socket
+import time
+from collections.abc import Iterator
+
+from penstock.errors import ClusterUnavailable, ConfigurationError, StorageNotShared
+from penstock.storage.storage import local_path
+
+_STANDALONE = re.compile(r"^spark://(?P<hosts>[^/]+)$")
+_DEFAULT_PORT = 7077
+_ANSWER_SECONDS = 10.0  # a master that is just being restarted is back by then
+_CONNECT_SECONDS = 3.0
+_POLL_SECONDS = 0.25
+_NO_MASTER = re.compile(r"All masters are unresponsive|Master removed our application|error from cluster scheduler")
+_BAD_MASTER = re.compile(r"Could not parse Master URL|Invalid master URL|Master must either be")
+
+
+def is_local(master: str) -> bool:
+    """Whether driver and tasks are one process tree: `local[4]`, and `local-cluster[…]`, too."""
+    return master.startswith("local")
+
+
+def runs_here(master: str) -> bool:
+    """Whether all tasks run on this machine. Only workers of this machine can reach a master on its loopback."""
+    return is_local(master) or (bool(hosts := _hosts(master)) and all(_is_loopback(host) for host, _ in hosts))
+
+
+def require_shared(location: str, master: str, *, is_shared: bool) -> None:
+    """Refuse checkpoints on a disk of this machine where tasks run on others: each would keep its state on its own."""
+    if is_shared or runs_here(master) or local_path(location) is None:
+        return
+    raise StorageNotShared(
+        f"Checkpoints go to {location}, a path of each machine of its own, and the tasks run on other machines"
+        f" ({master}): driver and executors would not see each other's files.",
+        safe="nothing was started.",
+        to_do="keep checkpoints on HDFS or S3; or, where that path is the same mounted folder on the driver and on all"
+        " workers, say execution.checkpointing.storage-is-shared=true.",
+    )
+
+
+def require_answer(master: str) -> None:
+    """Wait a moment for a standalone master to answer, `ClusterUnavailable` if none does. Of another kind of master
+    nothing is asked here."""
+    hosts = _hosts(master)
+    if not hosts:
+        return
+    end = time.monotonic() + _ANSWER_SECONDS
+    while not any(_connects(*host) for host in hosts):
+        if time.monotonic() > end:
+            raise ClusterUnavailable(
+                f"No Spark master answers at {master}.",
+                safe="nothing was started; what an earlier run has decided is kept.",
+                to_do="start the master (on this machine: penstock dev spark up), or correct --master.",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def cluster_errors(master: str) -> Iterator[None]:
+    """What Spark raises where it cannot join the cluster, as errors that say so."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error)
+        if _BAD_MASTER.search(text):
+            raise ConfigurationError(
+                f"Spark knows no master such as {master!r}.",
+                safe="nothing was started.",
+                to_do="write local[4], spark://HOST:PORT or yarn.",
+            ) from error
+        if _NO_MASTER.search(text):
+            raise ClusterUnavailable(
+                f"The Spark master at {master} does not take the job: it is down, hung, or of another Spark version.",
+                safe="nothing was started; what an earlier run has decided is kept.",
+                to_do="see the master's page and log; it must run the Spark version of this PySpark.",
+            ) from error
+        raise
+
+
+def _hosts(master: str) -> list[tuple[str, int]]:
+    """The masters of a standalone cluster, of which one leads; empty for anything else."""
+    match = _STANDALONE.match(master)
+    found = []
+    for one in match["hosts"].split(",") if match else ():
+        host, _, port = one.rpartition(":") if not one.endswith("]") and ":" in one else (one, "", "")
+        found.append((host.strip("[]"), int(port) if port.isdecimal() else _DEFAULT_PORT))
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _connects(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True

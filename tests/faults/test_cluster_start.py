@@ -1,0 +1,113 @@
+"""A start on a cluster that is not as the job needs it: a named error, or a wait that ends when the cause is gone. And
+a start whose executors have nothing but what is shipped to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock import processes
+from penstock.dev.servers.host import free_port
+from penstock.dev.servers.spark import SparkCluster, SparkWorker
+from tests.support.case import SCRIPT, Case
+from tests.support.cluster_chaos import CONF, EXECUTOR_MEMORY
+from tests.support.processes import JobProcess, command
+from tests.support.supervised import MAIN
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.long
+
+PATIENCE = 150.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """Its workers have no more memory than one small executor needs."""
+    with SparkCluster.start(tmp_path_factory.mktemp("spark"), workers=1, memory=EXECUTOR_MEMORY) as started:
+        yield started
+
+
+@pytest.fixture
+def on(case: Callable[..., Case]) -> Callable[..., Case]:
+    def make(master: str, **conf: str) -> Case:
+        return case(master=master, conf={**CONF, **conf}, restarts=1000)
+
+    return make
+
+
+def refused(run: JobProcess, error: str, *said: str) -> None:
+    """It ends by itself, with that error, and has written nothing."""
+    assert run.wait(PATIENCE) != 0
+    log = run.log.read_text(errors="replace")
+    assert f"penstock.errors.{error}: " in log, run.tail()
+    for text in said:
+        assert text in log, run.tail()
+    assert not run.events("decided")
+
+
+def test_a_master_that_is_down(on: Callable[..., Case]) -> None:
+    one = on(f"spark://127.0.0.1:{free_port()}")
+    refused(one.start(), "ClusterUnavailable", "No Spark master answers at spark://127.0.0.1:")
+
+
+def test_an_address_that_is_no_master(on: Callable[..., Case]) -> None:
+    refused(on("sparc://127.0.0.1:7077").start(), "ConfigurationError", "knows no master such as 'sparc:")
+
+
+def test_workers_without_memory_are_waited_for(on: Callable[..., Case], cluster: SparkCluster, tmp_path: Path) -> None:
+    one = on(cluster.url, **{"spark.executor.memory": "600m"})
+    one.source.feed(100)
+    run = one.start()
+    until(lambda: "has given the job no executor" in run.log.read_text(errors="replace"), run.tail, PATIENCE)
+    assert run.status is None
+    assert not run.events("decided")
+    with SparkWorker.start(tmp_path / "larger", cluster.master, memory="600m"):
+        one.wait_visible(run, PATIENCE)
+        one.finish(run)
+
+
+def test_executors_without_the_package(on: Callable[..., Case], cluster: SparkCluster, tmp_path: Path) -> None:
+    """With Penstock's daemon, which such a Python cannot even start, and with Spark's."""
+    bare = tmp_path / "bare" / "python3"
+    bare.parent.mkdir()
+    bare.write_text('#!/bin/sh\nunset PYTHONPATH\nexec /usr/bin/env -i PATH="$PATH" python3 -S "$@"\n')
+    bare.chmod(0o755)
+    one = on(cluster.url)
+    refused(one.start(PYSPARK_PYTHON=str(bare)), "ExecutorMismatch", "penstock pack")
+
+
+def test_executors_with_another_version(on: Callable[..., Case], cluster: SparkCluster, tmp_path: Path) -> None:
+    package = tmp_path / "older" / "penstock"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text('__version__ = "0.0.9"\n')
+    conf = {
+        "spark.executorEnv.PYTHONPATH": str(package.parent),
+        "spark.python.daemon.module": "pyspark.daemon",
+    }
+    refused(on(cluster.url, **conf).start(), "ExecutorMismatch", "have Penstock 0.0.9, the driver ")
+
+
+def test_a_python_that_is_not_there(on: Callable[..., Case], cluster: SparkCluster) -> None:
+    run = on(cluster.url).start(PYSPARK_PYTHON="/nowhere/bin/python3")
+    refused(run, "ExecutorMismatch", "has no Python where it was told to look for it: /nowhere/bin/python3")
+
+
+def test_executors_run_out_of_what_is_shipped(
+    on: Callable[..., Case], cluster: SparkCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`penstock run --master … --pack`: interpreter, package and client libraries come from the archive."""
+    one = on(cluster.url)
+    one.source.feed(100)
+    config = one.config.write(one.folder / "config.json")
+    arguments = [MAIN, "run", "--no-supervise", "--master", cluster.url, "--pack", str(SCRIPT), str(config)]
+    with JobProcess(Path("-c"), arguments, one.folder, environment={"PENSTOCK_CACHE": str(tmp_path)}) as run:
+        one.wait_visible(run, 2 * PATIENCE)
+        worker = cluster.workers[0].pid
+        daemons = [text for pid in processes.session_members(worker) if "daemon" in (text := command(pid))]
+        assert daemons
+        assert all("/penstock-env/bin/python" in text for text in daemons), daemons
+        one.finish(run)
+    [archive] = (tmp_path / "packs").glob("penstock-*.tar.gz")
+    assert archive.stat().st_size > 0
