@@ -131,10 +131,6 @@ class NodeManager(HadoopServer):
         self._resource_manager = resource_manager
 
     @property
-    def id(self) -> str:
-        return f"{HOST}:{self.port}"
-
-    @property
     def containers(self) -> dict[str, int]:
         """The containers it has started, and of each the process that leads its session."""
         found = {}
@@ -146,7 +142,7 @@ class NodeManager(HadoopServer):
 
     def _answers(self) -> bool:
         nodes = (_ask(self._resource_manager, "/ws/v1/cluster/nodes").get("nodes") or {}).get("node", ())
-        return any(one["id"] == self.id and one["state"] == "RUNNING" for one in nodes)
+        return any(one["id"].endswith(f":{self.port}") and one["state"] == "RUNNING" for one in nodes)
 
 
 class Hadoop:
