@@ -87,7 +87,7 @@ def session(
             if not given.contains(key) and key not in wanted
         }
         wanted.update(defaults)
-        paths = [str(path) for jar in jars if (jar == "spark-kafka" or is_present(jar)) for path in jar_set(jar)]
+        paths = [str(path) for jar in jars if _is_wanted(jar) for path in jar_set(jar)]
         if paths:
             listed = wanted.get("spark.jars", given.get("spark.jars", ""))
             wanted["spark.jars"] = ",".join(filter(None, [listed or "", *paths]))
@@ -138,8 +138,16 @@ def _not_given(file: Mapping[str, str], given: SparkConf) -> dict[str, str]:
 def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:
     """See that a running session has the jars too: under spark-submit, and where a job adds a source later."""
     for name in sets:
-        if name == "spark-kafka" and not _loads(spark, _KAFKA_CLASS):
+        if name == "spark-kafka" and not _loads(spark._jvm, _KAFKA_CLASS):
             _add(spark, jar_set(name))
+
+
+def _is_wanted(jars: str) -> bool:
+    """Whether a session that is being made gets a set of ours. A connector that came with spark-submit is used as it
+    is: the driver may be in a container of the cluster, which has neither our cache nor a way to fill one."""
+    from pyspark import SparkContext
+
+    return not _loads(SparkContext._jvm, _KAFKA_CLASS) if jars == "spark-kafka" else is_present(jars)
 
 
 def _defaults(master: str | None, local_storage: bool) -> dict[str, str]:
@@ -170,11 +178,11 @@ def _local_cores(master: str) -> int:
     return int(inside) if inside.isdigit() else 1
 
 
-def _loads(spark: SparkSession, name: str) -> bool:
+def _loads(jvm: Any, name: str) -> bool:
     from py4j.protocol import Py4JJavaError
 
     try:
-        _loader(spark).loadClass(name)
+        _loader(jvm).loadClass(name)
     except Py4JJavaError:
         return False
     return True
@@ -182,14 +190,14 @@ def _loads(spark: SparkSession, name: str) -> bool:
 
 def _add(spark: SparkSession, jars: Iterable[Path]) -> None:
     jvm: Any = spark._jvm
-    loader = _loader(spark)
+    loader = _loader(jvm)
     for jar in jars:
         spark.sparkContext._jsc.addJar(str(jar))  # for the executors
         loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())  # for the driver
 
 
-def _loader(spark: SparkSession) -> Any:
-    return spark._jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()  # type: ignore[union-attr]
+def _loader(jvm: Any) -> Any:
+    return jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
 
 
 @contextmanager

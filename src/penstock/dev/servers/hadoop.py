@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,7 @@ from xml.sax.saxutils import escape
 
 from penstock.dev.servers.base import Server
 from penstock.dev.servers.host import HOST, free_port
+from penstock.processes import command_line, end_session
 from penstock.spark.jars import jar_set
 from penstock.spark.java import find_java
 
@@ -130,9 +132,15 @@ class NodeManager(HadoopServer):
         super().__init__(folder, ports["address"], conf, settings)
         self._resource_manager = resource_manager
 
+    def _abandon(self) -> None:
+        super()._abandon()
+        for leader in self.containers.values():  # of a node manager that was killed, they outlive it
+            if os.fsencode(self.folder) in (command_line(leader) or b""):
+                end_session(leader, 0)
+
     @property
     def containers(self) -> dict[str, int]:
-        """The containers it has started, and of each the process that leads its session."""
+        """The containers that it runs, and of each the process that leads its session."""
         found = {}
         for file in (self.folder / "local" / "nmPrivate").glob("*/*/*.pid"):
             text = file.read_text().strip()
@@ -205,9 +213,12 @@ class Hadoop:
         chosen = {**DEFAULTS, **{name: f"{HOST}:{port}" for name, port in self._ports.items()}}
         chosen["fs.defaultFS"] = self.hdfs
         chosen["hadoop.tmp.dir"] = str(self.folder / "tmp")
+        chosen["yarn.nodemanager.user-home-dir"] = str(self.folder / "home")  # what containers take for HOME
         chosen |= self._settings
         self.conf.mkdir(mode=0o700, parents=True, exist_ok=True)
-        text = "".join(f"<property><name>{escape(k)}</name><value>{escape(v)}</value></property>\n" for k, v in chosen.items())
+        text = "".join(
+            f"<property><name>{escape(k)}</name><value>{escape(v)}</value></property>\n" for k, v in chosen.items()
+        )
         for name in ("core-site.xml", "hdfs-site.xml", "yarn-site.xml", "capacity-scheduler.xml"):
             (self.conf / name).write_text(f"<configuration>\n{text}</configuration>\n")
 
