@@ -1,4 +1,4 @@
-"""A test's job on YARN: submitted in cluster mode, watched through the resource manager, its containers as processes."""
+"""A test's job on YARN: submitted in cluster mode, watched through the resource manager, its containers signalled."""
 
 from __future__ import annotations
 
