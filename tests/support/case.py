@@ -56,7 +56,7 @@ class Case:
             name=f"job-{uuid4().hex[:12]}",
             servers=servers,
             source=self.source.topic,
-            storage=str(folder / "checkpoints"),
+            storage=config.pop("storage", str(folder / "checkpoints")),
             copy_to=create_topic(self.sink_servers, 2, prefix="copy"),
             count_to=create_topic(self.sink_servers, 2, prefix="count") if count else None,
             sink_servers=self.sink_servers,

@@ -8,6 +8,7 @@ per user, verified, and moved into the cache in one step; from then on it is fou
     spark-delta     Spark's Delta connector, for tests and benchmarks
     spark-jdbc      drivers for Spark's JDBC writer, for benchmarks
     flink           what Flink's Python package lacks, for benchmarks
+    hdfs, yarn      Hadoop's own servers, for tests of HDFS and YARN
 
 `python -m penstock.spark.jars relock` rewrites the lock from `ROOTS` after a version there was changed.
 """
@@ -93,6 +94,15 @@ ROOTS: Mapping[str, Root] = {
     ),
     # A real name node and data node, for the tests of checkpoints on HDFS.
     "hdfs": Root((Coordinate("org.apache.hadoop", "hadoop-client-minicluster", "3.5.0"),), transitive=False),
+    # YARN itself is in the jar of `hdfs`; its resource manager signs with these, which that jar leaves out.
+    "yarn": Root(
+        (
+            Coordinate("org.bouncycastle", "bcpkix-jdk18on", "1.82"),
+            Coordinate("org.bouncycastle", "bcprov-jdk18on", "1.82"),
+            Coordinate("org.bouncycastle", "bcutil-jdk18on", "1.82"),
+        ),
+        transitive=False,
+    ),
 }
 
 

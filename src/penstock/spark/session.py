@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+_GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
 _LOGGING = "LOG4J_CONFIGURATION_FILE"
 _QUIET = Path(__file__).with_name("log4j2.properties")
 #: Whoever has said something about Java's logging has said it in one of these.
@@ -99,7 +100,7 @@ def session(
             if not given.contains(key) and key not in wanted
         }
         wanted.update(defaults)
-        paths = [str(path) for jar in sets for path in jar_set(jar)]
+        paths = [str(path) for jar in sets if not _came_with_submit(jar) for path in jar_set(jar)]
         if runs_tasks_itself(master):
             paths = _not_on_class_path(paths)
         if paths:
@@ -176,8 +177,16 @@ def _not_given(file: Mapping[str, str], given: SparkConf) -> dict[str, str]:
 def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:
     """See that a running session has the jars too: under spark-submit, and where a job adds a source later."""
     for name in sets:
-        if name == "spark-kafka" and not _loads(spark, _KAFKA_CLASS):
+        if name == "spark-kafka" and not _loads(spark._jvm, _KAFKA_CLASS):
             _add(spark, jar_set(name))
+
+
+def _came_with_submit(jars: str) -> bool:
+    """Whether spark-submit brought what is in a set of ours. It is used as it is: the driver may be in a container of
+    the cluster, which has neither our cache nor a way to fill one."""
+    from pyspark import SparkContext
+
+    return jars == "spark-kafka" and _GATEWAY_PORT in os.environ and _loads(SparkContext._jvm, _KAFKA_CLASS)
 
 
 def _defaults(master: str, cores: int, local_storage: bool) -> dict[str, str]:
@@ -215,11 +224,11 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _loads(spark: SparkSession, name: str) -> bool:
+def _loads(jvm: Any, name: str) -> bool:
     from py4j.protocol import Py4JJavaError
 
     try:
-        _loader(spark).loadClass(name)
+        _loader(jvm).loadClass(name)
     except Py4JJavaError:
         return False
     return True
@@ -227,21 +236,21 @@ def _loads(spark: SparkSession, name: str) -> bool:
 
 def _add(spark: SparkSession, jars: Iterable[Path]) -> None:
     jvm: Any = spark._jvm
-    loader = _loader(spark)
+    loader = _loader(jvm)
     for jar in jars:
         spark.sparkContext._jsc.addJar(str(jar))  # for the executors
         loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())  # for the driver
 
 
-def _loader(spark: SparkSession) -> Any:
-    return spark._jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()  # type: ignore[union-attr]
+def _loader(jvm: Any) -> Any:
+    return jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
 
 
 @contextmanager
 def java_environment(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """While Java is being started: its environment is as it should be, and what is given here may stand on its command
     line. Where Java runs already, as under spark-submit, nothing is changed."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
+    if _GATEWAY_PORT in os.environ:
         yield dict(conf)
         return
     secret = {key: value for key, value in conf.items() if _is_secret(key, value)}
