@@ -9,7 +9,8 @@
     │   ├── TopicMissing              a topic does not exist and may not be created
     │   ├── TableMissing              a table does not exist and may not be created
     │   ├── AccessDenied              wrong password, missing right
-    │   └── MissingExtra              a client library is not installed
+    │   ├── MissingExtra              a client library is not installed
+    │   └── ConnectorMissing          the lock has no Kafka connector for this version of Spark
     ├── DataError                     a row that can never be written
     │   ├── SchemaMismatch            columns the sink cannot take
     │   ├── ConstraintViolated        breaks a rule of the target table: a key, a check, not null
@@ -122,6 +123,10 @@ class AccessDenied(ConfigurationError):
 
 class MissingExtra(ConfigurationError):
     """A client library is not installed; the message names the extra."""
+
+
+class ConnectorMissing(ConfigurationError):
+    """Nobody has tried this version of Spark with a Kafka connector: the user says which jars to take."""
 
 
 class DataError(PenstockError):

@@ -21,12 +21,13 @@ from penstock.caches import user_cache
 from penstock.config.levels import LOG_LEVEL
 from penstock.config.spark_conf import PARTITIONS
 from penstock.secrets import is_secret, masked
-from penstock.spark.jars import is_present, jar_set
+from penstock.spark.jars import has_connector, is_present, jar_set
 from penstock.spark.java import find_java, wrapped_home
 from penstock.spark.launch import start_java
 from penstock.spark.local_files import CHECKSUM_FILES
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import remember_defaults, warn_overridden
+from penstock.spark.versions import KAFKA_JARS, installed_text, installed_version, warn_if_untried
 from penstock.storage.private import create_own
 
 if TYPE_CHECKING:
@@ -43,9 +44,11 @@ _JAVA_VARIABLES = (_ARGUMENTS, "SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TO
 _OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
-_FAST_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _PROGRESS = "spark.ui.showConsoleProgress"
 _KAFKA_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+_KAFKA_NAME = "spark-sql-kafka-0-10"
+#: Where users name jars of their own.
+_JARS = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
 
 #: Why each: see docs/reference/settings.md.
 DEFAULTS: Mapping[str, str] = {
@@ -73,6 +76,7 @@ def session(
     # A worker must be this very interpreter, or it lacks the packages the job imports.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    warn_if_untried(installed_text())
     running = running_session()
     if running is None:
         os.environ["JAVA_HOME"] = str(find_java().home)
@@ -87,7 +91,8 @@ def session(
             if not given.contains(key) and key not in wanted
         }
         wanted.update(defaults)
-        paths = [str(path) for jar in jars if (jar == "spark-kafka" or is_present(jar)) for path in jar_set(jar)]
+        named = " ".join(wanted.get(key, given.get(key, "")) or "" for key in _JARS)
+        paths = [str(path) for jar in jars if _is_ours(jar, named) for path in jar_set(jar)]
         if paths:
             listed = wanted.get("spark.jars", given.get("spark.jars", ""))
             wanted["spark.jars"] = ",".join(filter(None, [listed or "", *paths]))
@@ -138,8 +143,16 @@ def _not_given(file: Mapping[str, str], given: SparkConf) -> dict[str, str]:
 def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:
     """See that a running session has the jars too: under spark-submit, and where a job adds a source later."""
     for name in sets:
-        if name == "spark-kafka" and not _loads(spark, _KAFKA_CLASS):
+        if name == KAFKA_JARS and not _loads(spark, _KAFKA_CLASS):
             _add(spark, jar_set(name))
+
+
+def _is_ours(jar: str, named: str) -> bool:
+    """Whether a set of jars is ours to bring, where the user has named those. A connector that the lock lacks may be
+    in Spark's own folder; whether it is there shows in the session."""
+    if jar == KAFKA_JARS:
+        return _KAFKA_NAME not in named and has_connector()
+    return is_present(jar)
 
 
 def _defaults(master: str | None, local_storage: bool) -> dict[str, str]:
@@ -155,7 +168,7 @@ def _defaults(master: str | None, local_storage: bool) -> dict[str, str]:
         defaults["spark.python.daemon.module"] = _DAEMON
     if local_storage:
         # The other manager starts a `readlink` process for every file it renames.
-        defaults[_FILE_MANAGER] = _FAST_FILE_MANAGER
+        defaults[_FILE_MANAGER] = installed_version().class_name("FileSystemBasedCheckpointFileManager")
         defaults[CHECKSUM_FILES] = "false"
     return defaults
 
