@@ -17,6 +17,7 @@ from penstock.events import Events
 from penstock.job.standby import take_turn
 from penstock.naming import check_name
 from penstock.process import lifeline
+from penstock.spark.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -131,7 +132,7 @@ class ExactlyOnce:
             sinks={self._uid: self._sink},
             sources=(),
             ledger=ledger,
-            log=spark_log_at(checkpoint, self._spark),
+            log=spark_log_at(checkpoint, self._spark, known=version_of(self._spark).log_known),
             events=Events(),
             body=body,
             executed_plan=lambda: self._execution().lastExecution().executedPlan(),

@@ -207,8 +207,8 @@ def require_reader(version: SparkVersion, conf: Mapping[str, str], operators: Se
             f"The state of operator {several.id} ({several.name}) consists of several column families, which Spark"
             f" {version.name} cannot read all at once; Spark 4.2 and newer can.",
             safe="nothing was changed.",
-            to_do="keep parallelism and state backend as they are, and take native savepoints; or upgrade PySpark, which"
-            " takes up the same checkpoint, and do it there.",
+            to_do="keep parallelism and state backend as they are, and take native savepoints; or upgrade PySpark,"
+            " which takes up the same checkpoint, and do it there.",
         )
 
 
