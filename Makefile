@@ -23,7 +23,7 @@ ifneq ($(PIP_CERT),)
 export SSL_CERT_FILE ?= $(PIP_CERT)
 endif
 
-.PHONY: help setup jars demo test long lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench-restart bench-cluster bench chaos-cluster soak docs diagrams screenshots clean
+.PHONY: help setup jars demo test long matrix lint format typecheck hooks dist unit contract integration faults mutants bench-kafka bench-epoch bench-backpressure bench-savepoint bench-state bench-sinks bench-page bench-flink bench-restart bench-cluster bench chaos-cluster soak docs diagrams screenshots clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ test: setup lint typecheck ## Everything: lint, types, all tests
 
 long: setup ## Tests that repeat a promise in another place, left out of make test for time
 	$(PYTEST) tests -m long --durations=10
+
+matrix: setup ## The core of the suite on every version of Spark: make matrix OF="4.0.5 4.3.0" PYTHONS="3.12 3.13"
+	$(BIN)/python -m scripts.run_matrix $(OF) $(addprefix --python ,$(PYTHONS))
 
 lint: $(VENV)/.ready ## Check style, formatting, and which room imports which
 	$(BIN)/ruff check .

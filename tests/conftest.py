@@ -19,7 +19,7 @@ from tests.support.quick_jvm import options as quick_jvm_options
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
-LAYERS = ("unit", "contract", "integration", "faults")
+LAYERS = ("unit", "contract", "integration", "faults", "matrix")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,6 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         layer = Path(str(item.path)).relative_to(Path(__file__).parent).parts[0]
         if layer in LAYERS:
             item.add_marker(layer)
+        for core in item.iter_markers("core"):
+            item.user_properties.append(("core", core.args[0]))  # into the report that `make matrix` reads
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -12,7 +12,8 @@
     │   ├── MissingExtra              a client library is not installed
     │   ├── ExecutorMismatch          executors have another Python or Penstock than the driver, or lack a module
     │   ├── ArchiveMismatch           an archive for executors is of another platform, Python or version
-    │   └── ConnectUnsupported        Spark Connect: the driver is out of reach
+    │   ├── ConnectUnsupported        Spark Connect: the driver is out of reach
+    │   └── ConnectorMissing          the lock has no Kafka connector for this version of Spark
     ├── DataError                     a row that can never be written
     │   ├── SchemaMismatch            columns the sink cannot take
     │   ├── ConstraintViolated        breaks a rule of the target table: a key, a check, not null
@@ -139,6 +140,10 @@ class ArchiveMismatch(ConfigurationError):
 
 class ConnectUnsupported(ConfigurationError):
     """Spark Connect keeps the driver, which an epoch is driven from, out of reach."""
+
+
+class ConnectorMissing(ConfigurationError):
+    """Nobody has tried this version of Spark with a Kafka connector: the user says which jars to take."""
 
 
 class DataError(PenstockError):

@@ -69,3 +69,10 @@ def over(world: Case, run: JobProcess, deadly: Sequence[str], died: Sequence[str
         return True
     world.source.feed(100)
     return False
+
+
+@pytest.mark.long
+@pytest.mark.core("kills")
+def test_driver_killed_after_the_decision_and_in_the_middle_of_the_commit(case: Callable[..., Case]) -> None:
+    """From Kafka to Kafka, with state. In `make test` `test_several_sinks.py` has these points, among all others."""
+    chain(case(count=True), ["epoch.decided", "commit.first"], "task.prepared")

@@ -172,6 +172,7 @@ def assert_tracked(twin: Twin) -> None:
     assert {epoch: decided[epoch] for epoch in written} == written
 
 
+@pytest.mark.core("log")
 @pytest.mark.parametrize("point", mostly_long(["commit.first", "epoch.committed"], "commit.first"))
 def test_stateless_into_kafka(
     session: SparkSession, kafka: Kafka, tmp_path: Path, crash_at: CrashAt, point: str
@@ -183,6 +184,7 @@ def test_stateless_into_kafka(
     assert twin.checkpoint.watermarks == dict.fromkeys(twin.checkpoint.epochs, 0)
 
 
+@pytest.mark.core("log")
 @pytest.mark.parametrize("backend", mostly_long(BACKENDS, "rocksdb"))
 def test_windows_with_a_watermark(
     session: SparkSession, kafka: Kafka, tmp_path: Path, crash_at: CrashAt, settings: Settings, backend: str

@@ -66,6 +66,7 @@ def sums(session: SparkSession, tmp_path: Path) -> Iterator[Sums]:
     }
 
 
+@pytest.mark.core("backends")
 @pytest.mark.parametrize(
     ("backend", "kind"),
     [

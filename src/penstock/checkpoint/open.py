@@ -44,5 +44,6 @@ def require_trust(storage: Storage, trusted: Collection[str]) -> None:
     )
 
 
-def spark_log_at(location: str, spark: SparkSession) -> SparkLog:
-    return SparkLog(storage_at(location, spark), state_format=str(spark.conf.get(STATE_FORMAT, "1")))
+def spark_log_at(location: str, spark: SparkSession, *, known: bool = True) -> SparkLog:
+    """`known`: see `SparkLog`."""
+    return SparkLog(storage_at(location, spark), state_format=str(spark.conf.get(STATE_FORMAT, "1")), known=known)

@@ -49,8 +49,10 @@ class Barrier:
 class SparkLog:
     """One query's checkpoint folder, as far as recovery needs it."""
 
-    def __init__(self, storage: Storage, *, state_format: str = "1") -> None:
+    def __init__(self, storage: Storage, *, state_format: str = "1", known: bool = True) -> None:
+        """`known`: whether the format that this version of Spark writes is known even where there is no example."""
         self._storage = storage
+        self._known = known
         self.state_format = state_format
         self._query_id: str | None = None
         self._synced: bool | None = None  # False: the storage has no way to
@@ -126,6 +128,11 @@ class SparkLog:
             self.write_again(layout.commits(epoch), commit_text(watermark))
         return True
 
+    def knows_commits(self) -> bool:
+        """Whether this Spark's format of `commits/N` is known: by its version, or by an example."""
+        newest = self._newest(COMMITS)
+        return self._known if newest < 0 else self.committed_watermark(newest) is not None
+
     def end_of_time(self, epoch: int) -> None:
         """Write `offsets/N` with the positions of the epoch before and a watermark beyond every event, replacing one
         that is there: an epoch that reads nothing and closes every window. Only for an epoch that was not begun."""
@@ -189,7 +196,7 @@ class SparkLog:
         if state_format_of(barrier, self.state_format) != "1":
             return False
         before = self._whole(COMMITS, epoch - 1) if epoch else None
-        return before is None or _watermark(before) is not None
+        return self._known if before is None else _watermark(before) is not None
 
     def _numbers(self, folder: str) -> list[int]:
         return [int(name) for name in self._storage.list(folder) if name.isdigit()]

@@ -105,7 +105,7 @@ def _commit_before(
 ) -> str | None:
     """What belongs into `commits/` for the epoch before; None where that would be a guess."""
     barrier = _barrier(log, epoch - 1, wanted)
-    if barrier is None or state_format_of(barrier, log.state_format) != "1":
+    if barrier is None or state_format_of(barrier, log.state_format) != "1" or not log.knows_commits():
         return None
     watermark = before.decision.watermark if before is not None else None
     if watermark is None and of_epoch is not None:

@@ -8,6 +8,7 @@ from penstock.checkpoint.layout import INFLIGHT, LEDGER
 from penstock.checkpoint.open import ledger_at, spark_log_at
 from penstock.epoch.coordinator import Coordinator
 from penstock.epoch.inflight.manager import InFlight
+from penstock.spark.versions import version_of
 from penstock.storage.open import storage_at
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def coordinator_for(
         sinks=plan.sinks,
         sources=list(plan.sources),
         ledger=ledger_at(f"{folder}/{LEDGER}", spark, retained=retained, trusted=checkpoints.trusted_schemes),
-        log=spark_log_at(f"{folder}/{history}", spark),
+        log=spark_log_at(f"{folder}/{history}", spark, known=version_of(spark).log_known),
         events=events,
         body=plan.body,
         watermark_policy=str(spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")),

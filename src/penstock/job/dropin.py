@@ -23,6 +23,7 @@ from penstock.process import lifeline
 from penstock.spark.connect import refuse_connect
 from penstock.spark.executors import check_executors, importable
 from penstock.spark.masters import require_shared
+from penstock.spark.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -142,7 +143,7 @@ class ExactlyOnce:
             sinks={self._uid: self._sink},
             sources=(),
             ledger=ledger,
-            log=spark_log_at(checkpoint, self._spark),
+            log=spark_log_at(checkpoint, self._spark, known=version_of(self._spark).log_known),
             events=Events(),
             body=body,
             executed_plan=lambda: self._execution().lastExecution().executedPlan(),

@@ -44,6 +44,7 @@ from penstock.spark.connect import refuse_connect
 from penstock.spark.executors import check_executors, importable
 from penstock.spark.masters import require_shared
 from penstock.spark.query import Lineage
+from penstock.spark.session_jars import ensure_jars
 from penstock.spark.settings import apply_over_running, apply_settings
 from penstock.storage.open import storage_at, tree_of
 from penstock.storage.storage import local_path
@@ -117,7 +118,7 @@ class Job:
             raise _duplicate_uid("sources", uid)
         source = as_source(source, uid, replayable, self._lineage)
         spark = self._session(source.spark_conf(), source.jars())
-        spark_session.ensure_jars(spark, source.jars())
+        ensure_jars(spark, source.jars())
         frame = source.load(spark, uid)
         self._sources[uid] = source
         self._lineage.remember(uid, frame)

@@ -23,6 +23,7 @@ from penstock.spark import query as spark_query
 from penstock.spark.observer import Observer
 from penstock.spark.query import with_verification
 from penstock.spark.settings import require_same_backend
+from penstock.spark.versions import version_of
 from penstock.storage.open import storage_at
 
 if TYPE_CHECKING:
@@ -328,7 +329,7 @@ class QueryRunner:
         self._resume = resume
 
     def _spark_log(self) -> SparkLog:
-        return spark_log_at(self.checkpoint, self._spark)
+        return spark_log_at(self.checkpoint, self._spark, known=version_of(self._spark).log_known)
 
     def _on_complete(self, epoch: int, barrier: Barrier | None) -> None:
         if barrier is None:

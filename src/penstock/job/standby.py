@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.job.prefetch import LATER
 from penstock.process import lifeline
 from penstock.process.error_class import classify, jvm_gone
-from penstock.spark.local_master import runs_tasks_itself
+from penstock.spark.masters import runs_tasks_itself
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

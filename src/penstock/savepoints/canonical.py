@@ -28,8 +28,9 @@ from penstock.config.state import Backend, backend_of
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
 from penstock.naming import safe_name, safe_part
 from penstock.progress import Progress, silent
+from penstock.spark.versions import version_of
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
-from penstock.spark_state.rewrite import RewritePlan, join_format, open_readable, require_format
+from penstock.spark_state.rewrite import RewritePlan, join_format, open_readable, require_format, require_reader
 from penstock.spark_state.store_rows import (
     FAMILY,
     KEY,
@@ -64,6 +65,7 @@ def export(spark: SparkSession, source: str, batch: int, folder: str, progress: 
     operators = read_metadata(origin, batch)
     require_format(origin, batch)
     RewritePlan.of(conf, operators, None, None)  # the same state can be read and rewritten
+    require_reader(version_of(spark), conf, operators)
     described = []
     jobs = sum(len(store.families) for operator in operators for store in operator.stores)
     with (
@@ -121,6 +123,7 @@ def load(
     body = read_layout(origin)
     operators = tuple(parse_operator(one) for one in body["operators"])
     plan = RewritePlan.of(body["conf"], operators, partitions, backend)
+    plan.require_writer(version_of(spark), operators)
     plan.describe(goal, batch, operators)
     with open_work_session(spark) as work:
         found = {(one["id"], store["name"]): store for one in body["operators"] for store in one["stores"]}

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from penstock.sources.datagen import Pace, split
+from penstock.sources.read_limits import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow, for_this_spark
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -36,7 +36,8 @@ class DataGen(DataSource):
         return "id BIGINT NOT NULL"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        return NumberReader(self.options)
+        reader: DataSourceStreamReader = for_this_spark(NumberReader)(self.options)
+        return reader
 
 
 class Range(InputPartition):
@@ -78,6 +79,10 @@ class NumberReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The rate says how fast rows come to be; a run over what is there has no use for it.
         self._available_now = True
         self._pace = Pace(self._rows, None)
+
+    def everything(self) -> dict[str, Any] | None:
+        """The end of the input, where it has one."""
+        return None if self._rows is None else {"next": self._rows}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return [Range(*edges) for edges in split(int(start["next"]), int(end["next"]), self._partitions)]

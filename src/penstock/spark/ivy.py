@@ -142,6 +142,6 @@ def _ivy_jar() -> Path:
         raise DevelopmentError(
             "PySpark, which ships the Ivy resolver, is not installed in this Python or has no jars folder.",
             safe="The cache is unchanged.",
-            to_do="Install it with pip install pyspark==4.2.0 (the full package, not pyspark-client).",
+            to_do='Install it with pip install "pyspark>=4.0,<5" (the full package, not pyspark-client).',
         )
     return jars[-1]

@@ -3,14 +3,16 @@
 `jars.lock.json`, shipped beside this module, names every jar of every set with its checksum. A set is downloaded once
 per user, verified, and moved into the cache in one step; from then on it is found without network.
 
-    spark-kafka     Spark's Kafka connector and what it needs, for the version of PySpark that Penstock pins
+    spark-kafka     Spark's Kafka connector and what it needs; for other versions of Spark than the newest ones there
+                    are sets of their own, and whoever asks for this one gets that of the installed PySpark
     kafka-broker    a whole Kafka broker, for development and tests
     spark-delta     Spark's Delta connector, for tests and benchmarks
     spark-jdbc      drivers for Spark's JDBC writer, for benchmarks
     flink           what Flink's Python package lacks, for benchmarks
     hdfs, yarn      Hadoop's own servers, for tests of HDFS and YARN
 
-`python -m penstock.spark.jars relock` rewrites the lock from `ROOTS` after a version there was changed.
+`python -m penstock.spark.jars relock` rewrites the lock from `ROOTS` after a version there was changed; followed by
+names of sets, it leaves the others as they are.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.caches import user_cache
-from penstock.errors import DevelopmentError
+from penstock.errors import ConnectorMissing, DevelopmentError
 from penstock.spark.ivy import Coordinate, coordinate_of, place, retrieve
+from penstock.spark.versions import KAFKA_JARS, installed_text, installed_version
 from penstock.storage.private import only_one
 
 if TYPE_CHECKING:
@@ -49,18 +52,24 @@ class Root:
     transitive: bool
 
 
-ROOTS: Mapping[str, Root] = {
+def _connector(version: str, *, clients: str, pool: str) -> Root:
     # Not transitive: the token provider of the matching version is missing from the public repository, and everything
     # else this set would pull in is already inside PySpark. Only delegation tokens touch the older jar's own code.
-    "spark-kafka": Root(
+    return Root(
         (
-            Coordinate("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
+            Coordinate("org.apache.spark", "spark-sql-kafka-0-10_2.13", version),
             Coordinate("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
-            Coordinate("org.apache.kafka", "kafka-clients", "3.9.1"),
-            Coordinate("org.apache.commons", "commons-pool2", "2.12.1"),
+            Coordinate("org.apache.kafka", "kafka-clients", clients),
+            Coordinate("org.apache.commons", "commons-pool2", pool),
         ),
         transitive=False,
-    ),
+    )
+
+
+ROOTS: Mapping[str, Root] = {
+    "spark-kafka": _connector("4.2.0", clients="3.9.1", pool="2.12.1"),
+    "spark-kafka-4.0": _connector("4.0.4", clients="3.9.1", pool="2.12.0"),
+    "spark-kafka-4.1": _connector("4.1.3", clients="3.9.1", pool="2.12.1"),
     # slf4j-simple gives the broker a log: without a binding it would die without a word.
     "kafka-broker": Root(
         (Coordinate("org.apache.kafka", "kafka_2.13", "4.3.1"), Coordinate("org.slf4j", "slf4j-simple", "1.7.36")),
@@ -162,11 +171,30 @@ def jar_set(name: str) -> list[Path]:
 
 def _set(name: str) -> tuple[LockedJar, ...]:
     sets = locked()
+    if name == KAFKA_JARS:
+        name = _connector_set()
     if name not in sets:
         raise DevelopmentError(
             f"There is no jar set named {name!r}.", safe="Nothing was downloaded.", to_do=f"Use one of {sorted(sets)}."
         )
     return sets[name]
+
+
+def has_connector() -> bool:
+    """Whether the lock has a Kafka connector for the installed PySpark."""
+    return installed_version().kafka_jars is not None
+
+
+def _connector_set() -> str:
+    name = installed_version().kafka_jars
+    if name is None:
+        raise ConnectorMissing(
+            f"Penstock's lock has no Kafka connector for PySpark {installed_text()}.",
+            safe="nothing was started.",
+            to_do="name the jars of spark-sql-kafka-0-10 for this version, and what they need, in spark.jars, or the"
+            " connector in spark.jars.packages; or install a version of PySpark that docs/reference/versions.md lists.",
+        )
+    return name
 
 
 def _complete(folder: Path, jars: Sequence[LockedJar]) -> bool:
@@ -217,11 +245,14 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def relock(path: Path = LOCK) -> None:
-    """Resolve `ROOTS` and write what was found as the new lock."""
+def relock(path: Path = LOCK, only: Sequence[str] = ()) -> None:
+    """Resolve `ROOTS`, or those named, and write what was found as the new lock."""
     sets: dict[str, list[LockedJar]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, root in ROOTS.items():
+            if only and name not in only:
+                sets[name] = list(locked()[name])
+                continue
             found = retrieve(root.jars, Path(scratch, name), transitive=root.transitive)
             sets[name] = sorted((_describe(jar) for jar in found), key=lambda jar: (jar.group, jar.artifact))
     lines = [
@@ -239,6 +270,6 @@ def _describe(path: Path) -> LockedJar:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["relock"]:
-        raise SystemExit("usage: python -m penstock.spark.jars relock")
-    relock()
+    if sys.argv[1:2] != ["relock"]:
+        raise SystemExit("usage: python -m penstock.spark.jars relock [SET ...]")
+    relock(only=sys.argv[2:])

@@ -93,7 +93,7 @@ def _usual_home(conf: Mapping[str, str]) -> Path | None:
         return None
     if Path(_find_spark_home()).resolve() != home or not (home / "jars").is_dir():
         return None
-    if (_conf_folder(home) / "spark-env.sh").exists() or any(key.startswith("spark.remote") for key in conf):
+    if (conf_folder(home) / "spark-env.sh").exists() or any(key.startswith("spark.remote") for key in conf):
         return None
     return home
 
@@ -102,8 +102,11 @@ def _submit_arguments() -> list[str]:
     return shlex.split(os.environ.get(_ARGUMENTS) or "pyspark-shell")
 
 
-def _conf_folder(home: Path) -> Path:
-    return Path(os.environ.get("SPARK_CONF_DIR") or home / "conf")
+def conf_folder(home: Path | None = None) -> Path:
+    """Where Spark, in the folder `home` or wherever PySpark finds it, looks for its own configuration."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    return Path(os.environ.get("SPARK_CONF_DIR") or (home or Path(_find_spark_home())) / "conf")
 
 
 def _settings(conf: Mapping[str, str]) -> list[str]:
@@ -115,7 +118,7 @@ def _environment(home: Path) -> dict[str, str]:
     return {
         **os.environ,
         "SPARK_HOME": str(home),
-        "SPARK_CONF_DIR": str(_conf_folder(home)),
+        "SPARK_CONF_DIR": str(conf_folder(home)),
         "SPARK_ENV_LOADED": "1",
         "SPARK_SCALA_VERSION": scala_version(home),
         "SPARK_CONNECT_MODE": "0",
@@ -165,7 +168,7 @@ def _key(java: JavaHome, home: Path, conf: Mapping[str, str], environment: Mappi
     """Names all that an answer depends on. What it is made of may be secret, the name is not."""
     import pyspark
 
-    defaults = _conf_folder(home) / "spark-defaults.conf"
+    defaults = conf_folder(home) / "spark-defaults.conf"
     known = [
         _VERSION, str(home), pyspark.__version__, str(java.home), java.built, sorted(conf.items()),
         sorted(item for item in environment.items() if item[0].startswith(_VARIABLES)),

@@ -26,6 +26,11 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
+def runs_tasks_itself(master: str | None) -> bool:
+    """Whether tasks run in the driver's JVM, and so find what is on its class path, and its machine's files."""
+    return master == "local" or (master or "").startswith("local[")
+
+
 def runs_here(master: str) -> bool:
     """Whether all tasks run on this machine. Only workers of this machine can reach a master on its loopback."""
     return is_local(master) or (bool(hosts := _hosts(master)) and all(_is_loopback(host) for host, _ in hosts))

@@ -15,22 +15,22 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.caches import user_cache
 from penstock.config.levels import LOG_LEVEL
 from penstock.config.spark_conf import PARTITIONS
 from penstock.secrets import is_secret, masked
 from penstock.spark.connect import refuse_connect
-from penstock.spark.jars import is_present, jar_set
 from penstock.spark.java import find_java, wrapped_home
-from penstock.spark.launch import start_java
+from penstock.spark.launch import conf_folder, start_java
 from penstock.spark.local_files import CHECKSUM_FILES
-from penstock.spark.local_master import runs_tasks_itself
 from penstock.spark.masters import cluster_errors, require_answer, runs_here
 from penstock.spark.python_daemon import MODULE as _DAEMON
+from penstock.spark.session_jars import brings_jars, ensure_jars, paths_to_give, sets_to_bring
 from penstock.spark.settings import remember_defaults, warn_overridden
 from penstock.spark.shipping import is_shipped
+from penstock.spark.versions import installed_text, installed_version, warn_if_untried
 from penstock.storage.private import create_own
 
 if TYPE_CHECKING:
@@ -48,10 +48,7 @@ _JAVA_VARIABLES = (_ARGUMENTS, "SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TO
 _OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
-_FAST_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _PROGRESS = "spark.ui.showConsoleProgress"
-_JARS = ("spark.jars", "spark.driver.userClassPathFirst")
-_KAFKA_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
 #: The task of a small epoch waits for Kafka, Python and Java as long as it works: one of them is no use of a core.
 _TASKS_PER_CORE = 2
@@ -84,11 +81,12 @@ def session(
     # A worker must be this very interpreter, or it lacks the packages the job imports.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    warn_if_untried(installed_text())
     running = running_session()
     if running is None:
         os.environ["JAVA_HOME"] = str(find_java().home)
-        sets = [jar for jar in jars if jar == "spark-kafka" or is_present(jar)]
-        given = _given(asked, archive=class_archive, jars=() if _brings_jars(asked) else sets)
+        sets = sets_to_bring(jars)
+        given = _given(asked, archive=class_archive, jars=() if brings_jars(asked) else sets)
         wanted = {**_not_given(file or {}, given), **conf}
         if no_master := not given.contains("spark.master") and "spark.master" not in wanted:
             wanted["spark.master"] = f"local[{_TASKS_PER_CORE * _cores()}]"
@@ -100,9 +98,7 @@ def session(
             if not given.contains(key) and key not in wanted
         }
         wanted.update(defaults)
-        paths = [str(path) for jar in sets if not _came_with_submit(jar) for path in jar_set(jar)]
-        if runs_tasks_itself(master):
-            paths = _not_on_class_path(paths)
+        paths = paths_to_give(sets, master, lambda key: wanted.get(key, given.get(key)) or "")
         if paths:
             listed = wanted.get("spark.jars", given.get("spark.jars", ""))
             wanted["spark.jars"] = ",".join(filter(None, [listed or "", *paths]))
@@ -124,27 +120,6 @@ def running_session() -> SparkSession | None:
 
     # "Active" is a matter of threads; in another one the session that was made first is still there.
     return SparkSession.getActiveSession() or SparkSession._instantiatedSession
-
-
-def _brings_jars(conf: Mapping[str, str]) -> bool:
-    """Whether the user has jars, which may be others of the same connector: those must come before ours, as they do
-    where ours are given to Spark, and not where ours stand on the class path."""
-    if any(key.startswith(_JARS) for key in conf):
-        return True
-    defaults = _conf_folder() / "spark-defaults.conf"
-    try:
-        return defaults.is_file() and any(key in defaults.read_text(errors="replace") for key in _JARS)
-    except OSError:
-        return True
-
-
-def _not_on_class_path(paths: Sequence[str]) -> list[str]:
-    """Those that Spark has to be given: none where Java was started with them."""
-    from pyspark import SparkContext
-
-    jvm: Any = SparkContext._jvm
-    there = set(str(jvm.java.lang.System.getProperty("java.class.path")).split(os.pathsep))
-    return [path for path in paths if path not in there]
 
 
 def _given(conf: Mapping[str, str], *, archive: bool, jars: Sequence[str] = ()) -> SparkConf:
@@ -174,21 +149,6 @@ def _not_given(file: Mapping[str, str], given: SparkConf) -> dict[str, str]:
     return left
 
 
-def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:
-    """See that a running session has the jars too: under spark-submit, and where a job adds a source later."""
-    for name in sets:
-        if name == "spark-kafka" and not _loads(spark._jvm, _KAFKA_CLASS):
-            _add(spark, jar_set(name))
-
-
-def _came_with_submit(jars: str) -> bool:
-    """Whether spark-submit brought what is in a set of ours. It is used as it is: the driver may be in a container of
-    the cluster, which has neither our cache nor a way to fill one."""
-    from pyspark import SparkContext
-
-    return jars == "spark-kafka" and _GATEWAY_PORT in os.environ and _loads(SparkContext._jvm, _KAFKA_CLASS)
-
-
 def _defaults(master: str, cores: int, local_storage: bool) -> dict[str, str]:
     """`cores` are those of a local master, 0 where tasks run elsewhere."""
     defaults = dict(DEFAULTS)
@@ -205,7 +165,7 @@ def _defaults(master: str, cores: int, local_storage: bool) -> dict[str, str]:
         defaults["spark.python.daemon.module"] = _DAEMON
     if local_storage:
         # The other manager starts a `readlink` process for every file it renames.
-        defaults[_FILE_MANAGER] = _FAST_FILE_MANAGER
+        defaults[_FILE_MANAGER] = installed_version().class_name("FileSystemBasedCheckpointFileManager")
         defaults[CHECKSUM_FILES] = "false"
     return defaults
 
@@ -222,28 +182,6 @@ def _local_cores(master: str) -> int:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _loads(jvm: Any, name: str) -> bool:
-    from py4j.protocol import Py4JJavaError
-
-    try:
-        _loader(jvm).loadClass(name)
-    except Py4JJavaError:
-        return False
-    return True
-
-
-def _add(spark: SparkSession, jars: Iterable[Path]) -> None:
-    jvm: Any = spark._jvm
-    loader = _loader(jvm)
-    for jar in jars:
-        spark.sparkContext._jsc.addJar(str(jar))  # for the executors
-        loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())  # for the driver
-
-
-def _loader(jvm: Any) -> Any:
-    return jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
 
 
 @contextmanager
@@ -295,18 +233,12 @@ def _has_own_logging(conf: Mapping[str, str]) -> bool:
     settings = [os.environ.get(name, "") for name in _JAVA_VARIABLES] + [conf.get(name, "") for name in _OPTIONS]
     if _LOGGING in os.environ or any("log4j" in text for text in settings):
         return True
-    folder = _conf_folder()
+    folder = conf_folder()
     defaults = folder / "spark-defaults.conf"
     try:
         return any(folder.glob("log4j2*.*")) or (defaults.is_file() and "log4j" in defaults.read_text(errors="replace"))
     except OSError:
         return False
-
-
-def _conf_folder() -> Path:
-    from pyspark.find_spark_home import _find_spark_home
-
-    return Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf"))
 
 
 def _escaped(text: str) -> str:

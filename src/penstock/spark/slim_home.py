@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.caches import user_cache
-from penstock.spark.local_master import runs_tasks_itself
+from penstock.spark.masters import runs_tasks_itself
 from penstock.storage.private import own_folder
 
 _LEFT_OUT = "python"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint import layout
 from penstock.checkpoint.spark_files import conf_of
 from penstock.config.spark_conf import PARTITIONS
+from penstock.spark.versions import version_of
 from penstock.spark_state.metadata import DEFAULT, read_metadata
 from penstock.spark_state.work_session import open_work_session, scala_option
 from penstock.storage.local import LocalTree
@@ -78,10 +79,10 @@ def plan_operators(frame: DataFrame, output_mode: str) -> tuple[Operator, ...]:
     jvm: Any = spark._jvm
     with tempfile.TemporaryDirectory(prefix="penstock-plan-") as folder, open_work_session(spark) as work:
         LocalTree(Path(folder)).put(layout.offsets(0), b"")  # there before the first batch is planned, and looked for
-        runtime: Any = jvm.org.apache.spark.sql.execution.streaming.runtime
-        propagator = getattr(getattr(runtime, "WatermarkPropagator$"), "MODULE$").noop()
+        version = version_of(spark)
+        propagator = getattr(version.java_class(spark, "WatermarkPropagator$"), "MODULE$").noop()
         none: Any = jvm.PythonUtils.toScalaMap({})
-        execution = runtime.IncrementalExecution(
+        execution = version.java_class(spark, "IncrementalExecution")(
             work._jsparkSession,
             frame._jdf.queryExecution().analyzed(),
             getattr(jvm.org.apache.spark.sql.streaming.OutputMode, output_mode.capitalize())(),
@@ -90,13 +91,13 @@ def plan_operators(frame: DataFrame, output_mode: str) -> tuple[Operator, ...]:
             _uuid(jvm),
             0,
             scala_option(work),
-            jvm.org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata(0, 0, none),
+            version.java_class(spark, "OffsetSeqMetadata")(0, 0, none),
             propagator,
             True,
             jvm.scala.collection.mutable.HashMap(),
             jvm.scala.collection.mutable.HashMap(),
             jvm.org.apache.spark.sql.execution.CommandExecutionMode.ALL(),
-            False,
+            *([False] if version.tells_trigger else []),
         )
         execution.executedPlan()
         return tuple(describe_operator(one) for one in read_metadata(LocalTree(Path(folder)), 0))

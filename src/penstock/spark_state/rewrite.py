@@ -19,6 +19,7 @@ from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.progress import Progress, silent
+from penstock.spark.versions import SparkVersion, version_of
 from penstock.spark_state.metadata import OperatorMetadata, Store, read_metadata
 from penstock.spark_state.store_rows import JOIN_FORMAT, raw_rows, spread_over
 from penstock.spark_state.store_writing import Rows, write_hashmap, write_rocksdb
@@ -67,6 +68,8 @@ def rewrite(
     operators = read_metadata(origin, batch)
     require_format(origin, batch)
     plan = RewritePlan.of(conf, operators, partitions, backend)
+    require_reader(version_of(spark), conf, operators)
+    plan.require_writer(version_of(spark), operators)
     plan.prepare(origin, goal, batch, operators)
     with open_work_session(spark) as work, open_readable(origin, goal, operators, progress) as location:
 
@@ -129,6 +132,16 @@ class RewritePlan:
             _check(conf, operator, goal.backend)
         return goal
 
+    def require_writer(self, version: SparkVersion, operators: Sequence[OperatorMetadata]) -> None:
+        """Raises where this version of Spark cannot write the state."""
+        if operators and self.backend is Backend.ROCKSDB and not version.rewrites_rocksdb:
+            raise ConfigurationError(
+                f"Spark {version.name} has no way to write rows into RocksDB's files; Spark 4.2 and newer have.",
+                safe="nothing was changed.",
+                to_do="restore it as it is (a native savepoint, with the parallelism and backend it has), or with"
+                " state.backend.type=hashmap; or upgrade PySpark, which takes up the same savepoint, and do it there.",
+            )
+
     def prepare(self, origin: Tree, goal: Tree, batch: int, operators: Sequence[OperatorMetadata]) -> None:
         """All of the target but its state."""
         _require_no_state(goal)
@@ -183,6 +196,19 @@ def require_format(origin: Tree, batch: int) -> None:
             safe="nothing was changed.",
             to_do="keep parallelism and state backend as they are, or run the query with"
             " spark.sql.streaming.stateStore.checkpointFormatVersion=1 from the start.",
+        )
+
+
+def require_reader(version: SparkVersion, conf: Mapping[str, str], operators: Sequence[OperatorMetadata]) -> None:
+    """Raises where this version of Spark cannot read all rows of the state."""
+    several = next((one for one in operators if one.has_families), None)
+    if several is not None and backend_of(conf) == Backend.ROCKSDB and not version.rewrites_rocksdb:
+        raise ConfigurationError(
+            f"The state of operator {several.id} ({several.name}) consists of several column families, which Spark"
+            f" {version.name} cannot read all at once; Spark 4.2 and newer can.",
+            safe="nothing was changed.",
+            to_do="keep parallelism and state backend as they are, and take native savepoints; or upgrade PySpark,"
+            " which takes up the same checkpoint, and do it there.",
         )
 
 

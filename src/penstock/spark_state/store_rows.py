@@ -6,8 +6,8 @@
 | `key_bytes`, `value_bytes` | the rows, in the bytes of Spark's own row format, the same with every backend |
 | `column_family_name` | the kind of rows, where a store holds several |
 
-For RocksDB Spark has such a reader, for its own repartitioning. For hashmap it refuses; there the typed reader is used
-and its structs are taken as the bytes that they are.
+For RocksDB Spark has such a reader from 4.2 on, for its own repartitioning. Where it has none, and for hashmap, the
+typed reader is used and its structs are taken as the bytes that they are: stores of one kind of rows can be read so.
 
 `typed_rows` shows the same rows to people, with Spark's own names and types, but for what a file of Parquet cannot
 hold: a column name that is there twice gets a number, columns without a type of Parquet's (`void`, intervals of days
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.spark.versions import version_of
 from penstock.spark_state.metadata import DEFAULT
 from penstock.spark_state.work_session import java_schema, reinterpret, scala_option
 
@@ -32,7 +33,9 @@ _NOT_IN_PARQUET = ("void", "null", "interval", "calendarinterval")
 
 PARTITION, KEY, VALUE, FAMILY = "partition_key", "key_bytes", "value_bytes", "column_family_name"
 JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
-_OPERATORS = "org.apache.spark.sql.execution.streaming.operators.stateful"
+#: Where Spark cannot be asked: how many columns at the end of a key do not decide its partition.
+_BESIDE = {"sessionWindowStateStoreSaveExec": 1}  # where the session begins
+_BESIDE_IN_JOINS = "keyWithIndexToValue"  # and there the index of a row among those of its key
 
 
 def raw_rows(
@@ -47,7 +50,7 @@ def raw_rows(
 ) -> DataFrame:
     """One task reads one partition, in their order. Of a hashmap store a task holds its whole partition in memory, as
     the job does."""
-    if not hashmap:
+    if not hashmap and version_of(work).rewrites_rocksdb:
         options = _jvm(work).org.apache.spark.sql.execution.datasources.v2.state.StateSourceOptions
         everything = str(options.INTERNAL_ONLY_READ_ALL_COLUMN_FAMILIES())
         whole: DataFrame = reader(work, checkpoint, batch, operator.id, store.name).option(everything, "true").load()
@@ -83,10 +86,10 @@ def as_bytes(work: SparkSession, typed: DataFrame, columns: int, store: Store) -
 
 def partition_columns(work: SparkSession, operator: OperatorMetadata, store: Store, join_format: int | None) -> int:
     """How many columns of a store's key, from the left, decide to which partition a row belongs."""
-    package: Any = _jvm(work)
-    for name in _OPERATORS.split("."):
-        package = getattr(package, name)
-    extractor = package.StatePartitionKeyExtractorFactory.create(
+    version = version_of(work)
+    if not version.rewrites_rocksdb:
+        return known_partition_columns(operator.name, store)
+    extractor = version.java_class(work, "StatePartitionKeyExtractorFactory").create(
         operator.name,
         java_schema(work, store.families[0].key),
         store.name,
@@ -95,6 +98,12 @@ def partition_columns(work: SparkSession, operator: OperatorMetadata, store: Sto
         scala_option(work),
     )
     return int(extractor.partitionKeySchema().length())
+
+
+def known_partition_columns(operator: str, store: Store) -> int:
+    """The same without Spark's help, for stores of one kind of rows."""
+    beside = 1 if _BESIDE_IN_JOINS in store.name else _BESIDE.get(operator, 0)
+    return len(store.families[0].key["fields"]) - beside
 
 
 def spread_over(frame: DataFrame, partitions: int) -> DataFrame:

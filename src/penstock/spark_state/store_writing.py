@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
 from penstock.errors import PenstockError, SavepointError
+from penstock.spark.versions import version_of
 from penstock.spark_state.hashmap_files import snapshot
 from penstock.spark_state.store_rows import KEY, VALUE
 from penstock.spark_state.work_session import cause_of, hadoop_conf, resolve_location, scala_option
@@ -46,8 +47,7 @@ def write_rocksdb(
     stores = [(operator, store) for operator in operators for store in operator.stores]
     supply = _Supply(work, [rows(operator, store) for operator, store in stores])
     location = resolve_location(work, target.location)
-    package: Any = work._jvm.org.apache.spark.sql.execution.streaming.state  # type: ignore[union-attr]
-    rewriter = package.StateRewriter(
+    rewriter = version_of(work).java_class(work, "StateRewriter")(
         work._jsparkSession,
         batch,
         batch,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.spark_log import STATE_FORMAT
 from penstock.config.state import CHANGELOG
 from penstock.progress import Progress, Step, silent
+from penstock.spark.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -127,7 +128,7 @@ def java_schema(work: SparkSession, schema: Mapping[str, Any]) -> Any:
 
 def resolve_location(work: SparkSession, location: str) -> str:
     """The location as Spark writes it."""
-    utils: Any = _jvm(work).org.apache.spark.sql.execution.streaming.utils.StreamingUtils
+    utils: Any = version_of(work).java_class(work, "StreamingUtils")
     return str(utils.resolvedCheckpointLocation(hadoop_conf(work), location))
 
 

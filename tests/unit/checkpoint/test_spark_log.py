@@ -358,3 +358,16 @@ def test_a_torn_note_of_the_querys_id_goes_with_its_checksum(log: SparkLog, stor
     log.remove_torn("metadata")
     assert storage.read("metadata") is None
     assert storage.read(".metadata.crc") is None
+
+
+def test_of_a_spark_that_nobody_has_tried_an_example_is_needed(storage: MemoryStorage) -> None:
+    untried = SparkLog(storage, known=False)
+    storage.create("offsets/0", offsets())
+    assert not untried.knows_commits()
+    assert not untried.finish(0, 0), "its first commit would be a guess"
+    storage.create("commits/0", commit())
+    storage.create("offsets/1", offsets())
+    assert untried.knows_commits()
+    assert untried.finish(1, 5)
+    assert untried.committed_watermark(1) == 5
+    assert SparkLog(MemoryStorage()).knows_commits()

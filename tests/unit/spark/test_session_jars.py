@@ -1,7 +1,8 @@
-"""Which jars a new session gets from us: those that Spark does not have already."""
+"""Where a connector's jars go: on the class path of a JVM that runs the tasks, to Spark for all others."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,42 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
-from penstock.spark import session
+from penstock.spark import session_jars
+from penstock.spark.masters import runs_tasks_itself
 
 
-class Missing(Py4JJavaError):
+@pytest.fixture(autouse=True)
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_only_a_local_master_runs_tasks_in_the_driver() -> None:
+    for master in ("local", "local[*]", "local[2]", "local[2,3]"):
+        assert runs_tasks_itself(master)
+    for other in ("local-cluster[2,1,1024]", "spark://host:7077", "yarn", "", None):
+        assert not runs_tasks_itself(other)
+
+
+def test_jars_of_the_users_come_before_ours(conf: Path) -> None:
+    assert not session_jars.brings_jars({"spark.driver.memory": "1g"})
+    for key in ("spark.jars", "spark.jars.packages", "spark.driver.userClassPathFirst"):
+        assert session_jars.brings_jars({key: "x"})
+    (conf / "spark-defaults.conf").write_text("spark.executor.memory 1g\n")
+    assert not session_jars.brings_jars({})
+    (conf / "spark-defaults.conf").write_text("spark.jars.packages a:b:1\n")
+    assert session_jars.brings_jars({})
+
+
+def test_spark_is_given_what_java_was_not_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Java was started by somebody else, who knows nothing of our jars."""
+    system = SimpleNamespace(getProperty=lambda name: "/conf:/spark.jar:/ours/one.jar")
+    jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(System=system)))
+    monkeypatch.setattr(SparkContext, "_jvm", jvm)
+    assert session_jars._not_on_class_path(["/ours/one.jar", "/ours/two.jar"]) == ["/ours/two.jar"]
+
+
+class Missing(Py4JJavaError):  # type: ignore[misc]
     def __init__(self) -> None:
         Exception.__init__(self, "java.lang.ClassNotFoundException")
 
@@ -24,21 +57,42 @@ def java_with(*classes: str) -> Any:
 
     utils = SimpleNamespace(getContextOrSparkClassLoader=lambda: SimpleNamespace(loadClass=load))
     spark = SimpleNamespace(util=SimpleNamespace(Utils=utils))
-    return SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(spark=spark)))
+    system = SimpleNamespace(getProperty=lambda name: "")
+    java = SimpleNamespace(lang=SimpleNamespace(System=system))
+    return SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(spark=spark)), java=java)
 
 
-def test_a_connector_that_came_with_spark_submit_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every set is one jar of its name."""
+    monkeypatch.setattr(session_jars, "jar_set", lambda name: [Path(f"/cache/{name}.jar")])
+
+
+@pytest.mark.usefixtures("fetched")
+@pytest.mark.parametrize("master", ["local[2]", "yarn"])
+def test_a_connector_that_came_with_spark_submit_is_used(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
     """In a container of a cluster there is no cache of ours, and often no way to fill one."""
-    monkeypatch.setattr(SparkContext, "_jvm", java_with(session._KAFKA_CLASS))
-    assert not session._is_wanted("spark-kafka")
-
-
-def test_ours_is_brought_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkContext, "_jvm", java_with(session_jars._KAFKA_CLASS))
+    given = session_jars.paths_to_give(["spark-kafka", "spark-delta"], master, lambda key: "")
+    assert given == ["/cache/spark-kafka.jar", "/cache/spark-delta.jar"], "ours is on the driver's class path"
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    given = session_jars.paths_to_give(["spark-kafka", "spark-delta"], master, lambda key: "")
+    assert given == ["/cache/spark-delta.jar"]
     monkeypatch.setattr(SparkContext, "_jvm", java_with())
-    assert session._is_wanted("spark-kafka")
+    given = session_jars.paths_to_give(["spark-kafka"], master, lambda key: "")
+    assert given == ["/cache/spark-kafka.jar"], "spark-submit brought none"
 
 
-def test_other_sets_are_used_where_they_were_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "is_present", lambda name: name == "spark-delta")
-    assert session._is_wanted("spark-delta")
-    assert not session._is_wanted("spark-jdbc")
+@pytest.mark.usefixtures("fetched")
+def test_a_connector_that_the_user_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkContext, "_jvm", java_with())
+    named = {"spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0"}
+    assert session_jars.paths_to_give(["spark-kafka"], "yarn", lambda key: named.get(key, "")) == []
+
+
+def test_sets_are_brought_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_jars, "is_present", lambda name: name == "spark-delta")
+    monkeypatch.setattr(session_jars, "has_connector", lambda: True)
+    assert session_jars.sets_to_bring(["spark-kafka", "spark-delta", "spark-jdbc"]) == ["spark-kafka", "spark-delta"]
+    monkeypatch.setattr(session_jars, "has_connector", lambda: False)
+    assert session_jars.sets_to_bring(["spark-kafka"]) == [], "no guess: the lock has none of this version of Spark"

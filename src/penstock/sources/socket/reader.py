@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes
 
 from penstock.epoch.task import TaskFault
 from penstock.errors import PenstockError
+from penstock.sources.read_limits import ReadLimit, ReadMaxBytes, for_this_spark
 from penstock.sources.socket.journal_format import Frame
 from penstock.sources.socket.journal_reader import JournalReader
 
@@ -44,7 +44,8 @@ class JournalledLines(DataSource):
         return "value STRING NOT NULL, received TIMESTAMP NOT NULL"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        return LineReader(self.options)
+        reader: DataSourceStreamReader = for_this_spark(LineReader)(self.options)
+        return reader
 
 
 class Lines(InputPartition):
@@ -73,6 +74,11 @@ class LineReader(DataSourceStreamReader):
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._most
         with _keep_error_name():
             return {"position": self._journal.bounded(int(start["position"]), most)}
+
+    def everything(self) -> dict[str, Any]:
+        """All that was received by now."""
+        with _keep_error_name():
+            return {"position": self._journal.bounded(self._journal.start(), 1 << 62)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         with _keep_error_name():

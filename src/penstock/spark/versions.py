@@ -1,0 +1,156 @@
+"""What differs between the versions of Spark that Penstock runs on: all of it, in one table.
+
+Whoever reaches into Spark asks here under which name, and whether at all. A version that is not in the table is taken
+for a later one: it has the names of the newest one known, a warning says once that nobody has tried it, and of what
+would have to be guessed (the format of a log that holds no example yet, the jars of a connector) nothing is. How the
+versions in the table were tried: docs/reference/versions.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("penstock")
+
+KAFKA_JARS = "spark-kafka"
+"""The set of jars that a source or session asks for; which one that is, the version says."""
+
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+#: Classes that have moved, by the package they are in.
+_FLAT: Mapping[str, str] = {
+    "FileSystemBasedCheckpointFileManager": _STREAMING,
+    "OffsetSeqMetadata": _STREAMING,
+    "IncrementalExecution": _STREAMING,
+    "WatermarkPropagator": _STREAMING,
+}
+_ROOMS: Mapping[str, str] = {
+    "FileSystemBasedCheckpointFileManager": f"{_STREAMING}.checkpointing",
+    "OffsetSeqMetadata": f"{_STREAMING}.checkpointing",
+    "IncrementalExecution": f"{_STREAMING}.runtime",
+    "WatermarkPropagator": f"{_STREAMING}.runtime",
+}
+#: Spark's own tools for moving state into other partitions.
+_REPARTITION: Mapping[str, str] = {
+    "StateRewriter": f"{_STREAMING}.state",
+    "StatePartitionKeyExtractorFactory": f"{_STREAMING}.operators.stateful",
+    "StreamingUtils": f"{_STREAMING}.utils",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SparkVersion:
+    """One minor version. `patch` is the one that was tried, all of a minor version being alike in what is here."""
+
+    minor: tuple[int, int]
+    patch: str
+    packages: Mapping[str, str]
+    #: The locked set of the Kafka connector's jars; None: the user brings them.
+    kafka_jars: str | None
+    #: Whether a source in Python is told from where, and how much, it is to read.
+    read_limits: bool
+    #: Whether the plan of a batch is told if its trigger ends by itself.
+    tells_trigger: bool
+    #: Whether `commits/N` may be written where the log holds no example of it: its format is known to be v1, with a
+    #: watermark and nothing else, as long as the state's format is 1.
+    log_known: bool = True
+
+    @property
+    def name(self) -> str:
+        return ".".join(map(str, self.minor))
+
+    @property
+    def rewrites_rocksdb(self) -> bool:
+        """Whether Spark has what writes rows into RocksDB's files, and what reads every row of them."""
+        return "StateRewriter" in self.packages
+
+    def class_name(self, simple: str) -> str:
+        """The full name; that of a Scala object ends in a dollar, as its class does."""
+        return f"{self.packages[simple.rstrip('$')]}.{simple}"
+
+    def java_class(self, spark: SparkSession, simple: str) -> Any:
+        """The class, as py4j has it."""
+        found: Any = spark._jvm
+        for part in self.class_name(simple).split("."):
+            found = getattr(found, part)
+        return found
+
+
+VERSIONS = (
+    SparkVersion((4, 0), "4.0.5", _FLAT, "spark-kafka-4.0", read_limits=False, tells_trigger=False),
+    SparkVersion((4, 1), "4.1.4", _ROOMS, "spark-kafka-4.1", read_limits=False, tells_trigger=True),
+    SparkVersion((4, 2), "4.2.1", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, read_limits=True, tells_trigger=True),
+    # The repositories have no connector of 4.3 yet. That of 4.2 is what was tried with it.
+    SparkVersion((4, 3), "4.3.0", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, read_limits=True, tells_trigger=True),
+)
+"""Those that were tried, oldest first."""
+
+_warned: set[str] = set()
+
+
+def version_of(spark: SparkSession) -> SparkVersion:
+    """What the session's Spark has: the JVM's, which need not be that of the Python package."""
+    return find_version(str(spark.version))
+
+
+def installed_version() -> SparkVersion:
+    """What the installed PySpark has. Does not import it where it need not."""
+    return find_version(installed_text())
+
+
+def installed_text() -> str:
+    if "pyspark" in sys.modules:
+        return str(sys.modules["pyspark"].__version__)
+    try:
+        return metadata.version("pyspark")
+    except metadata.PackageNotFoundError:  # from Spark's own folder, which is no package to pip
+        import pyspark
+
+        return str(pyspark.__version__)
+
+
+def find_version(text: str) -> SparkVersion:
+    """The version's entry; of a later one than was tried the newest entry, without what would be a guess."""
+    minor = _minor(text)
+    if minor is not None:
+        for known in VERSIONS:
+            if known.minor == minor:
+                return known
+        if minor < VERSIONS[0].minor:
+            raise ConfigurationError(
+                f"This is Spark {text}, and Penstock needs {VERSIONS[0].name} or newer.",
+                safe="nothing was started.",
+                to_do=f'install "pyspark>={VERSIONS[0].name},<5", and see that SPARK_HOME does not name an older one.',
+            )
+    newest = VERSIONS[-1]
+    return replace(newest, minor=minor or newest.minor, patch="", kafka_jars=None, log_known=False)
+
+
+def warn_if_untried(text: str) -> None:
+    """Say once that nobody has tried this version of Spark."""
+    known = find_version(text)
+    if known.patch or text in _warned:
+        return
+    _warned.add(text)
+    log.warning(
+        "Nobody has tried Penstock on Spark %s yet, only on %s. What it does not recognise there it does not guess: "
+        "recovery then replays and compares.",
+        text,
+        ", ".join(one.name for one in VERSIONS),
+    )
+
+
+def _minor(text: str) -> tuple[int, int] | None:
+    first, _, rest = text.partition(".")
+    second = rest.partition(".")[0]
+    return (int(first), int(second)) if first.isdigit() and second.isdigit() else None

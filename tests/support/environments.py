@@ -1,0 +1,62 @@
+"""Environments with other versions of Spark and Python, made once and kept in the user's cache.
+
+All else in them is what the lock says, so that a difference is Spark's, or Python's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from penstock.caches import user_cache
+from penstock.storage.private import only_one
+
+ROOT = Path(__file__).parents[2]
+_READY = "ready"  # written last
+
+
+def environment(spark: str, python: str = sys.executable) -> Path:
+    """The Python of an environment with that PySpark; made where there is none. `python`: a path, or a version that uv
+    finds on this machine."""
+    wanted = [line for line in _locked() if not re.match(r"pyspark\W", line)]
+    digest = hashlib.sha256("\n".join([*wanted, python]).encode()).hexdigest()[:8]
+    folder = user_cache() / "environments" / f"spark-{spark}-{digest}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with only_one(folder.with_suffix(".lock")):
+        if not (folder / _READY).is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            _uv("venv", "--quiet", "--python", python, str(folder))
+            listed = folder / "locked.txt"
+            listed.write_text("\n".join([*wanted, f"pyspark=={spark}"]))
+            _uv("pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), "-r", str(listed))
+            (folder / _READY).touch()
+    return folder / "bin" / "python"
+
+
+def variables(python: Path) -> dict[str, str]:
+    """What a process of that environment must find set, to run this checkout."""
+    return {**os.environ, "PYSPARK_PYTHON": str(python), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+
+
+def _locked() -> list[str]:
+    told = _uv("export", "--quiet", "--frozen", "--all-extras", "--no-emit-project", "--no-hashes", "--no-annotate")
+    return [line for line in told.splitlines() if line and not line.startswith("#")]
+
+
+def _uv(*arguments: str) -> str:
+    uv = Path(sys.executable).with_name("uv")
+    # Compiled when it is first imported: most of what is installed is not.
+    own = {**os.environ, "UV_PYTHON_DOWNLOADS": "never", "UV_COMPILE_BYTECODE": "0"}
+    own.pop("UV_PROJECT_ENVIRONMENT", None)
+    own.pop("VIRTUAL_ENV", None)
+    done = subprocess.run(
+        [str(uv) if uv.exists() else "uv", *arguments], cwd=ROOT, env=own, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

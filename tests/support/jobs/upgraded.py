@@ -1,0 +1,88 @@
+"""A job that counts, run under one version of Spark and then under another. Started as
+
+    python -m tests.support.jobs.upgraded leave FOLDER     counts, dies after a decision, and leaves savepoints
+    python -m tests.support.jobs.upgraded go-on FOLDER     goes on from all of it
+
+For each backend `FOLDER/<backend>` has a checkpoint whose last epoch is decided and not committed, and native and
+canonical savepoints of it. What comes out in the end is looked at by whoever started both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy, StateBackend, failpoints
+from penstock.config.load import OPTIONS_VARIABLE
+from penstock.spark.session import session
+from penstock.spark.versions import version_of
+from tests.support.running import Watched
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BACKENDS = {"hashmap": StateBackend.hashmap(), "rocksdb": StateBackend.rocksdb()}
+KEYS, PER_EPOCH = 10, 100
+KINDS = ("native", "canonical")
+
+
+def build(spark: SparkSession, folder: Path, backend: str, out: str, rows: int | None = None) -> Job:
+    job = Job(
+        "upgraded",
+        checkpoints=Checkpoints(storage=str(folder / f"checkpoints-{out}"), interval="100ms"),
+        state_backend=BACKENDS[backend],
+        restart=RestartStrategy.none(),
+        spark=spark,
+    )
+    source = DataGenSource(rows, columns={"key": f"id % {KEYS}"}, max_rows_per_epoch=PER_EPOCH)
+    counts = job.read(source, uid="rows").groupBy("key").count()
+    job.write(counts, FileSink(str(folder / out)), uid="counts", output_mode="update")
+    return job
+
+
+def leave(spark: SparkSession, folder: Path) -> None:
+    for backend in BACKENDS:
+        place = folder / backend
+        with Watched(build(spark, place, backend, "main")) as run:
+            run.committed(2)
+            for kind in KINDS:
+                (place / kind).write_text(run.job.savepoint(str(place / "savepoints"), kind=kind))
+        os.environ[failpoints.VARIABLE] = "epoch.decided=raise"
+        failpoints.reload()
+        try:
+            build(spark, place, backend, "main").run()
+        except Exception as error:
+            print("died:", type(error).__name__)  # noqa: T201 - whoever started this reads it where something fails
+        finally:
+            del os.environ[failpoints.VARIABLE]
+            failpoints.reload()
+
+
+def go_on(spark: SparkSession, folder: Path) -> None:
+    for backend in BACKENDS:
+        place = folder / backend
+        with Watched(build(spark, place, backend, "main")) as run:
+            run.committed(2)
+        for kind in KINDS:
+            if kind == "canonical" and backend == "rocksdb" and not version_of(spark).rewrites_rocksdb:
+                continue  # refused, in so many words: tests/unit/spark/test_versions.py
+            os.environ[OPTIONS_VARIABLE] = json.dumps({"execution.state-recovery.path": (place / kind).read_text()})
+            job = build(spark, place, backend, f"from-{kind}")
+            del os.environ[OPTIONS_VARIABLE]
+            with Watched(job) as run:
+                run.committed(2)
+
+
+def main() -> None:
+    what, folder = sys.argv[1], Path(sys.argv[2])
+    conf = {"spark.master": "local[2]", "spark.sql.streaming.minBatchesToRetain": "100"}
+    spark = session("upgraded", conf=conf, jars=(), local_storage=True)
+    {"leave": leave, "go-on": go_on}[what](spark, folder)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
