@@ -51,7 +51,7 @@ class Cluster:
         voters = {node: free_port() for node in numbers[: controllers or brokers]}
         name = _name(folder)
         given = {**replicated(brokers), **(properties or {})}
-        wanted = [port for port, _ in zip(ports, numbers, strict=False)] or [None] * brokers
+        wanted = ports or [free_port() for _ in numbers]
         made = cls(
             [
                 Broker(folder / f"node-{node}", port, given, None, heap, Member(node, voters, name))
