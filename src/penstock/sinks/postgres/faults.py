@@ -41,7 +41,12 @@ RULES = (
     ),
     Rule(SystemUnavailable, (NO_CODE,)),
     # Binary rows that are not as the column wants them. A pooler has the first code for all that it says itself.
-    Rule(SchemaMismatch, ("08P01",), context="COPY", say="a column was changed while rows were written: {text}"),
+    Rule(
+        SchemaMismatch,
+        ("08P01",),
+        match="in message|message format",
+        say="a column was changed while rows were written: {text}",
+    ),
     Rule(SchemaMismatch, ("22P03",), say="a column was changed while rows were written: {text}"),
     Rule(
         ConfigurationError,
