@@ -39,6 +39,7 @@
     │   ├── PreCommitFailed           before the decision: everything is aborted, the epoch replays
     │   ├── OutcomeUnknown            after the decision: a commit could neither be proven done nor lost
     │   ├── WritersLost               after the decision: the other system ended prepared writers
+    │   ├── CommittedRowsLost         long after: the other system has gone back behind what it had committed
     │   └── ReplayDiffers             the replay is not what was decided, so it cannot be repaired
     ├── Superseded                    a newer run of the job has taken over; this one must not write
     │   └── LeaseLost                 another supervisor has, or may have, the lease of the job
@@ -266,6 +267,13 @@ class OutcomeUnknown(EpochError):
 
 class WritersLost(EpochError):
     """After the decision: the other system ended prepared writers (expired or fenced)."""
+
+
+class CommittedRowsLost(EpochError):
+    """An epoch was committed and complete, and the other system does not have it any more: an older copy of it, or a
+    replica that had not yet everything, has taken its place. Nothing is written on top of the gap."""
+
+    retryable = False
 
 
 class ReplayDiffers(EpochError):

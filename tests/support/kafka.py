@@ -48,7 +48,8 @@ def create_topic(
 
     name = name or f"{prefix}-{uuid.uuid4().hex[:12]}"
     admin = AdminClient({"bootstrap.servers": servers, **(client or {})})
-    topics = [NewTopic(name, partitions, 1, config=dict(config or {}))]
+    # As many replicas as the brokers say: one, or three in a cluster.
+    topics = [NewTopic(name, partitions, config=dict(config or {}))]
     [created] = admin.create_topics(topics, request_timeout=30).values()
     created.result()
     return name
@@ -164,11 +165,13 @@ def transactions(servers: str, prefix: str) -> dict[str, str]:
     listed: list[Any] = []
 
     def answered() -> bool:
-        with _admin(servers) as admin:
-            try:
+        try:
+            with _admin(servers) as admin:
                 listed[:] = [one for group in admin.list_transactions().values() for one in group]
-            except _library().errors.CoordinatorLoadInProgressError:
-                return False
+        except _library().errors.KafkaError as error:
+            if not error.retriable:
+                raise
+            return False
         return True
 
     until(answered, "the broker to have loaded its transactions")

@@ -25,12 +25,16 @@ def kafka_up(
         int | None,
         typer.Option(min=1, max=65535, help="Port to listen on. Left out: 9092, or a free one where that is taken."),
     ] = None,
+    brokers: Annotated[
+        int | None,
+        typer.Option(min=1, max=9, help="How many brokers, as one cluster. Left out: one, or those that run."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Start the broker, or find it running."""
+    """Start the broker, or several as one cluster, or find them running."""
     from penstock.dev.servers import service
 
-    Output.choose(json).record("Development Kafka", service.as_dict(service.up(port)))
+    Output.choose(json).record("Development Kafka", service.as_dict(service.up(port, brokers)))
 
 
 @kafka.command("down")

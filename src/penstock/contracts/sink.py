@@ -150,6 +150,13 @@ class Committer(ABC):
         """Find by prefix whatever this and older generations left open, except `keep`, abort it so that its writer,
         should it still live, can do nothing more, and return how many there were. Never touches newer generations."""
 
+    def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
+        """Of an epoch that was committed before: by writer number, those whose rows the other system has proven to have
+        lost since, as a database does when a replica that is behind takes its place. Each with what to do there so that
+        the loss counts as known. What has only fallen back to prepared is committed once more, so this is asked before
+        leftovers are aborted."""
+        return {}
+
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover] | None:
         """What `abort_dangling` would find with nothing to keep, left as it is; None where the sink cannot say."""
         return None

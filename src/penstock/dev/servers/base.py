@@ -182,11 +182,14 @@ class Server(ABC):
 
     def _run_once(self, command: Sequence[str], seconds: float, problem: str) -> None:
         """A program that prepares the folder; `problem` says what could not be done where it fails."""
-        with self._open_log() as log:
-            finished = subprocess.run(
-                list(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=seconds, check=False,
-                **self._identity(),
-            )  # fmt: skip
+        try:
+            with self._open_log() as log:
+                finished = subprocess.run(
+                    list(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=seconds, check=False,
+                    **self._identity(),
+                )  # fmt: skip
+        except subprocess.TimeoutExpired as late:
+            raise self._failure(f"{problem} in {seconds:.0f} s.") from late
         if finished.returncode != 0:
             raise self._failure(f"{problem} (exit status {finished.returncode}).")
 

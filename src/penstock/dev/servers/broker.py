@@ -1,7 +1,7 @@
 """A real Kafka broker for development and tests: one Java process, on this machine only, in a folder of its own.
 
 It is Apache Kafka itself in KRaft mode (broker and controller in one), from the locked jar set `kafka-broker`; nothing
-is simulated. Listeners are bound to 127.0.0.1.
+is simulated. Listeners are bound to 127.0.0.1. Several that belong together are a `cluster.Cluster`.
 
     with Broker.start(folder) as broker:
         producer = Producer({"bootstrap.servers": broker.servers})
@@ -16,6 +16,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from penstock.spark.java import JavaHome, find_java
 if TYPE_CHECKING:
     from penstock.dev.servers.security import SecurityFiles
 
-_NODE = 1
+_JARS = "kafka-broker"
 _FORMAT_SECONDS = 60.0
 _API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)  # size, api key, api version, correlation id, no client id
 
@@ -67,6 +68,19 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A broker's place in its cluster: its own number, and who controls the cluster, by number and port."""
+
+    node: int
+    controllers: Mapping[int, int]
+    cluster_id: str
+
+    @property
+    def controls(self) -> bool:
+        return self.node in self.controllers
+
+
 class Broker(Server):
     """A started broker."""
 
@@ -80,9 +94,12 @@ class Broker(Server):
         properties: Mapping[str, str],
         security: SecurityFiles | None,
         heap: str,
+        member: Member | None = None,
+        jars: str = _JARS,
     ) -> None:
         super().__init__(folder, port)
-        self.controller_port = free_port()
+        self.member = member or Member(1, {1: free_port()}, new_cluster_id())
+        self.jars = jars
         self.sasl_port = free_port() if security is not None else None
         self.properties, self.security, self.heap = dict(properties), security, heap
 
@@ -95,13 +112,16 @@ class Broker(Server):
         properties: Mapping[str, str] | None = None,
         security: SecurityFiles | None = None,
         heap: str = "1g",
+        member: Member | None = None,
+        jars: str = _JARS,
     ) -> Broker:
         """Start a broker whose whole life is in `folder`; data found there is used again.
 
         `properties` go over the defaults. With `security` there is a second listener, `sasl_servers`, that wants TLS
-        and a password. Raises `DevelopmentError` with the end of the broker's log when it does not come up.
+        and a password. `member` is its place among several; `jars` the locked set that it runs from. Raises
+        `DevelopmentError` with the end of the broker's log when it does not come up.
         """
-        return cls(folder, port, properties or {}, security, heap)._begin()
+        return cls(folder, port, properties or {}, security, heap, member, jars)._begin()
 
     @property
     def servers(self) -> str:
@@ -124,25 +144,26 @@ class Broker(Server):
         text = "".join(f"{key}={_escape(value)}\n" for key, value in self._configuration().items())
         with open(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:  # may hold passwords
             file.write(text)
-        jar_set("kafka-broker")
+        jar_set(self.jars)
         if not (self._data / "meta.properties").exists():
             self._format(config)
 
     def _configuration(self) -> dict[str, str]:
-        listeners = {"PLAINTEXT": self.port, "CONTROLLER": self.controller_port}
+        member = self.member
+        listeners = {"PLAINTEXT": self.port}
+        if member.controls:
+            listeners["CONTROLLER"] = member.controllers[member.node]
         if self.sasl_port is not None:
             listeners["SASL_SSL"] = self.sasl_port
         urls = {name: f"{name}://{HOST}:{port}" for name, port in listeners.items()}
         return {
             **DEFAULTS,
-            "process.roles": "broker,controller",
-            "node.id": str(_NODE),
-            "controller.quorum.voters": f"{_NODE}@{HOST}:{self.controller_port}",
+            "process.roles": "broker,controller" if member.controls else "broker",
+            "node.id": str(member.node),
+            "controller.quorum.voters": ",".join(f"{node}@{HOST}:{port}" for node, port in member.controllers.items()),
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
-            "listener.security.protocol.map": ",".join(
-                f"{name}:{'PLAINTEXT' if name == 'CONTROLLER' else name}" for name in listeners
-            ),
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL",
             "listeners": ",".join(urls.values()),
             "advertised.listeners": ",".join(url for name, url in urls.items() if name != "CONTROLLER"),
             "log.dirs": str(self._data),
@@ -151,10 +172,9 @@ class Broker(Server):
         }
 
     def _format(self, config: Path) -> None:
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        cluster = "x" + cluster[1:] if cluster.startswith("-") else cluster  # a leading dash would read as an option
-        once = ["-Xmx64m", "-XX:TieredStopAtLevel=1", *archive_options(find_java())]
-        command = self._java("kafka.tools.StorageTool", once, ["format", "-t", cluster, "-c", str(config)])
+        once = ["-Xmx64m", "-XX:TieredStopAtLevel=1", *archive_options(find_java(), jars=self.jars)]
+        arguments = ["format", "-t", self.member.cluster_id, "-c", str(config)]
+        command = self._java("kafka.tools.StorageTool", once, arguments)
         self._run_once(command, _FORMAT_SECONDS, "Kafka could not format its storage")
 
     @property
@@ -172,13 +192,13 @@ class Broker(Server):
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
             "-cp",
-            f"{jar_folder('kafka-broker')}/*",
+            f"{jar_folder(self.jars)}/*",
             main,
             *arguments,
         ]
 
     def _command(self) -> list[str]:
-        options = [f"-Xmx{self.heap}", *archive_options(find_java(), to_write=self._archive)]
+        options = [f"-Xmx{self.heap}", *archive_options(find_java(), self._archive, self.jars)]
         return self._java("kafka.Kafka", options, [str(self.folder / "server.properties")])
 
     def _answers(self) -> bool:
@@ -188,8 +208,14 @@ class Broker(Server):
         was_running = self.running
         ended_by_itself = super()._end()
         if was_running and ended_by_itself:
-            keep_archive(find_java(), self._archive)
+            keep_archive(find_java(), self._archive, self.jars)
         return ended_by_itself
+
+
+def new_cluster_id() -> str:
+    """A name for a cluster, as Kafka wants it: 16 bytes in base64, without a dash in front, which is for options."""
+    name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return "x" + name[1:] if name.startswith("-") else name
 
 
 def answers_kafka(port: int, timeout: float = 1.0) -> bool:
@@ -207,26 +233,26 @@ def answers_kafka(port: int, timeout: float = 1.0) -> bool:
 # version or the jars, and a broker starts without one just as well.
 
 
-def archive_path(java: JavaHome) -> Path:
+def archive_path(java: JavaHome, jars: str = _JARS) -> Path:
     """Where the archive for this Java is or will be: beside the jars it was made from, so it goes when they go."""
     built = java.home / "lib" / "modules"
     age = built.stat().st_mtime_ns if built.exists() else 0  # an updated Java keeps its path
     name = f"java-{java.version}-{zlib.crc32(f'{java.home}:{age}'.encode()):08x}.jsa"
-    return jar_folder("kafka-broker") / name
+    return jar_folder(jars) / name
 
 
-def archive_options(java: JavaHome, to_write: Path | None = None) -> list[str]:
+def archive_options(java: JavaHome, to_write: Path | None = None, jars: str = _JARS) -> list[str]:
     """Arguments for Java: use the archive, or else write a new one to `to_write`, if given, at the end."""
-    found = archive_path(java)
+    found = archive_path(java, jars)
     if found.exists():
         return ["-Xshare:auto", f"-XX:SharedArchiveFile={found}"]
     return [f"-XX:ArchiveClassesAtExit={to_write}"] if to_write is not None else []
 
 
-def keep_archive(java: JavaHome, written: Path) -> None:
+def keep_archive(java: JavaHome, written: Path, jars: str = _JARS) -> None:
     """Put what a broker wrote at its end where the next one finds it. In one step: another may be starting."""
     with contextlib.suppress(OSError):  # none was written, or the folder is another user's: slower, not wrong
-        written.replace(archive_path(java))
+        written.replace(archive_path(java, jars))
 
 
 def _escape(value: str) -> str:

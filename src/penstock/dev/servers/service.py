@@ -1,20 +1,24 @@
-"""The development broker that stays: started by one command, used by many, stopped by another.
+"""The development broker that stays: started by one command, used by many, stopped by another. Or several brokers, as
+one cluster.
 
-There is one per user cache. What is known of it is in `dev/kafka/state.json`; what is true is asked of the process and
-the port each time, so a broker that died, or a machine that was switched off, is noticed and not believed.
+There is one per user cache. What is known of it is in `dev/kafka/state.json`; what is true is asked of the processes
+and ports each time, so a broker that died, or a machine that was switched off, is noticed and not believed. A cluster
+has a folder of its own beside that of the single broker, so each finds its own topics again.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from penstock.caches import user_cache
 from penstock.dev.servers.broker import Broker, answers_kafka
+from penstock.dev.servers.cluster import Cluster
 from penstock.dev.servers.host import HOST, end_process, free_port, is_alive, is_free
 from penstock.errors import DevelopmentError
 from penstock.processes import command_line
@@ -26,13 +30,31 @@ _STOP_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The development broker as it is now. `note` is for people: why a port differs, or that a broker had died."""
+    """The development broker as it is now. `pid` is the first one's where there are several. `note` is for people: why
+    a port differs, or that a broker had died."""
 
     running: bool
     servers: str | None = None
     pid: int | None = None
     folder: str | None = None
     note: str = ""
+    brokers: int = 0
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    pid: int
+    port: int
+    folder: Path
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it runs and, as far as this system tells, is our broker: a number is given out again some day."""
+        if not is_alive(self.pid):
+            return False
+        command = command_line(self.pid)  # None: a living process is all this system tells
+        return command is None or os.fsencode(self.folder / "server.properties") in command
 
 
 def service_folder() -> Path:
@@ -40,52 +62,60 @@ def service_folder() -> Path:
 
 
 def status() -> Status:
-    """What is running; never starts or stops anything."""
-    state = _read()
-    if state is None:
+    """What is running; never starts or stops anything. A cluster runs if all of its brokers do."""
+    nodes = _read()
+    if not nodes:
         return Status(False)
-    pid, port = int(state["pid"]), int(state["port"])
-    if _is_ours(pid) and answers_kafka(port):
-        return Status(True, f"{HOST}:{port}", pid, str(service_folder()))
-    return Status(False, folder=str(service_folder()), note=f"A broker was started as process {pid}, but it is gone.")
+    gone = [node.pid for node in nodes if not (node.is_ours and answers_kafka(node.port))]
+    if not gone:
+        return _running(nodes)
+    which = (
+        f"process {gone[0]}, but it is gone." if len(nodes) == 1 else f"processes, of which {_listed(gone)} is gone."
+    )
+    return Status(False, folder=str(service_folder()), note=f"A broker was started as {which}")
 
 
-def up(port: int | None = None) -> Status:
-    """Have a broker running, started now or before; its topics from earlier runs are there.
+def up(port: int | None = None, brokers: int | None = None) -> Status:
+    """Have a broker running, or so many as one cluster, started now or before; topics from earlier runs are there.
 
-    Without `port` it is 9092, or a free one where that is taken, which `note` then says. With `port` it is that one, or
-    a `DevelopmentError`: where it is taken, and where the broker already runs on another.
+    Without `port` it is 9092, or a free one where that is taken, which `note` then says; further brokers have the
+    numbers after it, or free ones. With `port` it is that one, or a `DevelopmentError`: where it is taken, and where
+    the broker already runs on another, or as another number of brokers than asked for.
     """
     with _alone():
         now = status()
         if now.running:
-            if port is not None and now.servers != f"{HOST}:{port}":
+            if port is not None and not f"{now.servers},".startswith(f"{HOST}:{port},"):
                 raise DevelopmentError(
                     f"The development broker already runs on {now.servers}, not on port {port}.",
                     safe="It goes on as it is.",
                     to_do="Use that address, or run `penstock dev kafka down` first.",
                 )
+            if brokers is not None and brokers != now.brokers:
+                raise DevelopmentError(
+                    f"The development Kafka already runs with {now.brokers} brokers, not with {brokers}.",
+                    safe="It goes on as it is.",
+                    to_do="Use it so, or run `penstock dev kafka down` first.",
+                )
             return now
-        state = _read()
-        if state is not None:
-            _end(int(state["pid"]))  # hung, or still starting for a caller that was killed: it holds the data folder
+        for node in _read():
+            _end(node)  # hung, or still starting for a caller that was killed: it holds the data folder
         chosen, note = _choose(port)
-        broker = Broker.start(service_folder(), port=chosen)
-        pid = broker.detach()
-        _write({"pid": pid, "port": chosen})
-        return Status(True, broker.servers, pid, str(service_folder()), note)
+        nodes = _start(chosen, brokers or 1)
+        _write(nodes)
+        return _running(nodes, note)
 
 
 def down() -> Status:
     """Have no broker running; its topics stay for the next `up`."""
     with _alone():
         before = status()
-        state = _read()
-        if state is not None:
-            _end(int(state["pid"]))
-            _state_file().unlink(missing_ok=True)
-        note = f"Stopped process {before.pid}." if before.running else "It was not running."
-        return Status(False, folder=before.folder, note=note)
+        nodes = _read()
+        with ThreadPoolExecutor(len(nodes) or 1) as threads:
+            list(threads.map(_end, nodes))
+        _state_file().unlink(missing_ok=True)
+        stopped = f"Stopped process{'es' if before.brokers > 1 else ''} {_listed(before.pids)}."
+        return Status(False, folder=before.folder, note=stopped if before.running else "It was not running.")
 
 
 def as_dict(status: Status) -> dict[str, object]:
@@ -106,17 +136,34 @@ def _choose(port: int | None) -> tuple[int, str]:
     return chosen, f"Port {wanted} is taken by another program, so this broker has {chosen}."
 
 
-def _end(pid: int) -> None:
-    if _is_ours(pid):
-        end_process(pid, _STOP_SECONDS)
+def _start(port: int, brokers: int) -> list[_Node]:
+    if brokers == 1:
+        broker = Broker.start(service_folder(), port=port)
+        return [_Node(broker.detach(), port, broker.folder)]
+    ports = [port, *(wanted if is_free(wanted) else free_port() for wanted in range(port + 1, port + brokers))]
+    cluster = Cluster.start(_cluster_folder(brokers), brokers=brokers, ports=ports)
+    pids = cluster.detach()
+    return [_Node(pid, each.port, each.folder) for pid, each in zip(pids, cluster.brokers, strict=True)]
 
 
-def _is_ours(pid: int) -> bool:
-    """Whether `pid` runs and, as far as this system tells, is our broker: numbers are given out again after a while."""
-    if not is_alive(pid):
-        return False
-    command = command_line(pid)  # None: a living process is all this system tells
-    return command is None or os.fsencode(service_folder() / "server.properties") in command
+def _running(nodes: Sequence[_Node], note: str = "") -> Status:
+    servers = ",".join(f"{HOST}:{node.port}" for node in nodes)
+    pids = tuple(node.pid for node in nodes)
+    folder = service_folder() if len(nodes) == 1 else _cluster_folder(len(nodes))
+    return Status(True, servers, pids[0], str(folder), note, len(nodes), pids)
+
+
+def _end(node: _Node) -> None:
+    if node.is_ours:
+        end_process(node.pid, _STOP_SECONDS)
+
+
+def _listed(pids: Sequence[int]) -> str:
+    return ", ".join(map(str, pids))
+
+
+def _cluster_folder(brokers: int) -> Path:
+    return service_folder() / f"cluster-of-{brokers}"
 
 
 @contextmanager
@@ -130,15 +177,21 @@ def _state_file() -> Path:
     return service_folder() / "state.json"
 
 
-def _read() -> dict[str, int] | None:
+def _read() -> list[_Node]:
+    """The brokers that were started last. Before there were clusters, one was written without its list."""
     try:
         state = json.loads(_state_file().read_text(encoding="utf-8"))
-        return {"pid": int(state["pid"]), "port": int(state["port"])}
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None  # half-written or from elsewhere: as good as none, the next `up` writes it anew
+        found = [(int(node["pid"]), int(node["port"])) for node in state.get("brokers", [state])]
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return []  # half-written or from elsewhere: as good as none, the next `up` writes it anew
+    if len(found) == 1:
+        return [_Node(*found[0], service_folder())]
+    folder = _cluster_folder(len(found))
+    return [_Node(pid, port, folder / f"node-{number}") for number, (pid, port) in enumerate(found, 1)]
 
 
-def _write(state: dict[str, int]) -> None:
+def _write(nodes: Sequence[_Node]) -> None:
     aside = _state_file().with_suffix(".new")
-    aside.write_text(json.dumps(state), encoding="utf-8")
+    body = {"format": 2, "brokers": [{"pid": node.pid, "port": node.port} for node in nodes]}
+    aside.write_text(json.dumps(body), encoding="utf-8")
     aside.replace(_state_file())

@@ -26,6 +26,8 @@ def check(sink: PostgresSink, context: CheckContext, planned: StructType | None)
     line = sink.line("penstock check", _SECONDS)
     try:
         with mapper(sink.server, str(sink.place)).mapped("checking"):
+            line.begin(_SECONDS)  # a pooler may allow questions, and no transactions
+            line.ask("ROLLBACK")
             findings = _server(sink, context, line.ask)
             findings += _table(sink, line.ask, planned)
     finally:

@@ -200,7 +200,9 @@ class Line:
                 prepare_threshold=None,  # a pooler may give us another session for every transaction
                 cursor_factory=psycopg.RawCursor,
                 connect_timeout=seconds,
-                application_name=self._name,
+                # Not our own name, by which sweeps find and end us: a pooler may lend this session to a stranger, who
+                # would bear it. A transaction of ours says it for itself.
+                application_name="penstock",
             )
         return self._connection
 

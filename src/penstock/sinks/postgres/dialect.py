@@ -92,6 +92,13 @@ class PostgresDialect(Dialect[Line]):
         )
         return Proof(marked, pruned)
 
+    def acknowledge(self, committable: Committable, epoch: int) -> str:
+        values = f"{literal(self._prefix)}, {literal(name_of(committable))}, {epoch}, {self.generation}"
+        return (
+            f"INSERT INTO {self._place.markers} (sink, writer, epoch, generation, at) "
+            f"VALUES ({values}, {int(committable.payload['at'])})"
+        )
+
     def prune(self, connection: Line, before: int) -> None:
         connection.ask(
             f"WITH gone AS (DELETE FROM {self._place.markers} WHERE sink = $1 AND epoch < $2 AND generation <= $3 "

@@ -40,8 +40,21 @@ RULES = (
         match="authentication failed|no password|pg_hba|does not exist|not permitted|permission denied",
     ),
     Rule(SystemUnavailable, (NO_CODE,)),
-    # Binary rows that are not as the column wants them.
-    Rule(SchemaMismatch, ("08P01", "22P03"), say="a column was changed while rows were written: {text}"),
+    # Binary rows that are not as the column wants them. A pooler has the first code for all that it says itself.
+    Rule(
+        SchemaMismatch,
+        ("08P01",),
+        match="in message|message format",
+        say="a column was changed while rows were written: {text}",
+    ),
+    Rule(SchemaMismatch, ("22P03",), say="a column was changed while rows were written: {text}"),
+    Rule(
+        ConfigurationError,
+        ("08P01",),
+        match="statement pooling",
+        happened="The pooler at {where} has pool_mode=statement, in which there are no transactions: {text}",
+        to_do="have it pool by transaction or by session, or connect to PostgreSQL itself.",
+    ),
     Rule(SystemUnavailable, ("08", "57P01", "57P02", "57P03", "57P05", "53300", "25006", "58")),
     Rule(
         PreCommitFailed,

@@ -51,6 +51,7 @@ class SqlCommitter(Committer, Generic[C]):
         self._setting_up = threading.Lock()
         self._fence: int | None = None  # as this committer has last raised it; only a newer run's is another
         self._pruned: int | None = None
+        self._newest: Committable | None = None  # of what this committer has committed
 
     def hints(self) -> Mapping[str, Any]:
         """The mode, and the fence, from memory: a driver that was replaced must not learn the fence of the newer run.
@@ -73,6 +74,7 @@ class SqlCommitter(Committer, Generic[C]):
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         """Every prepared transaction must be there; staged rows are moved, up to the COMMIT."""
+        self._look_back(deadline)
         prepared, staged = split(committables)
         if prepared:
             names = {name_of(committable) for committable in prepared}
@@ -106,8 +108,24 @@ class SqlCommitter(Committer, Generic[C]):
             failpoint("commit.first")
         outcomes.update(self._commit_prepared(prepared, deadline))
         if all(outcome.visible for outcome in outcomes.values()):
+            self._newest = next((one for one in here if name_of(one)), self._newest)
             self._prune(epoch)
         return outcomes
+
+    def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
+        """Those without marker, transaction and staging table, on a server that still knows this sink. A transaction or
+        table that is there, because the server has lost the commit alone, is committed again."""
+        here, _ = self._by_place(committables)
+        said = {one.writer: self._dialect.acknowledge(one, epoch) for one in here if name_of(one)}
+        gone = [one for one in here if said.get(one.writer) is not None and not self._has(one, deadline)]
+        if not gone:
+            return {}
+        log.warning(
+            "epoch %d was committed to %s, which does not know it any more: it is committed again, as far as it is "
+            "still prepared", epoch, self._mapper.table,
+        )  # fmt: skip
+        outcomes = self.commit(epoch, gone, deadline)
+        return {one.writer: said[one.writer] or "" for one in gone if outcomes[one.writer] is Outcome.LOST}
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
         self._moves.release()
@@ -153,6 +171,27 @@ class SqlCommitter(Committer, Generic[C]):
         self._moves.close()
         for lane in self._lanes:
             lane.close()
+
+    def _has(self, committable: Committable, deadline: Deadline) -> bool:
+        def ask(connection: C) -> bool:
+            self._set_up(connection)
+            proof = self._dialect.prove(connection, name_of(committable))
+            return proof.marked or proof.open
+
+        with self._mapper.mapped("looking back"):
+            return self._lanes[0].run(ask, deadline)
+
+    def _look_back(self, deadline: Deadline) -> None:
+        """Before each decision: a server that was replaced by a replica between two epochs, which nobody else would
+        notice, must have what was committed last. The sweep that follows finds out what is lost."""
+        last = self._newest
+        if last is None or self._dialect.acknowledge(last, 0) is None or self._has(last, deadline):
+            return
+        raise PreCommitFailed(
+            f"What was committed last to {self._mapper.table} is not there any more: {name_of(last)}.",
+            safe="nothing of this epoch is visible.",
+            to_do="see whether another server has taken the place of the one that had confirmed it.",
+        )
 
     def _is_ours(self, generation: int) -> bool:
         return generation <= self._dialect.generation

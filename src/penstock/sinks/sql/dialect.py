@@ -99,6 +99,11 @@ class Dialect(ABC, Generic[C]):
     def quote(self, name: str) -> str:
         """`name` as an identifier in a statement."""
 
+    def acknowledge(self, committable: Committable, epoch: int) -> str | None:
+        """What a person runs so that a writer counts as committed although its rows were lost; None where that cannot
+        be said, and such a loss is not looked for."""
+        return None
+
     def elsewhere(self, payload: Mapping[str, Any]) -> Dialect[C] | None:
         """The dialect for a committable of a run before the program named another table, where that makes another sink
         of it; None where this one ends it."""
