@@ -55,7 +55,7 @@ with held(lease, lambda: end[0]):
 class Two:
     """`PROGRAM` under supervisors that share a folder."""
 
-    def __init__(self, folder: Path, opened: ExitStack, *, warm: bool = False, seconds: float = 2.0) -> None:
+    def __init__(self, folder: Path, opened: ExitStack, *, warm: bool = False, seconds: float = 5.0) -> None:
         self.folder, self._open = folder, opened
         self._environment = {"LEASE_SECONDS": str(seconds), "WARM": "yes" if warm else "no"}
         self._options = [*OFTEN, *(["--standby"] if warm else [])]
@@ -126,7 +126,7 @@ def test_one_that_stood_still_waits_for_its_turn_again(tmp_path: Path, opened: E
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 def test_one_that_is_shut_down_hands_over(tmp_path: Path, opened: ExitStack, warm: bool) -> None:
     """Without waiting for the lease to run out: it is an hour long."""
-    two = Two(tmp_path, opened, warm=warm, seconds=20.0)
+    two = Two(tmp_path, opened, warm=warm, seconds=3600.0)
     first, second = two.pair()
     first.terminate()
     assert first.wait(patient=True) == 0, first.tail()
@@ -140,7 +140,7 @@ def test_one_that_is_shut_down_hands_over(tmp_path: Path, opened: ExitStack, war
 def test_a_job_that_has_ended_is_not_started_elsewhere(
     tmp_path: Path, opened: ExitStack, then: str, status: int
 ) -> None:
-    two = Two(tmp_path, opened)
+    two = Two(tmp_path, opened, seconds=3600.0)
     first, second = two.pair()
     (tmp_path / "then").write_text(then)
     assert first.wait(patient=True) == status, first.tail()

@@ -29,6 +29,7 @@ RENEW_AFTER = 1 / 3
 RETRY_AFTER = 1 / 12
 STOP_AFTER = 5 / 6
 LOOK_EVERY = 1 / 10
+LOOK_SECONDS = 2.0  # at most: a lease that is given back is to be seen soon, however long it is
 LATE_PATIENCE = 1 / 6
 
 
@@ -91,8 +92,8 @@ class Watching:
         `seconds`: a lease's length where no word tells it."""
         word = self.word
         if word is None or not word.held:
-            return seconds * LOOK_EVERY
-        pause, left = word.seconds * LOOK_EVERY, self._since + word.seconds - now
+            return min(LOOK_SECONDS, seconds * LOOK_EVERY)
+        pause, left = min(LOOK_SECONDS, word.seconds * LOOK_EVERY), self._since + word.seconds - now
         return min(pause, left) if left > 0 else pause
 
 
