@@ -38,6 +38,8 @@ def hand_over(*_):
 
 words = LeaseLog(LocalStorage(here / "job"))
 lease = JobLease(words, float(os.environ["LEASE_SECONDS"]), warm=os.environ["WARM"] == "yes")
+lifeline.tell_ready()
+lifeline.await_turn()
 if not lease.take_or_leave():
     lease.wait()
 signal.signal(signal.SIGTERM, hand_over)
@@ -96,12 +98,18 @@ def has(run: Supervised, action: str) -> bool:
     return action in run.actions()
 
 
+def die(run: Supervised) -> None:
+    """As a machine does: all at once, so that nothing is left to hand over."""
+    run.stop_all()
+    run.kill()
+
+
 def test_a_supervisor_that_dies_with_its_driver_is_followed(tmp_path: Path, opened: ExitStack) -> None:
     """The waiting one has no driver meanwhile."""
     two = Two(tmp_path, opened)
     first, second = two.pair()
     until(lambda: len(second.members()) == 1, second.tail)
-    first.kill()
+    die(first)
     two.wait_turn(second, 2)
     assert [word["turn"] for word in two.words()][-1] == 2
 
@@ -119,7 +127,7 @@ def test_one_that_stood_still_waits_for_its_turn_again(tmp_path: Path, opened: E
     assert "LeaseLost" in next(one["reason"] for one in first.told() if one["action"] == "lost_turn")
     assert f"status {LOST_TURN}" in first.tail()
     assert len(two.turns) == 2
-    second.kill()
+    die(second)
     two.wait_turn(first, 3)
 
 
@@ -218,7 +226,7 @@ def test_a_real_job_goes_on_elsewhere_exactly_once(case: Callable[..., Case]) ->
         until(lambda: first.actions()[-1] in ("awaits_lease", "standby_ready"), first.tail, 120)
         assert first.status is None
         world.source.feed(400)
-        second.kill()
+        die(second)
         world.source.feed(200)
         until(lambda: first.actions().count("has_lease") == 2, first.tail)
         finish(world, first)

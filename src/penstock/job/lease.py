@@ -68,7 +68,7 @@ class JobLease:
     def take_or_leave(self) -> bool:
         """Whether the lease is held now. Where somebody else has it and the supervisor can wait alone, this process
         ends."""
-        self.lease.learn(lifeline.known_turn())
+        self.lease.learn(lifeline.known_turn(), lifeline.lease_over())
         verdict = self.lease.take_or_wait()
         if verdict is Verdict.LEAVE:
             self._go()
@@ -79,7 +79,7 @@ class JobLease:
 
     def wait(self) -> None:
         """Return when the lease is held. Where the job has ended elsewhere, this process ends."""
-        self.lease.learn(lifeline.known_turn())  # a standby was told with its turn
+        self.lease.learn(lifeline.known_turn(), lifeline.lease_over())  # a standby was told with its turn
         if not self.lease.wait():
             self._go()
 

@@ -54,6 +54,7 @@ class Watching:
     def __init__(self, me: str, known: int | None = None) -> None:
         self._me, self.known = me, known
         self.word: Word | None = None  # the newest that was seen
+        self.over: int | None = None  # the number of a word that this machine has seen run out before
         self._since = 0.0
         self._blind = False
 
@@ -77,7 +78,8 @@ class Watching:
         if word.holder == self._me:
             return Verdict.TAKE  # of the driver before this one, which is dead: its supervisor has seen its end
         self.known = max(self.known or 0, word.turn)
-        return Verdict.TAKE if now - self._since >= word.seconds else Verdict.WAIT
+        over = word.number == self.over or now - self._since >= word.seconds
+        return Verdict.TAKE if over else Verdict.WAIT
 
     def next_word(self, host: str, seconds: float) -> Word:
         """The one by which the lease is taken."""

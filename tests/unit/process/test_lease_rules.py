@@ -45,6 +45,16 @@ def test_it_counts_from_the_look_that_first_saw_a_word() -> None:
     assert watching.next_word("host-b", D) == Word(3, 2, "b", "host-b", D)
 
 
+def test_what_the_supervisor_has_seen_run_out_is_not_waited_for_again() -> None:
+    """It waited without a driver; the one that it then starts sees the word for the first time."""
+    watching = Watching("b", known=1)
+    watching.over = 1
+    watching.saw(FIRST, 0)
+    assert watching.verdict(0) is Verdict.TAKE
+    watching.saw(FIRST.follow(Standing.HELD), 0)  # it was renewed after all
+    assert watching.verdict(0) is Verdict.WAIT
+
+
 def test_the_length_is_the_holders_own() -> None:
     watching = Watching("b")
     watching.saw(Word(1, 1, "a", "host-a", 60.0), 0)
