@@ -104,6 +104,7 @@ def die(run: Supervised) -> None:
     run.kill()
 
 
+@pytest.mark.long
 def test_a_supervisor_that_dies_with_its_driver_is_followed(tmp_path: Path, opened: ExitStack) -> None:
     """The waiting one has no driver meanwhile."""
     two = Two(tmp_path, opened)
@@ -173,6 +174,7 @@ def test_who_waits_is_seen_to_and_takes_the_signal(tmp_path: Path, opened: ExitS
     assert len(two.turns) == 1
 
 
+@pytest.mark.long
 def test_a_storage_that_is_away_ends_the_driver_and_nobody_else_starts_one(tmp_path: Path, opened: ExitStack) -> None:
     """Whoever holds the lease cannot renew it, whoever waits cannot see it. When it is back, one of them goes on."""
     two = Two(tmp_path, opened)
