@@ -132,13 +132,19 @@ def test_one_that_stood_still_waits_for_its_turn_again(tmp_path: Path, opened: E
     two.wait_turn(first, 3)
 
 
-@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
-def test_one_that_is_shut_down_hands_over(tmp_path: Path, opened: ExitStack, warm: bool) -> None:
+@pytest.mark.parametrize(
+    ("warm", "number"),
+    [(False, signal.SIGTERM), (True, signal.SIGTERM), (False, signal.SIGKILL)],
+    ids=["cold", "warm", "killed alone"],
+)
+def test_one_that_is_shut_down_hands_over(
+    tmp_path: Path, opened: ExitStack, warm: bool, number: signal.Signals
+) -> None:
     """Without waiting for the lease to run out: it is an hour long."""
     two = Two(tmp_path, opened, warm=warm, seconds=3600.0)
     first, second = two.pair()
-    first.terminate()
-    assert first.wait(patient=True) == 0, first.tail()
+    os.kill(first.pid, number)
+    assert first.wait(patient=True) == (0 if number == signal.SIGTERM else -number), first.tail()
     two.wait_turn(second, 2)
     assert "released" in [word["standing"] for word in two.words()]
 
