@@ -70,7 +70,8 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(lifeline, "_lease", {})
     world = World()
     yield world
     world.storage.away = False
