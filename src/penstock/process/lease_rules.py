@@ -85,9 +85,11 @@ class Watching:
         """The one by which the lease is taken."""
         last = self.word
         if last is None:
-            return Word(1, 1, self._me, host, seconds)
+            return Word(1, 1, self._me, host, seconds, began=self._me)
         goes_on = last.held and last.holder == self._me
-        return Word(last.number + 1, last.turn if goes_on else last.turn + 1, self._me, host, seconds)
+        turn = last.turn if goes_on else last.turn + 1
+        began = self._me if last.standing is Standing.ENDED else last.began
+        return Word(last.number + 1, turn, self._me, host, seconds, began=began)
 
     def wait_seconds(self, now: float, seconds: float) -> float:
         """Until the next look: soon enough to see a lease that is given back, at the latest when this one is over.

@@ -13,7 +13,7 @@ from penstock.storage.local import LocalStorage
 from penstock.storage.storage import MemoryStorage
 
 DATA = Path(__file__).parents[2] / "data" / "lease-v1.json"
-FIRST = Word(1, 1, "a" * 32, "one", 10.0, written=5.0)
+FIRST = Word(1, 1, "a" * 32, "one", 10.0, written=5.0, began="a" * 32)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ so is the clock, where time has to pass."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,12 +11,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock.checkpoint.lease import LeaseLog, Standing, Word
+from penstock.config.load import OPTIONS_VARIABLE
+from penstock.config.settings import resolve
 from penstock.errors import JobStopped, LeaseLost, LedgerError, LedgerFromTheFuture, PenstockError, Superseded
-from penstock.job.lease import JobLease, TurnEnd, held
+from penstock.job.lease import JobLease, TurnEnd, held, settings_of_turn
 from penstock.process import lifeline
 from penstock.process.lease import Lease
 from penstock.process.lease_rules import Verdict
 from penstock.process.lease_wait import LeaseWait
+from penstock.process.registration import ID_VARIABLE
 from penstock.process.restart import status_of
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import MemoryStorage
@@ -262,3 +266,19 @@ def test_a_driver_ends_where_its_supervisor_can_wait_alone(
     words.say(Word(2, 1, "a", "host-a", D, Standing.ENDED, "stopped"))
     assert not waiting.look()
     assert waiting.ended == ("host-a", "stopped")
+
+
+def test_a_savepoint_to_start_from_is_for_who_begins_the_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OPTIONS_VARIABLE, json.dumps({"execution.state-recovery.path": "/savepoints/one"}))
+    settings = resolve()
+    assert settings_of_turn(None, settings) is settings
+    jobs = []
+    for me in ("a" * 32, "b" * 32):
+        monkeypatch.setenv(ID_VARIABLE, me)
+        jobs.append(JobLease(world.words, D, warm=True))
+        assert jobs[-1].take_or_leave()
+        jobs[-1].lease.close(Standing.RELEASED)
+    assert settings_of_turn(jobs[0], settings) is settings
+    assert settings_of_turn(jobs[1], settings).recovery.path is None
+    assert jobs[0].take_or_leave()  # and the first goes on with what it has begun
+    assert settings_of_turn(jobs[0], settings) is settings

@@ -19,7 +19,7 @@ from penstock.checkpoint.lease import Standing, Word
 from penstock.process.lease_rules import STOP_AFTER, Holding, Verdict, Watching
 
 D = 6.0
-FIRST = Word(1, 1, "a", "host-a", D)
+FIRST = Word(1, 1, "a", "host-a", D, began="a")
 
 
 # Waiting
@@ -29,7 +29,7 @@ def test_nobody_has_it() -> None:
     watching = Watching("b")
     watching.saw(None, 0)
     assert watching.verdict(0) is Verdict.TAKE
-    assert watching.next_word("host-b", D) == Word(1, 1, "b", "host-b", D)
+    assert watching.next_word("host-b", D) == Word(1, 1, "b", "host-b", D, began="b")
 
 
 def test_it_counts_from_the_look_that_first_saw_a_word() -> None:
@@ -42,7 +42,7 @@ def test_it_counts_from_the_look_that_first_saw_a_word() -> None:
     assert watching.verdict(106) is Verdict.WAIT
     watching.saw(FIRST.follow(Standing.HELD), 111.95)
     assert watching.verdict(111.95) is Verdict.TAKE
-    assert watching.next_word("host-b", D) == Word(3, 2, "b", "host-b", D)
+    assert watching.next_word("host-b", D) == Word(3, 2, "b", "host-b", D, began="a")
 
 
 def test_what_the_supervisor_has_seen_run_out_is_not_waited_for_again() -> None:
@@ -94,6 +94,7 @@ def test_a_job_that_was_ended_is_started_by_one_who_comes_later() -> None:
         watching = Watching("b", known)
         watching.saw(ended, 0)
         assert watching.verdict(0) is Verdict.TAKE
+        assert watching.next_word("host-b", D).began == "b"
 
 
 @pytest.mark.parametrize("shown", [None, FIRST])
