@@ -38,6 +38,8 @@ def hand_over(*_):
 
 words = LeaseLog(LocalStorage(here / "job"))
 lease = JobLease(words, float(os.environ["LEASE_SECONDS"]), warm=os.environ["WARM"] == "yes")
+lifeline.tell_ready()
+lifeline.await_turn()
 if not lease.take_or_leave():
     lease.wait()
 signal.signal(signal.SIGTERM, hand_over)
@@ -55,7 +57,7 @@ with held(lease, lambda: end[0]):
 class Two:
     """`PROGRAM` under supervisors that share a folder."""
 
-    def __init__(self, folder: Path, opened: ExitStack, *, warm: bool = False, seconds: float = 2.0) -> None:
+    def __init__(self, folder: Path, opened: ExitStack, *, warm: bool = False, seconds: float = 5.0) -> None:
         self.folder, self._open = folder, opened
         self._environment = {"LEASE_SECONDS": str(seconds), "WARM": "yes" if warm else "no"}
         self._options = [*OFTEN, *(["--standby"] if warm else [])]
@@ -96,12 +98,19 @@ def has(run: Supervised, action: str) -> bool:
     return action in run.actions()
 
 
+def die(run: Supervised) -> None:
+    """As a machine does: all at once, so that nothing is left to hand over."""
+    run.stop_all()
+    run.kill()
+
+
+@pytest.mark.long
 def test_a_supervisor_that_dies_with_its_driver_is_followed(tmp_path: Path, opened: ExitStack) -> None:
     """The waiting one has no driver meanwhile."""
     two = Two(tmp_path, opened)
     first, second = two.pair()
     until(lambda: len(second.members()) == 1, second.tail)
-    first.kill()
+    die(first)
     two.wait_turn(second, 2)
     assert [word["turn"] for word in two.words()][-1] == 2
 
@@ -119,17 +128,23 @@ def test_one_that_stood_still_waits_for_its_turn_again(tmp_path: Path, opened: E
     assert "LeaseLost" in next(one["reason"] for one in first.told() if one["action"] == "lost_turn")
     assert f"status {LOST_TURN}" in first.tail()
     assert len(two.turns) == 2
-    second.kill()
+    die(second)
     two.wait_turn(first, 3)
 
 
-@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
-def test_one_that_is_shut_down_hands_over(tmp_path: Path, opened: ExitStack, warm: bool) -> None:
+@pytest.mark.parametrize(
+    ("warm", "number"),
+    [(False, signal.SIGTERM), (True, signal.SIGTERM), (False, signal.SIGKILL)],
+    ids=["cold", "warm", "killed alone"],
+)
+def test_one_that_is_shut_down_hands_over(
+    tmp_path: Path, opened: ExitStack, warm: bool, number: signal.Signals
+) -> None:
     """Without waiting for the lease to run out: it is an hour long."""
-    two = Two(tmp_path, opened, warm=warm, seconds=20.0)
+    two = Two(tmp_path, opened, warm=warm, seconds=3600.0)
     first, second = two.pair()
-    first.terminate()
-    assert first.wait(patient=True) == 0, first.tail()
+    os.kill(first.pid, number)
+    assert first.wait(patient=True) == (0 if number == signal.SIGTERM else -number), first.tail()
     two.wait_turn(second, 2)
     assert "released" in [word["standing"] for word in two.words()]
 
@@ -140,7 +155,7 @@ def test_one_that_is_shut_down_hands_over(tmp_path: Path, opened: ExitStack, war
 def test_a_job_that_has_ended_is_not_started_elsewhere(
     tmp_path: Path, opened: ExitStack, then: str, status: int
 ) -> None:
-    two = Two(tmp_path, opened)
+    two = Two(tmp_path, opened, seconds=3600.0)
     first, second = two.pair()
     (tmp_path / "then").write_text(then)
     assert first.wait(patient=True) == status, first.tail()
@@ -165,6 +180,7 @@ def test_who_waits_is_seen_to_and_takes_the_signal(tmp_path: Path, opened: ExitS
     assert len(two.turns) == 1
 
 
+@pytest.mark.long
 def test_a_storage_that_is_away_ends_the_driver_and_nobody_else_starts_one(tmp_path: Path, opened: ExitStack) -> None:
     """Whoever holds the lease cannot renew it, whoever waits cannot see it. When it is back, one of them goes on."""
     two = Two(tmp_path, opened)
@@ -218,7 +234,7 @@ def test_a_real_job_goes_on_elsewhere_exactly_once(case: Callable[..., Case]) ->
         until(lambda: first.actions()[-1] in ("awaits_lease", "standby_ready"), first.tail, 120)
         assert first.status is None
         world.source.feed(400)
-        second.kill()
+        die(second)
         world.source.feed(200)
         until(lambda: first.actions().count("has_lease") == 2, first.tail)
         finish(world, first)

@@ -41,7 +41,8 @@ class Standing(StrEnum):
 class Word:
     """One file. `holder` is the id of a run, the same for every driver of one supervisor; `turn` counts how often the
     lease has come to another holder; `seconds` is how long the word holds from before it was written; `reason` says
-    how the job ended. `host` and `written` (seconds since 1970, by the holder's clock) are for people only."""
+    how the job ended; `began` is the holder that started the job, where others have only taken it over since. `host`
+    and `written` (seconds since 1970, by the holder's clock) are for people only."""
 
     number: int
     turn: int
@@ -51,6 +52,7 @@ class Word:
     standing: Standing = Standing.HELD
     reason: str = ""
     written: float = 0.0
+    began: str = ""
 
     @property
     def held(self) -> bool:
@@ -71,6 +73,7 @@ class Word:
             Standing(body["standing"]),
             str(body["reason"]),
             float(body["written"]),
+            str(body["began"]),
         )
 
     def body(self) -> dict[str, Any]:
@@ -82,6 +85,7 @@ class Word:
             "standing": self.standing.value,
             "reason": self.reason,
             "written": self.written,
+            "began": self.began,
         }
 
 

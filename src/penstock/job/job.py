@@ -24,7 +24,7 @@ from penstock.job import prefetch
 from penstock.job.global_checkpoint import GlobalCheckpoints
 from penstock.job.group import EndRequest, QueryGroup
 from penstock.job.insight import JobInsight
-from penstock.job.lease import TurnEnd, held, lease_of
+from penstock.job.lease import TurnEnd, held, lease_of, settings_of_turn
 from penstock.job.query import QueryRunner
 from penstock.job.readiness import Readiness
 from penstock.job.restore_point import RestorePoint
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
+    from penstock.config.settings import Settings
     from penstock.contracts.source import Source
     from penstock.epoch.outputs import EpochOutputs
 
@@ -235,16 +236,14 @@ class Job:
             retain_batches(self.spark, self.checkpoints.num_retained),
         ):
             if readiness.wait(events, restarts, lambda: self._stop_asked, self._wake):
-                self._run_queries(events, restarts)
+                self._run_queries(events, restarts, settings_of_turn(lease, self.settings))
 
-    def _run_queries(self, events: Events, restarts: Restarts) -> None:
+    def _run_queries(self, events: Events, restarts: Restarts, settings: Settings) -> None:
         """From what the checkpoint holds, or what is restored, until the last query has ended."""
         storage = storage_at(f"{self.checkpoints.storage.rstrip('/')}/{self.name}", self.spark)
         folder = JobFolder(storage, tree_of(storage))
         folder.finish_deletion(self._plans)
-        restore_point = RestorePoint(
-            self.name, self._plans, self.settings, storage, self.spark, self._allow_non_restored
-        )
+        restore_point = RestorePoint(self.name, self._plans, settings, storage, self.spark, self._allow_non_restored)
         history = restore_point.history(events)
         restore_point.check_uids()
         common = (self.spark, self.checkpoints, events)

@@ -16,6 +16,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,7 @@ class JobLease:
     def take_or_leave(self) -> bool:
         """Whether the lease is held now. Where somebody else has it and the supervisor can wait alone, this process
         ends."""
-        self.lease.learn(lifeline.known_turn())
+        self.lease.learn(lifeline.known_turn(), lifeline.lease_over())
         verdict = self.lease.take_or_wait()
         if verdict is Verdict.LEAVE:
             self._go()
@@ -79,9 +80,15 @@ class JobLease:
 
     def wait(self) -> None:
         """Return when the lease is held. Where the job has ended elsewhere, this process ends."""
-        self.lease.learn(lifeline.known_turn())  # a standby was told with its turn
+        self.lease.learn(lifeline.known_turn(), lifeline.lease_over())  # a standby was told with its turn
         if not self.lease.wait():
             self._go()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the job that this driver runs was begun by another supervisor."""
+        word = self.lease.word
+        return word is not None and word.began != self.lease.me
 
     def _go(self) -> None:
         word = self.lease.word
@@ -137,6 +144,15 @@ def held(lease: JobLease | None, end: Callable[[], TurnEnd]) -> Iterator[None]:
             mine.close(None if lifeline.connected() else Standing.RELEASED, TurnEnd.HANDED_OVER)
         raise
     mine.close(end().standing, end())
+
+
+def settings_of_turn(lease: JobLease | None, settings: Settings) -> Settings:
+    """The settings for a run that begins now. A savepoint to start from is for whoever begins the job: to restore it
+    once more in a takeover would take the job back to it."""
+    if lease is None or not lease.goes_on or settings.recovery.path is None:
+        return settings
+    log.warning("the job was begun elsewhere and goes on from its checkpoint, not from %s", settings.recovery.path)
+    return replace(settings, recovery=replace(settings.recovery, path=None))
 
 
 def _end_process(error: PenstockError) -> None:

@@ -62,8 +62,9 @@ class Lease:
 
     # Waiting
 
-    def learn(self, known: int | None) -> None:
-        """The supervisor knows of this turn."""
+    def learn(self, known: int | None, over: int | None = None) -> None:
+        """The supervisor knows of this turn, and has seen the word `over` run out."""
+        self._watching.over = over
         if known is not None:
             self._watching.known = max(self._watching.known or 0, known)
 

@@ -29,6 +29,7 @@ RENEW_AFTER = 1 / 3
 RETRY_AFTER = 1 / 12
 STOP_AFTER = 5 / 6
 LOOK_EVERY = 1 / 10
+LOOK_SECONDS = 2.0  # at most: a lease that is given back is to be seen soon, however long it is
 LATE_PATIENCE = 1 / 6
 
 
@@ -53,6 +54,7 @@ class Watching:
     def __init__(self, me: str, known: int | None = None) -> None:
         self._me, self.known = me, known
         self.word: Word | None = None  # the newest that was seen
+        self.over: int | None = None  # the number of a word that this machine has seen run out before
         self._since = 0.0
         self._blind = False
 
@@ -76,23 +78,26 @@ class Watching:
         if word.holder == self._me:
             return Verdict.TAKE  # of the driver before this one, which is dead: its supervisor has seen its end
         self.known = max(self.known or 0, word.turn)
-        return Verdict.TAKE if now - self._since >= word.seconds else Verdict.WAIT
+        over = word.number == self.over or now - self._since >= word.seconds
+        return Verdict.TAKE if over else Verdict.WAIT
 
     def next_word(self, host: str, seconds: float) -> Word:
         """The one by which the lease is taken."""
         last = self.word
         if last is None:
-            return Word(1, 1, self._me, host, seconds)
+            return Word(1, 1, self._me, host, seconds, began=self._me)
         goes_on = last.held and last.holder == self._me
-        return Word(last.number + 1, last.turn if goes_on else last.turn + 1, self._me, host, seconds)
+        turn = last.turn if goes_on else last.turn + 1
+        began = self._me if last.standing is Standing.ENDED else last.began
+        return Word(last.number + 1, turn, self._me, host, seconds, began=began)
 
     def wait_seconds(self, now: float, seconds: float) -> float:
         """Until the next look: soon enough to see a lease that is given back, at the latest when this one is over.
         `seconds`: a lease's length where no word tells it."""
         word = self.word
         if word is None or not word.held:
-            return seconds * LOOK_EVERY
-        pause, left = word.seconds * LOOK_EVERY, self._since + word.seconds - now
+            return min(LOOK_SECONDS, seconds * LOOK_EVERY)
+        pause, left = min(LOOK_SECONDS, word.seconds * LOOK_EVERY), self._since + word.seconds - now
         return min(pause, left) if left > 0 else pause
 
 

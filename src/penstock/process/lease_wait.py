@@ -30,6 +30,7 @@ class LeaseWait:
         self._me = os.environ.get(ID_VARIABLE, "")
         self._watching = Watching(self._me, known)
         self._away = False
+        self.over: int | None = None  # the word that has run out; the next driver need not wait for it once more
         self.ended: tuple[str, str] | None = None  # where and why the job has ended
 
     def look(self) -> bool:
@@ -49,6 +50,8 @@ class LeaseWait:
         verdict = self._watching.verdict(self._clock())
         if verdict is Verdict.LEAVE and word is not None:
             self.ended = (word.host, word.reason)
+        if verdict is Verdict.TAKE and word is not None:
+            self.over = word.number
         return verdict is Verdict.WAIT
 
     @property

@@ -42,11 +42,15 @@ _MOST = 4000  # characters of an error; all that is told must fit into the line 
 TURN_VARIABLE = "PENSTOCK_LEASE_TURN"
 """The last turn of the job's lease that the supervisor knows of, for a driver that it starts later."""
 
+OVER_VARIABLE = "PENSTOCK_LEASE_OVER"
+"""The number of the word of the lease that has run out, as a supervisor has seen that waited without a driver."""
+
 _GO = b"go"
 
 _line: socket.socket | None = None
 _turn: threading.Event | None = None  # of a standby: set when its turn has come
 _known: int | None = None  # the last turn of the lease that the supervisor has told
+_over: int | None = None  # the word of the lease that the supervisor has seen run out
 _lease: dict[str, Any] = {}  # what was last told of the lease
 
 
@@ -56,12 +60,12 @@ _lease: dict[str, Any] = {}  # what was last told of the lease
 def connect() -> None:
     """Take up the line, if a supervisor has started this process. Its children must not take themselves for
     supervised, so the variables go."""
-    global _line, _turn, _known
+    global _line, _turn, _known, _over
     number, standby = os.environ.pop(VARIABLE, None), os.environ.pop(STANDBY_VARIABLE, None)
-    known = os.environ.pop(TURN_VARIABLE, "")
+    known, over = os.environ.pop(TURN_VARIABLE, ""), os.environ.pop(OVER_VARIABLE, "")
     if number is None:
         return
-    _known = int(known) if known else None
+    _known, _over = int(known) if known else None, int(over) if over else None
     _turn = threading.Event() if standby else None
     _line = socket.socket(fileno=int(number))
     _line.set_inheritable(False)
@@ -86,6 +90,11 @@ def await_turn(seconds: float | None = None) -> bool:
 def known_turn() -> int | None:
     """The last turn of the job's lease that the supervisor knows of; None where it has just begun."""
     return _known
+
+
+def lease_over() -> int | None:
+    """The number of the word of the lease that the supervisor has seen run out, if it has."""
+    return _over
 
 
 def tell_lease(turn: int, host: str, *, here: bool, path: str | None = None) -> None:

@@ -120,7 +120,8 @@ class SupervisorEntry:
             case "awaits_lease" if not last.driven:
                 self._mine.update(state=State.SUSPENDED, end=None, lease=_lease_text(event))
             case "lost_turn":
-                self._mine.update(state=State.SUSPENDED, end=None, lease=None)
+                gone = {"address": None, "token": None, "certificate": None}
+                self._mine.update(state=State.SUSPENDED, end=None, lease=None, **gone)
             case "restarting":
                 self._mine.update(state=State.RESTARTING, end=None, error=last.error or failed)
             case "failed" | "gave_up":

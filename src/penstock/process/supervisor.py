@@ -40,6 +40,7 @@ from penstock.process.lifeline import (
     FAILED,
     GAVE_UP,
     LOST_TURN,
+    OVER_VARIABLE,
     TURN_VARIABLE,
     DriverReport,
     LeaseReport,
@@ -194,6 +195,8 @@ class Supervisor:
         if self._asked is not None:
             return self._finish(DriverEnd.STOPPED, run, 128 + self._asked)
         if waiting.ended is None:
+            if waiting.over is not None:
+                os.environ[OVER_VARIABLE] = str(waiting.over)
             return None
         log.info("the job has ended on %s (%s)", *waiting.ended)
         failed = waiting.ended[1] == "failed"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.process import lifeline
-from penstock.process.lifeline import DriverReport, Hearing
+from penstock.process.lifeline import DriverReport, Hearing, LeaseReport
 
 
 @pytest.fixture
@@ -18,7 +18,9 @@ def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """The supervisor's end of a line whose other end is this process's, once it has connected."""
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(lifeline, "_line", None)
-    monkeypatch.setattr(lifeline, "_turn", None)
+    for name in ("_turn", "_known", "_over"):
+        monkeypatch.setattr(lifeline, name, None)
+    monkeypatch.setattr(lifeline, "_lease", {})
     monkeypatch.setenv(lifeline.VARIABLE, str(theirs.detach()))
     yield ours
     monkeypatch.setattr(os, "kill", lambda *_: None)  # the line ends, and with it would this process
@@ -43,6 +45,36 @@ def test_a_standby_waits_until_it_is_told(supervisor: socket.socket, monkeypatch
     waiting.join(30)
     assert went == [True]
     assert not lifeline.is_standby()
+
+
+def test_a_standby_is_told_of_the_lease_with_its_turn(
+    supervisor: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(lifeline.STANDBY_VARIABLE, "1")
+    lifeline.connect()
+    assert lifeline.known_turn() is None
+    lifeline.say_go(supervisor, 12)
+    assert lifeline.await_turn(30)
+    assert lifeline.known_turn() == 12
+
+
+def test_another_driver_is_told_when_it_is_started(supervisor: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(lifeline.TURN_VARIABLE, "12")
+    monkeypatch.setenv(lifeline.OVER_VARIABLE, "345")
+    lifeline.connect()
+    assert (lifeline.known_turn(), lifeline.lease_over()) == (12, 345)
+    assert lifeline.TURN_VARIABLE not in os.environ
+
+
+def test_who_has_the_lease_is_heard(supervisor: socket.socket) -> None:
+    lifeline.connect()
+    heard = Hearing(supervisor)
+    assert lifeline.lease() is None
+    lifeline.tell_lease(3, "one", here=False, path="/shared/job")
+    assert heard.report().lease == LeaseReport(3, "one", here=False, path="/shared/job")
+    lifeline.tell_lease(4, "two", here=True)
+    assert heard.report().lease == LeaseReport(4, "two", here=True)
+    assert lifeline.lease() == {"turn": 4, "host": "two", "here": True, "path": None}
 
 
 def test_any_other_driver_does_not_wait(supervisor: socket.socket) -> None:

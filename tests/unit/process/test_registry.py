@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import TopicMissing
-from penstock.process import registration
+from penstock.process import lifeline, registration
 from penstock.process import registry as registries
 from penstock.process.registration import ID_VARIABLE, Registration, SupervisorEntry, error_fields
 from penstock.process.registry import Entry, Registry, State, home
@@ -252,6 +252,23 @@ def test_the_id_survives_a_restart_of_the_driver(registry: Registry, monkeypatch
         assert (found.state, found.end) == (State.RESTARTING, None)
         assert found.start == begun.start
     assert len(registry.entries()) == 1
+
+
+def test_who_waits_for_the_lease_is_suspended(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = SupervisorEntry(Path("job.py"))
+    supervisor({"event": "supervisor", "action": "awaits_lease", "host": "one", "turn": 3})
+    found = registry.get(supervisor.id)
+    assert found is not None
+    assert (found.state, found.lease) == (State.SUSPENDED, "turn 3, on one")
+    monkeypatch.setenv(ID_VARIABLE, supervisor.id)
+    monkeypatch.setattr(lifeline, "_lease", {"turn": 4, "host": "two", "here": True})
+    one = registration.register_driver("payments", "/checkpoints")
+    assert (one.entry.state, one.entry.lease) == (State.CREATED, "turn 4, here")
+    one.update(state=State.RUNNING, address="127.0.0.1:1", token="t", pid=None)
+    supervisor({"event": "supervisor", "action": "lost_turn", "reason": "ended with status 76"})
+    found = registry.get(supervisor.id)
+    assert found is not None
+    assert (found.state, found.lease, found.address, found.token) == (State.SUSPENDED, None, None, None)
 
 
 @pytest.mark.parametrize(
