@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock import Checkpoints
@@ -9,13 +11,36 @@ from penstock.errors import StorageNotShared
 from penstock.spark.masters import require_shared
 
 
-def test_a_path_of_one_machine_is_refused_where_tasks_run_on_others() -> None:
-    for location in ("/var/lib/checkpoints", "file:///var/lib/checkpoints", "relative"):
-        for master in ("spark://10.0.0.7:7077", "yarn"):
-            with pytest.raises(StorageNotShared, match="storage-is-shared") as refused:
-                require_shared(location, master, is_shared=False)
-            assert refused.value.safe == "nothing was started."
-            assert not refused.value.retryable
-        require_shared(location, "yarn", is_shared=Checkpoints(storage_is_shared=True).storage_is_shared)
-        require_shared(location, "spark://127.0.0.1:7077", is_shared=False)
-    require_shared("hdfs://name/checkpoints", "yarn", is_shared=False)
+class Session:
+    """As much of a Spark session as is asked: where tasks run, and which file system a plain path belongs to."""
+
+    def __init__(self, master: str, default: str = "file:///") -> None:
+        self.sparkContext = self
+        self.master, self._jsc, self._default = master, self, default
+
+    def hadoopConfiguration(self) -> dict[str, str]:
+        return {"fs.defaultFS": self._default}
+
+
+def require(location: str, master: str, *, shared: bool = False, default: str = "file:///") -> None:
+    spark: Any = Session(master, default)
+    require_shared(location, spark, is_shared=Checkpoints(storage_is_shared=shared).storage_is_shared)
+
+
+@pytest.mark.parametrize("location", ["/var/lib/checkpoints", "file:///var/lib/checkpoints", "relative"])
+@pytest.mark.parametrize("master", ["spark://10.0.0.7:7077", "yarn"])
+def test_a_path_of_one_machine_is_refused_where_tasks_run_on_others(location: str, master: str) -> None:
+    with pytest.raises(StorageNotShared, match="storage-is-shared") as refused:
+        require(location, master)
+    assert refused.value.safe == "nothing was started."
+    assert not refused.value.retryable
+    require(location, master, shared=True)
+    require(location, "spark://127.0.0.1:7077")
+    require(location, "local[2]")
+
+
+def test_a_plain_path_belongs_to_the_default_file_system() -> None:
+    require("hdfs://name/checkpoints", "yarn")
+    require("/checkpoints", "yarn", default="hdfs://name:8020")
+    with pytest.raises(StorageNotShared):
+        require("file:///checkpoints", "yarn", default="hdfs://name:8020")
