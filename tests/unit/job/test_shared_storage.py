@@ -18,7 +18,7 @@ class Session:
         self.sparkContext = self
         self.master, self._jsc, self._default = master, self, default
 
-    def hadoopConfiguration(self) -> dict[str, str]:
+    def hadoopConfiguration(self) -> dict[str, str]:  # noqa: N802 - Java's name
         return {"fs.defaultFS": self._default}
 
 
