@@ -38,7 +38,7 @@ def found(config: Wide) -> dict[str, Counter[int]]:
     from pyiceberg.catalog import load_catalog
 
     with psycopg.connect(config.postgres) as database:
-        postgres = [row[0] for row in database.execute(f'SELECT id FROM "{config.table}"')]  # type: ignore[arg-type]
+        postgres = [row[0] for row in database.execute(f'SELECT id FROM "{config.table}"')]
     with pymysql.connect(**config.mysql, database="test") as connection, connection.cursor() as cursor:
         cursor.execute(f"SELECT id FROM `{config.table}`")
         mysql = [int(row[0]) for row in cursor.fetchall()]

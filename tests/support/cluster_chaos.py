@@ -34,6 +34,7 @@ CONF = {
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     # Executors that went away are noticed by their connection; a paused one only by its silence.
     "spark.network.timeout": "20s",
+    "spark.network.timeoutInterval": "5s",
     "spark.executor.heartbeatInterval": "2s",
 }
 END_SECONDS = 240.0  # after the last kill: a driver's start, a sweep, and what has piled up
@@ -79,7 +80,7 @@ class Chaos:
         """Do what `deeds` names, one after the other, with rows fed before and after each; then judge."""
         self._feed(rows)
         self._start_driver()
-        until(lambda: bool(self.case.commits("count")), self._said, END_SECONDS)
+        until(self._runs, self._said, END_SECONDS)
         for deed in deeds:
             self._feed(rows)
             time.sleep(pause())
@@ -90,6 +91,11 @@ class Chaos:
 
     def close(self) -> None:
         self.case.close()
+
+    def _runs(self) -> bool:
+        assert self._driver is not None
+        assert self._driver.status is None, self._said()
+        return bool(self.case.commits("count"))
 
     # Deeds
 

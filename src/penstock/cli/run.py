@@ -70,6 +70,18 @@ KeepStandby = Annotated[
     typer.Option("--standby/--no-standby", help="Keep a second driver ready to take over when the first dies."),
 ]
 
+Master = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Where tasks run: local[4], spark://HOST:7077, yarn. Ships what they need."),
+]
+Archive = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="With --master: what penstock pack has made, to be shipped.")
+]
+Ship = Annotated[
+    bool | None,
+    typer.Option("--pack/--no-pack", help="Whether to ship; left out: to masters that are not on this machine."),
+]
+
 
 def run(
     script: Annotated[
@@ -93,17 +105,9 @@ def run(
     ] = False,
     supervise: Supervise = True,
     standby: KeepStandby = None,
-    master: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Where tasks run: local[4], spark://HOST:7077, yarn. Ships what they need."),
-    ] = None,
-    archive: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --master: what penstock pack has made, to be shipped.")
-    ] = None,
-    ship: Annotated[
-        bool | None,
-        typer.Option("--pack/--no-pack", help="Whether to ship; left out: to masters that are not on this machine."),
-    ] = None,
+    master: Master = None,
+    archive: Archive = None,
+    ship: Ship = None,
     options: Annotated[
         list[str] | None, typer.Option("-D", metavar="KEY=VALUE", help="A setting; it wins over code and file.")
     ] = None,

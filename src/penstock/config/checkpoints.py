@@ -288,7 +288,7 @@ CHECKPOINT_OPTIONS = (
         f"{_C}.storage-is-shared", "storage_is_shared", "false", boolean,
         "Your word that a path of the driver's machine is the same mounted folder on all workers. Without it such a"
         " path is refused where tasks run on other machines.",
-        "tests/unit/spark/test_masters.py::test_a_path_of_one_machine_is_refused_where_tasks_run_on_others",
+        "tests/unit/job/test_shared_storage.py::test_a_path_of_one_machine_is_refused_where_tasks_run_on_others",
     ),
     _option(
         "penstock.inflight.max-size", "inflight_limit", "1 gb", size_text,

@@ -69,7 +69,7 @@ class ExactlyOnce:
                 to_do="the drop-in is exactly-once and aligned; for other modes write the query as a Job.",
             )
         if checkpoint is not None:
-            require_shared(checkpoint, str(session.sparkContext.master), is_shared=limits.storage_is_shared)
+            require_shared(checkpoint, session, is_shared=limits.storage_is_shared)
         check_executors(session, __version__, importable(writer_modules([sink])))
         self._limits = limits
         self._lock = threading.Lock()

@@ -335,8 +335,7 @@ class Job:
         return TurnEnd.CANCELLED if self._cancel_asked else TurnEnd.STOPPED if self._stop_asked else TurnEnd.DONE
 
     def _require_shared(self) -> None:
-        where, master = self.checkpoints.storage, str(self.spark.sparkContext.master)
-        require_shared(where, master, is_shared=self.checkpoints.storage_is_shared)
+        require_shared(self.checkpoints.storage, self.spark, is_shared=self.checkpoints.storage_is_shared)
 
     def _asked(self) -> EndRequest:
         return EndRequest.CANCEL if self._cancel_asked else EndRequest.STOP if self._stop_asked else EndRequest.NONE

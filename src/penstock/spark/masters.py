@@ -8,9 +8,13 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from penstock.errors import ClusterUnavailable, ConfigurationError, StorageNotShared
-from penstock.storage.storage import local_path
+from penstock.storage.open import is_own_disk
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _STANDALONE = re.compile(r"^spark://(?P<hosts>[^/]+)$")
 _DEFAULT_PORT = 7077
@@ -36,9 +40,10 @@ def runs_here(master: str) -> bool:
     return is_local(master) or (bool(hosts := _hosts(master)) and all(_is_loopback(host) for host, _ in hosts))
 
 
-def require_shared(location: str, master: str, *, is_shared: bool) -> None:
+def require_shared(location: str, spark: SparkSession, *, is_shared: bool) -> None:
     """Refuse checkpoints on a disk of this machine where tasks run on others: each would keep its state on its own."""
-    if is_shared or runs_here(master) or local_path(location) is None:
+    master = str(spark.sparkContext.master)
+    if is_shared or runs_here(master) or not is_own_disk(location, spark):
         return
     raise StorageNotShared(
         f"Checkpoints go to {location}, a path of each machine of its own, and the tasks run on other machines"

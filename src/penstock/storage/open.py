@@ -21,11 +21,16 @@ _ARROW_SCHEMES = ("hdfs", "viewfs")
 def storage_at(location: str, spark: SparkSession) -> Storage:
     """Storage for any location: this machine's disk directly, everything else through Hadoop."""
     path = local_path(location)
-    if path is not None and _default_is_local(location, spark):
+    if path is not None and is_own_disk(location, spark):
         return LocalStorage(path)
     from penstock.storage.hadoop import HadoopStorage
 
     return HadoopStorage(spark, location)
+
+
+def is_own_disk(location: str, spark: SparkSession) -> bool:
+    """Whether a location is a path of the machine that looks at it, so that others see other files there."""
+    return local_path(location) is not None and _default_is_local(location, spark)
 
 
 def tree_at(location: str, spark: SparkSession | None) -> Tree:

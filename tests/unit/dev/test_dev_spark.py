@@ -59,7 +59,7 @@ def test_one_that_runs_otherwise_is_left_alone(folder: Path, monkeypatch: pytest
     answering(monkeypatch, "ALIVE", "ALIVE")
     for asked in ({"workers": 3}, {"workers": 2, "memory": "2g"}, {"workers": 2, "port": 7078}):
         with pytest.raises(DevelopmentError, match="already runs, with 2 workers of 1 cores and 1g each"):
-            service.up(**asked)  # type: ignore[arg-type]
+            service.up(**asked)
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 99}', "[]"])

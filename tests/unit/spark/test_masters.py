@@ -1,4 +1,4 @@
-"""Where tasks run, as the master's address tells, and what follows for checkpoints and for a start."""
+"""Where tasks run, as the master's address tells, and what follows for a start."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock import Checkpoints
-from penstock.errors import ClusterUnavailable, ConfigurationError, StorageNotShared
+from penstock.errors import ClusterUnavailable, ConfigurationError
 from penstock.spark import masters
-from penstock.spark.masters import cluster_errors, require_answer, require_shared, runs_here
+from penstock.spark.masters import cluster_errors, require_answer, runs_here
 
 
 @pytest.mark.parametrize(
@@ -34,18 +33,6 @@ def test_tasks_of_these_run_on_this_machine(master: str) -> None:
 )
 def test_tasks_of_these_may_run_elsewhere(master: str) -> None:
     assert not runs_here(master)
-
-
-def test_a_path_of_one_machine_is_refused_where_tasks_run_on_others() -> None:
-    for location in ("/var/lib/checkpoints", "file:///var/lib/checkpoints", "relative"):
-        for master in ("spark://10.0.0.7:7077", "yarn"):
-            with pytest.raises(StorageNotShared, match="storage-is-shared") as refused:
-                require_shared(location, master, is_shared=False)
-            assert refused.value.safe == "nothing was started."
-            assert not refused.value.retryable
-        require_shared(location, "yarn", is_shared=Checkpoints(storage_is_shared=True).storage_is_shared)
-        require_shared(location, "spark://127.0.0.1:7077", is_shared=False)
-    require_shared("hdfs://name/checkpoints", "yarn", is_shared=False)
 
 
 @pytest.fixture

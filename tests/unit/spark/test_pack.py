@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import platform
 import subprocess
 import sysconfig
 import tarfile
@@ -38,7 +39,7 @@ def test_what_a_job_imports_is_found(script: Path) -> None:
     own, names = job_modules(script)
     folder = script.parent
     assert own == {folder / "rules" / "__init__.py", folder / "rules" / "inner.py", folder / "helper.py"}
-    assert names == {"penstock", "pyyaml"}
+    assert names - {"penstock"} == {"pyyaml"}  # of itself it always packs
     assert extras_of([script, *own]) == {"kafka"}
 
 
@@ -115,7 +116,7 @@ def archive(folder: Path, manifest: Any) -> Path:
 
 def fitting(**other: Any) -> dict[str, Any]:
     given = {"format": FORMAT, "penstock": __version__, "platform": pack.this_platform()}
-    return {**given, "python": pack.platform.python_version(), **other}
+    return {**given, "python": platform.python_version(), **other}
 
 
 @pytest.mark.parametrize(
