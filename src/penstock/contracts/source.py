@@ -65,6 +65,12 @@ class Source(ABC):
         return False
 
     @property
+    def paced_by_position(self) -> bool:
+        """Whether its reader must be told where the query stands, which Spark before 4.2 does not do in a run over
+        what is there now."""
+        return False
+
+    @property
     def verifies(self) -> bool:
         """Whether `verify` is to be asked before each epoch that reads something."""
         return False

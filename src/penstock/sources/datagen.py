@@ -139,6 +139,10 @@ class DataGenSource(Source):
         return int(position["next"]) >= self.rows
 
     @property
+    def paced_by_position(self) -> bool:
+        return True
+
+    @property
     def bounded(self) -> bool:
         return self.rows is not None
 

@@ -80,10 +80,6 @@ class NumberReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_now = True
         self._pace = Pace(self._rows, None)
 
-    def everything(self) -> dict[str, Any] | None:
-        """The end of the input, where it has one."""
-        return None if self._rows is None else {"next": self._rows}
-
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return [Range(*edges) for edges in split(int(start["next"]), int(end["next"]), self._partitions)]
 

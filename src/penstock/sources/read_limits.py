@@ -1,8 +1,9 @@
 """Readers of PySpark data sources that are told where a query stands and how much to read, on every version of Spark.
 
 From 4.2 on Spark hands both to `latestOffset`. Before, it asks for the latest offset and says nothing, so there the
-reader remembers: Spark has always asked for the first position, or told the last one it has (as an empty range to be
-planned), before it asks for a later one. The exception is a run over what is available now, which Spark plans ahead.
+reader remembers: a query that goes on has told the last position it has, as an empty range to be planned, before it
+asks for a later one, and each range it reads is planned before it asks again. Only of a run over what is available now
+is the end asked first: such a run is refused there (`Source.paced_by_position`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigurationError
-from penstock.spark.versions import installed_text, installed_version
+from penstock.spark.versions import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,31 +49,22 @@ def remembering(reader: type[Any]) -> type[Any]:
     """The reader, with a `latestOffset` that is told nothing."""
 
     class Remembering(reader):  # type: ignore[misc]
+        _first: dict[str, Any] | None = None
         _at: dict[str, Any] | None = None
 
         def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-            self._at = super().initialOffset()
-            return self._at
+            if self._first is None:
+                self._first = super().initialOffset()
+            return self._first
 
         def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-            if self._at is None:
-                return self._all()
-            found: dict[str, Any] = super().latestOffset(self._at, self.getDefaultReadLimit())
+            start = self._at if self._at is not None else self.initialOffset()
+            found: dict[str, Any] = super().latestOffset(start, self.getDefaultReadLimit())
             return found
 
         def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
             self._at = end
             found: Sequence[InputPartition] = super().partitions(start, end)
             return found
-
-        def _all(self) -> dict[str, Any]:
-            everything: dict[str, Any] | None = self.everything()
-            if everything is None:
-                raise ConfigurationError(
-                    f"An input without end cannot be read up to what is available now on PySpark {installed_text()}.",
-                    safe="nothing was read.",
-                    to_do="give it an end (`rows`), leave available_now out, or use PySpark 4.2 or newer.",
-                )
-            return everything
 
     return Remembering

@@ -18,6 +18,7 @@ from penstock.epoch.jobs import EachEpoch
 from penstock.errors import ConfigurationError
 from penstock.spark.local_files import apply_checksum_files
 from penstock.spark.planning import planned_once
+from penstock.spark.versions import version_of
 from penstock.storage.open import storage_at
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def start(
             writer = writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds")
         return writer.start()
 
+    _require_known_ends(plan)
     apply_checksum_files(plan.frame.sparkSession)
     planned = planned_once(job, plan, coordinator.generation, replay)
     if planned is not None:
@@ -142,6 +144,18 @@ def with_verification(plan: QueryPlan, checkpoint: str, spark: SparkSession, log
         plan.body(batch, outputs)
 
     return replace(plan, body=body)
+
+
+def _require_known_ends(plan: QueryPlan) -> None:
+    paced = [uid for uid, source in plan.sources.items() if source.paced_by_position]
+    version = version_of(plan.frame.sparkSession)
+    if plan.ends_with_what_is_there and paced and not version.read_limits:
+        raise ConfigurationError(
+            f"Query {plan.uid!r} ends with the files that are there now, and Spark {version.name} cannot tell the"
+            f" source {paced[0]!r} where it stands in such a run; Spark 4.2 and newer can.",
+            safe="nothing was started; the checkpoint is as it was.",
+            to_do="read the two in queries of their own, or upgrade PySpark.",
+        )
 
 
 def current_execution(spark: SparkSession) -> Any:

@@ -6,11 +6,14 @@ asked task by task: Spark's own JSON writer turns whole lists into text over the
 
 from __future__ import annotations
 
+import itertools
 import json
 import weakref
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from penstock.spark.versions import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +38,7 @@ class SparkStatus:
         assert gateway is not None
         context: Any = spark.sparkContext._jsc.sc()
         self._jvm = gateway.jvm
+        self.partition_groups = version_of(spark).partition_groups
         self._store, self._tracker = context.statusStore(), context.statusTracker()
         self._arrays = self._class("java.util.Arrays")
         self._no_list, self._no_numbers = self._class("java.util.ArrayList")(), gateway.new_array(gateway.jvm.double, 0)
@@ -147,12 +151,16 @@ def _single(sources: Sequence[tuple[str | None, Any]]) -> str | None:
 
 def _names(status: SparkStatus, partitions: Any, source: str | None) -> tuple[str, ...]:
     count = int(partitions.size())
-    first = partitions.apply(0) if count else None
-    kind = first.get().getClass() if first is not None and first.isDefined() else None
+    first: Any = partitions.apply(0) if count else None
+    # A group of one, unless a source says how it is partitioned, which no stream of ours does.
+    grouped = status.partition_groups
+    there = first is not None and bool(first.size() == 1 if grouped else first.isDefined())
+    kind = (first.apply(0) if grouped else first.get()).getClass() if there else None
     if kind is None or str(kind.getSimpleName()) != _KAFKA:
         return _numbered(count, source)
     status.hide(kind, _SECRETS)
-    return kafka_names([one["offsetRange"] for one in status.as_json(partitions)])
+    found = status.as_json(partitions)
+    return kafka_names([one["offsetRange"] for one in (itertools.chain(*found) if grouped else found)])
 
 
 def kafka_names(ranges: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

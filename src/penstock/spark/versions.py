@@ -61,6 +61,8 @@ class SparkVersion:
     read_limits: bool
     #: Whether the plan of a batch is told if its trigger ends by itself.
     tells_trigger: bool
+    #: Whether a scan names its partitions in groups, each a list, instead of each for itself.
+    partition_groups: bool = False
     #: Whether `commits/N` may be written where the log holds no example of it: its format is known to be v1, with a
     #: watermark and nothing else, as long as the state's format is 1.
     log_known: bool = True
@@ -87,8 +89,12 @@ class SparkVersion:
 
 
 VERSIONS = (
-    SparkVersion((4, 0), "4.0.5", _FLAT, "spark-kafka-4.0", read_limits=False, tells_trigger=False),
-    SparkVersion((4, 1), "4.1.4", _ROOMS, "spark-kafka-4.1", read_limits=False, tells_trigger=True),
+    SparkVersion(
+        (4, 0), "4.0.5", _FLAT, "spark-kafka-4.0", read_limits=False, tells_trigger=False, partition_groups=True
+    ),
+    SparkVersion(
+        (4, 1), "4.1.4", _ROOMS, "spark-kafka-4.1", read_limits=False, tells_trigger=True, partition_groups=True
+    ),
     SparkVersion((4, 2), "4.2.1", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, read_limits=True, tells_trigger=True),
     # The repositories have no connector of 4.3 yet. That of 4.2 is what was tried with it.
     SparkVersion((4, 3), "4.3.0", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, read_limits=True, tells_trigger=True),

@@ -133,6 +133,8 @@ def plan(*leaves: Jvm) -> Jvm:
 class Answers:
     """What Spark says; `later` is how many times a stage is asked for before it is complete."""
 
+    partition_groups = False
+
     def __init__(
         self,
         jobs: Mapping[int, tuple[str, Sequence[int]]],

@@ -117,9 +117,6 @@ def test_rocksdb_is_rewritten_only_where_spark_can(known: Any) -> None:
 class Reader:
     """As a source of ours has one: told where a query stands, and how much to read."""
 
-    def __init__(self, end: int | None) -> None:
-        self._end = end
-
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         return {"next": 0}
 
@@ -129,29 +126,20 @@ class Reader:
     def latestOffset(self, start: dict[str, Any], limit: int) -> dict[str, Any]:  # noqa: N802 - Spark's name
         return {"next": start["next"] + limit}
 
-    def everything(self) -> dict[str, Any] | None:
-        return None if self._end is None else {"next": self._end}
-
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Any]:
         return [(start["next"], end["next"])]
 
 
 def test_a_reader_that_is_told_nothing_remembers() -> None:
-    reader = remembering(Reader)(None)
-    assert reader.initialOffset() == {"next": 0}
+    reader = remembering(Reader)()
     assert reader.latestOffset() == {"next": 10}
+    assert reader.initialOffset() == {"next": 0}, "which Spark asks only now"
     assert reader.latestOffset() == {"next": 10}, "asked again before the epoch was read"
     assert reader.partitions({"next": 0}, {"next": 10}) == [(0, 10)]
     assert reader.latestOffset() == {"next": 20}
 
 
 def test_a_reader_of_a_query_that_goes_on_is_told_where() -> None:
-    reader = remembering(Reader)(None)
+    reader = remembering(Reader)()
     reader.partitions({"next": 70}, {"next": 70})  # as Spark tells the last position that it has
     assert reader.latestOffset() == {"next": 80}
-
-
-def test_what_is_available_now_is_all_there_is() -> None:
-    assert remembering(Reader)(90).latestOffset() == {"next": 90}
-    with pytest.raises(ConfigurationError, match="without end"):
-        remembering(Reader)(None).latestOffset()

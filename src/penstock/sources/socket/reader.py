@@ -75,11 +75,6 @@ class LineReader(DataSourceStreamReader):
         with _keep_error_name():
             return {"position": self._journal.bounded(int(start["position"]), most)}
 
-    def everything(self) -> dict[str, Any]:
-        """All that was received by now."""
-        with _keep_error_name():
-            return {"position": self._journal.bounded(self._journal.start(), 1 << 62)}
-
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         with _keep_error_name():
             return pack(self._journal.frames(int(start["position"]), int(end["position"])))
