@@ -190,6 +190,7 @@ def test_what_is_not_complete_never_has_the_name(tmp_path: Path, monkeypatch: py
         raise RuntimeError("Java is gone")
 
     monkeypatch.setattr(rehearsal, "_rehearse", fail)
+    (folder / "classes-1.4711").touch()  # of one that was killed
     with pytest.raises(RuntimeError):
         rehearsal.make_archive(target, [], [])
     assert sorted(file.name for file in folder.iterdir()) == ["classes-1.lock", "classes-1.tried"]
