@@ -25,6 +25,7 @@ from typing import Any
 from penstock.caches import user_cache
 from penstock.secrets import masked
 from penstock.spark import class_archive, early
+from penstock.spark.compiling import compiler_options
 from penstock.spark.jars import jar_set
 from penstock.spark.java import DROPPED, JavaHome, find_java
 from penstock.spark.notes import read_note, write_note
@@ -62,7 +63,15 @@ def start_java(conf: Mapping[str, str], *, archive: bool = True, jars: Sequence[
             return None
         options = with_jars(options, [path for name in jars for path in jar_set(name)])
         more = class_archive.java_options(java, options) if archive else []
-        command = [str(java.java), *more, *options, _MAIN, *_settings(conf), *_submit_arguments()]
+        command = [
+            str(java.java),
+            *more,
+            *compiler_options(options),
+            *options,
+            _MAIN,
+            *_settings(conf),
+            *_submit_arguments(),
+        ]
         gateway = _connect(command, {**environment, "SPARK_HOME": str(slim_home(home, conf))})
     except OSError as error:
         log.debug("Java is started by spark-submit: %s", error)
