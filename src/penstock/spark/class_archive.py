@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -29,6 +30,8 @@ TARGET = "PENSTOCK_CLASS_ARCHIVE"
 _OWN_WORDS = ("SharedArchive", "ArchiveClasses", "-Xshare", "SharedSpaces")
 _QUIET = "-Xlog:disable"  # that an archive does not fit is no news; what users want logged comes behind it
 _SIZES = ("-Xmx", "-Xms", "-Xss", "-Xlog")  # what an archive does not depend on
+#: How code is compiled and garbage collected: the same classes, as long as references are as long as usual.
+_ALIKE = re.compile(r"-XX:([+-]Use(Serial|Parallel|G1)GC|TieredStopAtLevel=\d|\+IgnoreUnrecognizedVMOptions)")
 _LATER_SECONDS = 20.0  # a start is over by then, and who runs for moments only needs no archive
 _AGAIN_SECONDS = 24 * 3600.0
 _KEPT = 3  # for other Javas and Sparks of this user
@@ -127,7 +130,8 @@ def _is_ours(file: Path) -> bool:
 
 def _vm_flags(options: Sequence[str]) -> list[str]:
     """Those that may change how classes are laid out: other than sizes, and none that a secret could stand in."""
-    return sorted({one for one in options if one.startswith("-X") and not one.startswith(_SIZES)})
+    flags = {one for one in options if one.startswith("-X") and not one.startswith(_SIZES)}
+    return sorted(one for one in flags if not _ALIKE.fullmatch(one))
 
 
 def _make(target: Path, flags: Sequence[str], jars: Sequence[str]) -> None:

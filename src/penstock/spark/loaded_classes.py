@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
+_NAME = "javax.management.ObjectName"
 _COMMANDS = "com.sun.management:type=DiagnosticCommand"
 #: A line of Java's answer: lines that draw a tree, a name, the class's loader. Classes made at run time have a slash,
 #: a plus or two dollar signs in their names.
@@ -30,17 +31,30 @@ def loaded_classes() -> list[str]:
     if gateway is None:
         return []
     try:
-        jvm = gateway.jvm
-        given = gateway.new_array(jvm.java.lang.Object, 1)
-        given[0] = gateway.new_array(jvm.java.lang.String, 0)
-        types = gateway.new_array(jvm.java.lang.String, 1)
-        types[0] = "[Ljava.lang.String;"
-        server = jvm.java.lang.management.ManagementFactory.getPlatformMBeanServer()
-        answer = server.invoke(jvm.javax.management.ObjectName(_COMMANDS), "vmClassHierarchy", given, types)
-        return names_in(answer)
+        return names_in(_ask(gateway))
     except Exception as error:  # another Java, or one that is about to end: the archive holds a little less
         log.debug("Java does not say which classes it has loaded: %r", error)
         return []
+
+
+def _ask(gateway: Any) -> str:
+    """By Java's reflection: py4j calls no method of a class that is not public, whatever interface it has."""
+    jvm = gateway.jvm
+
+    def array(kind: Any, *values: Any) -> Any:
+        made = gateway.new_array(kind, len(values))
+        for place, value in enumerate(values):
+            made[place] = value
+        return made
+
+    lang, found = jvm.java.lang, jvm.java.lang.Class.forName
+    types = (found(name) for name in (_NAME, "java.lang.String", "[Ljava.lang.Object;", "[Ljava.lang.String;"))
+    invoke = found("javax.management.MBeanServer").getMethod("invoke", array(lang.Class, *types))
+    server = lang.management.ManagementFactory.getPlatformMBeanServer()
+    given = array(lang.Object, array(lang.String))
+    kinds = array(lang.String, "[Ljava.lang.String;")
+    name = jvm.javax.management.ObjectName(_COMMANDS)
+    return str(invoke.invoke(server, array(lang.Object, name, "vmClassHierarchy", given, kinds)))
 
 
 def names_in(answer: str) -> list[str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-_MAKING_SECONDS = 300  # after which something hangs
+_MAKING_SECONDS = 1800  # after which something hangs; on a busy machine others come first for long
 _BATCHES = 3
 _TOGETHER_SECONDS = 0.2  # that each task of a wave finds the workers of the others busy
 
@@ -99,6 +99,8 @@ def make_archive(target: Path, jars: Sequence[str], flags: Sequence[str]) -> Non
         if target.exists() or was_tried(target):
             return
         tried_file(target).touch()
+        for left in target.parent.glob(f"{target.stem}.[0-9]*"):  # by one that was killed
+            left.unlink(missing_ok=True)
         aside = target.with_suffix(f".{os.getpid()}")
         try:
             _rehearse(aside, jars, flags, _read_names(loaded_file(target)))

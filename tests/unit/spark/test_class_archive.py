@@ -26,7 +26,7 @@ def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JavaHome:
 
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
-    return ["-cp", f"{tmp_path}/conf:{tmp_path}/jars/*", "-Xmx1g", "-XX:+UseG1GC", "-Dpassword=x"]
+    return ["-cp", f"{tmp_path}/conf:{tmp_path}/jars/*", "-Xmx1g", "-XX:-CompactStrings", "-Dpassword=x"]
 
 
 @pytest.fixture
@@ -71,7 +71,9 @@ def test_each_kind_of_jvm_has_its_own(java: JavaHome, options: list[str], tmp_pa
     same = [one for one in options if not one.startswith(("-Xmx", "-D"))]
     assert name(*same, "-Xmx8g", "-Xss4m", "-Dpassword=y") == before
     assert name(*options, "-XX:-UseCompressedOops") != before
-    assert name("-cp", "/elsewhere/*", "-Xmx1g", "-XX:+UseG1GC") != before
+    assert name("-cp", "/elsewhere/*", "-Xmx1g", "-XX:-CompactStrings") != before
+    assert name(*options, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1") == before  # as seen with Java 17
+    assert name(*options, "-XX:+UseZGC") != before  # takes none of another's
     assert name() != before
     os.utime(tmp_path / "jars", ns=(1, 1))  # another Spark in the same place
     assert name(*options) != before
@@ -124,7 +126,7 @@ def test_it_is_made_where_there_is_none(java: JavaHome, options: list[str], time
     [(target, flags, jars)] = timers.made
     assert target == archive_path(java, options)
     assert jars == ["spark-kafka"]
-    assert flags == ["-XX:+UseG1GC"]  # no setting that could hold a secret
+    assert flags == ["-XX:-CompactStrings"]  # no setting that could hold a secret
 
 
 def test_none_is_made_where_classes_may_come_from_a_folder(
@@ -188,6 +190,7 @@ def test_what_is_not_complete_never_has_the_name(tmp_path: Path, monkeypatch: py
         raise RuntimeError("Java is gone")
 
     monkeypatch.setattr(rehearsal, "_rehearse", fail)
+    (folder / "classes-1.4711").touch()  # of one that was killed
     with pytest.raises(RuntimeError):
         rehearsal.make_archive(target, [], [])
     assert sorted(file.name for file in folder.iterdir()) == ["classes-1.lock", "classes-1.tried"]

@@ -1,13 +1,9 @@
-"""The job that the demo kills: an ordinary Penstock job with a pass-through and a stateful output.
-
-python -m penstock.dev.demo.job CONFIG.json
-"""
+"""The job that the demo kills: an ordinary Penstock job with a pass-through and a stateful output."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -68,8 +64,3 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="demo-parent", daemon=True).start()
-
-
-if __name__ == "__main__":
-    end_with_parent()
-    build(JobConfig.read(Path(sys.argv[1]))).run()

@@ -23,7 +23,7 @@ POLL_SECONDS = 0.002
 STOP_SECONDS = 60.0
 
 #: Followed by the path of a `JobConfig`.
-COMMAND = (sys.executable, "-m", "penstock.dev.demo.job")
+COMMAND = (sys.executable, "-m", "penstock.dev.demo.start")
 
 Event = Mapping[str, Any]
 
