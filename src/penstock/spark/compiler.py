@@ -1,9 +1,9 @@
 """When the driver's JVM hands a method to its optimising compiler.
 
 Java's second compiler (C2) takes up what was called a few thousand times. On a driver that is most of Spark's planning,
-a little in every epoch and more than a thousand methods in the first minutes; on few cores they cost the rows a fifth of
-the processor. What every row passes through is called that often in a tenth of a second. So the mark is ten times as
-high: rows find it as soon as before, and the rest stays with the first compiler's code until it is worth the work.
+a little in every epoch and more than a thousand methods in the first minutes, and on few cores that is taken from the
+rows. What every row passes through is called that often in a tenth of a second. So the mark is ten times as high: rows
+find it as soon as before, and the rest stays with the first compiler's code until it is worth the work.
 Whoever gives Java options about its compilers is left alone.
 """
 
