@@ -4,6 +4,6 @@
 what it needs to start. `launch` starts its JVM, `early` before a program asks for it, from a `class_archive`, with
 its `compiler` told to wait; a `rehearsal` makes that archive, and warms a standby up; `notes` are what the next start
 can use. `query` is Spark's side of one query, `observer` follows its epochs, `alignment` and `status` measure them.
-`python_daemon` runs inside Spark's workers and imports nothing of ours. May import epoch, contracts, checkpoint, config,
-storage and the small modules below them.
+`python_daemon` runs inside Spark's workers and imports nothing of ours. May import epoch, contracts, checkpoint,
+config, storage and the small modules below them.
 """
