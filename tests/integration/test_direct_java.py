@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.spark import class_archive, rehearsal
+from penstock.spark import class_archive, compiler, rehearsal
 from penstock.spark.java import DROPPED, find_java
 
 PACKAGES = Path(penstock.__file__).parents[1]
@@ -55,7 +55,8 @@ def start(tmp_path: Path) -> Start:
 
 
 def test_it_is_the_java_that_spark_submit_starts(start: Start, tmp_path: Path) -> None:
-    """The same options and arguments, the same environment; settings of the user's at their place."""
+    """The same options and arguments, and those for its compilers; the same environment; settings of the user's at
+    their place."""
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.driver.extraJavaOptions -Dfrom=defaults\n")
     conf = {"spark.driver.memory": "600m", "spark.a": "b c"}
@@ -63,6 +64,10 @@ def test_it_is_the_java_that_spark_submit_starts(start: Start, tmp_path: Path) -
     direct = start(conf, **own)
     submitted = start(conf, **own, PYSPARK_SUBMIT_ARGS="pyspark-shell")
     main = direct["cmdline"].index("org.apache.spark.deploy.SparkSubmit")
+    later = compiler.java_options([])
+    assert direct["cmdline"][1 : 1 + len(later)] == later
+    del direct["cmdline"][1 : 1 + len(later)]
+    main -= len(later)
     assert direct["cmdline"][:main] == submitted["cmdline"][:main]
     assert sorted(direct["cmdline"][main:]) == sorted(submitted["cmdline"][main:])
     assert {"-Xmx600m", "-Dfrom=defaults", "-Dfrom=environment", "spark.a=b c"} <= set(direct["cmdline"])
