@@ -86,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     by_name["throughput"].add_argument("--work", nargs="+", choices=WORKS, default=WORKS)
     by_name["throughput"].add_argument("--rows", type=int, default=10_000_000)
     by_name["throughput"].add_argument("--epoch", type=int, default=1_000_000, help="rows of an epoch of Spark")
+    by_name["throughput"].add_argument("--json-way", default="plain", help="how Spark's frames do it, see json_ways.py")
     by_name["latency"].add_argument("--interval", nargs="+", type=int, default=[100, 200, 1000], help="milliseconds")
     by_name["latency"].add_argument("--warm-up", type=float, default=20, help="seconds after the first row")
     by_name["latency"].add_argument("--seconds", type=float, default=30, help="measured")
@@ -157,11 +158,12 @@ def measure_throughput(broker: Broker, folder: Path, options: argparse.Namespace
 
     def run(work: str) -> Callable[[System, str], Found]:
         return lambda system, name: measures.throughput(
-            system, Place(broker, folder, name), work, "in", options.rows, options.epoch
+            system, Place(broker, folder, name), work, "in", options.rows, options.epoch, options.json_way
         )
 
     for work in options.work:
-        yield work, compared("throughput", work, options, systems, run(work))
+        case = work if options.json_way == "plain" or work != "json" else f"{work} {options.json_way}"
+        yield case, compared("throughput", case, options, systems, run(work))
 
 
 def measure_latency(broker: Broker, folder: Path, options: argparse.Namespace) -> Cases:

@@ -55,9 +55,11 @@ class Place:
             delete_topics(self.servers, names)
 
 
-def throughput(system: System, place: Place, work: str, source: str, rows: int, epoch_rows: int) -> dict[str, Any]:
+def throughput(
+    system: System, place: Place, work: str, source: str, rows: int, epoch_rows: int, json_way: str
+) -> dict[str, Any]:
     """`rows` JSON rows that are in topic `source`, as fast as it goes."""
-    task = place.task(work, source, epoch_rows=epoch_rows)
+    task = place.task(work, source, epoch_rows=epoch_rows, json_way=json_way)
     expected = {"bytes": rows, "json": rows // 2, "keys": KEYS}[work]
     with place.topics(place.name), system.start(task) as run:
         run.wait_for_start()

@@ -10,7 +10,7 @@ from tasks import Task, shape
 task = Task.read(sys.argv[1])
 job = Job(task.target, checkpoints=Checkpoints(interval=task.interval or 0, storage=f"{task.folder}/checkpoints"))
 source = KafkaSource(task.source, servers=task.servers, max_offsets_per_epoch=task.epoch_rows)
-frame = shape(task.work, job.read(source, uid="in"))
+frame = shape(task, job.read(source, uid="in"))
 mode = "update" if task.work == "keys" else "append"
 job.write(frame, KafkaSink(task.target, servers=task.servers), uid="out", output_mode=mode)
 

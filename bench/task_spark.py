@@ -32,7 +32,7 @@ def main(task: Task) -> None:
         **{f"kafka.{name}": value for name, value in PRODUCER.items()},
     }
     rows = spark.readStream.format("kafka").options(**reading).load()
-    writer = shape(task.work, rows).writeStream.format("kafka").options(**writing)
+    writer = shape(task, rows).writeStream.format("kafka").options(**writing)
     writer = writer.outputMode("update" if task.work == "keys" else "append")
     if task.interval is not None:
         writer = writer.trigger(processingTime=f"{round(task.interval * 1000)} milliseconds")

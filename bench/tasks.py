@@ -30,6 +30,7 @@ class Task:
     folder: str
     interval: float | None = None
     epoch_rows: int | None = None
+    json_way: str = "plain"  # of `json_ways`
 
     def write(self) -> Path:
         """Into its own folder, for the process that does it."""
@@ -43,15 +44,16 @@ class Task:
         return cls(**json.loads(Path(path).read_text()))
 
 
-def shape(work: str, rows: DataFrame) -> DataFrame:
+def shape(task: Task, rows: DataFrame) -> DataFrame:
     """The frame to write, of what Spark's Kafka source gives: the same for Penstock and for Spark's own sink."""
     from pyspark.sql import functions as f
 
-    if work == "bytes":
+    from json_ways import SCHEMA, WAYS
+
+    if task.work == "bytes":
         return rows.select("key", "value")
-    schema = ", ".join(f"{name} {kind}" for name, kind in FIELDS.items())
-    parsed = rows.select(f.from_json(f.col("value").cast("string"), schema).alias("row")).select("row.*")
-    if work == "json":
-        return parsed.where("id % 2 = 0").select(f.col("account").alias("key"), f.to_json(f.struct("*")).alias("value"))
+    if task.work == "json":
+        return WAYS[task.json_way](rows)
+    parsed = rows.select(f.from_json(f.col("value").cast("string"), SCHEMA).alias("row")).select("row.*")
     counts = parsed.groupBy((f.col("id") % KEYS).alias("number")).count()
     return counts.selectExpr("cast(number AS string) AS key", "cast(count AS string) AS value")

@@ -64,14 +64,15 @@ def start(tmp_path: Path) -> Start:
 
 
 def test_it_is_the_java_that_spark_submit_starts(start: Start, tmp_path: Path) -> None:
-    """The same options and arguments, the same environment; settings of the user's at their place."""
+    """The same options and arguments, and those for its compilers; the same environment; settings of the user's at
+    their place."""
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.driver.extraJavaOptions -Dfrom=defaults\n")
     conf = {"spark.driver.memory": "600m", "spark.a": "b c"}
     own = {"SPARK_CONF_DIR": str(tmp_path / "conf"), "SPARK_SUBMIT_OPTS": "-Dfrom=environment"}
     direct = start(conf, **own)
     submitted = start(conf, **own, PYSPARK_SUBMIT_ARGS="pyspark-shell")
-    started = [one for one in direct["cmdline"] if not one.startswith("-XX:Tier4")]  # see `compiling`
+    started = [one for one in direct["cmdline"] if not one.startswith("-XX:Tier4")]  # see `compiler`
     main = started.index("org.apache.spark.deploy.SparkSubmit")
     assert started[:main] == submitted["cmdline"][:main]
     assert sorted(started[main:]) == sorted(submitted["cmdline"][main:])

@@ -1,10 +1,10 @@
-"""When the driver's JVM hands a method to its optimising compiler.
+"""When the driver's JVM hands a method to its optimising compiler, on a machine with few cores.
 
 Java's second compiler (C2) takes up what was called a few thousand times. On a driver that is most of Spark's planning,
-a little in every epoch and more than a thousand methods in the first minutes; on few cores they cost the rows a fifth
-of the processor. What every row passes through is called that often in a tenth of a second. So the mark is ten times as
-high: rows find it as soon as before, and the rest stays with the first compiler's code until it is worth the work.
-Whoever gives Java options about its compilers is left alone.
+a little in every epoch and more than a thousand methods in the first minutes. Where cores are idle that is free; on few
+it is taken from the rows, and from the start itself. What every row passes through is called that often in a tenth of a
+second. So the mark is ten times as high there: rows find it as soon as before, and the rest stays with the first
+compiler's code until it is worth the work. Whoever gives Java options about its compilers is left alone.
 """
 
 from __future__ import annotations
@@ -12,15 +12,25 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+_FEW_CORES = 4
 _LATER = (  # Java's own, ten times; loops within one call keep theirs
     "-XX:Tier4InvocationThreshold=50000",
     "-XX:Tier4MinInvocationThreshold=6000",
     "-XX:Tier4CompileThreshold=150000",
 )
-_OWN_WORDS = ("-XX:Tier", "Tiered", "CompileThreshold", "CompilationMode", "-Xint", "-Xcomp", "UseJVMCICompiler")
+_LENIENT = "-XX:+IgnoreUnrecognizedVMOptions"  # Spark says it; so a Java without these numbers starts all the same
+_OWN_WORDS = ("Tier", "Compil", "-Xint", "-Xcomp", "JVMCI")
 
 
-def java_options(options: Sequence[str]) -> list[str]:
-    """What a JVM that is started with `options` is told besides; empty where somebody has said something about it."""
-    said = [*options, os.environ.get("JDK_JAVA_OPTIONS", ""), os.environ.get("JAVA_TOOL_OPTIONS", "")]
-    return [] if any(word in one for one in said for word in _OWN_WORDS) else list(_LATER)
+def java_options(options: Sequence[str], cores: int | None = None) -> list[str]:
+    """What a JVM that is started with `options` is told besides; empty where there are many cores, or where somebody
+    has said something about it."""
+    variables = [os.environ.get(name, "") for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")]
+    said = [*options, *(word for text in variables for word in text.split())]
+    if _LENIENT not in options or any(word in one for one in said if one.startswith("-") for word in _OWN_WORDS):
+        return []
+    return [] if (cores or _usable_cores()) > _FEW_CORES else list(_LATER)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
