@@ -12,7 +12,7 @@ from pyspark import SparkContext
 from penstock.spark import session
 
 
-class Missing(Py4JJavaError):
+class Missing(Py4JJavaError):  # type: ignore[misc]  # py4j has no types
     def __init__(self) -> None:
         Exception.__init__(self, "java.lang.ClassNotFoundException")
 

@@ -2,5 +2,6 @@
 
 The public names are `broker.Broker` (Apache Kafka; `security.make_security` for passwords), `postgres.Postgres`,
 `mariadb.MariaDb` and `redis.RedisServer`: each is `base.Server` and what is its own. `hadoop.Hadoop` is several of
-them. `service` is the broker that stays, of `penstock dev kafka`. May import `storage`, `spark` (Java and jars) and what lies below them.
+them. `service` is the broker that stays, of `penstock dev kafka`. May import `storage`, `spark` (Java and jars) and
+what lies below them.
 """
