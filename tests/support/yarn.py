@@ -26,8 +26,9 @@ from tests.support.waiting import until
 ROOT = Path(__file__).resolve().parents[2]
 SPARK = Path(pyspark.__file__).parent
 
-#: A node that says nothing for so long is lost, and with it the application master on it. Masters themselves have YARN's
-#: default: that clock runs from their launch, and a busy machine takes long to start one. Their home is no place to write.
+#: A node that says nothing for so long is lost, and with it the application master on it. Masters themselves have
+#: YARN's default: that clock runs from their launch, and a busy machine takes long to start one. Their home is no place
+#: to write.
 SETTINGS = {
     "yarn.nm.liveness-monitor.expiry-interval-ms": "30000",
     "yarn.resourcemanager.am.max-attempts": "9",
