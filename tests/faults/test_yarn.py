@@ -12,7 +12,7 @@ from penstock.dev.servers.hadoop import Hadoop
 from penstock.processes import session_members
 from tests.support.case import Case
 from tests.support.waiting import until
-from tests.support.yarn import EXPIRY, Application, client_environment, send
+from tests.support.yarn import SETTINGS, Application, client_environment, send
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]  # a dozen JVMs come and go on a small machine
 
@@ -21,7 +21,7 @@ PATIENCE = 300.0
 
 @pytest.fixture(scope="module")
 def hadoop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hadoop]:
-    with Hadoop.start(tmp_path_factory.mktemp("hadoop"), nodes=2, settings=EXPIRY) as started:
+    with Hadoop.start(tmp_path_factory.mktemp("hadoop"), nodes=2, settings=SETTINGS) as started:
         yield started
 
 

@@ -26,11 +26,13 @@ from tests.support.waiting import until
 ROOT = Path(__file__).resolve().parents[2]
 SPARK = Path(pyspark.__file__).parent
 
-#: A node that says nothing for so long is lost, and with it the application master on it.
-EXPIRY = {
-    "yarn.nm.liveness-monitor.expiry-interval-ms": "15000",
-    "yarn.am.liveness-monitor.expiry-interval-ms": "15000",
+#: A node that says nothing for so long is lost, and with it the application master on it. Masters themselves have
+#: YARN's default: that clock runs from their launch, and a busy machine takes long to start one. Their home is no place
+#: to write.
+SETTINGS = {
+    "yarn.nm.liveness-monitor.expiry-interval-ms": "30000",
     "yarn.resourcemanager.am.max-attempts": "9",
+    "yarn.nodemanager.user-home-dir": "/proc",
 }
 
 
@@ -74,9 +76,9 @@ class Application:
 
     @classmethod
     def submit(cls, hadoop: Hadoop, case: Case, environment: Mapping[str, str]) -> Application:
-        """`spark-submit --deploy-mode cluster`. The connector comes with it, and the driver finds no cache."""
+        """`spark-submit --deploy-mode cluster`. The connector comes with it: the driver has no cache of ours."""
         events = case.folder / "events.jsonl"
-        own = {"PENSTOCK_EVENTS": str(events), "PENSTOCK_CACHE": os.devnull, **environment}
+        own = {"PENSTOCK_EVENTS": str(events), **environment}
         settings = spark_settings() | {f"spark.yarn.appMasterEnv.{name}": value for name, value in own.items()}
         done = subprocess.run(
             [
