@@ -39,6 +39,7 @@
     ├── Superseded                    a newer run of the job has taken over; this one must not write
     ├── JobStopped                    the gate is closed: stop or cancel was asked for
     ├── SystemUnavailable             the other system does not answer
+    │   └── CredentialsExpired        its keys have run out; renewed ones are found without a restart
     ├── TransactionRefused            a transaction may not be ended that way, or not now; nothing was touched
     ├── ControlError                  a command could not be given to a running job, or the job could not carry it out
     │   └── JobNotFound               no job of that name or id runs, or several do
@@ -264,6 +265,10 @@ class SystemUnavailable(PenstockError):
 
     retryable = True
     checkpoint_only = True
+
+
+class CredentialsExpired(SystemUnavailable):
+    """The keys for the other system have run out. Renewed ones are found without a restart of the job."""
 
 
 class TransactionRefused(PenstockError):

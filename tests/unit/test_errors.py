@@ -14,8 +14,8 @@ from penstock.errors import PenstockError, from_json
 
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PenstockError)]
 CURED_BY_TIME = {
-    "CheckpointExpired", "EpochError", "FilesMissing", "LedgerError", "OutcomeUnknown", "PreCommitFailed",
-    "StorageFull", "StrayTask", "SystemUnavailable", "WritersLost",
+    "CheckpointExpired", "CredentialsExpired", "EpochError", "FilesMissing", "LedgerError", "OutcomeUnknown",
+    "PreCommitFailed", "StorageFull", "StrayTask", "SystemUnavailable", "WritersLost",
 }  # fmt: skip
 
 
