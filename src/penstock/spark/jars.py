@@ -51,10 +51,10 @@ class Root:
 
 _AWS_MODULES = (
     "annotations", "apache-client", "arns", "auth", "aws-core", "aws-query-protocol", "aws-xml-protocol",
-    "checksums-spi", "checksums", "crt-core", "endpoints-spi", "http-auth-aws-eventstream", "http-auth-aws", "http-
-    auth-spi", "http-auth", "http-client-spi", "identity-spi", "json-utils", "metrics-spi", "netty-nio-client",
-    "profiles", "protocol-core", "regions", "retries-spi", "retries", "s3-transfer-manager", "s3", "sdk-core",
-    "sts", "third-party-jackson-core", "url-connection-client", "utils-lite", "utils",
+    "checksums-spi", "checksums", "crt-core", "endpoints-spi", "http-auth-aws-eventstream", "http-auth-aws",
+    "http-auth-spi", "http-auth", "http-client-spi", "identity-spi", "json-utils", "metrics-spi",
+    "netty-nio-client", "profiles", "protocol-core", "regions", "retries-spi", "retries", "s3-transfer-manager",
+    "s3", "sdk-core", "sts", "third-party-jackson-core", "url-connection-client", "utils-lite", "utils",
 )  # fmt: skip
 
 ROOTS: Mapping[str, Root] = {
