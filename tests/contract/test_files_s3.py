@@ -13,9 +13,10 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import TwoPhaseSink
 from penstock.dev.servers.s3 import S3Server
-from penstock.errors import AccessDenied, ConfigurationError, PreCommitFailed
+from penstock.errors import AccessDenied, ConfigurationError, CredentialsExpired, PreCommitFailed
 from penstock.sinks.files import FileSink, s3_commit, s3_write
-from penstock.testing.sink_contract import LOST, SinkContract, SinkHarness
+from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract, SinkHarness
+from tests.support.s3_proxy import S3Proxy, is_any, is_completion, is_part
 
 boto3 = pytest.importorskip("boto3")
 
@@ -196,3 +197,61 @@ def test_a_bucket_that_is_not_there_is_named(server: S3Server) -> None:
 
     with pytest.raises(ConfigurationError, match="no such bucket"):
         FileSink("s3://nowhere/out").check(CheckContext("job", 1.0, 30.0), "out")
+
+
+# What a store does on a bad day
+
+
+@pytest.fixture
+def proxy(server: S3Server) -> Iterator[S3Proxy]:
+    with S3Proxy(server.url) as between:
+        yield between
+
+
+def behind(proxy: S3Proxy, harness: S3Harness) -> FileSink:
+    return FileSink(f"s3://lake/{harness.folder}", endpoint=proxy.url)
+
+
+def test_a_store_that_asks_to_slow_down_is_asked_again(story: Story, harness: S3Harness, proxy: S3Proxy) -> None:
+    sink, rows = behind(proxy, harness), harness.rows(5)
+    proxy.inject(is_part, 503, "SlowDown", count=2)
+    proxy.inject(is_completion, 500, "InternalError")
+    assert story.commit(sink, story.prepare(sink, [rows])) <= VISIBLE
+    assert proxy.answered_badly == 3
+    story.assert_visible(rows)
+
+
+def test_a_completion_whose_answer_is_lost_is_found(story: Story, harness: S3Harness, proxy: S3Proxy) -> None:
+    sink, rows = behind(proxy, harness), harness.rows(5)
+    prepared = story.prepare(sink, [rows])
+    proxy.inject(is_completion, 500, "InternalError", late=True)
+    assert story.commit(sink, prepared) <= VISIBLE
+    story.assert_visible(rows)
+
+
+def test_a_store_that_is_away_loses_nothing(story: Story, harness: S3Harness, proxy: S3Proxy) -> None:
+    sink, rows = behind(proxy, harness), harness.rows(5)
+    prepared = story.prepare(sink, [rows])
+    proxy.inject(is_any, 503, "ServiceUnavailable", count=1_000)
+    assert story.commit(sink, prepared, seconds=1.0) == {Outcome.UNKNOWN}
+    story.assert_visible()
+    proxy.heal()
+    assert story.commit(sink, prepared, generation=2) == {Outcome.COMMITTED}
+    story.assert_visible(rows)
+
+
+def test_keys_that_expire_are_named_and_looked_up_again(story: Story, harness: S3Harness, proxy: S3Proxy) -> None:
+    sink, rows = behind(proxy, harness), harness.rows(5)
+    writer = story.open_writer(sink, story.scope(), epoch=0)
+    proxy.inject(is_part, 400, "ExpiredToken")
+    writer.write(rows)
+    with pytest.raises(CredentialsExpired, match="have expired") as expired:
+        writer.pre_commit()
+    assert expired.value.retryable
+    writer.abort()
+    prepared = story.prepare(sink, [rows], attempt=1)
+    before = sink._bucket()._client()
+    proxy.inject(is_completion, 400, "ExpiredToken")
+    assert story.commit(sink, prepared) == {Outcome.COMMITTED}, "a commit waits for new keys while it has time"
+    assert sink._bucket()._client() is not before
+    story.assert_visible(rows)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.dev.servers.s3 import S3Server
+from tests.support.s3_proxy import S3Proxy
 
 boto3 = pytest.importorskip("boto3")
 pytestmark = pytest.mark.long  # the contract of the file sink, in every run, is on the same server
@@ -29,7 +30,7 @@ def server(tmp_path: Path) -> Iterator[S3Server]:
         yield started
 
 
-def start(server: S3Server, part: str) -> subprocess.Popen[str]:
+def start(server: S3Server, part: str, **settings: str) -> subprocess.Popen[str]:
     # In a process of its own: the connector must be on the class path before the JVM starts.
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.s3_story", part],
@@ -37,7 +38,7 @@ def start(server: S3Server, part: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PENSTOCK_TEST_HADOOP": json.dumps(server.hadoop())},
+        env={**os.environ, "PENSTOCK_TEST_HADOOP": json.dumps({**server.hadoop(), **settings})},
     )
 
 
@@ -76,3 +77,10 @@ def test_savepoints_on_s3(server: S3Server) -> None:
     assert told["counts"] == [1_000 * (number + 1) for number in range(len(told["counts"]))], "one count, without a gap"
     assert told["forked"] > 3_000
     assert told["left"] == {}
+
+
+def test_a_store_without_conditional_writes_is_refused(server: S3Server) -> None:
+    with S3Proxy(server.url) as proxy:
+        proxy.conditions_ignored = True
+        told = told_by(start(server, "unconditional", **{"spark.hadoop.fs.s3a.endpoint": proxy.url}))
+    assert "let the same file be created twice" in told["refused"]

@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.checkpoint.open import ledger_at
+from penstock.errors import StorageNotAtomic
 from penstock.failpoints import InjectedFault, hooked
 from penstock.spark.jars import jar_set
 from penstock.spark.session import session
@@ -39,6 +40,15 @@ def connect() -> Any:
 def racer() -> dict[str, Any]:
     ledger = ledger_at(f"{LAKE}/raced", connect(), retained=10)
     return {"generations": [ledger.register({"sources": []}) for _ in range(REGISTRATIONS)]}
+
+
+def unconditional() -> dict[str, Any]:
+    """The ledger on a store that does not heed the condition of a put."""
+    try:
+        ledger_at(f"{LAKE}/unconditional", connect(), retained=10)
+    except StorageNotAtomic as error:
+        return {"refused": str(error)}
+    return {"refused": None}
 
 
 def story() -> dict[str, Any]:
@@ -102,4 +112,7 @@ def secrets_in(tree: Any) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps({"story": story, "racer": racer, "large": large}[sys.argv[1]]()) + "\n")
+    sys.stdout.write(
+        json.dumps({"story": story, "racer": racer, "large": large, "unconditional": unconditional}[sys.argv[1]]())
+        + "\n"
+    )

@@ -24,7 +24,7 @@ MARK = "penstock-writer"  # the object's metadata that tells whose upload it was
 
 _GONE = frozenset({"NoSuchUpload", "NoSuchKey", "NotFound", "404"})
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60
-_ATTEMPTS = 5  # of one request, with a growing pause: a store that asks to slow down is answered so
+_ATTEMPTS = 4  # of one request, with a growing pause of some seconds: so a store that asks to slow down is answered
 
 _clients: dict[tuple[int, str | None, str | None], Any] = {}
 _lock = threading.Lock()
