@@ -199,6 +199,18 @@ def test_a_bucket_that_is_not_there_is_named(server: S3Server) -> None:
         FileSink("s3://nowhere/out").check(CheckContext("job", 1.0, 30.0), "out")
 
 
+def test_the_in_flight_log_on_s3(harness: S3Harness) -> None:
+    """Through pyarrow, as tasks write it and the driver reads it."""
+    from penstock.checkpoint.inflight_log import LogWriter, confirm, read_log
+
+    where, rows = f"s3a://lake/{harness.folder}/log", harness.rows(1_000)
+    writer = LogWriter(where, "e0000000001/w00000.arrow", rows.schema)
+    writer.write(rows)
+    file = writer.close()
+    confirm(where, [file])
+    assert [batch.to_pylist() for batch in read_log(where, file)] == [rows.to_pylist()]
+
+
 # What a store does on a bad day
 
 
