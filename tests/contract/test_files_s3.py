@@ -12,6 +12,7 @@ import pytest
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import TwoPhaseSink
+from penstock.deadline import Deadline
 from penstock.dev.servers.s3 import S3Server
 from penstock.errors import AccessDenied, ConfigurationError, CredentialsExpired, PreCommitFailed
 from penstock.sinks.files import FileSink, s3_commit, s3_write
@@ -116,6 +117,9 @@ def test_an_upload_that_is_aborted_after_a_commit_began_is_never_guessed(
             story.commit(sink, [prepared])
     harness.expire(sink, prepared)
     assert story.commit(sink, [prepared], generation=2) == {Outcome.UNKNOWN}
+    said = sink.open_committer(story.scope(2)).evidence([prepared], Deadline(60))
+    assert "the upload is ended" in said[0]
+    assert "is not there" in said[0]
 
 
 def test_what_we_abort_after_a_commit_began_is_lost_and_proven(

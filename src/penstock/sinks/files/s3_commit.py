@@ -96,7 +96,18 @@ class UploadCommitter(Committer):
         return outcomes
 
     def evidence(self, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
-        return {one.writer: self._trouble[one.writer] for one in committables if one.writer in self._trouble}
+        return {one.writer: self._describe(one) for one in committables}
+
+    def _describe(self, committable: Committable) -> str:
+        name = self._name(committable)
+        try:
+            state = "ended" if self._parts(committable) is None else "open"
+            mark = self._bucket.mark(name)
+        except PenstockError as error:
+            return f"S3 does not say: {error.happened}"
+        seen = "not there" if mark is None else "ours" if mark == token_of(name, self._scope) else "not ours"
+        trouble = self._trouble.get(committable.writer)
+        return f"the upload is {state}, the object {name} is {seen}" + (f"; last refusal: {trouble}" if trouble else "")
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
         self._end([(self._name(one), str(one.payload["upload"])) for one in committables])
@@ -148,7 +159,7 @@ class UploadCommitter(Committer):
             try:
                 return work()
             except PenstockError as error:
-                self._trouble.update({one.writer: str(error) for one in concerned})
+                self._trouble.update({one.writer: error.happened for one in concerned})
                 log.warning("%s", error)
             time.sleep(min(pause, deadline.remaining()))
             pause = min(2 * pause, _LONGEST_PAUSE)
