@@ -45,7 +45,8 @@
     │   └── LeaseLost                 another supervisor has, or may have, the lease of the job
     ├── JobStopped                    the gate is closed: stop or cancel was asked for
     ├── SystemUnavailable             the other system does not answer
-    │   └── ClusterUnavailable        no master of Spark's answers, or it gives the job no executor
+    │   ├── ClusterUnavailable        no master of Spark's answers, or it gives the job no executor
+    │   └── CredentialsExpired        its keys have run out; renewed ones are found without a restart
     ├── TransactionRefused            a transaction may not be ended that way, or not now; nothing was touched
     ├── ControlError                  a command could not be given to a running job, or the job could not carry it out
     │   └── JobNotFound               no job of that name or id runs, or several do
@@ -305,6 +306,10 @@ class ClusterUnavailable(SystemUnavailable):
     """No master of Spark's answers, or it has given the job no executor. Nothing was started."""
 
     checkpoint_only = False
+
+
+class CredentialsExpired(SystemUnavailable):
+    """The keys for the other system have run out. Renewed ones are found without a restart of the job."""
 
 
 class TransactionRefused(PenstockError):

@@ -20,6 +20,7 @@ from penstock import DeltaSink, IcebergSink
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
+from penstock.dev.servers.s3 import REGION, S3Server
 from penstock.errors import (
     ConfigurationError,
     ConstraintViolated,
@@ -230,18 +231,18 @@ class TestIceberg(SinkContract):
 class OnS3:
     """Both tables in an object store, which has neither folders nor renames."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, keys: tuple[str, str] = ("somebody", "hunter2-hunter2")) -> None:
         self.options = {
             "AWS_ENDPOINT_URL": address,
             "AWS_ALLOW_HTTP": "true",
-            "AWS_ACCESS_KEY_ID": "somebody",
-            "AWS_SECRET_ACCESS_KEY": "hunter2-hunter2",
+            "AWS_ACCESS_KEY_ID": keys[0],
+            "AWS_SECRET_ACCESS_KEY": keys[1],
             "AWS_REGION": "eu-central-1",
         }
         self.properties = {
             "s3.endpoint": address,
-            "s3.access-key-id": "somebody",
-            "s3.secret-access-key": "hunter2-hunter2",
+            "s3.access-key-id": keys[0],
+            "s3.secret-access-key": keys[1],
             "s3.region": "eu-central-1",
         }
         self.root = f"s3://lake/{uuid.uuid4().hex}"
@@ -278,6 +279,23 @@ class TestDeltaOnS3(SinkContract):
     @pytest.fixture(autouse=True)
     def _harness(self, address: str) -> None:
         self.harness = DeltaOnS3Harness(OnS3(address))
+
+
+@pytest.fixture(scope="module")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    boto3 = pytest.importorskip("boto3")
+    with S3Server.start(tmp_path_factory.mktemp("s3")) as started:
+        access, secret = started.keys
+        client = boto3.session.Session(access, secret, region_name=REGION).client("s3", endpoint_url=started.url)
+        client.create_bucket(Bucket="lake")
+        yield started
+
+
+@pytest.mark.long
+class TestDeltaOnARealS3(SinkContract):
+    @pytest.fixture(autouse=True)
+    def _harness(self, s3_server: S3Server) -> None:
+        self.harness = DeltaOnS3Harness(OnS3(s3_server.url, s3_server.keys))
 
 
 class Story(SinkContract):

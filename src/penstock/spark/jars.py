@@ -7,6 +7,7 @@ per user, verified, and moved into the cache in one step; from then on it is fou
                     are sets of their own, and whoever asks for this one gets that of the installed PySpark
     kafka-broker    a whole Kafka broker, for development and tests
     spark-delta     Spark's Delta connector, for tests and benchmarks
+    spark-s3        Spark's way to `s3a://`, for checkpoints on S3
     spark-jdbc      drivers for Spark's JDBC writer, for benchmarks
     flink           what Flink's Python package lacks, for benchmarks
     hdfs, yarn      Hadoop's own servers, for tests of HDFS and YARN
@@ -50,6 +51,15 @@ class Root:
 
     jars: Sequence[Coordinate]
     transitive: bool
+
+
+_AWS_MODULES = (
+    "annotations", "apache-client", "arns", "auth", "aws-core", "aws-query-protocol", "aws-xml-protocol",
+    "checksums-spi", "checksums", "crt-core", "endpoints-spi", "http-auth-aws-eventstream", "http-auth-aws",
+    "http-auth-spi", "http-auth", "http-client-spi", "identity-spi", "json-utils", "metrics-spi",
+    "netty-nio-client", "profiles", "protocol-core", "regions", "retries-spi", "retries", "s3-transfer-manager",
+    "s3", "sdk-core", "sts", "third-party-jackson-core", "url-connection-client", "utils-lite", "utils",
+)  # fmt: skip
 
 
 def _connector(version: str, *, clients: str, pool: str) -> Root:
@@ -98,6 +108,18 @@ ROOTS: Mapping[str, Root] = {
         (
             Coordinate("org.apache.flink", "flink-sql-connector-kafka", "5.0.0-2.2"),
             Coordinate("org.apache.flink", "flink-sql-gateway", "2.2.0"),
+        ),
+        transitive=False,
+    ),
+    # Hadoop's way to S3, for checkpoints on s3a://. Not transitive: Hadoop asks for all of AWS in one jar of 686 MB, of
+    # which these modules are what it touches; Netty and the HTTP client are inside PySpark.
+    "spark-s3": Root(
+        (
+            Coordinate("org.apache.hadoop", "hadoop-aws", "3.5.0"),
+            Coordinate("software.amazon.s3.analyticsaccelerator", "analyticsaccelerator-s3", "1.3.1"),
+            Coordinate("software.amazon.eventstream", "eventstream", "1.0.1"),
+            Coordinate("org.reactivestreams", "reactive-streams", "1.0.4"),
+            *(Coordinate("software.amazon.awssdk", module, "2.35.4") for module in _AWS_MODULES),
         ),
         transitive=False,
     ),

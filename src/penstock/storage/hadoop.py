@@ -190,7 +190,7 @@ class HadoopStorage(Storage):
         except Py4JJavaError as error:
             kind = str(error.java_exception.getClass().getName())
             message = str(error.java_exception.getMessage())
-            if creating is not None and ("FileAlreadyExists" in kind or "PathExists" in kind):
+            if creating is not None and _was_first(kind, message):
                 raise AlreadyExists(creating) from None
             if "No space left" in message or "QuotaExceeded" in kind:
                 raise StorageFull(
@@ -203,6 +203,14 @@ class HadoopStorage(Storage):
                 safe="nothing was decided by this attempt that a restart would not find.",
                 to_do="see that the location exists, is reachable and may be written by this user.",
             ) from error
+
+
+def _was_first(kind: str, message: str) -> bool:
+    """Whether this refusal of a create says that the name was taken. `s3a` calls a put whose condition does not hold
+    a file that has changed under its feet."""
+    if "RemoteFileChanged" in kind:
+        return "412" in message or "PreconditionFailed" in message
+    return "FileAlreadyExists" in kind or "PathExists" in kind
 
 
 class HadoopTree(Tree):

@@ -84,8 +84,8 @@ def normalise(path: str) -> str:
             f"FileSink cannot write to {scheme}://: the storage has no atomic rename, so a crash in a commit could "
             "show half an epoch or lose one.",
             safe="nothing was started.",
-            to_do="write to a local or mounted folder (a plain path or file:) or to hdfs://; for an object store use a "
-            "table format, whose log gives the atomic step.",
+            to_do="write to a local or mounted folder (a plain path or file:), to hdfs:// or to s3://; for another "
+            "object store use a table format, whose log gives the atomic step.",
         )
     return os.path.abspath(path)
 

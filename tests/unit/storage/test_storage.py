@@ -244,3 +244,24 @@ def test_local_path(location: str, path: str | None) -> None:
 
 def test_a_relative_path_is_made_absolute() -> None:
     assert local_path("a/b") == Path.cwd() / "a/b"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "taken"),
+    [
+        ("org.apache.hadoop.fs.FileAlreadyExistsException", "rename", True),
+        ("org.apache.hadoop.fs.PathExistsException", "`a': File exists", True),
+        (
+            "org.apache.hadoop.fs.s3a.RemoteFileChangedException",
+            "(Service: S3, Status Code: 412):PreconditionFailed",
+            True,
+        ),
+        ("org.apache.hadoop.fs.s3a.RemoteFileChangedException", "file has changed while it was read", False),
+        ("org.apache.hadoop.fs.s3a.AWSServiceIOException", "(Service: S3, Status Code: 503): SlowDown", False),
+    ],
+)
+def test_how_hadoop_says_that_a_name_is_taken(kind: str, message: str, taken: bool) -> None:
+    """As a real S3 and a real HDFS have said it: `test_s3.py`, `test_hdfs.py`."""
+    from penstock.storage.hadoop import _was_first
+
+    assert _was_first(kind, message) is taken

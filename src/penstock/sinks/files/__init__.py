@@ -11,7 +11,10 @@ from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope,
 from penstock.errors import AccessDenied, ConfigurationError, StorageFull
 from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
 from penstock.sinks.files.encode import COMPRESSIONS, check_options, encoder, shape
+from penstock.sinks.files.s3_commit import UploadCommitter
+from penstock.sinks.files.s3_write import UploadWriter
 from penstock.storage.open import is_local, normalise, open_tree
+from penstock.storage.s3 import S3Folder, s3_address
 from penstock.storage.tree import full_disk_named
 
 if TYPE_CHECKING:
@@ -26,8 +29,12 @@ _LITTLE_SPACE = 1 << 30
 class FileSink(TwoPhaseSink):
     """One file for every writer and epoch in the folder `path`, there completely or not at all.
 
-    `path` is a local or mounted folder (plain or `file:`) or an `hdfs://` address; storage without an atomic rename
-    is refused. When tasks run on several machines all of them must reach the same folder.
+    `path` is a local or mounted folder (plain or `file:`), an `hdfs://` address or an `s3://` (`s3a://`) one. On S3 a
+    file is a multipart upload that the commit completes; other storage without an atomic rename is refused. When tasks
+    run on several machines all of them must reach the same folder.
+
+    `endpoint` and `region` are S3's, for a store that the environment does not name. Keys are no arguments: they are
+    found where the AWS libraries look, in the driver and in the workers.
 
     `options` are Spark's options for JSON or CSV (`timestampFormat`, `sep`, `header`, `lineSep`, …); unlike Spark's
     writers, text keeps the microseconds of timestamps and the blanks around words. `compression` is snappy for
@@ -47,12 +54,17 @@ class FileSink(TwoPhaseSink):
         format: Literal["parquet", "json", "csv"] = "parquet",
         options: Mapping[str, str] | None = None,
         compression: str | None = None,
+        endpoint: str | None = None,
+        region: str | None = None,
     ) -> None:
         if format not in COMPRESSIONS:
             raise ConfigurationError(
                 f"FileSink has no format {format!r}.", safe="nothing was started.", to_do="use parquet, json or csv."
             )
-        self.path = normalise(path)
+        address = s3_address(path)
+        self.path = address or normalise(path)
+        self.on_s3 = address is not None
+        self.endpoint, self.region = endpoint, region
         self.format = format
         self.options = dict(options or {})
         self.compression = (compression or ("snappy" if format == "parquet" else "none")).lower()
@@ -68,6 +80,8 @@ class FileSink(TwoPhaseSink):
         return shape(self.format, frame, self.options)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
+        if self.on_s3:
+            return check_bucket(self._bucket(), uid)
         if not is_local(self.path):
             open_tree(self.path).file_names("")
             return ()
@@ -75,20 +89,54 @@ class FileSink(TwoPhaseSink):
 
     def redirected(self, suffix: str) -> FileSink:
         path = f"{self.path.rstrip('/')}{suffix}"
-        return FileSink(path, format=self.format, options=self.options, compression=self.compression)
+        return FileSink(
+            path,
+            format=self.format,
+            options=self.options,
+            compression=self.compression,
+            endpoint=self.endpoint,
+            region=self.region,
+        )
 
     def open_writer(self, scope: WriterScope) -> Writer:
         ending = f".{self.format}{COMPRESSIONS[self.format][self.compression]}"
+        if self.on_s3:
+            return UploadWriter(
+                self._bucket(),
+                scope,
+                ending,
+                lambda stream: encoder(self.format, stream, self.compression, self.options),
+            )
         staged, final = names_of(scope, ending)
         with full_disk_named(self.path, "nothing of this epoch is visible"):
             file = open_tree(self.path).stage(staged)
         return FileWriter(staged, final, file, encoder(self.format, file.stream, self.compression, self.options))
 
     def open_committer(self, scope: SinkScope) -> Committer:
+        if self.on_s3:
+            return UploadCommitter(self._bucket(), scope)
         return FileCommitter(open_tree(self.path), scope)
 
     def describe(self) -> str:
         return f"{self.format} files in {self.path}"
+
+    def _bucket(self) -> S3Folder:
+        return S3Folder(self.path, endpoint=self.endpoint, region=self.region)
+
+
+def check_bucket(bucket: S3Folder, uid: str) -> Sequence[Finding]:
+    """Raises for a bucket that is not there or whose uploads may not be listed; rights to write show at a write."""
+    bucket.uploads("", most=1)
+    days = bucket.days_until_aborted()
+    if days is None:
+        return ()
+    return (
+        Finding(
+            uid,
+            f"a rule of the bucket {bucket.bucket} aborts uploads after {days} days: an epoch that was decided and not "
+            "committed when a job stood still for longer is written again from its sources",
+        ),
+    )
 
 
 def check_folder(path: str, uid: str, *, what: str) -> Sequence[Finding]:

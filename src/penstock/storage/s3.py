@@ -1,0 +1,245 @@
+"""Objects and multipart uploads below one prefix of an S3 bucket, from any process.
+
+Keys come from where the AWS libraries look: environment, shared files, web identity, container and instance. They are
+never an argument here, so they reach no ledger and no log. A client is made once for a process, and made anew when its
+keys have expired, so that keys which somebody renews outside are found without a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.errors import ConfigurationError, CredentialsExpired, MissingExtra, PenstockError
+from penstock.naming import safe_name
+from penstock.storage.s3_faults import translated
+
+SCHEMES = frozenset({"s3", "s3a"})
+MARK = "penstock-writer"  # the object's metadata that tells whose upload it was
+
+_GONE = frozenset({"NoSuchUpload", "NoSuchKey", "NotFound", "404"})
+_CONNECT_SECONDS, _READ_SECONDS = 10, 60
+_ATTEMPTS = 4  # of one request, with a growing pause of some seconds: so a store that asks to slow down is answered
+
+_clients: dict[tuple[int, str | None, str | None], Any] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A multipart upload that is open; `started` in seconds since 1970."""
+
+    name: str
+    id: str
+    started: float
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    number: int
+    etag: str
+    size: int
+
+
+def s3_address(path: str) -> str | None:
+    """`path` as `s3://bucket/prefix`, or None where it is no address of S3."""
+    parts = urlsplit(path)
+    if parts.scheme not in SCHEMES or "://" not in path:
+        return None
+    if not parts.netloc or "@" in parts.netloc:
+        raise ConfigurationError(
+            f"{path} does not name a bucket and nothing else before its first slash.",
+            safe="nothing was started.",
+            to_do="write s3://bucket/folder; keys belong where the AWS libraries look for them, not in an address.",
+        )
+    return f"s3://{parts.netloc}/{parts.path.strip('/')}".rstrip("/")
+
+
+class S3Folder:
+    """What is below one prefix. Names are relative to it. Every method raises errors of ours."""
+
+    def __init__(self, address: str, *, endpoint: str | None = None, region: str | None = None) -> None:
+        parts = urlsplit(address)
+        self.location, self.bucket = address, parts.netloc
+        self._prefix = f"{parts.path.strip('/')}/" if parts.path.strip("/") else ""
+        self._endpoint, self._region = endpoint, region
+
+    # Objects
+
+    def put(self, name: str, data: bytes) -> None:
+        """Whole and durable on return, over what was there."""
+        with self._errors(f"writing {name}") as client:
+            client.put_object(**self._at(name), Body=data)
+
+    def read(self, name: str) -> bytes | None:
+        with self._errors(f"reading {name}") as client:
+            try:
+                return bytes(client.get_object(**self._at(name))["Body"].read())
+            except client.exceptions.ClientError as error:
+                _require_gone(error)
+                return None
+
+    def mark(self, name: str) -> str | None:
+        """Whose upload the object was, "" where that is not known; None where there is no object."""
+        with self._errors(f"looking at {name}") as client:
+            try:
+                found: Mapping[str, str] = client.head_object(**self._at(name)).get("Metadata", {})
+            except client.exceptions.ClientError as error:
+                _require_gone(error)
+                return None
+            return found.get(MARK, "")
+
+    def remove(self, name: str) -> None:
+        with self._errors(f"deleting {name}") as client:
+            client.delete_object(**self._at(name))
+
+    def names(self, start: str) -> list[str]:
+        """Of all objects whose names begin so."""
+        with self._errors(f"listing {start}") as client:
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self._prefix + start)
+            return [self._name(one["Key"]) for page in pages for one in page.get("Contents", ())]
+
+    # Multipart uploads
+
+    def begin(self, name: str, mark: str) -> str:
+        """The id of a new upload. Nobody sees anything of it before it is completed."""
+        with self._errors(f"beginning an upload of {name}") as client:
+            return str(client.create_multipart_upload(**self._at(name), Metadata={MARK: mark})["UploadId"])
+
+    def put_part(self, name: str, upload: str, number: int, data: bytes) -> str | None:
+        """The part's tag; None where the upload was ended meanwhile."""
+        with self._errors(f"uploading part {number} of {name}") as client:
+            try:
+                answer = client.upload_part(**self._at(name), UploadId=upload, PartNumber=number, Body=data)
+            except client.exceptions.ClientError as error:
+                _require_gone(error)
+                return None
+            return str(answer["ETag"])
+
+    def parts(self, name: str, upload: str) -> list[Part] | None:
+        """The parts that an open upload has; None where it is not open."""
+        with self._errors(f"looking at the upload of {name}") as client:
+            pages = client.get_paginator("list_parts").paginate(**self._at(name), UploadId=upload)
+            try:
+                return [
+                    Part(one["PartNumber"], one["ETag"], one["Size"]) for page in pages for one in page.get("Parts", ())
+                ]
+            except client.exceptions.ClientError as error:
+                _require_gone(error)
+                return None
+
+    def complete(self, name: str, upload: str, etags: Sequence[str]) -> bool:
+        """Make the object visible, in one step; False where there is no such upload (any more)."""
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+        with self._errors(f"completing the upload of {name}") as client:
+            try:
+                client.complete_multipart_upload(**self._at(name), UploadId=upload, MultipartUpload={"Parts": parts})
+            except client.exceptions.ClientError as error:
+                _require_gone(error)
+                return False
+            return True
+
+    def abort(self, name: str, upload: str) -> None:
+        """The upload is ended and can never be completed; no error where it was ended before."""
+        with self._errors(f"aborting the upload of {name}") as client:
+            try:
+                client.abort_multipart_upload(**self._at(name), UploadId=upload)
+            except client.exceptions.ClientError as error:
+                _require_gone(error)
+
+    def uploads(self, start: str, most: int | None = None) -> list[Upload]:
+        """The open ones whose names begin so."""
+        with self._errors("listing uploads") as client:
+            pages = client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self.bucket, Prefix=self._prefix + start, PaginationConfig={"MaxItems": most}
+            )
+            return [
+                Upload(self._name(one["Key"]), one["UploadId"], one["Initiated"].timestamp())
+                for page in pages
+                for one in page.get("Uploads", ())
+                if one["Key"].startswith(self._prefix + start)
+            ]
+
+    def days_until_aborted(self) -> int | None:
+        """The least number of days after which a rule of the bucket ends uploads in here; None where there is no such
+        rule, or the bucket does not say."""
+        with contextlib.suppress(PenstockError), self._errors("reading the bucket's rules") as client:
+            try:
+                rules = client.get_bucket_lifecycle_configuration(Bucket=self.bucket).get("Rules", ())
+            except client.exceptions.ClientError:
+                return None
+            days = [
+                int(rule["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"])
+                for rule in rules
+                if rule.get("Status") == "Enabled"
+                and "AbortIncompleteMultipartUpload" in rule
+                and _meet(self._prefix, (rule.get("Filter") or {}).get("Prefix") or rule.get("Prefix") or "")
+            ]
+            return min(days, default=None)
+        return None
+
+    def _at(self, name: str) -> dict[str, str]:
+        return {"Bucket": self.bucket, "Key": self._prefix + safe_name(name, self.location)}
+
+    def _name(self, key: str) -> str:
+        return key.removeprefix(self._prefix)
+
+    @contextlib.contextmanager
+    def _errors(self, what: str) -> Iterator[Any]:
+        """A client, whose refusals become ours."""
+        client = self._client()
+        try:
+            yield client
+        except Exception as error:
+            ours = translated(error, f"{what} in {self.location}")
+            if ours is None:
+                raise
+            if isinstance(ours, CredentialsExpired):
+                self._forget()
+            raise ours from error
+
+    def _client(self) -> Any:
+        key = (os.getpid(), self._endpoint, self._region)  # a forked worker must not share its parent's connections
+        with _lock:
+            if key not in _clients:
+                _clients[key] = _connect(self._endpoint, self._region)
+            return _clients[key]
+
+    def _forget(self) -> None:
+        with _lock:
+            _clients.pop((os.getpid(), self._endpoint, self._region), None)
+
+
+def _connect(endpoint: str | None, region: str | None) -> Any:
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError as error:
+        raise MissingExtra(
+            f"S3 needs boto3, which cannot be imported ({error}).",
+            safe="nothing was started.",
+            to_do="pip install 'penstock[s3]' where the driver and the workers run.",
+        ) from error
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=_READ_SECONDS,
+        max_pool_connections=16,
+    )
+    # A session of its own: the library's default one keeps the keys that it found first.
+    return boto3.session.Session().client("s3", endpoint_url=endpoint, region_name=region, config=config)
+
+
+def _require_gone(error: Any) -> None:
+    """The answer that there is no such thing is one; any other is raised. A missing bucket is another."""
+    if error.response.get("Error", {}).get("Code") not in _GONE:
+        raise error
+
+
+def _meet(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
