@@ -24,7 +24,6 @@ from penstock.epoch.driver import ProtocolDriver, Timing
 from penstock.epoch.explain import explain_stop
 from penstock.epoch.gate import Gate
 from penstock.epoch.log_repair import look, query_of, restore
-from penstock.epoch.lookback import refuse_lost_rows
 from penstock.epoch.modes import ExactlyOnce, delivery_of
 from penstock.epoch.preparation import Body, Preparation
 from penstock.epoch.protocol import Replay, Resume
@@ -105,7 +104,6 @@ class Coordinator(ProtocolDriver):
         self._last_completed = 0.0
         self._failure: BaseException | None = None
         self.completed = self.decided = -1
-        self._next = 0  # the epoch that comes next; all before it are complete
 
     @property
     def generation(self) -> int:
@@ -396,11 +394,6 @@ class Coordinator(ProtocolDriver):
     def _sweep(self, keep: Sequence[Committable]) -> None:
         self.stragglers.sweep(keep)
         failpoint("recover.swept" if self._attempt is None else "epoch.aborted")
-
-    def _abort_dangling(self, keep: Sequence[Committable]) -> None:
-        deadline = Deadline(self._timing.abort_seconds)
-        refuse_lost_rows(self._ledger, self._log.query_id(), self._next, self._committers, self._query, deadline)
-        super()._abort_dangling(keep)
 
     def _passed(self, point: str) -> None:
         failpoint(point)

@@ -19,6 +19,7 @@ from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.committers import Committers
 from penstock.epoch.explain import explain_stop
+from penstock.epoch.lookback import refuse_lost_rows
 from penstock.epoch.protocol import Action
 from penstock.logs import bound
 
@@ -56,6 +57,7 @@ class ProtocolDriver(ABC):
         self._where = where  # for people: the checkpoint an error speaks of
         self._committers = Committers(query, sinks)
         self._generation = 0
+        self._next = 0  # the epoch that comes next, where all before it are known to be complete
         self._performed: set[type[Action]] = set()  # of the coroutine driven last
 
     def _drive(self, steps: Generator[Action, Any, _T]) -> _T:
@@ -161,6 +163,8 @@ class ProtocolDriver(ABC):
 
     def _abort_dangling(self, keep: Sequence[Committable]) -> None:
         deadline = Deadline(self._timing.abort_seconds)
+        # Before anything is aborted: what a sink has fallen back to prepared would go with the rest.
+        refuse_lost_rows(self._ledger, self._query_id(), self._next, self._committers, self._query, deadline)
         self._committers.refuse_unknown_runs(self._ledger.newest_generation, deadline)
         self._abort_known(keep, deadline)
 

@@ -26,6 +26,8 @@ def refuse_lost_rows(
 ) -> None:
     """`CommittedRowsLost` where a sink has proven to have lost rows of the newest epoch before `epoch`. What it has
     merely fallen back to prepared is committed again."""
+    if epoch < 1:
+        return
     decided = ledger.decisions_since(max(0, epoch - _FURTHEST), query)
     complete = [
         decision

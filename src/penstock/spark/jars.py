@@ -6,6 +6,7 @@ per user, verified, and moved into the cache in one step; from then on it is fou
     spark-kafka     Spark's Kafka connector and what it needs; for other versions of Spark than the newest ones there
                     are sets of their own, and whoever asks for this one gets that of the installed PySpark
     kafka-broker    a whole Kafka broker, for development and tests
+    kafka-broker-3… older ones, for tests
     spark-delta     Spark's Delta connector, for tests and benchmarks
     spark-s3        Spark's way to `s3a://`, for checkpoints on S3
     spark-jdbc      drivers for Spark's JDBC writer, for benchmarks
@@ -85,6 +86,14 @@ ROOTS: Mapping[str, Root] = {
         (Coordinate("org.apache.kafka", "kafka_2.13", "4.3.1"), Coordinate("org.slf4j", "slf4j-simple", "1.7.36")),
         transitive=True,
     ),
+    # Older brokers, for the tests that say from which version on the Kafka sink works.
+    **{
+        f"kafka-broker-{version.rpartition('.')[0]}": Root(
+            (Coordinate("org.apache.kafka", "kafka_2.13", version), Coordinate("org.slf4j", "slf4j-simple", "1.7.36")),
+            transitive=True,
+        )
+        for version in ("3.0.0", "3.3.1", "3.9.1")
+    },
     # Spark's own reader and writer of Delta tables, for tests and benchmarks: the Delta sink needs no jar. Not
     # transitive: the rest is inside PySpark, or serves catalogs and engines that are not used here.
     "spark-delta": Root(

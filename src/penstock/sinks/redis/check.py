@@ -21,7 +21,7 @@ def check(target: RedisTarget, *, staged: bool) -> list[str]:
     """Sentences for a person; raises for what cannot work."""
     where = public_address(target.url)
     # Through the plain client in every case: it can ask one node what it is.
-    alone = client.alone(target.url, target.options)
+    alone = target.connect() if target.sentinels else client.alone(target.url, target.options)
     try:
         with translate_errors(target.url):
             info: Mapping[str, Any] = alone.info()
@@ -33,7 +33,7 @@ def check(target: RedisTarget, *, staged: bool) -> list[str]:
     finally:
         alone.close()
     _must(info, target, where, staged=staged)
-    return findings(info, fsync, where, ttl=target.ttl is not None)
+    return findings(info, fsync, where, ttl=target.ttl is not None, replicas=target.replicas)
 
 
 def _must(info: Mapping[str, Any], target: RedisTarget, where: str, *, staged: bool) -> None:
@@ -53,6 +53,13 @@ def _must(info: Mapping[str, Any], target: RedisTarget, where: str, *, staged: b
         raise ConfigurationError(
             f"Redis at {where} is a replica, which takes no writes.", safe=_NOTHING, to_do="give the primary's address."
         )
+    there = int(info.get("connected_slaves", 0))
+    if target.replicas > there and not is_cluster:
+        raise ConfigurationError(
+            f"The sink waits for {target.replicas} replicas, and Redis at {where} has {there}.",
+            safe=_NOTHING,
+            to_do="start the replicas, or wait for fewer.",
+        )
     policy = str(info.get("maxmemory_policy", ""))
     if staged and int(info.get("maxmemory", 0)) and policy.startswith("allkeys"):
         raise ConfigurationError(
@@ -64,7 +71,7 @@ def _must(info: Mapping[str, Any], target: RedisTarget, where: str, *, staged: b
         )
 
 
-def findings(info: Mapping[str, Any], fsync: str, where: str, *, ttl: bool) -> list[str]:
+def findings(info: Mapping[str, Any], fsync: str, where: str, *, ttl: bool, replicas: int = 0) -> list[str]:
     """What works, but loses something in a case that a person should know of."""
     warnings = []
     if not int(info.get("aof_enabled", 0)):
@@ -77,10 +84,10 @@ def findings(info: Mapping[str, Any], fsync: str, where: str, *, ttl: bool) -> l
             f"Redis at {where} has appendfsync {fsync}: a power cut can take the last writes it acknowledged, "
             "committed epochs too; appendfsync always takes none"
         )
-    if int(info.get("connected_slaves", 0)):
+    if int(info.get("connected_slaves", 0)) and not replicas:
         warnings.append(
             f"Redis at {where} replicates asynchronously: a failover can take the last writes it acknowledged, "
-            "committed epochs too"
+            "committed epochs too, which ends the job with CommittedRowsLost; say replicas=1 to wait for one of them"
         )
     policy = str(info.get("maxmemory_policy", ""))
     if int(info.get("maxmemory", 0)) and (policy.startswith("allkeys") or (ttl and policy.startswith("volatile"))):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha1
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -33,6 +33,7 @@ _PASSWORD = re.compile(r"^\w+://[^:@/]*:(?P<password>.*)@", re.DOTALL)
 #: How long one answer may take. A script works for some tens of milliseconds; a fork or a full disk takes longer.
 _ANSWER_SECONDS = 15.0
 _CONNECT_SECONDS = 10.0
+_WHERE = ("host", "port", "path")  # what sentinels say instead
 
 _SAFE = "nothing of this epoch is visible."
 _DENIED = (
@@ -54,9 +55,10 @@ def library() -> Any:
     return redis
 
 
-def connect(url: str, options: Mapping[str, Any], *, cluster: bool) -> Any:
+def connect(url: str, options: Mapping[str, Any], *, cluster: bool, sentinels: Sequence[str] = ()) -> Any:
     """A client that connects with its first command. It never sends a command a second time by itself: whoever asked
-    knows whether that would be right."""
+    knows whether that would be right. With `sentinels` the host of `url` is the name under which they know the primary;
+    they are asked for it with every new connection."""
     redis = library()
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -70,10 +72,23 @@ def connect(url: str, options: Mapping[str, Any], *, cluster: bool) -> Any:
         "retry": Retry(NoBackoff(), 0),
     }
     plain = _plain(url, settings)
+    if sentinels:
+        return _primary(plain, url, settings, sentinels)
     if not cluster:
         return plain
     with translate_errors(url):  # it asks for its nodes at once
         return redis.RedisCluster.from_url(url, **settings)
+
+
+def _primary(plain: Any, url: str, settings: Mapping[str, Any], sentinels: Sequence[str]) -> Any:
+    from redis import sentinel
+
+    sentinels_of: Any = sentinel.Sentinel  # it has no types
+    name = urlsplit(url).hostname
+    known = {key: value for key, value in plain.connection_pool.connection_kwargs.items() if key not in _WHERE}
+    asking = {key: settings[key] for key in ("socket_timeout", "socket_connect_timeout")}
+    addresses = [(host, int(port or 26379)) for host, _, port in (each.rpartition(":") for each in sentinels)]
+    return sentinels_of(addresses, sentinel_kwargs=asking).master_for(name, ssl=url.startswith("rediss:"), **known)
 
 
 def alone(url: str, options: Mapping[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover, SinkScope
-from penstock.errors import PreCommitFailed
+from penstock.errors import PreCommitFailed, SystemUnavailable
 from penstock.failpoints import failpoint
 from penstock.sinks.redis import scripts
 from penstock.sinks.redis.client import Script, fault, is_away, library, public_address, scrub, translate_errors
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 KEPT_EPOCHS = 16
 
 _AT_ONCE = 500
+_WAIT_SECONDS = 5.0
 _PAUSES = (0.02, 0.1, 0.5, 1.0)
 
 _APPLY = Script(scripts.APPLY)
@@ -53,9 +54,11 @@ class RedisCommitter(Committer):
         self._scope = scope
         self._keys = Layout.of(scope, target.prefix)
         self._client = target.connect()
+        self._newest: Committable | None = None  # of what this committer has committed
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         named = [one for one in committables if one.payload]
+        self._look_back()
         with translate_errors(self._target.url):
             for start in range(0, len(named), _AT_ONCE):
                 part = named[start : start + _AT_ONCE]
@@ -72,6 +75,13 @@ class RedisCommitter(Committer):
                             to_do="see that Redis evicts no keys (maxmemory-policy), did not restart without its data, "
                             "and that nobody else touches the keys 'penstock:*'.",
                         )
+        if named and not self._replicated(named[0], deadline, done=()):
+            raise SystemUnavailable(
+                f"Fewer than {self._target.replicas} replicas of Redis at {public_address(self._target.url)} have what "
+                "was prepared.",
+                safe="nothing of this epoch is visible.",
+                to_do="see why replicas are away or behind; the epoch replays.",
+            )
         return committables
 
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
@@ -82,7 +92,66 @@ class RedisCommitter(Committer):
             outcomes[committable.writer] = outcome
             if len(outcomes) == 1:
                 failpoint("commit.first")
+        done = [one for one in committables if one.payload and outcomes[one.writer].visible]
+        if done and not self._replicated(done[0], deadline, done=done):
+            log.warning("epoch %d is applied, and fewer than %d replicas have it", epoch, self._target.replicas)
+            return {**outcomes, **{one.writer: Outcome.UNKNOWN for one in done}}
+        self._newest = done[-1] if done else self._newest
         return outcomes
+
+    def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
+        """Those that are neither applied nor prepared any more. What is prepared, because a replica had not yet seen it
+        applied, is applied now."""
+        gone = [one for one in committables if one.payload and not self._has(one)]
+        told = {}
+        for one in gone:
+            if self._apply(epoch, one, deadline) is Outcome.LOST:
+                done, name = Layout(one.payload["base"]).done, one.payload["name"]
+                told[one.writer] = f"ZADD {done} {epoch} {name}"
+        return told
+
+    def _has(self, committable: Committable) -> bool:
+        with translate_errors(self._target.url):
+            done = Layout(committable.payload["base"]).done
+            return self._client.zscore(done, committable.payload["name"]) is not None
+
+    def _look_back(self) -> None:
+        """Before each decision: a Redis that was replaced by a replica, or came back empty, between two epochs must
+        have what was committed last. The sweep that follows finds out what is lost."""
+        last = self._newest
+        if last is not None and not self._has(last):
+            raise PreCommitFailed(
+                f"What was committed last to Redis at {public_address(self._target.url)} is not there any more: "
+                f"{last.payload['name']}.",
+                safe="nothing of this epoch is visible.",
+                to_do="see whether another server has taken the place of the one that had confirmed it, or it lost its "
+                "data.",
+            )
+
+    def _replicated(self, one: Committable, deadline: Deadline, *, done: Sequence[Committable]) -> bool:
+        """Whether as many replicas as the sink wants have all that was written before now, and the server that says so
+        has these `done`: asked on one connection, or a failover in between would count for another server."""
+        if not self._target.replicas:
+            return True
+        own = Layout(one.payload["base"])
+        while not deadline.passed():
+            wait = max(1, int(min(deadline.remaining(), _WAIT_SECONDS) * 1000))
+            try:
+                with self._client.pipeline(transaction=False) as pipeline:
+                    # A connection that has written nothing waits for nothing.
+                    pipeline.set(own.synced, one.payload["name"])
+                    pipeline.execute_command("WAIT", self._target.replicas, wait)
+                    for each in done:
+                        pipeline.zscore(own.done, each.payload["name"])
+                    _, reached, *marked = pipeline.execute()
+            except (library().exceptions.RedisError, OSError) as error:
+                if not is_away(error):
+                    raise fault(error, self._target.url) from error
+                time.sleep(min(deadline.remaining(), _PAUSES[1]))
+                continue
+            if reached >= self._target.replicas:
+                return None not in marked
+        return False
 
     def _apply(self, epoch: int, committable: Committable, deadline: Deadline) -> Outcome:
         """Part after part until all is applied. A part whose answer was lost is simply asked for again."""

@@ -4,6 +4,7 @@
     penstock:<job>:<uid>:open        hash    name → what is needed to apply it; every writer not yet applied or aborted
     penstock:<job>:<uid>:begun       hash    name → elements still to apply, of a commit under way
     penstock:<job>:<uid>:done        zset    name → epoch: the proof, kept for the last epochs
+    penstock:<job>:<uid>:synced      string  the epoch that replicas were last waited for, where the sink does that
 
 <name> is `g<generation>-e<epoch>-a<attempt>-p<partition>-t<task attempt>-<token>` and never used twice. None of these
 keys ever gets a TTL: what is decided must not expire. On a cluster all begin with the hash tag of the user's prefix.
@@ -56,6 +57,10 @@ class Layout:
     @property
     def done(self) -> str:
         return f"{self.base}:done"
+
+    @property
+    def synced(self) -> str:
+        return f"{self.base}:synced"
 
     def rows(self, name: str) -> str:
         return f"{self.base}:s:{name}"

@@ -42,6 +42,13 @@ class RedisSink(TwoPhaseSink):
 
     On a `cluster` everything has to be in one slot: give a `prefix` with a hash tag, such as "{totals}:".
 
+    With `sentinels` (`["host:26379", …]`) the host in the url is the name under which they know the primary, such as
+    "redis://:secret@mymaster/0"; they are asked for it with every new connection.
+
+    Replication is asynchronous: a failover can take what was committed, which is noticed and ends the job with
+    `CommittedRowsLost`. With `replicas` an epoch counts as prepared, and as committed, only when so many replicas have
+    it. Not for a cluster.
+
     `options` go to the client (`ssl_ca_certs`, `password`, …); they and the url's secrets are never shown.
     """
 
@@ -54,6 +61,8 @@ class RedisSink(TwoPhaseSink):
     ttl: float | str | None = field(default=None, kw_only=True)
     staged: bool = field(default=True, kw_only=True)
     cluster: bool = field(default=False, kw_only=True)
+    sentinels: Sequence[str] = field(default=(), kw_only=True)
+    replicas: int = field(default=0, kw_only=True)
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -66,6 +75,21 @@ class RedisSink(TwoPhaseSink):
             raise _refused(
                 "A counter that is written before the decision counts a replay twice, so staged=False is not for it.",
                 "leave staged=True; a job in mode at_least_once writes directly anyway.",
+            )
+        if self.cluster and (self.sentinels or self.replicas):
+            raise _refused(
+                "A Redis Cluster has no sentinels, and which of its nodes' replicas to wait for is not known here.",
+                "leave out cluster=True, or sentinels and replicas.",
+            )
+        if self.sentinels and self.url.startswith("unix:"):
+            raise _refused(
+                "With sentinels the address names the primary, and a path does not.",
+                'write "redis://mymaster/0", with the name that the sentinels have for it.',
+            )
+        if self.replicas and not self.staged:
+            raise _refused(
+                "Only a staged sink waits for replicas: with staged=False keys are written before any decision.",
+                "leave staged=True, or replicas out.",
             )
         if self.cluster and self.staged and not hash_tag(self.prefix):
             raise _refused(
@@ -127,7 +151,17 @@ class RedisSink(TwoPhaseSink):
         from penstock.sinks.redis.writer import RedisTarget
 
         ttl = None if self.ttl is None else round(seconds(self.ttl, "ttl") * 1000)
-        return RedisTarget(self.url, dict(self.options), self.cluster, self.mode, self.key, self.prefix, ttl)
+        return RedisTarget(
+            self.url,
+            dict(self.options),
+            self.cluster,
+            self.mode,
+            self.key,
+            self.prefix,
+            ttl,
+            tuple(self.sentinels),
+            self.replicas,
+        )
 
 
 def _refused(happened: str, to_do: str) -> ConfigurationError:

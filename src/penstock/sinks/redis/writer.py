@@ -43,9 +43,11 @@ class RedisTarget:
     key: str
     prefix: str
     ttl: int | None  # milliseconds
+    sentinels: tuple[str, ...] = ()
+    replicas: int = 0
 
     def connect(self) -> Any:
-        return connect(self.url, self.options, cluster=self.cluster)
+        return connect(self.url, self.options, cluster=self.cluster, sentinels=self.sentinels)
 
 
 def portions(batch: pa.RecordBatch, target: RedisTarget) -> Iterator[tuple[Rows, int]]:
