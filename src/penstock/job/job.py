@@ -194,7 +194,7 @@ class Job:
     def check(self) -> list[Finding]:
         """Ask the cluster, every source and every sink whether it works, writing nothing. Raises what cannot, returns
         what is unwise."""
-        self._require_shared()
+        require_shared(self.checkpoints.storage, self.spark, is_shared=self.checkpoints.storage_is_shared)
         check_executors(self.spark, __version__, importable(writer_modules(self._sinks.values())))
         context = CheckContext(self.name, self.checkpoints.interval_seconds, self.checkpoints.timeout_seconds)
         findings: list[Finding] = []
@@ -218,7 +218,7 @@ class Job:
             )
         for chain in self.chains().values():
             self.require(chain)
-        self._require_shared()
+        require_shared(self.checkpoints.storage, self.spark, is_shared=self.checkpoints.storage_is_shared)
         events = Events()
         if on_event is not None:
             events.listen(on_event)
@@ -330,12 +330,8 @@ class Job:
         self.stop()
 
     def _end_of_turn(self) -> TurnEnd:
-        if self._signalled:
-            return TurnEnd.HANDED_OVER
-        return TurnEnd.CANCELLED if self._cancel_asked else TurnEnd.STOPPED if self._stop_asked else TurnEnd.DONE
-
-    def _require_shared(self) -> None:
-        require_shared(self.checkpoints.storage, self.spark, is_shared=self.checkpoints.storage_is_shared)
+        asked = TurnEnd.CANCELLED if self._cancel_asked else TurnEnd.STOPPED if self._stop_asked else TurnEnd.DONE
+        return TurnEnd.HANDED_OVER if self._signalled else asked
 
     def _asked(self) -> EndRequest:
         return EndRequest.CANCEL if self._cancel_asked else EndRequest.STOP if self._stop_asked else EndRequest.NONE

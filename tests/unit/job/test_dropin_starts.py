@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ class Session:
     """As much of a Spark session as a drop-in looks at."""
 
     conf = Conf()
+    sparkContext = SimpleNamespace(master="local[2]")  # noqa: N815 - Spark's name
 
 
 class Execution:
