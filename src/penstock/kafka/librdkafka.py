@@ -254,10 +254,6 @@ class Handle:
                 return done, self._fault(error).code
         return len(starts), 0
 
-    def waiting(self) -> int:
-        """How many rows are neither delivered nor reported undelivered."""
-        return int(self._lib.rd_kafka_outq_len(self._rk))
-
     def poll(self, seconds: float) -> None:
         """Serve callbacks, waiting up to `seconds` for one."""
         self._lib.rd_kafka_poll(self._rk, _ms(seconds))

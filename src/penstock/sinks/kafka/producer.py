@@ -14,7 +14,7 @@ import numpy as np
 from penstock.errors import DataError, PenstockError, SchemaMismatch
 from penstock.kafka import faults
 from penstock.kafka.librdkafka import Fault, Handle, Undelivered
-from penstock.sinks.kafka.messages import arguments, messages, plain
+from penstock.sinks.kafka.messages import MESSAGE, arguments, messages, plain
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,13 +26,6 @@ INIT_SECONDS = 30.0
 ABORT_SECONDS = 10.0
 #: After the driver's commit the broker only confirms; it is slow only while it still writes markers.
 RESYNC_SECONDS = 10.0
-#: Bytes that are on their way to the broker at a time. librdkafka has one request of a partition under way; while more
-#: rows wait behind it, its thread asks without a pause whether it may send them, and takes the broker's processor.
-WINDOW = 1 << 20
-_PIECES = 4
-#: What a piece of the window waits at most, so that a broker far away, which answers late, is not waited for: 50 MB a
-#: second is more than a task makes.
-_WINDOW_SECONDS = 0.005
 _SLICE = 0.25
 _MOST_KEPT = 100
 
@@ -141,16 +134,12 @@ class Producer:
 
     def _send_batch(self, topic: str, rows: npt.NDArray[np.void]) -> None:
         handle = self._topic(topic, rows["partition"])
-        count, done = len(rows), 0
-        window = max(1, int(WINDOW * count / max(1, int(rows["len"].sum() + rows["key_len"].sum()))))
-        piece = max(1, window // _PIECES)
-        while done < count:
-            self._wait_for_window(window)
-            offered = rows[done : done + piece]
-            accepted = self._handle.produce_batch(handle, offered.ctypes.data, len(offered))
-            done += accepted
-            if accepted == len(offered):
-                continue
+        base, count, done = rows.ctypes.data, len(rows), 0
+        while True:
+            offered = rows[done:]
+            done += self._handle.produce_batch(handle, base + done * MESSAGE.itemsize, len(offered))
+            if done == count:
+                return
             # A full queue refuses the whole rest, so what is left is contiguous; any other error is final.
             bad = np.flatnonzero((offered["err"] != 0) & (offered["err"] != faults.QUEUE_FULL))
             if len(bad):
@@ -173,18 +162,6 @@ class Producer:
             elif code:
                 row = rows[done]
                 self._refused(code, topic or str(columns["topic"][done]), int(row["len"] + row["key_len"]))
-
-    def _wait_for_window(self, rows: int) -> None:
-        """Until at most so many rows are on their way, but not for long: whether more can be taken at all is for the
-        queue to say, and an error is found by offering the next row."""
-        end = 0.0
-        while self._handle.waiting() > rows:
-            now = time.monotonic()
-            end = end or now + _WINDOW_SECONDS
-            if now >= end:
-                return
-            self._handle.poll(0.001)
-            self._raise_failed()
 
     def _wait_for_room(self) -> None:
         # Delivered rows raise no event here, so a long poll would oversleep.
