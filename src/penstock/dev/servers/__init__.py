@@ -2,5 +2,6 @@
 
 The public names are `broker.Broker` (Apache Kafka; `security.make_security` for passwords), `postgres.Postgres`,
 `mariadb.MariaDb`, `redis.RedisServer` and `s3.S3Server`: each is `base.Server` and what is its own. `service` is the
-broker that stays, of `penstock dev kafka`. May import `storage`, `spark` (Java and jars) and what lies below them.
+servers that stay, of `penstock dev kafka` and `penstock dev s3`. May import `storage`, `spark` (Java and jars) and what
+lies below them.
 """
