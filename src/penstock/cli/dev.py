@@ -1,4 +1,4 @@
-"""`penstock dev`: the development broker and cluster, the locked jars, Java."""
+"""`penstock dev`: the development servers, the locked jars, Java."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import typer
 from penstock.cli.output import Output
 
 app = typer.Typer(
-    help="Development tools: a Kafka broker, a Spark cluster, the locked jars, Java.", no_args_is_help=True
+    help="Development tools: a Kafka broker, a Spark cluster, an S3 server, the locked jars, Java.",
+    no_args_is_help=True,
 )
 kafka = typer.Typer(help="A real Kafka broker on this machine, in the background.", no_args_is_help=True)
 app.add_typer(kafka, name="kafka")
 spark = typer.Typer(help="A real Spark standalone cluster on this machine, in the background.", no_args_is_help=True)
 app.add_typer(spark, name="spark")
+s3 = typer.Typer(help="A real S3 server on this machine, in the background.", no_args_is_help=True)
+app.add_typer(s3, name="s3")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -91,6 +94,42 @@ def spark_status(json: Json = False) -> None:
 
     now = service.status()
     Output.choose(json).record("Development Spark", service.as_dict(now))
+    if not now.running:
+        raise typer.Exit(1)
+
+
+@s3.command("up")
+def s3_up(
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port to listen on. Left out: 8333, or a free one where that is taken."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Start the server, or find it running; its keys are in a file of its folder."""
+    from penstock.dev.servers.s3_service import S3
+    from penstock.dev.servers.service import as_dict
+
+    Output.choose(json).record("Development S3", as_dict(S3.up(port)))
+
+
+@s3.command("down")
+def s3_down(json: Json = False) -> None:
+    """Stop the server; its buckets stay for the next time."""
+    from penstock.dev.servers.s3_service import S3
+    from penstock.dev.servers.service import as_dict
+
+    Output.choose(json).record("Development S3", as_dict(S3.down()))
+
+
+@s3.command("status")
+def s3_status(json: Json = False) -> None:
+    """Say whether the server runs, and where. Exit status 1 when it does not."""
+    from penstock.dev.servers.s3_service import S3
+    from penstock.dev.servers.service import as_dict
+
+    now = S3.status()
+    Output.choose(json).record("Development S3", as_dict(now))
     if not now.running:
         raise typer.Exit(1)
 

@@ -2,6 +2,6 @@
 
 The public names are `broker.Broker` (Apache Kafka; `security.make_security` for passwords), `postgres.Postgres`,
 `mariadb.MariaDb`, `redis.RedisServer` and `s3.S3Server`: each is `base.Server` and what is its own. `hadoop.Hadoop` is
-several of them. `service` is the broker that stays, of `penstock dev kafka`. May import `storage`, `spark` (Java and
-jars) and what lies below them.
+several of them. `service`, `spark_service` and `s3_service` are those that stay, of `penstock dev`. May import
+`storage`, `spark` (Java and jars) and what lies below them.
 """

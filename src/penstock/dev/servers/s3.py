@@ -136,12 +136,16 @@ class S3Server(Server):
         ]
 
     def _answers(self) -> bool:
-        """Whether a listing of nobody's buckets is refused: then all parts behind the door are up."""
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection(HOST, self.port, timeout=2)
-            try:
-                connection.request("GET", "/")
-                return connection.getresponse().status in (200, 403)
-            finally:
-                connection.close()
-        return False
+        return answers_s3(self.port)
+
+
+def answers_s3(port: int) -> bool:
+    """Whether a listing of nobody's buckets is refused: then all parts behind the door are up."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        connection = http.client.HTTPConnection(HOST, port, timeout=2)
+        try:
+            connection.request("GET", "/")
+            return connection.getresponse().status in (200, 403)
+        finally:
+            connection.close()
+    return False
