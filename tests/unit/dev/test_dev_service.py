@@ -47,7 +47,7 @@ def test_what_cannot_be_read_is_none(state: Path, text: str) -> None:
 def test_brokers_that_are_gone_are_named(state: Path) -> None:
     nodes = [{"pid": 2_000_000_000 + n, "port": 1} for n in range(2)]
     state.write_text(json.dumps({"format": 2, "brokers": nodes}))
-    assert service.status().note == "2 brokers were started, but 2000000000, 2000000001 of their processes are gone."
+    assert service.status().note == "2 brokers were started, and 2000000000, 2000000001 of their processes are gone."
 
 
 @pytest.mark.parametrize(
