@@ -292,7 +292,8 @@ def _brokers(admin: Any) -> tuple[set[int], bool]:
 
 
 def _living(admin: Any) -> set[int]:
-    return {int(broker["broker_id"]) for broker in admin.describe_cluster()["brokers"]}
+    brokers = admin.describe_cluster()["brokers"]
+    return {int(broker["broker_id"]) for broker in brokers if not broker.get("is_fenced")}
 
 
 def _settled(described: Described) -> bool:
