@@ -183,6 +183,30 @@ def test_up_status_down(tmp_path: Path) -> None:
     assert penstock("down")[0] == 0, "a second down has nothing to do"
 
 
+@pytest.mark.long
+def test_up_and_down_with_three_brokers(tmp_path: Path) -> None:
+    penstock = Command(tmp_path / "cache")
+    try:
+        status, up = penstock("up", "--brokers", "3", "--port", str(free_port()))
+        assert (status, up["brokers"], len(up["pids"]), up["servers"].count(",")) == (0, 3, 3, 2)
+        name = create_topic(up["servers"])
+        admin = AdminClient({"bootstrap.servers": up["servers"]})
+        assert len(admin.list_topics(name, timeout=10).topics[name].partitions[0].replicas) == 3
+        assert penstock("up") == (0, up)
+        assert "already runs with 3" in penstock("up", "--brokers", "1")[1]["happened"]
+        os.kill(up["pids"][1], 9)
+        status, now = penstock("status")
+        assert (status, now["running"]) == (1, False)
+        assert str(up["pids"][1]) in now["note"]
+        status, again = penstock("up", "--brokers", "3")
+        assert status == 0
+        assert name in AdminClient({"bootstrap.servers": again["servers"]}).list_topics(timeout=10).topics
+    finally:
+        status, down = penstock("down")
+    assert (status, down["running"]) == (0, False)
+    assert all(str(pid) in down["note"] for pid in again["pids"])
+
+
 def test_a_taken_port_is_an_error_when_asked_for(tmp_path: Path, broker: Broker) -> None:
     status, answer = Command(tmp_path / "cache")("up", "--port", str(broker.port))
     assert status == 1

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.decision import Committable, Outcome
+from penstock.deadline import Deadline
 from penstock.dev.servers.broker import Broker
 from penstock.dev.servers.cluster import Cluster
 from penstock.errors import PenstockError
@@ -146,6 +147,23 @@ def test_a_broker_is_lost_between_any_two_steps(story: Story, kind: str, part: s
         story.roles.wait_whole(story.harness.topic)
         story.run()
         story.judge()
+
+
+def test_a_sweep_does_without_a_broker_that_stays_away(story: Story) -> None:
+    """It had coordinated what is to be aborted, and the committer that sweeps has known it well."""
+    committer = story.sink.open_committer(story.scope(story.generation + 1))
+    committer.abort_dangling([], Deadline(60))
+    left = story.prepare(story.sink, [story.harness.rows(5)], epoch=99, generation=story.generation)
+    assert left
+    away = story.roles.coordinator(story.job)
+    away.kill()
+    try:
+        assert committer.abort_dangling([], Deadline(60)) == 1
+        committer.close()
+    finally:
+        away.restart()
+    story.generation += 1
+    story.judge()
 
 
 def test_without_enough_replicas_nothing_is_confirmed_and_nothing_is_lost(

@@ -80,3 +80,34 @@ def test_what_a_moved_coordinator_still_has_open_is_committed(refusal: object) -
     brokers = Brokers(refusal, started=S)
     assert recovered(brokers) == {0: Outcome.COMMITTED}
     assert brokers.ended == [1, 2]
+
+
+class Bereft:
+    """Three brokers of which the third has died; what it coordinated is with the second when the cluster notices."""
+
+    servers = "here"
+
+    def __init__(self) -> None:
+        self.noticed = False
+        self.rounds = 0
+
+    def ask(self, question: Any, deadline: Deadline) -> Any:
+        if question.__name__ == "_brokers":
+            return {1, 2, 3}, True
+        self.noticed = self.rounds > 1
+        return {1, 2} if self.noticed else {1, 2, 3}
+
+    def send(self, requests: Sequence[tuple[int | None, Any]], deadline: Deadline) -> list[Any]:
+        self.rounds += 1
+        has = {1: ["job-a"], 2: ["job-b", *(["job-c"] if self.noticed else [])]}
+        return [
+            Answer(error_code=0, transaction_states=[Answer(transactional_id=name) for name in has[node]])
+            if node in has
+            else NotSent()
+            for node, _ in requests
+        ]
+
+
+def test_what_a_dead_broker_had_open_is_found_at_the_one_that_took_it_over() -> None:
+    client = TransactionClient(Bereft(), transaction_timeout=60)  # type: ignore[arg-type]
+    assert client.list_open("job-", Deadline(5)) == ["job-a", "job-b", "job-c"]

@@ -119,6 +119,44 @@ def test_what_is_gone_is_not_sealed(database: Database, committer: SqlCommitter[
         committer.seal(ones, soon())
 
 
+def test_nothing_is_sealed_on_a_server_that_has_lost_what_was_committed_last(
+    database: Database, committer: SqlCommitter[Any]
+) -> None:
+    first, second = prepare(database, 0), prepare(database, 1)
+    committer.commit(7, [NOTHING, first], soon())
+    assert committer.seal([second], soon()) == [second]
+    database.now.markers.clear()
+    with pytest.raises(PreCommitFailed, match=f"committed last to public.orders .* {gid(0)}"):
+        committer.seal([second], soon())
+
+
+def test_what_a_promoted_replica_lacks_is_told_with_the_statement_that_accepts_it(
+    database: Database, committer: SqlCommitter[Any]
+) -> None:
+    ones = [prepare(database, n) for n in range(3)]
+    committer.commit(7, ones, soon())
+    assert committer.missing(7, [*ones, NOTHING], soon()) == {}
+    # The replica had not heard of the second commit, and nothing of the third writer.
+    for one in ones[1:]:
+        del database.now.markers[name_of(one)]
+    database.now.rows.remove(1)
+    database.now.prepared[name_of(ones[1])] = [1]
+    told = committer.missing(7, ones, soon())
+    assert list(told) == [2]
+    assert told[2].startswith("INSERT INTO")
+    assert gid(2) in told[2]
+    assert database.now.rows.count(1) == 1, "what was still prepared is committed again"
+    assert name_of(ones[1]) in database.now.markers
+
+
+def test_a_server_that_never_knew_the_sink_has_lost_nothing_that_could_be_proven(
+    database: Database, committer: SqlCommitter[Any]
+) -> None:
+    one = prepare(database, 0, at=0)
+    database.now.prepared.clear()
+    assert committer.missing(7, [one], soon()) == {}
+
+
 def test_staged_rows_are_moved_before_the_decision_and_seen_after_it(
     database: Database, committer: SqlCommitter[Any]
 ) -> None:

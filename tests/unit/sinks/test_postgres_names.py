@@ -81,6 +81,8 @@ def test_quotes() -> None:
         ("42P01", "relation does not exist", errors.TableMissing, False),
         ("42703", "column does not exist", errors.SchemaMismatch, False),
         ("08P01", "insufficient data left in message", errors.SchemaMismatch, False),
+        ("08P01", "query_wait_timeout", errors.SystemUnavailable, True),  # PgBouncer's code for everything
+        ("08P01", "transaction blocks not allowed in statement pooling mode", errors.ConfigurationError, False),
         ("23505", "duplicate key", errors.ConstraintViolated, False),
         ("P0001", "a trigger says no", errors.ConstraintViolated, False),
         ("22003", "out of range", errors.DataError, False),

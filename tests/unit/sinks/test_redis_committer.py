@@ -33,6 +33,8 @@ class Server:
         self.before: Callable[[], None] = lambda: None
         self.after: Callable[[], None] = lambda: None
         self.closed = False
+        self.replicas = 0
+        self.waited: list[str] = []
 
     def execute_command(self, command: str, digest: str, count: int, *rest: Any) -> Any:
         assert command == "EVALSHA"
@@ -86,6 +88,9 @@ class Server:
         self.before()
         return [name.encode() for name in self.open.get(key, {})]
 
+    def zscore(self, key: str, name: str) -> int | None:
+        return self.done.get(key, {}).get(name)
+
     def pipeline(self, *, transaction: bool) -> Pipeline:
         assert not transaction
         return Pipeline(self)
@@ -96,7 +101,7 @@ class Server:
 
 class Pipeline:
     def __init__(self, server: Server) -> None:
-        self._server, self._keys = server, list[str]()
+        self._server, self._asked = server, list[Callable[[], Any]]()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -104,19 +109,30 @@ class Pipeline:
     def __exit__(self, *_: object) -> None: ...
 
     def llen(self, key: str) -> None:
-        self._keys.append(key)
+        self._asked.append(lambda: len(self._server.lists.get(key, [])))
 
-    def execute(self) -> list[int]:
+    def set(self, key: str, _value: str) -> None:
+        self._asked.append(lambda: self._server.waited.append(key))
+
+    def zscore(self, key: str, name: str) -> None:
+        self._asked.append(lambda: self._server.zscore(key, name))
+
+    def execute_command(self, command: str, _replicas: int, milliseconds: int) -> None:
+        assert command == "WAIT"
+        assert milliseconds > 0
+        self._asked.append(lambda: self._server.replicas)
+
+    def execute(self) -> list[Any]:
         self._server.before()
         self._server.commands += 1
-        return [len(self._server.lists.get(key, [])) for key in self._keys]
+        return [ask() for ask in self._asked]
 
 
 class Target:
     url, prefix = URL, "totals:"
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, server: Server, replicas: int = 0) -> None:
+        self._server, self.replicas = server, replicas
 
     def connect(self) -> Server:
         return self._server
@@ -133,8 +149,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return record_pauses(monkeypatch, "penstock.sinks.redis.committer")
 
 
-def committer(server: Server, generation: int = 3) -> RedisCommitter:
-    return RedisCommitter(Target(server), SinkScope("job", "out", generation))  # type: ignore[arg-type]
+def committer(server: Server, generation: int = 3, replicas: int = 0) -> RedisCommitter:
+    return RedisCommitter(Target(server, replicas), SinkScope("job", "out", generation))  # type: ignore[arg-type]
 
 
 def prepare(server: Server, writer: int, *, generation: int = 3, base: Layout = BASE, elements: int = 5) -> Committable:
@@ -160,6 +176,58 @@ def fails(times: int, error: Exception) -> Callable[[], None]:
 
 
 EMPTY = Committable("out", 9, 0, 0)
+
+
+# Replicas, and servers that have lost something
+
+
+@pytest.mark.parametrize("there", [0, 1, 2])
+def test_an_epoch_counts_when_enough_replicas_have_it(server: Server, there: int) -> None:
+    one, own = prepare(server, 0), committer(server, replicas=1)
+    server.replicas = there
+    if there:
+        own.seal([one, EMPTY], Deadline(1))
+    else:
+        with pytest.raises(SystemUnavailable, match="Fewer than 1 replicas"):
+            own.seal([one, EMPTY], Deadline(0.05))
+    expected = Outcome.COMMITTED if there else Outcome.UNKNOWN
+    assert own.commit(7, [one, EMPTY], Deadline(1 if there else 0.05)) == {0: expected, 9: Outcome.COMMITTED}
+    assert set(server.waited) == {BASE.synced}
+    server.replicas = 1
+    assert own.commit(7, [one], Deadline(1)) == {0: Outcome.ALREADY_COMMITTED}
+
+
+def test_replicas_of_a_server_that_has_not_the_proof_do_not_count(server: Server) -> None:
+    """A failover came in between: another server answers for its own replicas."""
+    one, own = prepare(server, 0), committer(server, replicas=1)
+    server.replicas = 1
+    server.after = lambda: server.done.clear()
+    assert own.commit(7, [one], Deadline(1))[0] is Outcome.UNKNOWN
+
+
+def test_without_replicas_nobody_is_waited_for(server: Server) -> None:
+    one, own = prepare(server, 0), committer(server)
+    own.seal([one], Deadline(1))
+    own.commit(7, [one], Deadline(1))
+    assert server.waited == []
+
+
+def test_a_server_that_has_lost_what_was_committed_last_seals_nothing(server: Server) -> None:
+    ones, own = [prepare(server, 0), prepare(server, 1)], committer(server)
+    own.commit(7, [EMPTY, ones[0]], Deadline(1))
+    own.seal([ones[1]], Deadline(1))
+    server.done.clear()
+    with pytest.raises(PreCommitFailed, match=f"committed last to Redis at db.example:6380/2 .*{name_of(ones[0])}"):
+        own.seal([ones[1]], Deadline(1))
+
+
+def test_what_a_replica_lacks_is_told_and_what_it_has_prepared_is_applied(server: Server) -> None:
+    ones, own = [prepare(server, n) for n in range(3)], committer(server)
+    own.commit(7, ones[:1], Deadline(1))
+    del server.open[BASE.open][name_of(ones[2])]
+    told = own.missing(7, [*ones, EMPTY], Deadline(1))
+    assert told == {2: f"ZADD {BASE.done} 7 {name_of(ones[2])}"}
+    assert [name for name, _ in server.applied].count(name_of(ones[1])) == 5
 
 
 # Sealing

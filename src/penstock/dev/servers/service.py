@@ -69,10 +69,10 @@ def status() -> Status:
     gone = [node.pid for node in nodes if not (node.is_ours and answers_kafka(node.port))]
     if not gone:
         return _running(nodes)
-    which = (
-        f"process {gone[0]}, but it is gone." if len(nodes) == 1 else f"processes, of which {_listed(gone)} is gone."
-    )
-    return Status(False, folder=str(service_folder()), note=f"A broker was started as {which}")
+    note = f"A broker was started as process {_listed(gone)}, but it is gone."
+    if len(nodes) > 1:
+        note = f"{len(nodes)} brokers were started, and {_listed(gone)} of their processes are gone."
+    return Status(False, folder=str(service_folder()), note=note)
 
 
 def up(port: int | None = None, brokers: int | None = None) -> Status:

@@ -181,8 +181,11 @@ class TransactionClient:
         return answers
 
     def list_open(self, prefix: str, deadline: Deadline) -> Sequence[str]:
-        """Transactional ids that begin with `prefix` and have a transaction open."""
+        """Transactional ids that begin with `prefix` and have a transaction open. All brokers are asked; where one does
+        not answer and the cluster has given it up meanwhile, all the others once more, because they have its
+        transactions now."""
         pending: set[int] | None = None
+        asked: set[int] = set()
         pattern: dict[str, str] = {}
         found: set[str] = set()
         for pause in _pauses(deadline):
@@ -194,6 +197,7 @@ class TransactionClient:
                     continue
                 # Brokers before 4.1 know no pattern and list all; the filter below is for them.
                 pattern = {"transactional_id_pattern": f"{re.escape(prefix)}.*"} if patterns else {}
+                asked = set(pending)
             nodes = sorted(pending)
             requests = [(node, kafka_python().ListTransactions(state_filters=["Ongoing"], **pattern)) for node in nodes]
             for node, answer in zip(nodes, self._connections.send(requests, deadline), strict=True):
@@ -206,6 +210,9 @@ class TransactionClient:
             if not pending:
                 return sorted(found)
             time.sleep(pause)
+            living = self._living(deadline)
+            if living and living != asked:
+                pending, asked = set(living), living
         raise faults.unreachable(self._connections.servers, "open transactions could not be listed", REQUEST_SECONDS)
 
     def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]:
@@ -244,6 +251,13 @@ class TransactionClient:
     def close(self) -> None:
         self._connections.close()
 
+    def _living(self, deadline: Deadline) -> set[int] | None:
+        """The brokers that the cluster counts on now, asked anew; None where nobody says."""
+        try:
+            return self._connections.ask(_living, deadline)
+        except (SystemUnavailable, kafka_python().errors.KafkaError):
+            return None
+
     def _find(self, ids: Iterable[str], deadline: Deadline) -> dict[str, int]:
         """The coordinating broker of each id that has one just now."""
         wanted = list(ids)
@@ -275,6 +289,11 @@ def _brokers(admin: Any) -> tuple[set[int], bool]:
     manager = admin._manager
     nodes = {broker.node_id for broker in manager.cluster.brokers()}
     return nodes, manager.broker_version_data.api_version(kafka_python().ListTransactions) >= 2
+
+
+def _living(admin: Any) -> set[int]:
+    brokers = admin.describe_cluster()["brokers"]
+    return {int(broker["broker_id"]) for broker in brokers if not broker.get("is_fenced")}
 
 
 def _settled(described: Described) -> bool:
