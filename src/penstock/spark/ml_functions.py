@@ -56,9 +56,7 @@ def make_session(context: SparkContext, options: Mapping[str, str]) -> None:
 def _only_ours(jvm: Any) -> bool:
     """Whether `spark-mllib` has the only extension on the class path."""
     found = jvm.java.lang.Thread.currentThread().getContextClassLoader().getResources(_SERVICE)
-    places = []
-    while found.hasMoreElements():
-        places.append(str(found.nextElement().toString()))
+    places = [str(one.toString()) for one in jvm.java.util.Collections.list(found)]  # its own class is not public
     return len(places) == 1 and "/spark-mllib_" in places[0]
 
 

@@ -15,17 +15,11 @@ from penstock.spark import ml_functions
 MLLIB = "jar:file:/spark/jars/spark-mllib_2.13-4.2.0.jar!/META-INF/services/x"
 
 
-def resources(places: list[str]) -> Any:
-    """An enumeration of Java's."""
-    left = [SimpleNamespace(toString=partial(str, place)) for place in places]
-    return SimpleNamespace(hasMoreElements=lambda: bool(left), nextElement=left.pop)
-
-
 class Jvm:
     """As much of Java as is asked."""
 
     def __init__(self, places: list[str]) -> None:
-        self.usual = SimpleNamespace(getResources=lambda name: resources(places))
+        self.usual = SimpleNamespace(getResources=lambda name: places)
         self.loader: Any = self.usual
         self.made: list[tuple[Any, dict[str, str]]] = []  # the loader that each session was made with, its options
         self.default: Any = None
@@ -36,7 +30,8 @@ class Jvm:
             ClassLoader=SimpleNamespace(getPlatformClassLoader=lambda: "platform"),
             Class=SimpleNamespace(forName=self.loaded.append),
         )
-        self.java = SimpleNamespace(lang=lang)
+        listed = [SimpleNamespace(toString=partial(str, place)) for place in places]
+        self.java = SimpleNamespace(lang=lang, util=SimpleNamespace(Collections=SimpleNamespace(list=lambda _: listed)))
         self.getDefaultSession = lambda: SimpleNamespace(isDefined=lambda: self.default is not None)
         self.setDefaultSession = partial(setattr, self, "default")
         setattr(self, ml_functions._SESSION, self)
