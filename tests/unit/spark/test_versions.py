@@ -96,7 +96,6 @@ def store(name: str, *key: str, families: int = 1) -> Store:
     ],
 )
 def test_what_spreads_a_row_where_spark_cannot_be_asked(operator: str, one: Store, columns: int) -> None:
-    """That Spark answers the same where it can: tests/integration/test_state_rewrite.py."""
     assert known_partition_columns(operator, one) == columns
 
 
