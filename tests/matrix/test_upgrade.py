@@ -1,6 +1,6 @@
 """What one version of Spark has left, the next one takes up: checkpoints with state, an epoch that was decided and not
 committed, and savepoints of both kinds, with both backends. `make matrix` runs it for each neighbouring pair; in
-`make test` it is the oldest version supported and the one of the lock."""
+`make long` it is the oldest version supported and the one of the lock."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def older() -> Path:
     return Path(named) if named is not None else environment(VERSIONS[0].patch)
 
 
+@pytest.mark.long
 @pytest.mark.core("upgrade")
 @pytest.mark.timeout(600)  # two sessions, twelve starts of a query; the first time also 400 MB of another Spark
 def test_the_next_version_takes_up_what_the_one_before_left(older: Path, tmp_path: Path) -> None:

@@ -48,10 +48,10 @@ def test_a_version_that_nobody_has_tried_is_said_once(
 ) -> None:
     monkeypatch.setattr(versions, "_warned", set())
     with caplog.at_level(logging.WARNING, "penstock"):
-        for text in ("4.9.0", "4.9.0", *(one.patch for one in VERSIONS)):
+        for text in ("4.9.0", "4.9.0", *(one.patch for one in VERSIONS if one.tried)):
             versions.warn_if_untried(text)
     (said,) = caplog.records
-    assert "Nobody has tried Penstock on Spark 4.9.0 yet" in said.getMessage()
+    assert "has not passed on Spark 4.9.0 yet" in said.getMessage()
 
 
 def test_the_requirement_names_the_oldest_version() -> None:
@@ -91,7 +91,6 @@ def store(name: str, *key: str, families: int = 1) -> Store:
     ],
 )
 def test_what_spreads_a_row_where_spark_cannot_be_asked(operator: str, one: Store, columns: int) -> None:
-    """That Spark answers the same where it can: tests/integration/test_state_rewrite.py."""
     assert known_partition_columns(operator, one) == columns
 
 
