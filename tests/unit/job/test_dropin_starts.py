@@ -28,7 +28,7 @@ class Conf:
 class Session:
     """As much of a Spark session as a drop-in looks at."""
 
-    conf = Conf()
+    conf, version = Conf(), "4.2.0"
     sparkContext = SimpleNamespace(master="local[2]")  # noqa: N815 - Spark's name
 
 
