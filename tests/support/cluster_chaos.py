@@ -33,9 +33,9 @@ CONF = {
     "spark.executor.memory": EXECUTOR_MEMORY,
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     # Executors that went away are noticed by their connection; a paused one only by its silence.
-    "spark.network.timeout": "20s",
-    "spark.network.timeoutInterval": "5s",
-    "spark.executor.heartbeatInterval": "2s",
+    "spark.network.timeout": "40s",
+    "spark.network.timeoutInterval": "10s",
+    "spark.executor.heartbeatInterval": "5s",
 }
 END_SECONDS = 240.0  # after the last kill: a driver's start, a sweep, and what has piled up
 
