@@ -26,7 +26,6 @@ from penstock.spark.java import find_java, wrapped_home
 from penstock.spark.launch import start_java
 from penstock.spark.local_files import CHECKSUM_FILES
 from penstock.spark.local_master import runs_tasks_itself
-from penstock.spark.ml_functions import make_session
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.settings import remember_defaults, warn_overridden
 from penstock.storage.private import create_own
@@ -71,7 +70,6 @@ def session(
     """The running session if there is one, otherwise a new one. `conf` is the user's and wins over everything here;
     so does whatever spark-submit, spark-defaults or a running session says. `file` is from a configuration file: it
     gives way to spark-submit, and wins over defaults. `class_archive`: see the module of that name."""
-    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     # A worker must be this very interpreter, or it lacks the packages the job imports.
@@ -102,8 +100,6 @@ def session(
         builder = SparkSession.builder.appName(name)
         for key, value in wanted.items():
             builder = builder.config(key, value)
-        if not _brings_jars(said):
-            make_session(SparkContext.getOrCreate(SparkConf().setAll([*wanted.items()]).setAppName(name)), wanted)
         running = builder.getOrCreate()
         remember_defaults(running, {key: value for key, value in defaults.items() if key == PARTITIONS})
         running.sparkContext.setLogLevel(said.get(LOG_LEVEL, "ERROR"))
