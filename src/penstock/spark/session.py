@@ -26,7 +26,6 @@ from penstock.spark.java import find_java, wrapped_home
 from penstock.spark.launch import conf_folder, start_java
 from penstock.spark.local_files import CHECKSUM_FILES
 from penstock.spark.masters import cluster_errors, require_answer, runs_here
-from penstock.spark.ml_functions import make_session
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.session_jars import brings_jars, ensure_jars, paths_to_give, sets_to_bring
 from penstock.spark.settings import remember_defaults, warn_overridden
@@ -77,7 +76,6 @@ def session(
     gives way to spark-submit, and wins over defaults. `class_archive`: see the module of that name."""
     asked = {**(file or {}), **conf}
     refuse_connect(remote=asked.get("spark.remote"))
-    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     # A worker must be this very interpreter, or it lacks the packages the job imports.
@@ -109,8 +107,6 @@ def session(
             builder = builder.config(key, value)
         require_answer(master)
         with cluster_errors(master):
-            if not brings_jars(asked):
-                make_session(SparkContext.getOrCreate(SparkConf().setAll([*wanted.items()]).setAppName(name)), wanted)
             running = builder.getOrCreate()
         remember_defaults(running, {key: value for key, value in defaults.items() if key == PARTITIONS})
         running.sparkContext.setLogLevel(asked.get(LOG_LEVEL, "ERROR"))
