@@ -38,8 +38,8 @@ class Status:
     pid: int | None = None
     folder: str | None = None
     note: str = ""
-    brokers: int = 0
-    pids: tuple[int, ...] = ()
+    brokers: int | None = None
+    pids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ def down() -> Status:
         with ThreadPoolExecutor(len(nodes) or 1) as threads:
             list(threads.map(_end, nodes))
         _state_file().unlink(missing_ok=True)
-        stopped = f"Stopped process{'es' if before.brokers > 1 else ''} {_listed(before.pids)}."
+        pids = before.pids or ()
+        stopped = f"Stopped process{'es' if len(pids) > 1 else ''} {_listed(pids)}."
         return Status(False, folder=before.folder, note=stopped if before.running else "It was not running.")
 
 
