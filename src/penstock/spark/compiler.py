@@ -3,7 +3,7 @@
 Java's second compiler (C2) takes up what was called a few thousand times. On a driver that is most of Spark's planning,
 a little in every epoch and more than a thousand methods in the first minutes. Where cores are idle that is free; on few
 it is taken from the rows, and from the start itself. What every row passes through is called that often in a tenth of a
-second. So the mark is ten times as high there: rows find it as soon as before, and the rest stays with the first
+second. So the mark is three times as high there: rows find it as soon as before, and the rest stays with the first
 compiler's code until it is worth the work. Whoever gives Java options about its compilers is left alone.
 """
 
@@ -13,10 +13,10 @@ import os
 from collections.abc import Sequence
 
 _FEW_CORES = 4
-_LATER = (  # Java's own, ten times; loops within one call keep theirs
-    "-XX:Tier4InvocationThreshold=50000",
-    "-XX:Tier4MinInvocationThreshold=6000",
-    "-XX:Tier4CompileThreshold=150000",
+_LATER = (  # Java's own, three times; loops within one call keep theirs
+    "-XX:Tier4InvocationThreshold=15000",
+    "-XX:Tier4MinInvocationThreshold=1800",
+    "-XX:Tier4CompileThreshold=45000",
 )
 _LENIENT = "-XX:+IgnoreUnrecognizedVMOptions"  # Spark says it; so a Java without these numbers starts all the same
 _OWN_WORDS = ("Tier", "Compil", "-Xint", "-Xcomp", "JVMCI")
