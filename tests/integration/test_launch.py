@@ -40,10 +40,9 @@ ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 REUSE = "spark.python.worker.reuse"
 PROGRESS = "spark.ui.showConsoleProgress"
 MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing"
-CORES = len(os.sched_getaffinity(0))
 OURS = {
-    "spark.master": f"local[{2 * CORES}]",
-    SHUFFLE: str(CORES),
+    "spark.master": "local[*]",
+    SHUFFLE: str(len(os.sched_getaffinity(0))),
     MANAGER: f"{MANAGERS}.FileSystemBasedCheckpointFileManager",
     ARROW_ROWS: "20000",
     ARROW_BYTES: str(64 << 20),

@@ -50,9 +50,6 @@ _OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _PROGRESS = "spark.ui.showConsoleProgress"
 
-#: The task of a small epoch waits for Kafka, Python and Java as long as it works: one of them is no use of a core.
-_TASKS_PER_CORE = 2
-
 #: Why each: see docs/reference/settings.md.
 DEFAULTS: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
@@ -88,13 +85,12 @@ def session(
         sets = sets_to_bring(jars)
         given = _given(asked, archive=class_archive, jars=() if brings_jars(asked) else sets)
         wanted = {**_not_given(file or {}, given), **conf}
-        if no_master := not given.contains("spark.master") and "spark.master" not in wanted:
-            wanted["spark.master"] = f"local[{_TASKS_PER_CORE * _cores()}]"
+        if not given.contains("spark.master") and "spark.master" not in wanted:
+            wanted["spark.master"] = "local[*]"
         master = wanted.get("spark.master", given.get("spark.master")) or ""
-        cores = _cores() if no_master else _local_cores(master)
         defaults = {
             key: value
-            for key, value in _defaults(master, cores, local_storage).items()
+            for key, value in _defaults(master, local_storage).items()
             if not given.contains(key) and key not in wanted
         }
         wanted.update(defaults)
@@ -149,9 +145,8 @@ def _not_given(file: Mapping[str, str], given: SparkConf) -> dict[str, str]:
     return left
 
 
-def _defaults(master: str, cores: int, local_storage: bool) -> dict[str, str]:
-    """`cores` are those of a local master, 0 where tasks run elsewhere."""
-    defaults = dict(DEFAULTS)
+def _defaults(master: str, local_storage: bool) -> dict[str, str]:
+    defaults, cores = dict(DEFAULTS), _local_cores(master)
     if cores:
         # 200 shuffle partitions, Spark's default, are 200 state stores and 200 tasks an epoch on one machine.
         defaults[PARTITIONS] = str(cores)
@@ -176,12 +171,8 @@ def _local_cores(master: str) -> int:
         return 0
     inside = master.partition("[")[2].rstrip("]").partition(",")[0]
     if inside == "*":
-        return _cores()
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(inside) if inside.isdigit() else 1
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -155,7 +155,7 @@ def test_every_session_default_is_described() -> None:
     from penstock.spark import session as spark
 
     rows = first_cells(REFERENCE / "settings.md")
-    assert set(spark._defaults("local[2]", 2, local_storage=True)) - rows.keys() == set()
+    assert set(spark._defaults("local[2]", local_storage=True)) - rows.keys() == set()
 
 
 def test_every_page_is_in_the_menu() -> None:
