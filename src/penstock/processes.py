@@ -159,3 +159,8 @@ def _mark_by_ps(pid: int) -> str | None:
     found = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     letter, _, began = found.stdout.strip().partition(" ")
     return None if not began or letter.startswith("Z") else " ".join(began.split())
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

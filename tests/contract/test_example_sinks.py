@@ -14,17 +14,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.decision import Outcome
 from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import TwoPhaseSink
 from penstock.errors import DataError
-from penstock.testing.sink_contract import VISIBLE, SinkContract, SinkHarness
+from penstock.testing.sink_contract import VISIBLE, SinkContract
+from tests.support.named_rows import NamedRows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TEXT = ["plain", None, "", "Zażółć gęślą jaźń", "日本語", "🚀 \u2028 line", 'comma, "quote"']
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +42,8 @@ def examples() -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
-class Harness(SinkHarness):
+class Harness(NamedRows):
     """Rows that come back as JSON objects."""
-
-    def rows(self, n: int, start: int = 0) -> pa.RecordBatch:
-        numbers = range(start, start + n)
-        return pa.RecordBatch.from_pydict({"id": list(numbers), "name": [f"row {i}" for i in numbers]})
-
-    def special(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"id": [*range(len(TEXT) - 1), None], "name": TEXT})
-
-    def large(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"id": [1], "name": ["x" * 500_000]})
 
 
 class DocumentHarness(Harness):

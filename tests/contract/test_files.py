@@ -18,12 +18,11 @@ from penstock.errors import PreCommitFailed, StorageFull
 from penstock.sinks.files import FileSink
 from penstock.sinks.files.commit import KEPT_RECEIPTS, FileCommitter
 from penstock.storage.arrow import ArrowTree
-from penstock.testing.sink_contract import LOST, SinkContract, SinkHarness
+from penstock.testing.sink_contract import LOST, SinkContract
+from tests.support.named_rows import TEXT, NamedRows
 
-TEXT = ["plain", None, "", "Zażółć gęślą jaźń", "日本語", "🚀 \u2028 line", 'comma, "quote"']
 
-
-class ParquetHarness(SinkHarness):
+class ParquetHarness(NamedRows):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -33,16 +32,6 @@ class ParquetHarness(SinkHarness):
     def read_visible(self) -> list[Any]:
         files = sorted(self.folder.glob("part-*"))
         return [tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist()]
-
-    def rows(self, n: int, start: int = 0) -> pa.RecordBatch:
-        numbers = range(start, start + n)
-        return pa.RecordBatch.from_pydict({"id": list(numbers), "name": [f"row {i}" for i in numbers]})
-
-    def special(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"id": [*range(len(TEXT) - 1), None], "name": TEXT})
-
-    def large(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"id": [1], "name": ["x" * 500_000]})
 
     def expire(self, sink: TwoPhaseSink, committable: Committable) -> bool:
         (self.folder / committable.payload["staged"]).unlink()

@@ -16,12 +16,11 @@ from penstock.deadline import Deadline
 from penstock.dev.servers.s3 import S3Server
 from penstock.errors import AccessDenied, ConfigurationError, CredentialsExpired, PreCommitFailed
 from penstock.sinks.files import FileSink, s3_commit, s3_write
-from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract, SinkHarness
+from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract
+from tests.support.named_rows import NamedRows
 from tests.support.s3_proxy import S3Proxy, is_any, is_completion, is_part
 
 boto3 = pytest.importorskip("boto3")
-
-TEXT = ["plain", None, "", "Zażółć gęślą jaźń", "日本語", "🚀 \u2028 line", 'comma, "quote"']
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield started
 
 
-class S3Harness(SinkHarness):
+class S3Harness(NamedRows):
     """A folder of its own in one bucket."""
 
     def __init__(self, folder: str) -> None:
@@ -50,16 +49,6 @@ class S3Harness(SinkHarness):
     def read_visible(self) -> list[Any]:
         bodies = [self.client.get_object(Bucket="lake", Key=key)["Body"].read() for key in self.keys()]
         return [tuple(row.values()) for body in bodies for row in pq.read_table(BytesIO(body)).to_pylist()]
-
-    def rows(self, n: int, start: int = 0) -> pa.RecordBatch:
-        numbers = range(start, start + n)
-        return pa.RecordBatch.from_pydict({"id": list(numbers), "name": [f"row {i}" for i in numbers]})
-
-    def special(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"id": [*range(len(TEXT) - 1), None], "name": TEXT})
-
-    def large(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"id": [1], "name": ["x" * 500_000]})
 
     def expire(self, sink: TwoPhaseSink, committable: Committable) -> bool:
         """As a rule of the bucket does to uploads that are old."""

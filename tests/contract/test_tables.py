@@ -33,24 +33,13 @@ from penstock.errors import (
 )
 from penstock.sinks.tables.committer import TableCommitter
 from penstock.sinks.tables.target import History
-from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract, SinkHarness
+from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract
+from tests.support.named_rows import NamedRows
 from tests.support.s3 import object_store
 
-TEXT = ["plain", None, "", "Zażółć gęślą jaźń", "日本語", "🚀 \u2028 line", 'comma, "quote"']
 
-
-class TableHarness(SinkHarness):
+class TableHarness(NamedRows):
     more: dict[str, Any]
-
-    def rows(self, n: int, start: int = 0) -> pa.RecordBatch:
-        numbers = range(start, start + n)
-        return pa.RecordBatch.from_pydict({"id": list(numbers), "name": [f"row {i}" for i in numbers]})
-
-    def special(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"id": [*range(len(TEXT) - 1), None], "name": TEXT})
-
-    def large(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"id": [1], "name": ["x" * 500_000]})
 
     def read_visible(self) -> list[Any]:
         table = self.read()

@@ -22,9 +22,8 @@ from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.errors import ConfigurationError, DataError, PreCommitFailed, SystemUnavailable
 from penstock.sinks.write_ahead import WriteAheadSink
 from penstock.sinks.write_ahead.row_log import KEPT_EPOCHS
-from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract, SinkHarness
-
-TEXT = ["plain", None, "", "Zażółć gęślą jaźń", "日本語", "🚀 \u2028 line", "nul \x00"]
+from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract
+from tests.support.named_rows import TEXT, NamedRows
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,9 @@ class Target:
             return [found for (found,) in db.execute("SELECT id FROM taken")]
 
 
-class Harness(SinkHarness):
+class Harness(NamedRows):
+    text = [*TEXT[:-1], "nul \x00"]
+
     def __init__(self, folder: Path, how: str = "marker") -> None:
         self.folder, self.how = folder, how
         self.target = Target(str(folder / "target.db"))
@@ -78,16 +79,6 @@ class Harness(SinkHarness):
     def read_visible(self) -> list[Any]:
         with closing(self.target.connect()) as db:
             return db.execute("SELECT id, name FROM events").fetchall()
-
-    def rows(self, n: int, start: int = 0) -> pa.RecordBatch:
-        numbers = range(start, start + n)
-        return pa.RecordBatch.from_pydict({"id": list(numbers), "name": [f"row {i}" for i in numbers]})
-
-    def special(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"id": [*range(len(TEXT) - 1), None], "name": TEXT})
-
-    def large(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"id": [1], "name": ["x" * 500_000]})
 
     def expire(self, sink: TwoPhaseSink, committable: Committable) -> bool:
         self.log_of(committable).unlink()

@@ -107,28 +107,28 @@ def s3_up(
     json: Json = False,
 ) -> None:
     """Start the server, or find it running; its keys are in a file of its folder."""
-    from penstock.dev.servers.s3_service import S3
+    from penstock.dev.servers import s3_service
     from penstock.dev.servers.service import as_dict
 
-    Output.choose(json).record("Development S3", as_dict(S3.up(port)))
+    Output.choose(json).record("Development S3", as_dict(s3_service.up(port)))
 
 
 @s3.command("down")
 def s3_down(json: Json = False) -> None:
     """Stop the server; its buckets stay for the next time."""
-    from penstock.dev.servers.s3_service import S3
+    from penstock.dev.servers import s3_service
     from penstock.dev.servers.service import as_dict
 
-    Output.choose(json).record("Development S3", as_dict(S3.down()))
+    Output.choose(json).record("Development S3", as_dict(s3_service.down()))
 
 
 @s3.command("status")
 def s3_status(json: Json = False) -> None:
     """Say whether the server runs, and where. Exit status 1 when it does not."""
-    from penstock.dev.servers.s3_service import S3
+    from penstock.dev.servers import s3_service
     from penstock.dev.servers.service import as_dict
 
-    now = S3.status()
+    now = s3_service.status()
     Output.choose(json).record("Development S3", as_dict(now))
     if not now.running:
         raise typer.Exit(1)

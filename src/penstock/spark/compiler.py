@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from penstock.processes import usable_cores
+
 _FEW_CORES = 4
 _LATER = (  # Java's own, three times; loops within one call keep theirs
     "-XX:Tier4InvocationThreshold=15000",
@@ -29,8 +31,4 @@ def java_options(options: Sequence[str], cores: int | None = None) -> list[str]:
     said = [*options, *(word for text in variables for word in text.split())]
     if _LENIENT not in options or any(word in one for one in said if one.startswith("-") for word in _OWN_WORDS):
         return []
-    return [] if (cores or _usable_cores()) > _FEW_CORES else list(_LATER)
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return [] if (cores or usable_cores()) > _FEW_CORES else list(_LATER)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from penstock.caches import user_cache
 from penstock.config.levels import LOG_LEVEL
 from penstock.config.spark_conf import PARTITIONS
+from penstock.processes import usable_cores
 from penstock.secrets import is_secret, masked
 from penstock.spark.connect import refuse_connect
 from penstock.spark.java import find_java, wrapped_home
@@ -171,7 +172,7 @@ def _local_cores(master: str) -> int:
         return 0
     inside = master.partition("[")[2].rstrip("]").partition(",")[0]
     if inside == "*":
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return usable_cores()
     return int(inside) if inside.isdigit() else 1
 
 

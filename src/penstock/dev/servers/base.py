@@ -26,7 +26,22 @@ _POLL_SECONDS = 0.02
 _LOG_LINES = 20  # how many of the log's last lines go into an error
 
 
-class Server(ABC):
+class Stoppable(ABC):
+    """One server, or several as one: stopped at the end of a `with`."""
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class Server(Stoppable):
     """A server program as a child of this process. It is running and answers once it is made by `start`; each method
     returns once its effect is there. A server that does not come up is a `DevelopmentError` with the end of its log.
 
@@ -99,14 +114,6 @@ class Server(ABC):
         assert self._process is not None
         _detached.append(self._process)
         return self.pid
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     @abstractmethod
     def _prepare(self) -> None:

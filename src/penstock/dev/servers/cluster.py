@@ -14,8 +14,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
+from penstock.dev.servers.base import Stoppable
 from penstock.dev.servers.broker import Broker, Member, new_cluster_id
 from penstock.dev.servers.host import free_port
 
@@ -24,7 +24,7 @@ _IN_SYNC = 2
 _ID = "cluster.id"
 
 
-class Cluster:
+class Cluster(Stoppable):
     """A started cluster. Its brokers are killed, paused and restarted one by one, or several at once by `restart`."""
 
     def __init__(self, brokers: Sequence[Broker]) -> None:
@@ -82,14 +82,6 @@ class Cluster:
     def detach(self) -> list[int]:
         """Leave the brokers running when this process ends; returns their pids."""
         return [broker.detach() for broker in self.brokers]
-
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _together(self, act: Callable[[Broker], object], brokers: Iterable[Broker]) -> None:
         """`act` on each at the same time; where one fails, all are ended."""

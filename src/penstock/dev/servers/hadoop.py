@@ -18,11 +18,10 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 from xml.sax.saxutils import escape
 
-from penstock.dev.servers.base import Server
+from penstock.dev.servers.base import Server, Stoppable
 from penstock.dev.servers.host import HOST, free_port
 from penstock.processes import command_line, end_session
 from penstock.spark.jars import jar_set
@@ -153,7 +152,7 @@ class NodeManager(HadoopServer):
         return any(one["id"].endswith(f":{self.port}") and one["state"] == "RUNNING" for one in nodes)
 
 
-class Hadoop:
+class Hadoop(Stoppable):
     """HDFS and YARN, running once made by `start`."""
 
     def __init__(self, folder: Path, nodes: int, settings: Mapping[str, str]) -> None:
@@ -221,14 +220,6 @@ class Hadoop:
         )
         for name in ("core-site.xml", "hdfs-site.xml", "yarn-site.xml", "capacity-scheduler.xml"):
             (self.conf / name).write_text(f"<configuration>\n{text}</configuration>\n")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 _PORTS = (

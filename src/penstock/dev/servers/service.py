@@ -8,24 +8,20 @@ has a folder of its own beside that of the single broker, so each finds its own 
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from penstock.caches import user_cache
 from penstock.dev.servers.broker import Broker, answers_kafka
 from penstock.dev.servers.cluster import Cluster
-from penstock.dev.servers.host import HOST, end_process, free_port, is_alive, is_free
+from penstock.dev.servers.host import HOST, end_process, free_port, is_free
+from penstock.dev.servers.kept import ServiceFolder, choose_port, is_process_with
 from penstock.errors import DevelopmentError
-from penstock.processes import command_line
-from penstock.storage.private import only_one
 
 DEFAULT_PORT = 9092
 _STOP_SECONDS = 15.0
+_FOLDER = ServiceFolder("kafka")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +46,11 @@ class _Node:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it runs and, as far as this system tells, is our broker: a number is given out again some day."""
-        if not is_alive(self.pid):
-            return False
-        command = command_line(self.pid)  # None: a living process is all this system tells
-        return command is None or os.fsencode(self.folder / "server.properties") in command
+        return is_process_with(self.pid, self.folder / "server.properties")
 
 
 def service_folder() -> Path:
-    return user_cache() / "dev" / "kafka"
+    return _FOLDER.path
 
 
 def status() -> Status:
@@ -82,7 +74,7 @@ def up(port: int | None = None, brokers: int | None = None) -> Status:
     numbers after it, or free ones. With `port` it is that one, or a `DevelopmentError`: where it is taken, and where
     the broker already runs on another, or as another number of brokers than asked for.
     """
-    with _alone():
+    with _FOLDER.alone():
         now = status()
         if now.running:
             if port is not None and not f"{now.servers},".startswith(f"{HOST}:{port},"):
@@ -100,7 +92,7 @@ def up(port: int | None = None, brokers: int | None = None) -> Status:
             return now
         for node in _read():
             _end(node)  # hung, or still starting for a caller that was killed: it holds the data folder
-        chosen, note = _choose(port)
+        chosen, note = choose_port(port, DEFAULT_PORT, "broker")
         nodes = _start(chosen, brokers or 1)
         _write(nodes)
         return _running(nodes, note)
@@ -108,12 +100,12 @@ def up(port: int | None = None, brokers: int | None = None) -> Status:
 
 def down() -> Status:
     """Have no broker running; its topics stay for the next `up`."""
-    with _alone():
+    with _FOLDER.alone():
         before = status()
         nodes = _read()
         with ThreadPoolExecutor(len(nodes) or 1) as threads:
             list(threads.map(_end, nodes))
-        _state_file().unlink(missing_ok=True)
+        _FOLDER.forget()
         pids = before.pids or ()
         stopped = f"Stopped process{'es' if len(pids) > 1 else ''} {_listed(pids)}."
         return Status(False, folder=before.folder, note=stopped if before.running else "It was not running.")
@@ -121,20 +113,6 @@ def down() -> Status:
 
 def as_dict(status: Status) -> dict[str, object]:
     return asdict(status)
-
-
-def _choose(port: int | None) -> tuple[int, str]:
-    wanted = DEFAULT_PORT if port is None else port
-    if is_free(wanted):
-        return wanted, ""
-    if port is not None:
-        raise DevelopmentError(
-            f"Port {port} is taken by another program.",
-            safe="Nothing was started.",
-            to_do="Stop that program, or leave --port out to get a free one.",
-        )
-    chosen = free_port()
-    return chosen, f"Port {wanted} is taken by another program, so this broker has {chosen}."
 
 
 def _start(port: int, brokers: int) -> list[_Node]:
@@ -167,24 +145,13 @@ def _cluster_folder(brokers: int) -> Path:
     return service_folder() / f"cluster-of-{brokers}"
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    service_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-    with only_one(service_folder() / "service.lock"):
-        yield
-
-
-def _state_file() -> Path:
-    return service_folder() / "state.json"
-
-
 def _read() -> list[_Node]:
     """The brokers that were started last. Before there were clusters, one was written without its list."""
     try:
-        state = json.loads(_state_file().read_text(encoding="utf-8"))
+        state = _FOLDER.read()
         found = [(int(node["pid"]), int(node["port"])) for node in state.get("brokers", [state])]
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-        return []  # half-written or from elsewhere: as good as none, the next `up` writes it anew
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
     if len(found) == 1:
         return [_Node(*found[0], service_folder())]
     folder = _cluster_folder(len(found))
@@ -192,7 +159,4 @@ def _read() -> list[_Node]:
 
 
 def _write(nodes: Sequence[_Node]) -> None:
-    aside = _state_file().with_suffix(".new")
-    body = {"format": 2, "brokers": [{"pid": node.pid, "port": node.port} for node in nodes]}
-    aside.write_text(json.dumps(body), encoding="utf-8")
-    aside.replace(_state_file())
+    _FOLDER.write({"format": 2, "brokers": [{"pid": node.pid, "port": node.port} for node in nodes]})

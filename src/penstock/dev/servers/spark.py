@@ -19,12 +19,11 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from penstock import processes
 from penstock.caches import user_cache
-from penstock.dev.servers.base import Server
+from penstock.dev.servers.base import Server, Stoppable
 from penstock.dev.servers.host import HOST, free_port
 from penstock.spark.java import find_java, wrapped_home
 from penstock.spark.launch import scala_version
@@ -158,7 +157,7 @@ class SparkWorker(SparkDaemon):
         )
 
 
-class SparkCluster:
+class SparkCluster(Stoppable):
     """A master and its workers. Workers and master can be killed, paused, resumed and restarted one by one."""
 
     def __init__(self, folder: Path, cores: int, memory: str) -> None:
@@ -211,14 +210,6 @@ class SparkCluster:
         for server in (self.master, *self.workers):
             server.detach()
         self._open.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def spark_home() -> Path:

@@ -6,24 +6,21 @@ and of the master each time.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from penstock import processes
-from penstock.caches import user_cache
-from penstock.dev.servers.host import HOST, end_process, free_port, is_free
+from penstock.dev.servers.host import HOST, end_process
+from penstock.dev.servers.kept import ServiceFolder, choose_port
 from penstock.dev.servers.spark import SparkCluster, ask_master
 from penstock.errors import DevelopmentError
-from penstock.storage.private import only_one
 
 DEFAULT_PORT = 7077
 _STOP_SECONDS = 15.0
 _LEAVE_SECONDS = 10.0
 _VERSION = 1
+_FOLDER = ServiceFolder("spark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class ClusterStatus:
 
 
 def service_folder() -> Path:
-    return user_cache() / "dev" / "spark"
+    return _FOLDER.path
 
 
 def status() -> ClusterStatus:
@@ -70,7 +67,7 @@ def status() -> ClusterStatus:
 def up(*, workers: int = 2, cores: int = 1, memory: str = "1g", port: int | None = None) -> ClusterStatus:
     """Have a cluster running, started now or before. One that runs otherwise than it is asked for is a
     `DevelopmentError`: jobs may be using it."""
-    with _alone():
+    with _FOLDER.alone():
         now, state = status(), _read()
         if now.running and state is not None:
             wanted = {"workers": workers, "cores": cores, "memory": memory, "port": port or state["port"]}
@@ -83,11 +80,11 @@ def up(*, workers: int = 2, cores: int = 1, memory: str = "1g", port: int | None
                 )
             return now
         _end_all(state)
-        chosen, note = _choose(port)
+        chosen, note = choose_port(port, DEFAULT_PORT, "master")
         cluster = SparkCluster.start(service_folder(), workers=workers, cores=cores, memory=memory, port=chosen)
         servers = (cluster.master, *cluster.workers)
         cluster.detach()
-        _write(
+        _FOLDER.write(
             {
                 "version": _VERSION,
                 "port": chosen,
@@ -99,38 +96,20 @@ def up(*, workers: int = 2, cores: int = 1, memory: str = "1g", port: int | None
             }
         )
         found = status()
-        return found if not note else ClusterStatus(**{**_fields(found), "note": f"{note} {found.note}".strip()})
+        return replace(found, note=f"{note} {found.note}".strip())
 
 
 def down() -> ClusterStatus:
     """Have no cluster running. Jobs that use it lose their executors, and wait for a master."""
-    with _alone():
+    with _FOLDER.alone():
         was_running, state = status().running, _read()
         _end_all(state)
-        _state_file().unlink(missing_ok=True)
+        _FOLDER.forget()
         return ClusterStatus(False, folder=str(service_folder()), note="Stopped." if was_running else "It did not run.")
 
 
 def as_dict(status: ClusterStatus) -> dict[str, object]:
-    return _fields(status)
-
-
-def _fields(status: ClusterStatus) -> dict[str, Any]:
-    return {name: getattr(status, name) for name in ClusterStatus.__slots__}
-
-
-def _choose(port: int | None) -> tuple[int, str]:
-    wanted = DEFAULT_PORT if port is None else port
-    if is_free(wanted):
-        return wanted, ""
-    if port is not None:
-        raise DevelopmentError(
-            f"Port {port} is taken by another program.",
-            safe="Nothing was started.",
-            to_do="Stop that program, or leave --port out to get a free one.",
-        )
-    chosen = free_port()
-    return chosen, f"Port {wanted} is taken by another program, so this master has {chosen}."
+    return asdict(status)
 
 
 def _end_all(state: dict[str, Any] | None) -> None:
@@ -146,26 +125,9 @@ def _is_ours(process: list[Any]) -> bool:
     return processes.is_running(process[0], process[1])
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    service_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-    with only_one(service_folder() / "service.lock"):
-        yield
-
-
-def _state_file() -> Path:
-    return service_folder() / "state.json"
-
-
 def _read() -> dict[str, Any] | None:
     try:
-        state: dict[str, Any] = json.loads(_state_file().read_text(encoding="utf-8"))
+        state: dict[str, Any] = _FOLDER.read()
         return state if state["version"] == _VERSION else None
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None  # half-written or from elsewhere: as good as none, the next `up` writes it anew
-
-
-def _write(state: dict[str, Any]) -> None:
-    aside = _state_file().with_suffix(".new")
-    aside.write_text(json.dumps(state), encoding="utf-8")
-    aside.replace(_state_file())
+    except (KeyError, TypeError):
+        return None
