@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.cluster_chaos import chaos
-
-pytestmark = pytest.mark.long  # master, workers and executors take longer to start on two cores than all else here
 
 DEEDS = ("executor", "worker", "driver", "broker")
 
