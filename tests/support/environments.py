@@ -22,7 +22,8 @@ _READY = "ready"  # written last
 
 def environment(spark: str, python: str = sys.executable) -> Path:
     """The Python of an environment with that PySpark; made where there is none. `python`: a path, or a version that uv
-    finds on this machine."""
+    finds on this machine. Checkouts that have the same Python and the same lock share it."""
+    python = str(Path(python).resolve()) if os.path.isabs(python) else python
     wanted = [line for line in _locked() if not re.match(r"pyspark\W", line)]
     digest = hashlib.sha256("\n".join([*wanted, python]).encode()).hexdigest()[:8]
     folder = user_cache() / "environments" / f"spark-{spark}-{digest}"
@@ -60,3 +61,9 @@ def _uv(*arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+if __name__ == "__main__":
+    from penstock.spark.versions import VERSIONS
+
+    environment(VERSIONS[0].patch)
