@@ -116,6 +116,9 @@ def table(kept: dict[str, Any]) -> str:
     for one in kept.values():
         cells = [_cell(one["results"].get(theme, {})) for theme in THEMES]
         lines.append(f"| {one['spark']} | {one['python']} | " + " | ".join(cells) + f" | {one['date']} |")
+    ran = {one["spark"] for one in kept.values()}
+    missing = [one.patch for one in VERSIONS if one.patch not in ran]
+    lines += [f"| {patch} | | " + "not run | " * len(THEMES) + "|" for patch in missing]
     return "\n".join(lines)
 
 

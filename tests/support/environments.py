@@ -35,7 +35,7 @@ def environment(spark: str, python: str = sys.executable) -> Path:
             _uv("venv", "--quiet", "--python", python, str(folder))
             listed = folder / "locked.txt"
             listed.write_text("\n".join([*wanted, f"pyspark=={spark}"]))
-            _uv("pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), "-r", str(listed))
+            _install(folder / "bin" / "python", listed)
             (folder / _READY).touch()
     return folder / "bin" / "python"
 
@@ -50,16 +50,32 @@ def _locked() -> list[str]:
     return [line for line in told.splitlines() if line and not line.startswith("#")]
 
 
+def _install(python: Path, listed: Path) -> None:
+    """uv does not read pip's settings; where only pip's way leads to a package index, pip installs the same list."""
+    wanted = ["--quiet", "-r", str(listed)]
+    try:
+        _uv("pip", "install", "--python", str(python), *wanted)
+    except CommandFailed:
+        _run([sys.executable, "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check", *wanted])
+
+
 def _uv(*arguments: str) -> str:
     uv = Path(sys.executable).with_name("uv")
+    return _run([str(uv) if uv.exists() else "uv", *arguments])
+
+
+class CommandFailed(Exception):
+    """With what the command wrote about it."""
+
+
+def _run(command: list[str]) -> str:
     # Compiled when it is first imported: most of what is installed is not.
     own = {**os.environ, "UV_PYTHON_DOWNLOADS": "never", "UV_COMPILE_BYTECODE": "0"}
     own.pop("UV_PROJECT_ENVIRONMENT", None)
     own.pop("VIRTUAL_ENV", None)
-    done = subprocess.run(
-        [str(uv) if uv.exists() else "uv", *arguments], cwd=ROOT, env=own, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise CommandFailed(f"{' '.join(command)}\n{done.stderr}")
     return done.stdout
 
 

@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 
 from tests.support.environments import ROOT, variables
 
+SECONDS = 240  # a source that does not know where it stands makes a job that waits for ever
+
 
 def run_under(python: Path, what: str, folder: Path, **more: str) -> None:
     """In a process of that Python's environment, which must end well. `more`: variables that it finds set."""
@@ -18,6 +20,7 @@ def run_under(python: Path, what: str, folder: Path, **more: str) -> None:
         env={**variables(python), **more},
         capture_output=True,
         text=True,
+        timeout=SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
