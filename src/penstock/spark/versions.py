@@ -98,7 +98,7 @@ VERSIONS = (
     SparkVersion((4, 1), "4.1.4", _ROOMS, "spark-kafka-4.1", **_OLD, tells_trigger=True),
     SparkVersion((4, 2), "4.2.1", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, **_NEW),
     # The repositories have no connector of 4.3 yet: it gets that of 4.2.
-    SparkVersion((4, 3), "4.3.0", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, **_NEW, tried=False),
+    SparkVersion((4, 3), "4.3.0", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, **_NEW),
 )
 """Those that are known, oldest first."""
 
