@@ -54,7 +54,12 @@ $(VENV)/.jars: $(VENV)/.ready src/penstock/spark/jars.lock.json
 demo: setup ## Kill a job again and again, and see every row come out exactly once
 	@$(BIN)/penstock demo
 
-test: setup lint typecheck ## Everything: lint, types, all tests
+# The oldest Spark that is supported, for the one test on it: 400 MB, once, in the user's cache.
+$(VENV)/.oldest: $(VENV)/.ready src/penstock/spark/versions.py
+	@$(BIN)/python -m tests.support.environments
+	@touch $@
+
+test: setup $(VENV)/.oldest lint typecheck ## Everything: lint, types, all tests
 	$(PYTEST) tests -m "not long" $(SIDE_BY_SIDE) --durations=25
 
 long: setup ## Tests that repeat a promise in another place, left out of make test for time

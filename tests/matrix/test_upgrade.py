@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from penstock.spark.versions import VERSIONS, installed_version
-from tests.support.environments import ROOT, environment, variables
+from tests.support.environments import environment
 from tests.support.jobs.upgraded import BACKENDS, KEYS, KINDS, PER_EPOCH
+from tests.support.upgraded import counts_in, run_under
 
 OLDER = "PENSTOCK_OLDER_PYTHON"
 """The Python of an environment with the version before; set by `make matrix`."""
@@ -33,16 +32,19 @@ def older() -> Path:
 @pytest.mark.core("upgrade")
 @pytest.mark.timeout(600)  # two sessions, twelve starts of a query; the first time also 400 MB of another Spark
 def test_the_next_version_takes_up_what_the_one_before_left(older: Path, tmp_path: Path) -> None:
-    _run(older, "leave", tmp_path)
+    run_under(older, "leave", tmp_path)
+    decided = {}
     for backend in BACKENDS:
         commits = {int(path.name) for path in _log(tmp_path, backend).joinpath("commits").glob("[0-9]*")}
         offsets = {int(path.name) for path in _log(tmp_path, backend).joinpath("offsets").glob("[0-9]*")}
         assert max(offsets) == max(commits) + 1, "the last epoch is decided and not committed"
+        decided[backend] = max(offsets)
 
-    _run(Path(sys.executable), "go-on", tmp_path)
+    run_under(Path(sys.executable), "go-on", tmp_path)
     per_key = PER_EPOCH // KEYS
     for backend in BACKENDS:
-        whole = _counts(tmp_path / backend / "main")
+        assert json.loads((tmp_path / backend / "recovered").read_text()) == ["finished", decided[backend] + 1]
+        whole = counts_in(tmp_path / backend / "main")
         assert len(whole) == KEYS
         for made in whole.values():
             assert made == list(range(per_key, len(made) * per_key + 1, per_key)), "none lost, none doubled"
@@ -54,29 +56,12 @@ def test_the_next_version_takes_up_what_the_one_before_left(older: Path, tmp_pat
                 continue
             saved = json.loads((Path((tmp_path / backend / kind).read_text()) / "_metadata").read_text())["body"]
             first = (saved["queries"]["counts"]["epoch"] + 2) * per_key
-            for made in _counts(out).values():
+            found = counts_in(out)
+            assert len(found) == KEYS
+            for made in found.values():
                 assert made == list(range(first, first + len(made) * per_key, per_key)), "on from the savepoint"
-
-
-def _run(python: Path, what: str, folder: Path) -> None:
-    done = subprocess.run(
-        [str(python), "-m", "tests.support.jobs.upgraded", what, str(folder)],
-        cwd=ROOT,
-        env=variables(python),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def _log(folder: Path, backend: str) -> Path:
     (found,) = folder.glob(f"{backend}/checkpoints-main/upgraded/counts/spark*")
     return found
-
-
-def _counts(folder: Path) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for path in folder.glob("part-*"):
-        for row in pq.read_table(path).to_pylist():
-            found.setdefault(row["key"], []).append(row["count"])
-    return {key: sorted(made) for key, made in found.items()}

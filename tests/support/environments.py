@@ -22,7 +22,8 @@ _READY = "ready"  # written last
 
 def environment(spark: str, python: str = sys.executable) -> Path:
     """The Python of an environment with that PySpark; made where there is none. `python`: a path, or a version that uv
-    finds on this machine."""
+    finds on this machine. Checkouts that have the same Python and the same lock share it."""
+    python = str(Path(python).resolve()) if os.path.isabs(python) else python
     wanted = [line for line in _locked() if not re.match(r"pyspark\W", line)]
     digest = hashlib.sha256("\n".join([*wanted, python]).encode()).hexdigest()[:8]
     folder = user_cache() / "environments" / f"spark-{spark}-{digest}"
@@ -34,7 +35,7 @@ def environment(spark: str, python: str = sys.executable) -> Path:
             _uv("venv", "--quiet", "--python", python, str(folder))
             listed = folder / "locked.txt"
             listed.write_text("\n".join([*wanted, f"pyspark=={spark}"]))
-            _uv("pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), "-r", str(listed))
+            _install(folder / "bin" / "python", listed)
             (folder / _READY).touch()
     return folder / "bin" / "python"
 
@@ -49,14 +50,36 @@ def _locked() -> list[str]:
     return [line for line in told.splitlines() if line and not line.startswith("#")]
 
 
+def _install(python: Path, listed: Path) -> None:
+    """uv does not read pip's settings; where only pip's way leads to a package index, pip installs the same list."""
+    wanted = ["--quiet", "-r", str(listed)]
+    try:
+        _uv("pip", "install", "--python", str(python), *wanted)
+    except CommandFailed:
+        _run([sys.executable, "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check", *wanted])
+
+
 def _uv(*arguments: str) -> str:
     uv = Path(sys.executable).with_name("uv")
+    return _run([str(uv) if uv.exists() else "uv", *arguments])
+
+
+class CommandFailed(Exception):
+    """With what the command wrote about it."""
+
+
+def _run(command: list[str]) -> str:
     # Compiled when it is first imported: most of what is installed is not.
     own = {**os.environ, "UV_PYTHON_DOWNLOADS": "never", "UV_COMPILE_BYTECODE": "0"}
     own.pop("UV_PROJECT_ENVIRONMENT", None)
     own.pop("VIRTUAL_ENV", None)
-    done = subprocess.run(
-        [str(uv) if uv.exists() else "uv", *arguments], cwd=ROOT, env=own, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise CommandFailed(f"{' '.join(command)}\n{done.stderr}")
     return done.stdout
+
+
+if __name__ == "__main__":
+    from penstock.spark.versions import VERSIONS
+
+    environment(VERSIONS[0].patch)

@@ -66,7 +66,7 @@ class SparkVersion:
     #: Whether `commits/N` may be written where the log holds no example of it: its format is known to be v1, with a
     #: watermark and nothing else, as long as the state's format is 1.
     log_known: bool = True
-    #: Whether the core of the suite has passed on it.
+    #: Whether the core of the suite has passed on it: docs/reference/versions.json.
     tried: bool = True
 
     @property
@@ -94,11 +94,11 @@ _OLD = {"read_limits": False, "partition_groups": True}
 _NEW = {"read_limits": True, "tells_trigger": True}
 
 VERSIONS = (
-    SparkVersion((4, 0), "4.0.5", _FLAT, "spark-kafka-4.0", **_OLD, tells_trigger=False, tried=False),
-    SparkVersion((4, 1), "4.1.4", _ROOMS, "spark-kafka-4.1", **_OLD, tells_trigger=True, tried=False),
+    SparkVersion((4, 0), "4.0.5", _FLAT, "spark-kafka-4.0", **_OLD, tells_trigger=False),
+    SparkVersion((4, 1), "4.1.4", _ROOMS, "spark-kafka-4.1", **_OLD, tells_trigger=True),
     SparkVersion((4, 2), "4.2.1", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, **_NEW),
     # The repositories have no connector of 4.3 yet: it gets that of 4.2.
-    SparkVersion((4, 3), "4.3.0", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, **_NEW, tried=False),
+    SparkVersion((4, 3), "4.3.0", {**_ROOMS, **_REPARTITION}, KAFKA_JARS, **_NEW),
 )
 """Those that are known, oldest first."""
 

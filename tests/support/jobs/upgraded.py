@@ -2,6 +2,7 @@
 
     python -m tests.support.jobs.upgraded leave FOLDER     counts, dies after a decision, and leaves savepoints
     python -m tests.support.jobs.upgraded go-on FOLDER     goes on from all of it
+    python -m tests.support.jobs.upgraded survive FOLDER   dies after a decision, goes on to the end of its rows
 
 For each backend `FOLDER/<backend>` has a checkpoint whose last epoch is decided and not committed, and native and
 canonical savepoints of it. What comes out in the end is looked at by whoever started both.
@@ -19,13 +20,13 @@ from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy,
 from penstock.config.load import OPTIONS_VARIABLE
 from penstock.spark.session import session
 from penstock.spark.versions import version_of
-from tests.support.running import Watched
+from tests.support.running import Event, Watched
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BACKENDS = {"hashmap": StateBackend.hashmap(), "rocksdb": StateBackend.rocksdb()}
-KEYS, PER_EPOCH = 10, 100
+KEYS, PER_EPOCH, EPOCHS = 10, 100, 5
 KINDS = ("native", "canonical")
 
 
@@ -50,15 +51,36 @@ def leave(spark: SparkSession, folder: Path) -> None:
             run.committed(2)
             for kind in KINDS:
                 (place / kind).write_text(run.job.savepoint(str(place / "savepoints"), kind=kind))
-        os.environ[failpoints.VARIABLE] = "epoch.decided=raise"
+        die(build(spark, place, backend, "main"), "epoch.decided=raise")
+
+
+def die(job: Job, point: str) -> None:
+    """Run the job until it fails there."""
+    os.environ[failpoints.VARIABLE] = point
+    failpoints.reload()
+    try:
+        job.run()
+    except failpoints.InjectedFault:
+        return
+    finally:
+        del os.environ[failpoints.VARIABLE]
         failpoints.reload()
-        try:
-            build(spark, place, backend, "main").run()
-        except Exception as error:
-            print("died:", type(error).__name__)  # noqa: T201 - whoever started this reads it where something fails
-        finally:
-            del os.environ[failpoints.VARIABLE]
-            failpoints.reload()
+    raise AssertionError(f"the job did not pass {point}")
+
+
+def survive(spark: SparkSession, folder: Path) -> None:
+    for backend in BACKENDS:
+        rows = EPOCHS * PER_EPOCH
+        die(build(spark, folder / backend, backend, "main", rows), "epoch.decided=raise@2")
+        events: list[Event] = []
+        build(spark, folder / backend, backend, "main", rows).run(on_event=events.append)
+        keep_recovery(folder / backend, events)
+
+
+def keep_recovery(place: Path, events: list[Event]) -> None:
+    """What recovery came to, and the epoch that it went on with."""
+    (recovered,) = [one for one in events if one["event"] == "recovered"]
+    (place / "recovered").write_text(json.dumps([recovered["action"], recovered["epoch"]]))
 
 
 def go_on(spark: SparkSession, folder: Path) -> None:
@@ -66,6 +88,7 @@ def go_on(spark: SparkSession, folder: Path) -> None:
         place = folder / backend
         with Watched(build(spark, place, backend, "main")) as run:
             run.committed(2)
+        keep_recovery(place, run.events)
         for kind in KINDS:
             if kind == "canonical" and backend == "rocksdb" and not version_of(spark).rewrites_rocksdb:
                 continue  # refused, in so many words: tests/unit/spark/test_versions.py
@@ -80,7 +103,7 @@ def main() -> None:
     what, folder = sys.argv[1], Path(sys.argv[2])
     conf = {"spark.master": "local[2]", "spark.sql.streaming.minBatchesToRetain": "100"}
     spark = session("upgraded", conf=conf, jars=(), local_storage=True)
-    {"leave": leave, "go-on": go_on}[what](spark, folder)
+    {"leave": leave, "go-on": go_on, "survive": survive}[what](spark, folder)
     spark.stop()
 
 

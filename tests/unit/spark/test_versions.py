@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from pathlib import Path
@@ -52,6 +53,13 @@ def test_a_version_that_nobody_has_tried_is_said_once(
             versions.warn_if_untried(text)
     (said,) = caplog.records
     assert "has not passed on Spark 4.9.0 yet" in said.getMessage()
+
+
+def test_tried_is_what_the_matrix_has_passed_on() -> None:
+    kept = json.loads((ROOT / "docs" / "reference" / "versions.json").read_text()).values()
+    passed = {find_version(one["spark"]).name for one in kept if one["exit"] == 0}
+    locked = find_version(re.findall(r'name = "pyspark"\nversion = "(.+)"', (ROOT / "uv.lock").read_text())[0])
+    assert {one.name for one in VERSIONS if one.tried} == passed | {locked.name}  # make test runs on the locked one
 
 
 def test_the_requirement_names_the_oldest_version() -> None:
