@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import py4j
 import pyspark
 import pytest
 
@@ -80,9 +79,8 @@ def test_executors_without_the_package(
     """With Penstock's daemon, which such a Python cannot even start, and with Spark's, which lives to be asked."""
     libraries = tmp_path / "libraries"
     libraries.mkdir()
-    for library in (pyspark, py4j):
-        folder = Path(library.__file__).parent
-        (libraries / folder.name).symlink_to(folder)
+    for name in ("pyspark", "py4j"):
+        (libraries / name).symlink_to(Path(pyspark.__file__).parents[1] / name)
     bare = tmp_path / "python3"
     bare.write_text(f'#!/bin/sh\nPYTHONPATH={libraries} exec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
