@@ -3,14 +3,18 @@ a start whose executors have nothing but what is shipped to them."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from penstock import processes
+from penstock.caches import user_cache
 from penstock.dev.servers.host import free_port
 from penstock.dev.servers.spark import SparkCluster, SparkWorker
+from penstock.spark.python_daemon import MODULE
 from tests.support.case import SCRIPT, Case
 from tests.support.cluster_chaos import CONF, EXECUTOR_MEMORY
 from tests.support.processes import JobProcess, command
@@ -68,14 +72,20 @@ def test_workers_without_memory_are_waited_for(on: Callable[..., Case], cluster:
         one.finish(run)
 
 
-def test_executors_without_the_package(on: Callable[..., Case], cluster: SparkCluster, tmp_path: Path) -> None:
-    """With Penstock's daemon, which such a Python cannot even start, and with Spark's."""
-    bare = tmp_path / "bare" / "python3"
-    bare.parent.mkdir()
-    bare.write_text('#!/bin/sh\nunset PYTHONPATH\nexec /usr/bin/env -i PATH="$PATH" python3 -S "$@"\n')
+@pytest.mark.parametrize(("daemon", "said"), [(MODULE, "lacks the package"), ("pyspark.daemon", "cannot import what")])
+def test_executors_without_the_package(
+    on: Callable[..., Case], cluster: SparkCluster, tmp_path: Path, daemon: str, said: str
+) -> None:
+    """With Penstock's daemon, which such a Python cannot even start, and with Spark's, which lives to be asked."""
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    for name in ("pyspark", "py4j"):
+        (libraries / name).symlink_to(Path(pyspark.__file__).parents[1] / name)
+    bare = tmp_path / "python3"
+    bare.write_text(f'#!/bin/sh\nPYTHONPATH={libraries} exec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
-    one = on(cluster.url)
-    refused(one.start(PYSPARK_PYTHON=str(bare)), "ExecutorMismatch", "penstock pack")
+    one = on(cluster.url, **{"spark.python.daemon.module": daemon})
+    refused(one.start(PYSPARK_PYTHON=str(bare)), "ExecutorMismatch", said, "penstock pack")
 
 
 def test_executors_with_another_version(on: Callable[..., Case], cluster: SparkCluster, tmp_path: Path) -> None:
@@ -94,20 +104,21 @@ def test_a_python_that_is_not_there(on: Callable[..., Case], cluster: SparkClust
     refused(run, "ExecutorMismatch", "has no Python where it was told to look for it: /nowhere/bin/python3")
 
 
-def test_executors_run_out_of_what_is_shipped(
-    on: Callable[..., Case], cluster: SparkCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_executors_run_out_of_what_is_shipped(on: Callable[..., Case], cluster: SparkCluster, tmp_path: Path) -> None:
     """`penstock run --master … --pack`: interpreter, package and client libraries come from the archive."""
-    one = on(cluster.url)
+    one = on(cluster.url, **{"spark.executorEnv.PYTHONPATH": ""})  # else they would find the package where we do
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "jars").symlink_to(user_cache() / "jars")
     one.source.feed(100)
     config = one.config.write(one.folder / "config.json")
     arguments = [MAIN, "run", "--no-supervise", "--master", cluster.url, "--pack", str(SCRIPT), str(config)]
-    with JobProcess(Path("-c"), arguments, one.folder, environment={"PENSTOCK_CACHE": str(tmp_path)}) as run:
+    with JobProcess(Path("-c"), arguments, one.folder, environment={"PENSTOCK_CACHE": str(cache)}) as run:
         one.wait_visible(run, 2 * PATIENCE)
         worker = cluster.workers[0].pid
         daemons = [text for pid in processes.session_members(worker) if "daemon" in (text := command(pid))]
         assert daemons
         assert all("/penstock-env/bin/python" in text for text in daemons), daemons
         one.finish(run)
-    [archive] = (tmp_path / "packs").glob("penstock-*.tar.gz")
+    [archive] = (cache / "packs").glob("penstock-*.tar.gz")
     assert archive.stat().st_size > 0

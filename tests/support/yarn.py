@@ -92,7 +92,7 @@ class Application:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         found = re.search(r"Submitted application (application_\d+_\d+)", done.stderr)
-        assert found is not None, done.stderr[-4000:]
+        assert found is not None, f"spark-submit ended with {done.returncode}\n{done.stderr[-4000:]}"
         return cls(hadoop, found[1], events)
 
     def attempt(self, number: int) -> tuple[NodeManager, str]:

@@ -75,10 +75,10 @@ def require_alike(found: Sequence[Found], version: str) -> None:
     for one in found:
         if tuple(one.python.split(".")[:2]) != own:
             raise mismatch(f"Executors on {one.host} run Python {one.python}, the driver {platform.python_version()}.")
+        if one.version not in (None, version):  # which is also why they lack what the driver's has
+            raise mismatch(f"Executors on {one.host} have Penstock {one.version}, the driver {version}.")
         if one.missing is not None:
             raise mismatch(f"Executors on {one.host} cannot import what the job needs: {one.missing}.")
-        if one.version != version:
-            raise mismatch(f"Executors on {one.host} have Penstock {one.version}, the driver {version}.")
 
 
 def _ask(context: Any, modules: Sequence[str]) -> list[Found]:

@@ -22,7 +22,8 @@ _ANSWER_SECONDS = 10.0  # a master that is just being restarted is back by then
 _CONNECT_SECONDS = 3.0
 _POLL_SECONDS = 0.25
 _NO_MASTER = re.compile(r"All masters are unresponsive|Master removed our application|error from cluster scheduler")
-_BAD_MASTER = re.compile(r"Could not parse Master URL|Invalid master URL|Master must either be")
+_KINDS = ("spark", "k8s", "local")
+_BAD_MASTER = re.compile(r"Could not parse Master URL|Invalid master URL")
 
 
 def is_local(master: str) -> bool:
@@ -54,6 +55,12 @@ def require_shared(location: str, spark: SparkSession, *, is_shared: bool) -> No
     )
 
 
+def require_known(master: str) -> None:
+    """Refuse what Spark takes for no master at all, before Java is started: it would end with a stack trace."""
+    if master != "yarn" and not master.startswith(_KINDS):
+        raise _unknown(master)
+
+
 def require_answer(master: str) -> None:
     """Wait a moment for a standalone master to answer, `ClusterUnavailable` if none does. Of another kind of master
     nothing is asked here."""
@@ -79,11 +86,7 @@ def cluster_errors(master: str) -> Iterator[None]:
     except Exception as error:
         text = str(error)
         if _BAD_MASTER.search(text):
-            raise ConfigurationError(
-                f"Spark knows no master such as {master!r}.",
-                safe="nothing was started.",
-                to_do="write local[4], spark://HOST:PORT or yarn.",
-            ) from error
+            raise _unknown(master) from error
         if _NO_MASTER.search(text):
             raise ClusterUnavailable(
                 f"The Spark master at {master} does not take the job: it is down, hung, or of another Spark version.",
@@ -91,6 +94,14 @@ def cluster_errors(master: str) -> Iterator[None]:
                 to_do="see the master's page and log; it must run the Spark version of this PySpark.",
             ) from error
         raise
+
+
+def _unknown(master: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"Spark knows no master such as {master!r}.",
+        safe="nothing was started.",
+        to_do="write local[4], spark://HOST:PORT or yarn.",
+    )
 
 
 def _hosts(master: str) -> list[tuple[str, int]]:

@@ -26,7 +26,7 @@ from penstock.spark.connect import refuse_connect
 from penstock.spark.java import find_java, wrapped_home
 from penstock.spark.launch import conf_folder, start_java
 from penstock.spark.local_files import CHECKSUM_FILES
-from penstock.spark.masters import cluster_errors, require_answer, runs_here
+from penstock.spark.masters import cluster_errors, require_answer, require_known, runs_here
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.session_jars import brings_jars, ensure_jars, paths_to_give, sets_to_bring
 from penstock.spark.settings import remember_defaults, warn_overridden
@@ -82,6 +82,7 @@ def session(
     warn_if_untried(installed_text())
     running = running_session()
     if running is None:
+        require_known(asked.get("spark.master", "local"))
         os.environ["JAVA_HOME"] = str(find_java().home)
         sets = sets_to_bring(jars)
         given = _given(asked, archive=class_archive, jars=() if brings_jars(asked) else sets)

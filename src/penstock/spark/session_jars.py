@@ -32,8 +32,9 @@ def sets_to_bring(jars: Iterable[str]) -> list[str]:
 
 def brings_jars(conf: Mapping[str, str]) -> bool:
     """Whether the user has jars, which may be others of the same connector: those must come before ours, as they do
-    where ours are given to Spark, and not where ours stand on the class path."""
-    if any(key.startswith(_SIGNS) for key in conf):
+    where ours are given to Spark, and not where ours stand on the class path. Taken to be so under spark-submit: its
+    Java runs already, and a container of YARN has no folder of Spark's to look into."""
+    if _BY_SUBMIT in os.environ or any(key.startswith(_SIGNS) for key in conf):
         return True
     defaults = conf_folder() / "spark-defaults.conf"
     try:

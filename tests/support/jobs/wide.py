@@ -79,11 +79,11 @@ def build(config: Wide) -> Job:
         restart=RestartStrategy.fixed_delay(attempts=1000, delay="50ms"),
         conf=config.conf,
     )
-    number = f.get_json_object(f.col("value").cast("string"), "$.id").cast("bigint")
 
     def read(uid: str) -> DataFrame:
-        source = KafkaSource(config.source, servers=config.servers)
-        return job.read(source, uid=uid).select(number.alias(f"{uid}_id"))
+        rows = job.read(KafkaSource(config.source, servers=config.servers), uid=uid)
+        number = f.get_json_object(f.col("value").cast("string"), "$.id").cast("bigint")
+        return rows.select(number.alias(f"{uid}_id"))
 
     left, right = read("left"), read("right")
     joined = left.join(right, left.left_id == right.right_id).select(f.col("left_id").alias("id"))

@@ -36,6 +36,7 @@ def test_executors_like_the_driver_are_taken() -> None:
         ({"version": "0.0.9"}, r"on w1 have Penstock 0\.0\.9, the driver 0\.1\.0"),
         ({"version": None, "missing": "ModuleNotFoundError: No module named 'penstock'"}, "No module named 'penstock'"),
         ({"missing": "ModuleNotFoundError: No module named 'redis'"}, "No module named 'redis'"),
+        ({"version": "0.0.9", "missing": "No module named 'penstock.new'"}, r"on w1 have Penstock 0\.0\.9"),
     ],
 )
 def test_one_that_differs_is_named(other: dict[str, Any], named: str) -> None:

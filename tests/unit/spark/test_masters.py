@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from penstock.errors import ClusterUnavailable, ConfigurationError
-from penstock.spark import masters
-from penstock.spark.masters import cluster_errors, require_answer, runs_here
+from penstock.spark import masters, session
+from penstock.spark.masters import cluster_errors, require_answer, require_known, runs_here
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,24 @@ def test_a_master_that_is_down_is_named_and_worth_another_try(monkeypatch: pytes
     assert down.value.retryable
     assert not down.value.checkpoint_only
     assert down.value.to_do
+
+
+def test_what_is_no_master_is_refused_before_java_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java would end with a stack trace, and PySpark say no more than that it has."""
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.setenv(name, sys.executable)
+    monkeypatch.setattr(session, "running_session", lambda: None)
+    monkeypatch.setattr(session, "find_java", lambda: pytest.fail("it looks for Java"))
+    with pytest.raises(ConfigurationError, match="knows no master such as 'sparc:"):
+        session.session("job", conf={"spark.master": "sparc://h:7077"}, jars=(), local_storage=False)
+
+
+def test_masters_that_spark_knows() -> None:
+    for master in ("local", "local[2]", "local-cluster[2,1,1024]", "spark://h:7077", "yarn", "k8s://https://h:6443"):
+        require_known(master)
+    for other in ("sparc://h:7077", "yarn-client", "h:7077", ""):
+        with pytest.raises(ConfigurationError, match="knows no master"):
+            require_known(other)
 
 
 def test_what_spark_says_of_a_master_is_named() -> None:

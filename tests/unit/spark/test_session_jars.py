@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
-from pyspark import SparkContext
+from pyspark import SparkContext, find_spark_home
 
 from penstock.spark import session_jars
 from penstock.spark.masters import runs_tasks_itself
@@ -34,6 +35,14 @@ def test_jars_of_the_users_come_before_ours(conf: Path) -> None:
     (conf / "spark-defaults.conf").write_text("spark.executor.memory 1g\n")
     assert not session_jars.brings_jars({})
     (conf / "spark-defaults.conf").write_text("spark.jars.packages a:b:1\n")
+    assert session_jars.brings_jars({})
+
+
+def test_under_spark_submit_nobody_looks_for_the_folder_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark ends the process where it finds none, and a container of YARN has only its zip."""
+    monkeypatch.delenv("SPARK_CONF_DIR")
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setattr(find_spark_home, "_find_spark_home", lambda: sys.exit(-1))
     assert session_jars.brings_jars({})
 
 
