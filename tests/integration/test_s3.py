@@ -66,8 +66,10 @@ def test_a_job_lives_and_recovers_on_s3(server: S3Server) -> None:
 
 def test_of_two_drivers_that_race_each_gets_generations_of_its_own(server: S3Server) -> None:
     racers = [start(server, "racer") for _ in range(2)]
-    generations = [number for racer in racers for number in told_by(racer)["generations"]]
-    assert sorted(generations) == list(range(1, len(generations) + 1)), "no number twice, and none left out"
+    one, other = [told_by(racer)["generations"] for racer in racers]
+    assert sorted(one + other) == list(range(1, len(one + other) + 1)), "no number twice, and none left out"
+    assert min(one) < max(other), "they raced"
+    assert min(other) < max(one), "they raced"
 
 
 def test_savepoints_on_s3(server: S3Server) -> None:

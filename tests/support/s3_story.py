@@ -24,9 +24,10 @@ from penstock.storage.open import storage_at, tree_at
 from penstock.storage.s3 import S3Folder
 from tests.support.hdfs_story import outcome_of, savepoints
 from tests.support.running import Numbers
+from tests.support.waiting import until
 
 ROWS = 1_500
-REGISTRATIONS = 10
+RACERS, REGISTRATIONS = 2, 10
 LAKE = "s3a://lake"
 
 
@@ -38,7 +39,10 @@ def connect() -> Any:
 
 
 def racer() -> dict[str, Any]:
-    ledger = ledger_at(f"{LAKE}/raced", connect(), retained=10)
+    spark = connect()
+    ledger, meeting = ledger_at(f"{LAKE}/raced", spark, retained=10), storage_at(f"{LAKE}/meeting", spark)
+    meeting.create(f"racers/{os.getpid()}", b"here")
+    until(lambda: len(meeting.list("racers")) == RACERS, "all racers to be here")
     return {"generations": [ledger.register({"sources": []}) for _ in range(REGISTRATIONS)]}
 
 

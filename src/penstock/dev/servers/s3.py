@@ -133,6 +133,7 @@ class S3Server(Server):
             "-master.telemetry=false",
             "-master.volumeSizeLimitMB=256",  # it lays volumes out before it fills them
             "-volume.max=40",
+            "-volume.preStopSeconds=0",  # nobody else's reads are to be led elsewhere before it stops
         ]
 
     def _answers(self) -> bool:

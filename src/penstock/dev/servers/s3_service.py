@@ -15,7 +15,6 @@ from penstock.dev.servers.service import Status
 from penstock.errors import DevelopmentError
 
 DEFAULT_PORT = 8333
-_STOP_SECONDS = 15.0
 _HINT = "Its keys are in s3.json in its folder."
 _FOLDER = ServiceFolder("s3")
 
@@ -80,7 +79,7 @@ def _read() -> tuple[int, int] | None:
 def _end() -> None:
     started = _read()
     if started is not None and _is_ours(started[0]):
-        end_process(started[0], _STOP_SECONDS)
+        end_process(started[0], S3Server.stop_seconds)
 
 
 def _is_ours(pid: int) -> bool:
