@@ -17,6 +17,7 @@ from penstock.dev.servers.spark import SparkCluster, SparkWorker
 from penstock.spark.python_daemon import MODULE
 from tests.support.case import SCRIPT, Case
 from tests.support.cluster_chaos import CONF, EXECUTOR_MEMORY
+from tests.support.environments import another_python
 from tests.support.processes import JobProcess, command
 from tests.support.supervised import MAIN
 from tests.support.waiting import until
@@ -77,15 +78,28 @@ def test_executors_without_the_package(
     on: Callable[..., Case], cluster: SparkCluster, tmp_path: Path, daemon: str, said: str
 ) -> None:
     """With Penstock's daemon, which such a Python cannot even start, and with Spark's, which lives to be asked."""
-    libraries = tmp_path / "libraries"
+    one = on(cluster.url, **{"spark.python.daemon.module": daemon})
+    refused(one.start(PYSPARK_PYTHON=bare(sys.executable, tmp_path)), "ExecutorMismatch", said, "penstock pack")
+
+
+def test_executors_with_another_python(on: Callable[..., Case], cluster: SparkCluster, tmp_path: Path) -> None:
+    other = another_python()
+    if other is None:
+        pytest.skip("this machine has one Python only")
+    one = on(cluster.url, **{"spark.python.daemon.module": "pyspark.daemon"})
+    refused(one.start(PYSPARK_PYTHON=bare(other, tmp_path)), "ExecutorMismatch", "not the driver's", "penstock pack")
+
+
+def bare(python: str, folder: Path) -> str:
+    """A program that starts that interpreter with nothing but PySpark."""
+    libraries = folder / "libraries"
     libraries.mkdir()
     for name in ("pyspark", "py4j"):
         (libraries / name).symlink_to(Path(pyspark.__file__).parents[1] / name)
-    bare = tmp_path / "python3"
-    bare.write_text(f'#!/bin/sh\nPYTHONPATH={libraries} exec {sys.executable} -S "$@"\n')
-    bare.chmod(0o755)
-    one = on(cluster.url, **{"spark.python.daemon.module": daemon})
-    refused(one.start(PYSPARK_PYTHON=str(bare)), "ExecutorMismatch", said, "penstock pack")
+    program = folder / "python3"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={libraries} exec {python} -S "$@"\n')
+    program.chmod(0o755)
+    return str(program)
 
 
 def test_executors_with_another_version(on: Callable[..., Case], cluster: SparkCluster, tmp_path: Path) -> None:

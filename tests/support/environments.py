@@ -5,6 +5,7 @@ All else in them is what the lock says, so that a difference is Spark's, or Pyth
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -43,6 +44,19 @@ def environment(spark: str, python: str = sys.executable) -> Path:
 def variables(python: Path) -> dict[str, str]:
     """What a process of that environment must find set, to run this checkout."""
     return {**os.environ, "PYSPARK_PYTHON": str(python), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+
+
+def another_python() -> str | None:
+    """An interpreter of this machine with another minor version than this one's, if it has any: on the path, or
+    installed beside this one."""
+    names = [f"python3.{minor}" for minor in range(11, 15) if minor != sys.version_info.minor]
+    beside = Path(sys.base_prefix).parent
+    found = [str(path) for name in names for path in beside.glob(f"*/bin/{name}")]
+    for program in [*found, *filter(None, map(shutil.which, names))]:
+        with contextlib.suppress(CommandFailed):  # a name on the path need not lead to a program
+            _run([program, "-c", ""])
+            return program
+    return None
 
 
 def _locked() -> list[str]:
