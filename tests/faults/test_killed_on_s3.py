@@ -20,18 +20,15 @@ from penstock.storage.s3 import S3Folder
 from tests.support.jobs import on_s3
 from tests.support.points import DRIVER, WORKER
 from tests.support.processes import JobProcess
+from tests.support.s3_lake import lake
 from tests.support.waiting import until
 
-boto3 = pytest.importorskip("boto3")
 pytestmark = pytest.mark.long  # a start of Spark for every point
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[S3Server]:
-    with S3Server.start(tmp_path / "s3") as started, pytest.MonkeyPatch.context() as patch:
-        for name, value in started.environment().items():
-            patch.setenv(name, value)
-        boto3.session.Session().client("s3").create_bucket(Bucket="lake")
+    with lake(tmp_path / "s3") as started:
         yield started
 
 

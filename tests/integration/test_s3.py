@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from penstock.dev.servers.s3 import S3Server
+from tests.support.s3_lake import lake
 from tests.support.s3_proxy import S3Proxy
 
-boto3 = pytest.importorskip("boto3")
 pytestmark = pytest.mark.long  # the contract of the file sink, in every run, is on the same server
 
 ROOT = Path(__file__).parents[2]
@@ -23,10 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[S3Server]:
-    with S3Server.start(tmp_path / "s3") as started, pytest.MonkeyPatch.context() as patch:
-        for name, value in started.environment().items():
-            patch.setenv(name, value)
-        boto3.session.Session().client("s3").create_bucket(Bucket="lake")
+    with lake(tmp_path / "s3") as started:
         yield started
 
 

@@ -39,11 +39,15 @@ def connect() -> Any:
 
 
 def racer() -> dict[str, Any]:
+    """The racers meet before each registration: one alone could be through before the other has begun."""
     spark = connect()
     ledger, meeting = ledger_at(f"{LAKE}/raced", spark, retained=10), storage_at(f"{LAKE}/meeting", spark)
-    meeting.create(f"racers/{os.getpid()}", b"here")
-    until(lambda: len(meeting.list("racers")) == RACERS, "all racers to be here")
-    return {"generations": [ledger.register({"sources": []}) for _ in range(REGISTRATIONS)]}
+    generations = []
+    for turn in range(REGISTRATIONS):
+        meeting.create(f"turn-{turn}/{os.getpid()}", b"here")
+        until(lambda: len(meeting.list(f"turn-{turn}")) == RACERS, "all racers to be here")  # noqa: B023
+        generations.append(ledger.register({"sources": []}))
+    return {"generations": generations}
 
 
 def unconditional() -> dict[str, Any]:
