@@ -13,9 +13,11 @@ After every step:
    same if all that is open expires before that run.
 6. Nobody writes `commits/N` without having been told of every writer that it is visible: unknown is no proof.
 7. The rows that are visible of an epoch are those before its barrier, also when the log was lost in a power cut, and
-   nobody replaces the barrier of an epoch that is visible.
+   nobody replaces the barrier of an epoch that is visible; and they begin where those of the epoch before have ended.
 8. Nobody who ends what a job has left aborts a transaction that a decision names which counts then.
-9. Nobody ever finds a decision that counts among what another run swept: only the other system loses transactions.
+9. A run never ends because of a generation that its own process has registered.
+10. The newest run, as long as it lives, leaves nothing open that an older one has opened, whenever that was.
+11. Nobody ever finds a decision that counts among what another run swept: only the other system loses transactions.
 
 And about state, where the plan is not deterministic: once `commits/N` is written, the state of N was left by the very
 execution that is visible, **unless** a run that was superseded already went on executing and wrote over it. Spark's
@@ -57,6 +59,7 @@ class _Explorer:
         self._simulation = Simulation(scenario, protocol)
         self._checked: set[World] = set()
         self._ending: set[World] = set()
+        self._living: set[tuple[World, Driver]] = set()
         self._known_steps: dict[tuple[World, Driver], tuple[Step, ...]] = {}
 
     def explore(self) -> Explored:
@@ -72,6 +75,10 @@ class _Explorer:
                         waiting.append(after)
                     if after[0] not in self._checked or step.stop:
                         self._check(step)
+                    if self._scenario.tends:
+                        for driver in after[1]:
+                            if driver.generation == after[0].newest:
+                                self._check_living(after[0], driver)
             except Violation as violation:
                 trace: list[str] = []
                 before = came_from[state]
@@ -116,13 +123,31 @@ class _Explorer:
             if world not in self._checked:
                 self._checked.add(world)
                 self._check_rows(world)
-                calm = world._replace(faults=0, cuts=0, tries=0, drains=0, settlements=0)
+                calm = world.calm
                 self._check_end(calm)
                 if world.open:
                     self._check_end(calm._replace(open=frozenset(), expired=world.expired | world.open))
         except Violation as violation:
             violation.trace = (_told(step), *violation.trace)
             raise
+
+    def _check_living(self, world: World, driver: Driver) -> None:
+        """The newest run goes on alone; where it comes to the end, it has left nothing open."""
+        if (world, driver) in self._living:
+            return
+        self._living.add((world, driver))
+        told, alone, last = ["from here, the newest run alone:"], world.calm, driver
+        step: Step | None = None
+        while step is None or step.driver:
+            last = step.driver if step and step.driver else last
+            step = next(self._simulation.steps(alone, last))
+            alone = step.world
+            told.append(_told(step))
+        left = self._simulation.tended(alone, last).open
+        if alone.commits == len(self._scenario.rows) and not step.stop and left:
+            violation = Violation(f"the newest run lives, and leaves open: {sorted(left)}")
+            violation.trace = tuple(told)
+            raise violation
 
     def _check_stop(self, world: World, stop: p.ProtocolStop | None) -> None:
         lost = world.expired and not self._scenario.deterministic
@@ -143,8 +168,13 @@ class _Explorer:
             cuts = {one.cut for one in visible}
             # Where Spark runs before recovery it may have cut anew already; what counts is that nothing comes of it.
             logged = epoch < min(world.commits, world.barriers) and not self._scenario.running
+            # Where runs write over each other's barriers, the file is put right by the next start.
+            logged = logged and not self._scenario.races
             if len(cuts) > 1 or (logged and cuts - {world.cut[epoch]}):
                 raise Violation(f"epoch {epoch} shows rows of the cuts {cuts}, its barrier is cut {world.cut[epoch]}")
+            before = {one.cut for one in world.committed if one.epoch == epoch - 1}
+            if before and {one.base for one in visible} - before:
+                raise Violation(f"epoch {epoch} begins at the cuts {visible}, the one before ended at {before}")
             if visible and not self._scenario.deterministic:
                 self._check_versions(world, epoch, {one.execution + 100 * one.cut for one in visible})
 

@@ -22,6 +22,13 @@ What may happen, and how few kinds of steps are enough for it:
 * **Somebody ends what a job has left** (`settlements`), believing it dead, whether it is or not: commits what is
   decided, with its log finished or not, or aborts what is undecided. No query is started after it.
 * **Recovery while Spark runs already** (`running`): Spark has read its log, and written the barrier, before.
+* **Two runs create one barrier** (`races`): a file manager that looks first and renames then lets both believe that
+  the file is theirs. What Spark runs is in its memory (`Driver.cut`, and `Driver.base` for where the rows begin); the
+  file holds the cut of the run that came last.
+* **A registration raises after it has created** (`ghosts`), and **a query is started again in its process**
+  (`restarts`), which knows the generation that it had (`recover(previous)`).
+* **A listing is stale** (`stale`): a run that asks for the newest generation gets an older one.
+* **A living run tends**: between two epochs it aborts what older generations have left open.
 * **Faults** come out of one budget: a transaction *expires*, an acknowledgement of a commit is *lost* (the commit
   done or not), pre-commit *fails* midway and leaves open what it opened, a *stray* attempt of a task leaves a second
   transaction open. An expiry commutes with every step that does not ask for this transaction, so it comes with one
@@ -55,6 +62,11 @@ class Scenario:
     drains: int = 0  # how often somebody stops the job with a drain
     settlements: int = 0  # how often somebody ends what was left
     running: bool = False  # is Spark's query started before recovery?
+    races: int = 0  # how often a run writes its barrier over another run's
+    ghosts: int = 0  # how often a registration raises though it has created
+    restarts: int = 0  # how often a query fails and is started again in its process
+    stale: int = 0  # how often a listing is older than the newest registration
+    tends: bool = False  # does a run that waits for rows sweep what older ones left, and leave nothing open in the end?
     strict: bool = True  # complain about what is only dangerous (4, 6 and 9 of `exploration.py`), not only of harm
 
 
@@ -76,7 +88,7 @@ def _abort_undecided() -> Generator[p.Action, Any, p.Decision | None]:
 class Protocol(NamedTuple):
     """What is put to the test."""
 
-    recover: Callable[[], Generator[p.Action, Any, p.Resume]] = p.recover
+    recover: Callable[..., Generator[p.Action, Any, p.Resume]] = p.recover
     run_epoch: Callable[[int, int, p.Replay | None], Generator[p.Action, Any, p.Decision | None]] = p.run_epoch
     may_try_again: Callable[[Collection[type[p.Action]]], bool] = p.may_try_again
     before_drain: Callable[[], Generator[p.Action, Any, p.Resume]] = p.recover
@@ -85,6 +97,12 @@ class Protocol(NamedTuple):
         _commit_and_finish,
         _abort_undecided,
     )
+    # What lies around the coroutines, each with its law; a mutant breaks one.
+    manifest_holds_what_ran: bool = True  # else what the barrier's file says
+    start_compares_barriers: bool = True  # a start holds the last complete epoch's file against its manifest
+    first_epoch_compares: bool = True  # the first epoch begins where the ledger says that the one before has ended
+    knows_its_ghosts: bool = True  # a process knows the registrations of its own that raised
+    keeps_sweeping: bool = True  # a living run sweeps for as long as it lives
 
 
 class Violation(Exception):
@@ -97,7 +115,8 @@ class Violation(Exception):
 
 
 class Transaction(NamedTuple):
-    """One writer's transaction in the other system. `cut`: which barrier of the epoch its rows lie before."""
+    """One writer's transaction in the other system. `cut`: which barrier of the epoch its rows lie before; `base`:
+    which barrier of the epoch before they lie behind."""
 
     epoch: int
     generation: int
@@ -105,6 +124,7 @@ class Transaction(NamedTuple):
     stray: bool = False
     attempt: int = 0
     cut: int = 0
+    base: int = 0
 
     @property
     def execution(self) -> int:
@@ -126,6 +146,10 @@ class World(NamedTuple):
     tries: int = 0
     drains: int = 0
     settlements: int = 0
+    races: int = 0
+    ghosts: int = 0
+    restarts: int = 0
+    stale: int = 0
     newest: int = 0
     claims: frozenset[int] = frozenset()  # numbers given by `Simulation.number`, as decisions
     decisions: frozenset[int] = frozenset()
@@ -135,8 +159,13 @@ class World(NamedTuple):
     committed: frozenset[Transaction] = frozenset()
     expired: frozenset[Transaction] = frozenset()
 
+    @property
+    def calm(self) -> World:
+        """This world, and nothing goes wrong any more."""
+        return self._replace(faults=0, cuts=0, tries=0, drains=0, settlements=0, races=0, ghosts=0, restarts=0, stale=0)
 
-class Payload(dict[str, Transaction]):
+
+class Payload(dict[str, Any]):
     """A payload that can be part of a key."""
 
     def __hash__(self) -> int:  # type: ignore[override]
@@ -192,6 +221,9 @@ class Driver(NamedTuple):
     late: bool = False  # a newer generation was registered already when it decided
     proven: int = -1  # the last epoch of which it was told that every writer is visible
     attempt: int = 0  # at this epoch
+    cut: int = 0  # the barrier of this epoch that Spark runs
+    base: int = 0  # that of the epoch before, from which it runs
+    own: frozenset[int] = frozenset()  # generations that this process has registered
     performed: frozenset[type[p.Action]] = frozenset()  # in this attempt
     final: bool = False  # it was asked to drain
 
@@ -211,6 +243,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, protocol: Protocol) -> None:
         self.scenario, self._protocol = scenario, protocol
         self._recovering = Moment(protocol.recover)
+        self._recovering_again: dict[int, Moment] = {}
         self._draining = Moment(protocol.before_drain)
         self._settling = [Moment(make) for make in protocol.settle]
         self._epochs: dict[tuple[int, int, int | None], Moment] = {}
@@ -226,7 +259,8 @@ class Simulation:
 
     def first_world(self) -> World:
         of, none = self.scenario, tuple(0 for _ in self.scenario.rows)
-        return World(of.faults, tuple((0, False) for _ in none), none, of.cuts, of.tries, of.drains, of.settlements)
+        budgets = (of.cuts, of.tries, of.drains, of.settlements, of.races, of.ghosts, of.restarts, of.stale)
+        return World(of.faults, tuple((0, False) for _ in none), none, *budgets)
 
     def fresh_driver(self) -> Driver:
         return Driver("start" if self.scenario.running else "recover", self._recovering)
@@ -253,7 +287,7 @@ class Simulation:
             case "start":
                 yield self._start_query(world, driver)
             case "barrier":
-                yield self._write_barrier(world, driver)
+                yield from self._write_barrier(world, driver)
             case "finish":
                 yield self._write_commit(world, driver)
             case "drain":
@@ -273,6 +307,32 @@ class Simulation:
         if driver.stage in ("barrier", "finish") and world.drains:
             told = (driver.generation, "is stopped with a drain")
             yield Step(told, world._replace(drains=world.drains - 1), Driver("recover", self._draining, final=True))
+        if driver.stage == "barrier" and self.scenario.tends and self._protocol.keeps_sweeping:
+            yield from self._tend(world, driver)
+        if world.restarts and driver.generation:
+            told = (driver.generation, "fails, and its process starts the query again")
+            yield Step(told, world._replace(restarts=world.restarts - 1), self._again(driver, driver.generation))
+
+    def _tend(self, world: World, driver: Driver) -> Iterator[Step]:
+        """Older generations' transactions, one by one; what this run has decided is settled between two epochs."""
+        left = sorted(one for one in world.open if one.generation < driver.generation)
+        for one in left[:1]:
+            yield Step((driver.generation, "tends, and aborts", one), world._replace(open=world.open - {one}), driver)
+
+    def tended(self, world: World, driver: Driver) -> World:
+        """What a living run leaves open when it goes on tending."""
+        while step := next(self._tend(world, driver) if self._protocol.keeps_sweeping else iter(()), None):
+            world = step.world
+        return world
+
+    def _known(self, driver: Driver, generation: int) -> frozenset[int]:
+        """Kept only where it can matter: it would tell drivers apart that do the same."""
+        return driver.own | {generation} if self.scenario.ghosts or self.scenario.restarts else driver.own
+
+    def _again(self, driver: Driver, previous: int) -> Driver:
+        if previous not in self._recovering_again:
+            self._recovering_again[previous] = Moment(lambda: self._protocol.recover(previous))
+        return Driver("recover", self._recovering_again[previous], own=driver.own)
 
     def _try_again(self, world: World, driver: Driver) -> Step:
         """The action raised, and the failure is tolerated."""
@@ -283,6 +343,9 @@ class Simulation:
         match driver.moment.action:
             case p.NewestGeneration():
                 yield self._answer(world, driver, world.newest, "reads the newest generation:", world.newest)
+                if world.stale and world.newest > driver.generation:
+                    after = world._replace(stale=world.stale - 1)
+                    yield self._answer(after, driver, driver.generation, "reads a stale listing")
             case p.Commit(decision):
                 yield from self._commit(world, driver, decision)
             case p.Sweep(keep):
@@ -291,7 +354,14 @@ class Simulation:
                 yield from self._pre_commit(world, driver, epoch, only)
             case p.Register():
                 newest = world.newest + 1
-                yield self._answer(world._replace(newest=newest), driver._replace(generation=newest), newest, "starts")
+                after = world._replace(newest=newest)
+                known = driver._replace(generation=newest, own=self._known(driver, newest))
+                yield self._answer(after, known, newest, "starts")
+                if world.ghosts:
+                    previous = newest if self._protocol.knows_its_ghosts else max(driver.own, default=0)
+                    told = (newest, "is registered, but its process gets an error, and starts again")
+                    again = self._again(driver._replace(own=driver.own | {newest}), previous)
+                    yield Step(told, after._replace(ghosts=world.ghosts - 1), again)
             case p.Look():
                 yield self._look(world, driver)
             case p.WriteClaim(claim):
@@ -318,6 +388,8 @@ class Simulation:
         if moment.action:
             return Step(told, world, driver._replace(moment=moment, done=()))
         if moment.stop:
+            if isinstance(moment.stop, p.Fenced) and moment.stop.newest in driver.own - {driver.generation}:
+                raise Violation(f"a run ends because of generation {moment.stop.newest}, which is its own")
             return Step((*told, "and stops:", moment.stop), world, None, moment.stop)
         if driver.stage == "settle":
             return Step((*told, "and has settled"), world, None)
@@ -351,41 +423,45 @@ class Simulation:
                 found = p.Found(epoch, barrier, tuple(decisions), claims, damaged)
                 decision = p.honoured(found) if barrier else None
                 if decision and decision.id.epoch == epoch:
-                    decided_on = {one.payload["at"].cut for one in decision.to_commit}
-                    found = replace(found, damaged=damaged or bool(decided_on - {world.cut[epoch]}))
+                    damaged = damaged or bool(_decided_on(decision) - {world.cut[epoch]})
+                if self._protocol.start_compares_barriers and world.barriers >= epoch > 0:
+                    damaged = damaged or bool(self._manifest(world, epoch - 1) - {world.cut[epoch - 1]})
+                found = replace(found, damaged=damaged)
                 return self._answer(world, driver, found, "reads the decisions:", [one.id for one in decisions])
         raise AssertionError
 
     def _restore_log(self, world: World, driver: Driver, epoch: int, decided: p.DecisionId | None) -> Step:
-        """From the decisions for the epoch and the one before; a barrier that is there and another is left alone."""
-        by_epoch = {one.id.epoch: one for one in self.decisions(world)}  # of several the newest
+        """From the decisions for the epoch and the one before; where a file differs, the ledger is right."""
         barriers, commits, cut = max(world.barriers, epoch), max(world.commits, epoch), list(world.cut)
         for number in (epoch - 1, *((epoch,) if decided else ())):
             if number < 0:
                 continue
-            known = by_epoch.get(number)
-            own = {one.payload["at"].cut for one in known.to_commit} if known else {-1}
-            if world.barriers > number and own - {cut[number]}:
-                return self._answer(world, driver, False, "finds another barrier", number)
-            if known is None or self.scenario.running:
+            known = any(one.id.epoch == number for one in self.decisions(world))
+            if not known or self.scenario.running:
                 return self._answer(world, driver, False, "cannot restore Spark's log")
-            cut[number] = min(own, default=cut[number])
+            cut[number] = min(self._manifest(world, number), default=cut[number])
             barriers = max(barriers, number + 1)
         after = world._replace(barriers=barriers, commits=commits, cut=tuple(cut))
         return self._answer(after, driver, True, "restores Spark's log up to epoch", epoch)
+
+    def _manifest(self, world: World, epoch: int) -> set[int]:
+        """The barrier that the newest decision for the epoch was made on; none where it has no rows, or is unknown."""
+        newest = max((one for one in self.decisions(world) if one.id.epoch == epoch), key=_by_id, default=None)
+        return _decided_on(newest) if newest else set()
 
     def _pre_commit(self, world: World, driver: Driver, epoch: int, only: frozenset[str] | None) -> Iterator[Step]:
         """Opens one transaction; the answer comes with the last. Every step may be the one that leaves state."""
         generation, with_rows = driver.generation, self.scenario.rows[epoch]
         version = 1 if self.scenario.deterministic else _execution(generation, driver.attempt)
-        version += 100 * world.cut[epoch]
+        version += 100 * driver.cut
         if not self.scenario.deterministic:
             state = (version, world.newest > generation)
             world = world._replace(states=(*world.states[:epoch], state, *world.states[epoch + 1 :]))
         named = {
-            writer: Transaction(epoch, generation, writer, attempt=driver.attempt, cut=world.cut[epoch])
+            writer: Transaction(epoch, generation, writer, False, driver.attempt, driver.cut, driver.base)
             for writer in EVERY_WRITER
         }
+        barrier = driver.cut if self._protocol.manifest_holds_what_ran else world.cut[epoch]
         writing = [named[writer] for writer in with_rows if only is None or writer[0] in only]
         opening = frozenset(writing[len(driver.done) :][:1])
         after = world._replace(open=world.open | opening)
@@ -397,7 +473,7 @@ class Simulation:
                     *self._numbered(writer, generation),
                     rows=5 + writer[1],
                     checksum=version,
-                    payload=Payload(at=at) if at in writing else Payload(),
+                    payload=Payload(at=at, barrier=barrier) if at in writing else Payload(),
                 )
                 if writer in with_rows
                 else p.Committable(*self._numbered(writer, generation), rows=0, checksum=0, payload=Payload())
@@ -482,17 +558,30 @@ class Simulation:
         """Spark reads its log once: unless the newest barrier has its commit, that epoch runs again. It begins at 0
         where there is no barrier, whatever is committed."""
         complete = world.commits == world.barriers
-        driver = driver._replace(epoch=world.barriers - (not complete and world.barriers > 0), stage="barrier")
+        epoch = world.barriers - (not complete and world.barriers > 0)
+        base = world.cut[epoch - 1] if epoch else 0
+        driver = driver._replace(epoch=epoch, stage="barrier", base=base)
         told = (driver.generation, "starts its query at epoch", driver.epoch)
         if complete and world.commits == len(self.scenario.rows):
             return Step(told, world, None)
-        return self._enter(told, world, driver) if world.barriers > driver.epoch else Step(told, world, driver)
-
-    def _write_barrier(self, world: World, driver: Driver) -> Step:
         if world.barriers > driver.epoch:
-            return Step((driver.generation, "is stopped by Spark: there is an offsets/", driver.epoch), world, None)
-        after = self._with_barrier(world, driver.epoch)
-        return self._enter((driver.generation, "writes offsets/", driver.epoch), after, driver)
+            return self._enter(told, world, driver._replace(cut=world.cut[driver.epoch]))
+        return Step(told, world, driver)
+
+    def _write_barrier(self, world: World, driver: Driver) -> Iterator[Step]:
+        epoch = driver.epoch
+        if world.barriers <= epoch:
+            after = self._with_barrier(world, epoch)
+            yield self._enter(
+                (driver.generation, "writes offsets/", epoch), after, driver._replace(cut=after.cut[epoch])
+            )
+            return
+        yield Step((driver.generation, "is stopped by Spark: there is an offsets/", epoch), world, None)
+        if world.races:
+            cut = (*world.cut[:epoch], world.cut[epoch] + 1, *world.cut[epoch + 1 :])
+            after = world._replace(races=world.races - 1, cut=cut)
+            told = (driver.generation, "writes its own offsets/", epoch, "over another run's")
+            yield self._enter(told, after, driver._replace(cut=cut[epoch]))
 
     def _with_barrier(self, world: World, epoch: int) -> World:
         """A cut of its own, wherever the power has failed or the barrier is replaced."""
@@ -518,8 +607,14 @@ class Simulation:
                 replay = p.replay_of(self._values[driver.resume], driver.epoch)
             except p.LogBehind as stop:
                 return Step((*told, "and stops:", stop), world, None, stop)
+            if self._protocol.first_epoch_compares and self._runs_another_barrier(world, driver, replay):
+                return Step((*told, "and stops: another run has written over a barrier"), world, None)
         driver = driver._replace(resume=None, replay=None if replay is None else self.number(replay))
         return Step(told, world, self._begin(driver, 0))
+
+    def _runs_another_barrier(self, world: World, driver: Driver, replay: p.Replay | None) -> bool:
+        before = self._manifest(world, driver.epoch - 1)
+        return bool(before - {driver.base} or (replay is not None and _decided_on(replay.decision) - {driver.cut}))
 
     def _begin(self, driver: Driver, attempt: int) -> Driver:
         key = (driver.generation, driver.epoch, driver.replay)
@@ -538,12 +633,21 @@ class Simulation:
         )
         if after.commits == len(self.scenario.rows):
             return Step(told, after, None)
-        return Step(told, after, driver._replace(stage="barrier", epoch=after.commits))
+        return Step(told, after, driver._replace(stage="barrier", epoch=after.commits, base=driver.cut))
 
     def _with_commit(self, world: World, driver: Driver, epoch: int) -> World:
         if driver.proven != epoch and self.scenario.strict:
             raise Violation(f"g{driver.generation} writes commits/{epoch} without proof that all is visible")
         return world._replace(commits=epoch + 1)
+
+
+def _decided_on(decision: p.Decision) -> set[int]:
+    """The barrier that its manifest holds; none where it has no rows."""
+    return {one.payload["barrier"] for one in decision.to_commit}
+
+
+def _by_id(decision: p.Decision) -> p.DecisionId:
+    return decision.id
 
 
 def _execution(generation: int, attempt: int) -> int:

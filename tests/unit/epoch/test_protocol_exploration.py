@@ -61,6 +61,18 @@ SCENARIOS = {
         Scenario(((LEFT,), (LEFT,)), generations=4, alive=1, faults=0, cuts=1, settlements=1),
         50_000,
     ),
+    "two runs create one barrier": (Scenario(((LEFT,), (LEFT,)), generations=3, faults=0, races=1), 15_000),
+    "two runs create one barrier twice, each execution differs": (
+        Scenario(((LEFT,), (LEFT,)), False, generations=3, faults=0, races=2),
+        20_000,
+    ),
+    "two runs create one barrier, and a part is lost": (Scenario(ONE_EPOCH, generations=3, faults=1, races=1), 35_000),
+    "a registration raises, and queries start again": (
+        Scenario(ONE_EPOCH, generations=3, faults=0, ghosts=1, restarts=1),
+        50_000,
+    ),
+    "the newest run lives": (Scenario(TWO_EPOCHS, generations=2, faults=1, tends=True), 4_500),
+    "the newest of three runs lives": (Scenario(ONE_EPOCH, generations=3, alive=3, faults=0, tends=True), 25_000),
     "unknown log": (Scenario(ONE_EPOCH, log_known=False), 35_000),
     "unknown log, each execution differs, no zombies": (Scenario(ONE_EPOCH, False, log_known=False, alive=1), 1_500),
 }
@@ -91,7 +103,7 @@ def meddled(meddler: Callable[[], Meddler]) -> Protocol:
             return end.value
 
     return Protocol(
-        lambda: through(p.recover()),
+        lambda *previous: through(p.recover(*previous)),
         lambda *arguments: through(p.run_epoch(*arguments)),
         settle=tuple(lambda make=make: through(make()) for make in Protocol().settle),  # type: ignore[misc]
     )
@@ -297,7 +309,7 @@ def goes_on_without_a_log() -> Protocol:
     def meddle(action: p.Action) -> Generator[p.Action, Any, Any]:
         return (yield action) or isinstance(action, p.RestoreLog)
 
-    return stateless(meddle)
+    return stateless(meddle)._replace(first_epoch_compares=False)
 
 
 def drain_by_sparks_log() -> Generator[p.Action, Any, p.Resume]:
@@ -316,6 +328,7 @@ DIFFERING = replace(TWO_RUNS, deterministic=False)
 POWER = Scenario(((LEFT,), (LEFT,)), generations=3, alive=1, faults=0, cuts=1, strict=False)
 TOLERANT = Scenario(ONE_EPOCH, generations=2, alive=1, faults=1, tries=2, strict=False)
 DRAINED = Scenario(((LEFT,), (LEFT,)), generations=3, alive=1, faults=0, drains=1, strict=False)
+RACED = Scenario(((LEFT,), (LEFT,)), generations=3, faults=0, races=1, strict=False)
 SETTLED = replace(THREE_RUNS, settlements=1)
 SETTLED_WITHOUT_POWER = replace(POWER, generations=4, settlements=1)
 
@@ -361,6 +374,25 @@ MUTANTS: dict[str, tuple[Protocol, Scenario, str]] = {
         SETTLED_WITHOUT_POWER,
         "doubled|cuts",
     ),
+    "the manifest holds the file's barrier": (Protocol(manifest_holds_what_ran=False), RACED, "ended at|cuts"),
+    "a start trusts the barrier of a complete epoch": (
+        Protocol(start_compares_barriers=False),
+        RACED,
+        "ended at|come to",
+    ),
+    "the first epoch begins where Spark says": (Protocol(first_epoch_compares=False), RACED, "ended at"),
+    "a process does not know its own registration": (
+        Protocol(knows_its_ghosts=False),
+        replace(THREE_RUNS, generations=4, ghosts=1, restarts=1),
+        "which is its own",
+    ),
+    "old runs are swept at the start alone": (
+        Protocol(keeps_sweeping=False),
+        replace(TWO_RUNS, rows=TWO_EPOCHS, faults=0, tends=True),
+        "lives, and leaves open",
+    ),
+    # No step of the protocol helps where a listing is stale: such a storage is refused.
+    "a listing is stale": (Protocol(), replace(TWO_RUNS, stale=1), "doubled"),
     "drain, then recover": (Protocol(before_drain=drain_by_sparks_log), DRAINED, "replaced|cuts"),
 }
 
