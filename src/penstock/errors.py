@@ -37,6 +37,7 @@
     │   ├── CheckpointExpired         before the decision: not prepared within the checkpoint timeout
     │   ├── StrayTask                 before the decision: a task was not told which epoch it writes, and wrote nothing
     │   ├── PreCommitFailed           before the decision: everything is aborted, the epoch replays
+    │   ├── BarrierOverwritten        before the decision: another driver has written the epoch's positions
     │   ├── OutcomeUnknown            after the decision: a commit could neither be proven done nor lost
     │   ├── WritersLost               after the decision: the other system ended prepared writers
     │   ├── CommittedRowsLost         long after: the other system has gone back behind what it had committed
@@ -255,6 +256,11 @@ class CheckpointExpired(EpochError):
 
 class PreCommitFailed(EpochError):
     """Before the decision: everything is aborted and the epoch replays from the same positions."""
+
+
+class BarrierOverwritten(EpochError):
+    """Before the decision: Spark's log holds other positions than Spark runs, because another driver has written them.
+    Nothing of the epoch was written; the next start goes by the ledger."""
 
 
 class StrayTask(EpochError):

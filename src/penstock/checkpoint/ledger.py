@@ -13,6 +13,7 @@ How a file is sealed, and what its folder is called, says `layout`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import secrets
 import time
@@ -269,6 +270,12 @@ class Manifest:
     offsets: str | None = None
     history: str | None = None
     stateful: bool = False
+
+    @property
+    def file(self) -> str | None:
+        """`offsets/N` as it was decided on; None where the manifest does not hold it."""
+        intact = self.offsets is not None and hashlib.sha256(self.offsets.encode()).hexdigest() == self.barrier
+        return self.offsets if intact else None
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Manifest:

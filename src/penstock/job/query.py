@@ -266,7 +266,6 @@ class QueryRunner:
             self._spark,
             self._checkpoints,
             self._events,
-            executed_plan=spark_query.ExecutedPlans(self._spark),
             on_complete=self._on_complete,
             ends_at=self.plan.finished_at if self.plan.bounded else None,
             observer=observer,
