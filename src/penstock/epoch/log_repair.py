@@ -104,6 +104,15 @@ def completed(ledger: Ledger, epoch: int, query: str | None) -> Manifest | None:
     return max(found, key=lambda manifest: manifest.decision.id, default=None)
 
 
+def restore_barrier(ledger: Ledger, copy: SparkLog, epoch: int) -> None:
+    """In a copy of the checkpoint: the barrier of a complete epoch is the one that was decided."""
+    manifest = completed(ledger, epoch, copy.query_id())
+    if not is_decided(copy, epoch, manifest):
+        assert manifest is not None
+        assert manifest.file is not None
+        copy.write_again(layout.offsets(epoch), manifest.file)
+
+
 def _manifest(ledger: Ledger, epoch: int, query: str | None, decided: DecisionId) -> Manifest | None:
     found = [one for one in ledger.manifests(epoch) if one.query == query and one.decision.id == decided]
     return found[0] if found else None

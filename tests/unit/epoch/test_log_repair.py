@@ -13,7 +13,7 @@ import pytest
 from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
-from penstock.epoch.log_repair import completed, look, query_of, restore
+from penstock.epoch.log_repair import completed, look, query_of, restore, restore_barrier
 from penstock.epoch.protocol import honoured, next_epoch
 from penstock.errors import CheckpointBehind, LedgerCorrupt
 from penstock.storage.local import LocalStorage
@@ -216,6 +216,18 @@ def test_a_decision_that_the_newer_run_honoured_is_the_one_that_was_carried_out(
     found = completed(world.ledger, 5, QUERY)
     assert found is not None
     assert found.decision.id == DecisionId(5, 1)
+
+
+def test_a_copy_for_a_savepoint_gets_the_barrier_that_was_decided() -> None:
+    """The driver that was superseded has renamed its own over it while the newer run goes on by its memory."""
+    world = World()
+    before = everything(world.files)
+    restore_barrier(world.ledger, world.log, 5)
+    assert everything(world.files) == before
+    world.lose("offsets/5")
+    world.cut(5, end=999)
+    restore_barrier(world.ledger, world.log, 5)
+    assert everything(world.files) == before
 
 
 def test_watermarks_come_from_the_decision_or_from_the_barrier_after_it() -> None:
