@@ -122,7 +122,8 @@ class SmallSpark:
         finally:
             coordinator.close()
 
-    def coordinator(self) -> Coordinator:
+    def coordinator(self, **more: Any) -> Coordinator:
+        """Of another start; `more` are arguments of its."""
         events = Events()
         events.listen(self.events.append)
         logged = self.checkpoints.logged
@@ -136,20 +137,21 @@ class SmallSpark:
             events=events,
             checkpoints=self.checkpoints,
         )
-        return Coordinator(
-            job=self.job,
-            query="out",
-            sinks={"out": self.sink},
-            sources=(),
-            ledger=Ledger(LocalStorage(self.folder / "ledger")),
-            log=SparkLog(LocalStorage(self.spark)),
-            events=events,
-            body=self._body,
-            executed_plan=_Plan,
-            running=_Running(self),
-            checkpoints=self.checkpoints,
-            inflight=inflight if logged else None,
-        )
+        usual = {
+            "job": self.job,
+            "query": "out",
+            "sinks": {"out": self.sink},
+            "sources": (),
+            "ledger": Ledger(LocalStorage(self.folder / "ledger")),
+            "log": SparkLog(LocalStorage(self.spark)),
+            "events": events,
+            "body": self._body,
+            "executed_plan": _Plan,
+            "running": _Running(self),
+            "checkpoints": self.checkpoints,
+            "inflight": inflight if logged else None,
+        }
+        return Coordinator(**{**usual, **more})
 
     @property
     def log(self) -> SparkLog:

@@ -70,11 +70,12 @@ class Coordinator(ProtocolDriver):
         ends_at: Callable[[Barrier], bool] | None = None,
         observer: EpochObserver | None = None,
         previous: int = 0,
+        run: str = "",
     ) -> None:
         limits = self._limits = checkpoints or Checkpoints()
         timing = Timing(limits.commit_timeout_seconds, limits.abort_timeout_seconds)
         super().__init__(
-            job=job, query=query, sinks=sinks, ledger=ledger, events=events, timing=timing, where=log.location
+            job=job, query=query, sinks=sinks, ledger=ledger, events=events, timing=timing, where=log.location, run=run
         )
         self.query = query
         self._sources, self._log, self._previous = tuple(sources), log, previous
@@ -123,7 +124,7 @@ class Coordinator(ProtocolDriver):
         started = time.monotonic()
         self._query_running = query_running
         check_sources(self._ledger, self._log, self._query, self._sources)
-        resume = self._drive(protocol.recover(self.generation))
+        resume = self._drive(protocol.recover(self._last_own(self.generation)))
         self._resume, self._generation = resume, resume.generation
         self.stragglers.started(resume.generation)
         self._events.emit(
@@ -359,12 +360,10 @@ class Coordinator(ProtocolDriver):
         if attempt is not None:
             failpoint("epoch.confirmed")
         started = time.monotonic()
-        deadline = Deadline(self._timing.commit_seconds)
         epoch = decision.id.epoch
         logged = [committable for committable in decision.to_commit if is_logged(committable)]
-        outcomes = self._commit_at_sinks(
-            epoch, [committable for committable in decision.to_commit if not is_logged(committable)], deadline
-        )
+        direct = [committable for committable in decision.to_commit if not is_logged(committable)]
+        outcomes = dict(self.commit_at_sinks(epoch, direct))
         visible = True
         if logged:
             uids = {committable.sink for committable in logged}

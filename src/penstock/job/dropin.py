@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,7 @@ class ExactlyOnce:
         self._lock = threading.Lock()
         self._checkpoint = checkpoint
         self._run_id: str | None = None
+        self._token = secrets.token_hex(8)  # the generations of all its starts bear it
         _refuse_lease()
         take_turn(session, [sink])
         context = CheckContext(job or "penstock", limits.interval_seconds, limits.timeout_seconds)
@@ -152,6 +154,7 @@ class ExactlyOnce:
             running=running,
             checkpoints=self._limits,
             previous=previous,
+            run=self._token,
         )
 
     def _execution(self) -> Any:
