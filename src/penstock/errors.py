@@ -26,6 +26,7 @@
     │   ├── LedgerLost                transactions are open of a run that the ledger does not know
     │   ├── StorageFull               no space left
     │   ├── StorageNotAtomic          the storage cannot refuse a second create
+    │   ├── StorageNotCoherent        the storage may show a listing from before a takeover
     │   └── StorageNotShared          driver and tasks do not see each other's files
     ├── PositionsLost                 a source no longer has the rows that the checkpoint's positions name
     │   └── FilesMissing              files that an epoch is to read are not there any more
@@ -205,6 +206,12 @@ class StorageFull(LedgerError):
 
 class StorageNotAtomic(LedgerError):
     """The storage cannot refuse a second create, so no decision on it would be safe."""
+
+    retryable = False
+
+
+class StorageNotCoherent(LedgerError):
+    """The storage is mounted in a way that may show old listings, so a run would not see that a newer one exists."""
 
     retryable = False
 
