@@ -26,6 +26,7 @@
     │   ├── LedgerLost                transactions are open of a run that the ledger does not know
     │   ├── StorageFull               no space left
     │   ├── StorageNotAtomic          the storage cannot refuse a second create
+    │   ├── StorageNotCoherent        the storage may show a listing from before a takeover
     │   └── StorageNotShared          driver and tasks do not see each other's files
     ├── PositionsLost                 a source no longer has the rows that the checkpoint's positions name
     │   └── FilesMissing              files that an epoch is to read are not there any more
@@ -37,6 +38,7 @@
     │   ├── CheckpointExpired         before the decision: not prepared within the checkpoint timeout
     │   ├── StrayTask                 before the decision: a task was not told which epoch it writes, and wrote nothing
     │   ├── PreCommitFailed           before the decision: everything is aborted, the epoch replays
+    │   ├── BarrierOverwritten        before the decision: another driver has written the epoch's positions
     │   ├── OutcomeUnknown            after the decision: a commit could neither be proven done nor lost
     │   ├── WritersLost               after the decision: the other system ended prepared writers
     │   ├── CommittedRowsLost         long after: the other system has gone back behind what it had committed
@@ -208,6 +210,12 @@ class StorageNotAtomic(LedgerError):
     retryable = False
 
 
+class StorageNotCoherent(LedgerError):
+    """The storage is mounted in a way that may show old listings, so a run would not see that a newer one exists."""
+
+    retryable = False
+
+
 class StorageNotShared(LedgerError):
     """The driver does not see what a task has written, or could not: the storage is not the same for both. Nothing was
     decided."""
@@ -255,6 +263,11 @@ class CheckpointExpired(EpochError):
 
 class PreCommitFailed(EpochError):
     """Before the decision: everything is aborted and the epoch replays from the same positions."""
+
+
+class BarrierOverwritten(EpochError):
+    """Before the decision: Spark's log holds other positions than Spark runs, because another driver has written them.
+    Nothing of the epoch was written; the next start goes by the ledger."""
 
 
 class StrayTask(EpochError):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Checkpoints, FileSink, Job, KafkaSink, RestartStrategy
+from penstock.checkpoint.spark_log import SparkLog
 from penstock.errors import CheckpointBehind, ReplayDiffers
 from penstock.failpoints import InjectedFault, hooked
 from tests.support.points import mostly_long
@@ -359,6 +360,40 @@ def test_a_log_that_is_gone_is_no_reason_to_write_anything_twice(
         file.unlink()
     events = twin.run()
     assert only(events, "recovered")["action"] == "finished"
+    assert only(events, "log_restored")
+    assert not [event for event in events if event["event"] == "opened"], "it was at its end"
+    assert twin.files() == Counter(str(number) for number in range(ROWS))
+
+
+def test_positions_that_another_driver_has_written_are_neither_run_nor_gone_on_from(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It renames its cut over that of the newer run: between Spark's own rename and the epoch, and after the end."""
+    twin, read, overwritten = Twin(session, tmp_path, stateless), SparkLog.barrier, []
+
+    def overwrite(epoch: int) -> None:
+        file = twin.checkpoint.folder / "spark" / "offsets" / str(epoch)
+        text = file.read_text()
+        file.write_text(text.replace(f'"offset":{100 * (epoch + 1)}', f'"offset":{100 * epoch + 50}'))
+        assert file.read_text() != text
+        overwritten.append(epoch)
+
+    def read_late(log: SparkLog, epoch: int) -> Any:
+        if epoch == CRASH and not overwritten:
+            overwrite(epoch)
+        return read(log, epoch)
+
+    monkeypatch.setattr(SparkLog, "barrier", read_late)
+    events = run_all(twin.job(RestartStrategy.fixed_delay(1, "10ms")))
+    failed = [event["error"] for event in events if event["event"] == "failed"]
+    assert "BarrierOverwritten" in failed[0]
+    assert twin.files() == Counter(str(number) for number in range(ROWS))
+    assert twin.checkpoint.barrier(CRASH)[0].startswith('{"offset":250,')
+
+    newest = max(twin.checkpoint.epochs)
+    file = twin.checkpoint.folder / "spark" / "offsets" / str(newest)
+    file.write_text((file.parent / str(CRASH)).read_text())
+    events = twin.run()
     assert only(events, "log_restored")
     assert not [event for event in events if event["event"] == "opened"], "it was at its end"
     assert twin.files() == Counter(str(number) for number in range(ROWS))

@@ -1,8 +1,10 @@
 """Spark's part of a query, played in this process: its log, its state, its epochs; everything else is the real thing.
 
-It keeps the files that Spark keeps, under the same names, and like Spark it syncs none of them. Each epoch reads some
-more of the numbers 0, 1, 2, …, hands them to real writers of a real sink, half to each, and adds them up: the sum is
-its state. A barrier that has to be cut anew is cut elsewhere, so that whoever writes an epoch twice writes other rows.
+It keeps the files that Spark keeps, under the same names, and like Spark it syncs none of them, creates them by a
+rename that overwrites, and reads positions when it starts only: from then on it goes by its memory. Each epoch reads
+some more of the numbers 0, 1, 2, …, hands them to real writers of a real sink, half to each, and adds them up: the sum
+is its state. A barrier that has to be cut anew is cut elsewhere, so that whoever writes an epoch twice writes other
+rows.
 """
 
 from __future__ import annotations
@@ -63,6 +65,25 @@ class _Frame:
         return None
 
 
+class _Running:
+    """The positions that Spark holds in memory."""
+
+    def __init__(self, spark: SmallSpark) -> None:
+        self._spark = spark
+
+    def starts_at(self) -> str:
+        return barrier_text(self._spark.memory.get(self._spark.epoch - 1))
+
+    def ends_at(self) -> str:
+        return barrier_text(self._spark.memory[self._spark.epoch])
+
+
+def barrier_text(end: int | None) -> str:
+    """An `offsets/N` of one source with one partition, read up to `end`; None: not read yet."""
+    metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
+    return f"v1\n{metadata}\n" + ("-" if end is None else f'{{"t":{{"0":{end}}}}}')
+
+
 class SmallSpark:
     """One query over one checkpoint, run as often as you like: each `run` is a start of the job."""
 
@@ -80,8 +101,10 @@ class SmallSpark:
         self.job = job or f"job-{uuid4().hex[:8]}"
         self.checkpoints = Checkpoints(**checkpoints)
         self.spark = folder / "spark"
+        self.epoch = 0  # the one under way
         self.actions: list[str] = []
         self.events: list[Any] = []
+        self.memory: dict[int, int] = {}  # where the epochs of this start end
         self._cuts = itertools.count()
         self._serial = itertools.count()
 
@@ -99,7 +122,8 @@ class SmallSpark:
         finally:
             coordinator.close()
 
-    def coordinator(self) -> Coordinator:
+    def coordinator(self, **more: Any) -> Coordinator:
+        """Of another start; `more` are arguments of its."""
         events = Events()
         events.listen(self.events.append)
         logged = self.checkpoints.logged
@@ -113,19 +137,21 @@ class SmallSpark:
             events=events,
             checkpoints=self.checkpoints,
         )
-        return Coordinator(
-            job=self.job,
-            query="out",
-            sinks={"out": self.sink},
-            sources=(),
-            ledger=Ledger(LocalStorage(self.folder / "ledger")),
-            log=SparkLog(LocalStorage(self.spark)),
-            events=events,
-            body=self._body,
-            executed_plan=_Plan,
-            checkpoints=self.checkpoints,
-            inflight=inflight if logged else None,
-        )
+        usual = {
+            "job": self.job,
+            "query": "out",
+            "sinks": {"out": self.sink},
+            "sources": (),
+            "ledger": Ledger(LocalStorage(self.folder / "ledger")),
+            "log": SparkLog(LocalStorage(self.spark)),
+            "events": events,
+            "body": self._body,
+            "executed_plan": _Plan,
+            "running": _Running(self),
+            "checkpoints": self.checkpoints,
+            "inflight": inflight if logged else None,
+        }
+        return Coordinator(**{**usual, **more})
 
     @property
     def log(self) -> SparkLog:
@@ -137,30 +163,39 @@ class SmallSpark:
         if not (self.spark / "metadata").exists():
             self.write("metadata", json.dumps({"id": str(uuid4())}))
         json.loads((self.spark / "metadata").read_text())
-        epoch = self._newest("offsets")
+        epoch, self.memory = self._newest("offsets"), {}
         if epoch < 0:
             epoch = 0
         elif self._newest("commits") == epoch:
-            self.position(epoch)
+            self._remember(epoch)
             epoch += 1
         elif epoch > 0:
-            self.position(epoch - 1)
+            self._remember(epoch - 1)
         while True:
-            start = self.position(epoch - 1) if epoch else 0
+            start = self.memory[epoch - 1] if epoch else 0
             if not (self.spark / f"offsets/{epoch}").exists():
                 if start >= until:
                     return
                 # Never at the same place twice.
-                end = min(until, start + 4 + next(self._cuts) % 3)
-                metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
-                self.write(f"offsets/{epoch}", f'v1\n{metadata}\n{{"t":{{"0":{end}}}}}')
+                self.cut(epoch, min(until, start + 4 + next(self._cuts) % 3))
+            elif epoch not in self.memory:
+                self._remember(epoch)
+            self.epoch = epoch
             coordinator(_Frame(), epoch)  # type: ignore[arg-type]
             self.write(f"commits/{epoch}", 'v1\n{"nextBatchWatermarkMs":0}')
             epoch += 1
 
+    def cut(self, epoch: int, end: int) -> None:
+        """The epoch reads up to `end`."""
+        self.memory[epoch] = end
+        self.write(f"offsets/{epoch}", barrier_text(end))
+
+    def _remember(self, epoch: int) -> None:
+        self.memory[epoch] = self.position(epoch)
+
     def _body(self, _: Any, outputs: EpochOutputs) -> None:
         epoch = outputs.epoch
-        start, end = self.position(epoch - 1) if epoch else 0, self.position(epoch)
+        start, end = self.memory[epoch - 1] if epoch else 0, self.memory[epoch]
         if self._stateful:
             before = int((self.spark / f"state/0/0/{epoch}.delta").read_text()) if epoch else 0
             assert before == sum(range(start)), f"the state before epoch {epoch} is another one"
@@ -184,6 +219,7 @@ class SmallSpark:
             self.write(f"state/0/0/{epoch + 1}.delta", str(sum(range(end))))
 
     def position(self, epoch: int) -> int:
+        """Where the log says that the epoch ends."""
         barrier = self.log.barrier(epoch)
         assert barrier is not None, f"Spark finds no offsets/{epoch}"
         return int(barrier.offsets[0]["t"]["0"])

@@ -14,8 +14,8 @@ from penstock.errors import PenstockError, from_json
 
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PenstockError)]
 CURED_BY_TIME = {
-    "CheckpointExpired", "ClusterUnavailable", "CredentialsExpired", "EpochError", "FilesMissing", "LedgerError",
-    "OutcomeUnknown",
+    "BarrierOverwritten", "CheckpointExpired", "ClusterUnavailable", "CredentialsExpired", "EpochError", "FilesMissing",
+    "LedgerError", "OutcomeUnknown",
     "PreCommitFailed", "StorageFull", "StrayTask", "SystemUnavailable", "WritersLost",
 }  # fmt: skip
 

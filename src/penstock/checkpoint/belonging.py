@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.layout import COMMITS, FIRST, OFFSETS
+from penstock.checkpoint.layout import FIRST
 from penstock.errors import LedgerCorrupt, LedgerError, UidChanged
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.decision import DecisionId
-    from penstock.checkpoint.ledger import Ledger
+    from penstock.checkpoint.ledger import Ledger, Manifest
     from penstock.checkpoint.spark_log import SparkLog
 
 
@@ -36,21 +35,23 @@ def history_of(log: SparkLog) -> str:
     return log.location.rstrip("/").rpartition("/")[2]
 
 
-def check_barrier(ledger: Ledger, log: SparkLog, epoch: int, query_id: str, decided: DecisionId | None = None) -> None:
-    """Positions are decided with the epoch: if `offsets/N` is no longer the file that was decided on (by `decided`; by
-    any decision, where the epoch is complete), stop. A file that is lost is not checked: it is written again."""
-    if epoch < 0 or not log.has_barrier(epoch):
-        return
-    manifests = [one for one in ledger.manifests(epoch) if one.query == query_id and decided in (None, one.decision.id)]
-    barrier = log.barrier(epoch) if manifests else None
-    if barrier and all(one.barrier not in (None, barrier.digest) for one in manifests):
+def is_decided(log: SparkLog, epoch: int, manifest: Manifest | None) -> bool:
+    """Whether `offsets/N` is the file that `manifest` was decided on: False where another driver has written over it,
+    and the manifest has the right one. A file that is lost is not compared: it is written again."""
+    if manifest is None or manifest.barrier is None or not log.has_barrier(epoch):
+        return True
+    barrier = log.barrier(epoch)
+    if barrier is None or barrier.digest == manifest.barrier:
+        return True
+    if manifest.file is None:
         raise LedgerCorrupt(
-            f"{log.location}/{layout.offsets(epoch)} is not the file epoch {epoch} was decided on.",
+            f"{log.location}/{layout.offsets(epoch)} is not the file epoch {epoch} was decided on, and the decision,"
+            " of an earlier version of Penstock, holds no copy of it.",
             safe="nothing was started; what is committed stays committed.",
-            to_do="see whether another program writes to this checkpoint. The ledger has the right file: stop that"
-            f" program, remove {layout.offsets(epoch)} and every later file of {OFFSETS} and {COMMITS}, and start"
-            " the job again.",
+            to_do="see whether another program writes to this checkpoint, and stop it. Bring the file back from a copy"
+            " of the checkpoint; or go on from a savepoint.",
         )
+    return False
 
 
 def mismatch(query: str, found: str) -> LedgerError:

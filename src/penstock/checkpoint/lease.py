@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint import layout
 from penstock.checkpoint.layout import seal, unseal
 from penstock.errors import LedgerError
-from penstock.storage.storage import AlreadyExists, Storage
+from penstock.storage.storage import AlreadyExists, Storage, tidying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -137,8 +137,9 @@ class LeaseLog:
                 safe="the lease does not count as held.",
                 to_do="see that the storage is there, and that a folder which should be mounted is.",
             )
-        for number in numbers[:-_KEEP]:
-            self._storage.delete(layout.numbered(layout.LEASE, number))
+        with tidying(self.location):
+            for number in numbers[:-_KEEP]:
+                self._storage.delete(layout.numbered(layout.LEASE, number))
         return True
 
     def _numbers(self) -> list[int]:

@@ -13,6 +13,7 @@ How a file is sealed, and what its folder is called, says `layout`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import secrets
 import time
@@ -24,7 +25,7 @@ from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionI
 from penstock.checkpoint.layout import seal, unseal
 from penstock.errors import LedgerError, StorageNotAtomic
 from penstock.storage.probe import PROBES, race
-from penstock.storage.storage import AlreadyExists, Storage
+from penstock.storage.storage import AlreadyExists, Storage, tidying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,7 +89,8 @@ class Ledger:
     # Generations
 
     def register(self, facts: Mapping[str, Any]) -> int:
-        """Become the newest generation. `facts` say who runs (host, process, uids) and must hold no secret."""
+        """Become the newest generation. `facts` say who runs (host, process, uids) and must hold no secret. After an
+        error it may be registered or not: `is_of` tells, by the `run` in its facts."""
         generation = self.newest_generation() + 1
         while True:
             try:
@@ -99,8 +101,9 @@ class Ledger:
             except AlreadyExists:
                 generation += 1
             else:
-                self._forget(layout.GENERATIONS)
-                self._forget(layout.CLAIMS)
+                with tidying(self.location):
+                    self._forget(layout.GENERATIONS)
+                    self._forget(layout.CLAIMS)
                 return generation
 
     def newest_generation(self) -> int:
@@ -110,6 +113,12 @@ class Ledger:
     def generation(self, number: int) -> dict[str, Any] | None:
         """What generation `number` said of itself."""
         return self._body("generation", f"{layout.GENERATIONS}/{number:08d}.json")
+
+    def is_of(self, number: int, run: str) -> bool:
+        """Whether generation `number` was registered by this run of the query, also where the storage's answer to that
+        was lost."""
+        facts = self.generation(number)
+        return facts is not None and facts.get("run") == run
 
     # Claims
 
@@ -139,9 +148,10 @@ class Ledger:
             )
         except AlreadyExists:
             return False
-        for name in self._storage.list(layout.BEGUN):
-            if int(name.partition(".")[0]) < epoch - 1:
-                self._storage.delete(f"{layout.BEGUN}/{name}")
+        with tidying(self.location):
+            for name in self._storage.list(layout.BEGUN):
+                if int(name.partition(".")[0]) < epoch - 1:
+                    self._storage.delete(f"{layout.BEGUN}/{name}")
         return True
 
     # Manifests
@@ -235,13 +245,14 @@ class Ledger:
         """Forget manifests that are too old to be needed, now that `epoch` is complete."""
         if epoch % 50:
             return  # one listing now and then instead of one per epoch
-        for name in self._storage.list(layout.EPOCHS):
-            match = _MANIFEST.match(name)
-            if match and int(match[1]) < epoch - self._retained:
-                self._storage.delete(f"{layout.EPOCHS}/{name}")
-        for name in self._storage.list(layout.RULINGS):
-            if int(name.partition(".")[0]) < epoch - self._retained:
-                self._storage.delete(f"{layout.RULINGS}/{name}")
+        with tidying(self.location):
+            for name in self._storage.list(layout.EPOCHS):
+                match = _MANIFEST.match(name)
+                if match and int(match[1]) < epoch - self._retained:
+                    self._storage.delete(f"{layout.EPOCHS}/{name}")
+            for name in self._storage.list(layout.RULINGS):
+                if int(name.partition(".")[0]) < epoch - self._retained:
+                    self._storage.delete(f"{layout.RULINGS}/{name}")
 
     def _numbered(self, folder: str) -> list[int]:
         return [int(match[1]) for name in self._storage.list(folder) if (match := _NUMBERED.match(name))]
@@ -269,6 +280,12 @@ class Manifest:
     offsets: str | None = None
     history: str | None = None
     stateful: bool = False
+
+    @property
+    def file(self) -> str | None:
+        """`offsets/N` as it was decided on; None where the manifest does not hold it."""
+        intact = self.offsets is not None and hashlib.sha256(self.offsets.encode()).hexdigest() == self.barrier
+        return self.offsets if intact else None
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Manifest:

@@ -45,6 +45,12 @@ class Barrier:
     offsets: tuple[Any, ...]
     text: str = ""
 
+    @property
+    def cut(self) -> tuple[Any, ...]:
+        """What makes it this barrier and no other, however it is written. Spark's settings are left out: a restart puts
+        what a newer version knows beside those that an older one has written."""
+        return (*(self.metadata.get(key) for key in ("batchWatermarkMs", "batchTimestampMs")), self.offsets)
+
 
 class SparkLog:
     """One query's checkpoint folder, as far as recovery needs it."""
@@ -147,11 +153,12 @@ class SparkLog:
         self._storage.create(name, join_offsets(version, compact(changed), offsets))
 
     def write_again(self, name: str, text: str) -> None:
-        """Put back a file of the log that was lost, durably, in place of a torn one. Nothing where it is whole."""
+        """Put back a file of the log, durably, in place of one that is torn or says something else."""
         data = text.encode()
         if self._storage.read(name) == data:
             return
-        self.remove_torn(name)
+        self._storage.delete(checksum_file(name))
+        self._storage.delete(name)
         with contextlib.suppress(AlreadyExists):
             self._storage.create(name, data)
 

@@ -314,7 +314,9 @@ CHECKPOINT_OPTIONS = (
     _option(
         "penstock.ledger.trusted-schemes", "trusted_schemes", "", schemes,
         "Storage beside local disks, `hdfs`, `s3a` and `s3` that may hold the ledger, on your word that its rename is"
-        " one step and never overwrites: schemes with commas between. A race of creates is still tried at every start.",
+        " one step and never overwrites: schemes with commas between. A race of creates is still tried at every start."
+        " Also the kind of a mount (`nfs4`, …) that keeps listings, where every driver of the job only ever runs on one"
+        " machine.",
         "tests/unit/checkpoint/test_ledger.py::test_storage_that_nobody_answers_for_is_refused",
     ),
 )  # fmt: skip

@@ -69,11 +69,6 @@ class Attempt:
         return time.monotonic() - self.opened
 
     @property
-    def watermark(self) -> int:
-        """The one that the epoch begins with."""
-        return int(self.barrier.metadata.get("batchWatermarkMs", 0))
-
-    @property
     def rules(self) -> Mapping[str, int]:
         """By which rule each sink's rows are summed: those of a replay as the rows were that they must equal."""
         return rules_of(self.replay.decision.committables) if self.replay is not None else {}

@@ -25,11 +25,12 @@ from penstock.epoch.explain import explain_stop
 from penstock.epoch.gate import Gate
 from penstock.epoch.log_repair import look, query_of, restore
 from penstock.epoch.modes import ExactlyOnce, delivery_of
+from penstock.epoch.positions import Positions
 from penstock.epoch.preparation import Body, Preparation
 from penstock.epoch.protocol import Replay, Resume
 from penstock.epoch.stragglers import Stragglers
 from penstock.epoch.watermark import WatermarkTracker
-from penstock.errors import PenstockError
+from penstock.errors import BarrierOverwritten, PenstockError
 from penstock.failpoints import failpoint
 from penstock.logs import bound
 
@@ -40,16 +41,15 @@ if TYPE_CHECKING:
     from penstock.checkpoint.spark_log import Barrier, SparkLog
     from penstock.contracts.sink import TwoPhaseSink
     from penstock.epoch.inflight.manager import InFlight
+    from penstock.epoch.positions import RunningEpoch
     from penstock.events import Events
 
 logger = logging.getLogger("penstock")
 
 
 class Coordinator(ProtocolDriver):
-    """One start of one query: its ledger, its sinks, its generation. Call `recover`, then start Spark.
-
-    It has more arguments than anything else because here all parts of a query meet: where its rows come from and go to,
-    where it keeps what it knows, and who is told. Those without a default are what no query can do without."""
+    """One start of one query: its ledger, its sinks, its generation. Call `recover`, then start Spark. All parts of a
+    query meet here; the arguments without a default are what none can do without."""
 
     def __init__(
         self,
@@ -63,23 +63,25 @@ class Coordinator(ProtocolDriver):
         events: Events,
         body: Body,
         executed_plan: Callable[[], Any],
-        watermark_policy: str = "min",
+        running: RunningEpoch | None = None,
         checkpoints: Checkpoints | None = None,
         inflight: InFlight | None = None,
         on_complete: Callable[[int, Barrier | None], None] | None = None,
         ends_at: Callable[[Barrier], bool] | None = None,
         observer: EpochObserver | None = None,
         previous: int = 0,
+        run: str = "",
     ) -> None:
         limits = self._limits = checkpoints or Checkpoints()
         timing = Timing(limits.commit_timeout_seconds, limits.abort_timeout_seconds)
         super().__init__(
-            job=job, query=query, sinks=sinks, ledger=ledger, events=events, timing=timing, where=log.location
+            job=job, query=query, sinks=sinks, ledger=ledger, events=events, timing=timing, where=log.location, run=run
         )
         self.query = query
-        self._sources, self._log = tuple(sources), log
+        self._sources, self._log, self._previous = tuple(sources), log, previous
         self._on_complete, self._inflight, self._observer = on_complete, inflight, observer
-        self._watermark = WatermarkTracker(watermark_policy)
+        self._positions = Positions(query, ledger, log, running)
+        self._watermark = WatermarkTracker()
         self.preparation = Preparation(
             job=job,
             sinks=sinks,
@@ -97,7 +99,6 @@ class Coordinator(ProtocolDriver):
         self._exactly_once = ExactlyOnce(self, limits.tolerable_failures)
         self._delivery = delivery_of(limits.mode, self._exactly_once, self)
         self._resume: Resume | None = None
-        self._previous = previous
         self._query_running = False
         self._attempt: Attempt | None = None  # None: no epoch is under way, or its recovery is
         self._attempts = 0
@@ -123,7 +124,7 @@ class Coordinator(ProtocolDriver):
         started = time.monotonic()
         self._query_running = query_running
         check_sources(self._ledger, self._log, self._query, self._sources)
-        resume = self._drive(protocol.recover(self.generation))
+        resume = self._drive(protocol.recover(self._last_own(self.generation)))
         self._resume, self._generation = resume, resume.generation
         self.stragglers.started(resume.generation)
         self._events.emit(
@@ -201,20 +202,20 @@ class Coordinator(ProtocolDriver):
         if self._resume is None:
             self.recover(query_running=True)
         replay = self._take_replay(epoch)
-        barrier = self._log.barrier(epoch)
-        if barrier is None:
-            # Spark writes it before it calls us: the checkpoint we read is not the one it writes.
-            raise mismatch(self._query, f"{self._log.location} has no offsets/{epoch}")
+        try:
+            barrier = self._positions.barrier(epoch)
+        except BarrierOverwritten:
+            self.refuse_superseded()  # then the other driver is the newer one
+            raise
         self._gate.pause(self._last_completed + self._limits.min_pause_seconds - time.monotonic())
         self._open_inflight()
         delivery = self._delivery if replay is None else self._exactly_once
         over = False
         while not over:
             self._attempts += 1
-            attempt = Attempt(
+            self._attempt = attempt = Attempt(
                 self._query, epoch, self._attempts, self._generation, frame, barrier, replay, delivery.direct
             )
-            self._attempt = attempt
             over = delivery.run(attempt)
         self.completed, self._next = epoch, epoch + 1
         self._last_completed = time.monotonic()
@@ -246,7 +247,7 @@ class Coordinator(ProtocolDriver):
 
     def open(self, attempt: Attempt, *, verify: bool = False) -> None:
         """The attempt begins. `verify`: compare our watermark with the one that Spark wrote for the epoch before."""
-        self._watermark.start(attempt.watermark)
+        self._watermark.start(attempt.barrier)
         if verify and self._watermark.needed and attempt.epoch:
             self._watermark.verify(self._log.committed_watermark(attempt.epoch - 1))
         self.emit("opened", attempt.epoch)
@@ -308,13 +309,14 @@ class Coordinator(ProtocolDriver):
         return found
 
     def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
-        if self._query_running or not restore(self._ledger, self._log, epoch, decided):
+        behind = self._query_running and self._log.next_epoch()[0] < epoch  # and Spark has gone on from there
+        if behind or not restore(self._ledger, self._log, epoch, decided):
             return False
-        logger.warning(
-            "query %s: Spark's log had lost files; restored from the ledger for epoch %d", self._query, epoch
-        )
+        logger.warning("query %s: Spark's log was restored from the ledger for epoch %d", self._query, epoch)
         self.emit("log_restored", epoch)
         failpoint("recover.restored")
+        if self._query_running:
+            raise self._positions.overwritten(epoch)  # Spark has read it as it was before
         return True
 
     def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
@@ -358,12 +360,10 @@ class Coordinator(ProtocolDriver):
         if attempt is not None:
             failpoint("epoch.confirmed")
         started = time.monotonic()
-        deadline = Deadline(self._timing.commit_seconds)
         epoch = decision.id.epoch
         logged = [committable for committable in decision.to_commit if is_logged(committable)]
-        outcomes = self._commit_at_sinks(
-            epoch, [committable for committable in decision.to_commit if not is_logged(committable)], deadline
-        )
+        direct = [committable for committable in decision.to_commit if not is_logged(committable)]
+        outcomes = dict(self.commit_at_sinks(epoch, direct))
         visible = True
         if logged:
             uids = {committable.sink for committable in logged}

@@ -7,6 +7,7 @@ is dead) add what differs: where an epoch comes from, how it is prepared, and wh
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
@@ -51,7 +52,10 @@ class ProtocolDriver(ABC):
         events: Events,
         timing: Timing,
         where: str,
+        run: str = "",
     ) -> None:
+        """`run`: by what this process knows generations of its own again; it keeps it for all starts of the query."""
+        self._run_id = run or secrets.token_hex(8)
         self._job, self._query, self._sinks = job, query, dict(sinks)
         self._ledger, self._events, self._timing = ledger, events, timing
         self._where = where  # for people: the checkpoint an error speaks of
@@ -135,7 +139,14 @@ class ProtocolDriver(ABC):
 
     def _facts(self) -> dict[str, Any]:
         """What the generation says of itself."""
-        return {"job": self._job, "host": socket.gethostname(), "pid": os.getpid(), "sinks": sorted(self._sinks)}
+        who = {"host": socket.gethostname(), "pid": os.getpid(), "run": self._run_id}
+        return {"job": self._job, **who, "sinks": sorted(self._sinks)}
+
+    def _last_own(self, known: int) -> int:
+        """The newest generation that is known to be this process's. One that it registered without an answer counts: a
+        start that took it for another run's would end the job, though nothing else runs it."""
+        newest = self._ledger.newest_generation() if known else 0
+        return newest if newest > known and self._ledger.is_of(newest, self._run_id) else known
 
     def _scope(self, uid: str) -> SinkScope:
         return SinkScope(self._job, uid, self._generation)

@@ -4,19 +4,20 @@ The ledger is synced, Spark's log is not (`spark_log`). A power cut, or a folder
 leaves a ledger that knows of later epochs than the log. Every manifest holds the barrier it was decided on, as Spark
 wrote it, and the watermark that the epoch leads to. That is all that `offsets/N` and `commits/N` hold.
 
-What is written again is only ever what is missing. A file that is there and says something else is left alone, and
-nothing is started: somebody else has written it. The same where state that the decided epoch left is not there.
+What is written again is what is missing, and a barrier that is not the one that was decided: only HDFS keeps a driver
+that was superseded from renaming its `offsets/N` over that of the run which took over. Where state that the decided
+epoch left is not there, nothing is started.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.belonging import check_barrier, history_of
+from penstock.checkpoint.belonging import history_of, is_decided
 from penstock.checkpoint.spark_log import commit_text, state_format_of
 from penstock.epoch import protocol
 
@@ -34,7 +35,8 @@ _LOGGED = re.compile(r"^(\d+)(?:\.compact)?$")  # in the log of a source that re
 
 
 def look(ledger: Ledger, log: SparkLog) -> Found:
-    """What the next start finds. Raises `LedgerCorrupt` where a barrier is not the file that was decided on."""
+    """What the next start finds. `damaged` also where a barrier that Spark would go by is not the one that was decided;
+    `LedgerCorrupt` where such a decision holds no copy of it."""
     ledger.settle()
     query = query_of(ledger, log)
     epoch, barrier = log.next_epoch()
@@ -42,11 +44,13 @@ def look(ledger: Ledger, log: SparkLog) -> Found:
     if query is None:
         return protocol.Found(epoch, barrier, damaged=damaged)
     found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query), damaged)
-    check_barrier(ledger, log, epoch - 1, query)
     decision = protocol.honoured(found)
-    if barrier and decision is not None and decision.id.epoch == epoch:
-        check_barrier(ledger, log, epoch, query, decision.id)
-    return found
+    decided = decision.id if decision is not None and decision.id.epoch == epoch else None
+    manifests = [(epoch - 1, completed(ledger, epoch - 1, query))]
+    if decided is not None:
+        manifests.append((epoch, _manifest(ledger, epoch, query, decided)))
+    intact = all(is_decided(log, number, manifest) for number, manifest in manifests)
+    return replace(found, damaged=damaged or not intact)
 
 
 def query_of(ledger: Ledger, log: SparkLog) -> str | None:
@@ -61,14 +65,16 @@ def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | Non
     wanted: dict[str, str] = {}  # in the order in which they are written
     if query is not None and log.query_id() is None:
         wanted[layout.QUERY_ID] = json.dumps({"id": query}, separators=(",", ":"))
-    before = _manifest(ledger, epoch - 1, query, None)
+    before = completed(ledger, epoch - 1, query)
     of_epoch = _manifest(ledger, epoch, query, decided) if decided is not None else None
     for number, manifest in ((epoch - 1, before), (epoch, of_epoch)):
-        if number < 0 or (number == epoch and decided is None) or log.has_barrier(number):
+        if number < 0 or (number == epoch and decided is None):
             continue
-        if manifest is None or manifest.offsets is None:
+        if log.has_barrier(number) and is_decided(log, number, manifest):
+            continue
+        if manifest is None or manifest.file is None:
             return False
-        wanted[layout.offsets(number)] = manifest.offsets
+        wanted[layout.offsets(number)] = manifest.file
     if epoch > 0 and not log.has_commit(epoch - 1):
         commit = _commit_before(log, epoch, before, of_epoch, wanted)
         if commit is None:
@@ -84,20 +90,32 @@ def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | Non
     return True
 
 
-def _manifest(ledger: Ledger, epoch: int, query: str | None, decided: DecisionId | None) -> Manifest | None:
-    """The one named; else, of a complete epoch, the newest: of several decisions it is the one that was carried out."""
-    found = (
-        [manifest for manifest in ledger.manifests(epoch) if manifest.query == query]
-        if epoch >= 0 and query is not None
-        else []
-    )
-    if decided is not None:
-        found = [manifest for manifest in found if manifest.decision.id == decided]
-    newest = max(found, key=lambda manifest: manifest.decision.id, default=None)
-    if newest is None or newest.offsets is None:
-        return newest
-    intact = hashlib.sha256(newest.offsets.encode()).hexdigest() == newest.barrier
-    return newest if intact else None
+def completed(ledger: Ledger, epoch: int, query: str | None) -> Manifest | None:
+    """Of a complete epoch, the decision that was carried out: the newest that counts. One that a newer run found this
+    epoch without, as its claim says, was written by a run that was superseded and committed nothing."""
+    if epoch < 0 or query is None:
+        return None
+    claims = [claim for claim in ledger.claims(query) if claim.epoch == epoch]
+    found = [
+        manifest
+        for manifest in ledger.manifests(epoch)
+        if manifest.query == query and all(protocol.counts(manifest.decision, claim) for claim in claims)
+    ]
+    return max(found, key=lambda manifest: manifest.decision.id, default=None)
+
+
+def restore_barrier(ledger: Ledger, copy: SparkLog, epoch: int) -> None:
+    """In a copy of the checkpoint: the barrier of a complete epoch is the one that was decided."""
+    manifest = completed(ledger, epoch, copy.query_id())
+    if not is_decided(copy, epoch, manifest):
+        assert manifest is not None
+        assert manifest.file is not None
+        copy.write_again(layout.offsets(epoch), manifest.file)
+
+
+def _manifest(ledger: Ledger, epoch: int, query: str | None, decided: DecisionId) -> Manifest | None:
+    found = [one for one in ledger.manifests(epoch) if one.query == query and one.decision.id == decided]
+    return found[0] if found else None
 
 
 def _commit_before(

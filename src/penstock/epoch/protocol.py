@@ -227,7 +227,7 @@ def next_epoch(found: Found) -> int:
     """The epoch that comes next. Usually the one that Spark's log says; a later one where the log has lost epochs that
     the ledger knows to be complete, or decided."""
     claim = _newest_claim(found)
-    counting = [one.id.epoch for one in found.decisions if _counts(one, claim)]
+    counting = [one.id.epoch for one in found.decisions if counts(one, claim)]
     # The run that made the claim saw these in Spark's log as complete, whoever had decided them.
     complete = [one.id.epoch + 1 for one in found.decisions if claim is not None and one.id.epoch < claim.epoch]
     return max([found.epoch, *counting, *complete])
@@ -236,7 +236,7 @@ def next_epoch(found: Found) -> int:
 def honoured(found: Found) -> Decision | None:
     """The decision that counts for the epoch that comes next, if there is one."""
     epoch, claim = next_epoch(found), _newest_claim(found)
-    valid = [one for one in found.decisions if one.id.epoch == epoch and _counts(one, claim)]
+    valid = [one for one in found.decisions if one.id.epoch == epoch and counts(one, claim)]
     return max(valid, key=lambda decision: decision.id, default=None)
 
 
@@ -244,7 +244,8 @@ def _newest_claim(found: Found) -> Claim | None:
     return max(found.claims, key=lambda one: one.generation, default=None)
 
 
-def _counts(decision: Decision, claim: Claim | None) -> bool:
+def counts(decision: Decision, claim: Claim | None) -> bool:
+    """Whether the run that made the claim left the decision in force."""
     return claim is None or decision.id.generation >= claim.generation or decision.id == claim.honours
 
 

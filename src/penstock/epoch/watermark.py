@@ -1,9 +1,11 @@
 """The watermark a finished batch leads to, computed as Spark computes it, so that recovery can complete Spark's log.
 
 Spark keeps, for each `EventTimeWatermark` node of the plan, the highest event time seen minus the delay; the query's
-watermark is their minimum (or maximum, by `multipleWatermarkPolicy`) and never goes back. Our number is not taken on
-trust: each epoch compares the one before with what Spark then wrote, and after a difference says None, "not known",
-upon which recovery proves an epoch by replay instead of completing the log.
+watermark is their minimum (or maximum, by `multipleWatermarkPolicy`) and never goes back. The policy is the one that
+the query was first started with, whatever the session says now: Spark keeps it in every barrier, and obeys that.
+
+Our number is not taken on trust: each epoch compares the one before with what Spark then wrote, and after a difference
+says None, "not known", upon which recovery proves an epoch by replay instead of completing the log.
 """
 
 from __future__ import annotations
@@ -11,16 +13,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from penstock.checkpoint.spark_log import Barrier
 
 _NODE = "EventTimeWatermarkExec"
+_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
 class WatermarkTracker:
-    """One query run's watermarks. `start` is the watermark in the first barrier this run executes."""
+    """One query run's watermarks."""
 
-    def __init__(self, policy: str = "min") -> None:
-        self._choose = max if policy.lower() == "max" else min
+    def __init__(self) -> None:
+        self._choose: Callable[[Iterable[int]], int] = min
         self._nodes: dict[int, int] = {}
         self._global: int | None = None
         self._trusted = True
@@ -36,10 +41,13 @@ class WatermarkTracker:
         """Whether the plan is known to have no watermarks: `advance` needs no plan then."""
         return self._has_nodes is False
 
-    def start(self, watermark: int) -> None:
-        """The watermark of an epoch's barrier; only that of the first one counts."""
+    def start(self, barrier: Barrier) -> None:
+        """An epoch's barrier; only that of the first one that this run executes counts."""
         if self._global is None:
-            self._global = watermark
+            self._global = int(barrier.metadata.get("batchWatermarkMs", 0))
+            # A barrier without the setting is of a Spark that had no other policy.
+            policy = str(barrier.metadata.get("conf", {}).get(_POLICY, "min"))
+            self._choose = max if policy.lower() == "max" else min
 
     def verify(self, committed: int | None) -> None:
         """Compare with what Spark wrote for the epoch before."""

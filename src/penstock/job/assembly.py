@@ -8,6 +8,7 @@ from penstock.checkpoint.layout import INFLIGHT, LEDGER
 from penstock.checkpoint.open import ledger_at, spark_log_at
 from penstock.epoch.coordinator import Coordinator
 from penstock.epoch.inflight.manager import InFlight
+from penstock.spark.query import RunningQuery, current_execution
 from penstock.spark.versions import version_of
 from penstock.storage.open import storage_at
 
@@ -30,6 +31,7 @@ def coordinator_for(
     **more: Any,
 ) -> Coordinator:
     """One start's coordinator, not yet recovered. Spark's checkpoint is `history`, in the query's folder."""
+    running = RunningQuery(spark, lambda: current_execution(spark))
     retained = max(checkpoints.retained, checkpoints.num_retained)
     return Coordinator(
         job=job,
@@ -40,7 +42,8 @@ def coordinator_for(
         log=spark_log_at(f"{folder}/{history}", spark, known=version_of(spark).log_known),
         events=events,
         body=plan.body,
-        watermark_policy=str(spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")),
+        executed_plan=running.executed_plan,
+        running=running,
         checkpoints=checkpoints,
         inflight=_inflight(job, plan, folder, spark, checkpoints, events, retained),
         **more,

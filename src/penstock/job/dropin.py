@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from penstock.process import lifeline
 from penstock.spark.connect import refuse_connect
 from penstock.spark.executors import check_executors, importable
 from penstock.spark.masters import require_shared
+from penstock.spark.query import RunningQuery
 from penstock.spark.versions import version_of
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class ExactlyOnce:
         self._lock = threading.Lock()
         self._checkpoint = checkpoint
         self._run_id: str | None = None
+        self._token = secrets.token_hex(8)  # the generations of all its starts bear it
         _refuse_lease()
         take_turn(session, [sink])
         context = CheckContext(job or "penstock", limits.interval_seconds, limits.timeout_seconds)
@@ -136,6 +139,7 @@ class ExactlyOnce:
 
         limits = self._limits
         where = f"{checkpoint.rstrip('/')}/{PRIVATE}"
+        running = RunningQuery(self._spark, self._execution)
         ledger = ledger_at(where, self._spark, retained=limits.retained, trusted=limits.trusted_schemes)
         return Coordinator(
             job=self._job or f"penstock-{ledger.identity()}",
@@ -146,10 +150,11 @@ class ExactlyOnce:
             log=spark_log_at(checkpoint, self._spark, known=version_of(self._spark).log_known),
             events=Events(),
             body=body,
-            executed_plan=lambda: self._execution().lastExecution().executedPlan(),
-            watermark_policy=str(self._spark.conf.get("spark.sql.streaming.multipleWatermarkPolicy", "min")),
+            executed_plan=running.executed_plan,
+            running=running,
             checkpoints=self._limits,
             previous=previous,
+            run=self._token,
         )
 
     def _execution(self) -> Any:

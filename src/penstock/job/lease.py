@@ -113,8 +113,7 @@ def lease_of(name: str, settings: Settings, checkpoints: Checkpoints, spark: Spa
     if seconds is None:
         return None
     storage = storage_at(f"{checkpoints.storage.rstrip('/')}/{name}", spark)
-    if not isinstance(storage, LocalStorage):
-        require_trust(storage, checkpoints.trusted_schemes)
+    require_trust(storage, checkpoints.trusted_schemes)
     return JobLease(LeaseLog(storage), seconds, warm=settings.availability.standby)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from contextlib import contextmanager
@@ -70,6 +71,7 @@ class QueryRunner:
         self._run_id: str | None = None  # Spark's name for the jobs of the last start
         self._coordinator: Coordinator | None = None  # of the last start
         self._generation = 0  # of the last start in this process
+        self._token = secrets.token_hex(8)  # the generations of all its starts bear it
         self._resume: Resume | None = None  # what this start's recovery came to
         self._alive = False
         self.error: BaseException | None = None
@@ -266,11 +268,11 @@ class QueryRunner:
             self._spark,
             self._checkpoints,
             self._events,
-            executed_plan=spark_query.ExecutedPlans(self._spark),
             on_complete=self._on_complete,
             ends_at=self.plan.finished_at if self.plan.bounded else None,
             observer=observer,
             previous=self._generation,
+            run=self._token,
         )
         try:
             require_same_backend(self._spark, self.checkpoint, plan.uid)

@@ -21,17 +21,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
+from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import backend_of
 from penstock.contracts.sink import SinkScope
+from penstock.epoch.log_repair import restore_barrier
 from penstock.errors import PenstockError, SavepointError
 from penstock.failpoints import failpoint
 from penstock.progress import Progress, silent
 from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, SavedSink, Savepoint, new_name
 from penstock.spark_state.metadata import read_metadata
-from penstock.storage.open import tree_at
+from penstock.storage.open import storage_at, tree_at
 from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
@@ -150,6 +152,8 @@ class Taker:
 
         copy = folder.at(layout.saved_checkpoint(held_query.plan.uid))
         spark_log = SparkLog(copy.storage)
+        ledger = storage_at(f"{held_query.location.rstrip('/').rpartition('/')[0]}/{layout.LEDGER}", self._spark)
+        restore_barrier(Ledger(ledger), spark_log, held_query.epoch)
         barrier = spark_log.barrier(held_query.epoch)
         query_id = spark_log.query_id()
         assert barrier is not None

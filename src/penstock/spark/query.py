@@ -81,18 +81,45 @@ def start(
         ) from error
 
 
-class ExecutedPlans:
-    """Gives the plan that the query of this thread executed last, a JVM object; None where it cannot be found. For one
-    start of one query."""
+class RunningQuery:
+    """What Spark holds in memory of the query whose epoch is under way, for one start of one query. Asked inside
+    `foreachBatch`; `find` gives the execution, a JVM object, or None where it cannot be found."""
 
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-        self._execution: Any = None
+    def __init__(self, spark: SparkSession, find: Callable[[], Any]) -> None:
+        self._spark, self._find = spark, find
+        self._found: Any = None
+        self._written: tuple[Any, Any, Any] | None = None  # with what positions are written, the same in all epochs
 
-    def __call__(self) -> Any:
-        if self._execution is None:
-            self._execution = current_execution(self._spark)
-        return None if self._execution is None else self._execution.lastExecution().executedPlan()
+    def executed_plan(self) -> Any:
+        """The plan that it executed last, a JVM object, or None."""
+        execution = self._execution()
+        return None if execution is None else execution.lastExecution().executedPlan()
+
+    def starts_at(self) -> str:
+        """The positions after which the epoch's rows begin, as they would stand in `offsets/N`."""
+        return self._text("startOffsets")
+
+    def ends_at(self) -> str:
+        """The positions with which they end."""
+        return self._text("endOffsets")
+
+    def _execution(self) -> Any:
+        if self._found is None:
+            self._found = self._find()
+        return self._found
+
+    def _text(self, which: str) -> str:
+        """Written by Spark itself, so that it can be compared with the file. Few calls: each is a round trip."""
+        execution = self._execution()
+        if self._written is None:
+            jvm: Any = self._spark._jvm
+            self._written = execution.offsetLog(), execution.sources(), jvm.java.io.ByteArrayOutputStream()
+        log, sources, stream = self._written
+        context = execution.getLatestExecutionContext()
+        positions = getattr(context, which)().toOffsetSeq(sources, context.offsetSeqMetadata())
+        stream.reset()
+        log.serialize(positions, stream)
+        return str(stream.toString())
 
 
 def give_up(query: StreamingQuery, uid: str) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -23,6 +24,9 @@ from penstock.errors import LedgerError, StorageFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+log = logging.getLogger("penstock")
 
 
 class AlreadyExists(Exception):
@@ -61,6 +65,16 @@ class Storage(ABC):
         """The names found in `folder` survive a power cut, whoever created them. Only a disk of this machine shows
         names before they are durable."""
         return
+
+
+@contextlib.contextmanager
+def tidying(location: str) -> Iterator[None]:
+    """Around the removal of what is not needed any more: what was done before it stays done, whether or not the storage
+    carries it out now. The next one removes what this one has left."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("old files in %s could not be removed, which is tried again later: %s", location, error)
 
 
 def is_full(error: OSError) -> bool:

@@ -264,7 +264,7 @@ class Settlement(ProtocolDriver):
 
     def _facts(self) -> dict[str, Any]:
         # The rest as the job said it: its next start compares itself with the newest generation.
-        kept = {key: value for key, value in self._before.items() if key != "registered"}
+        kept = {key: value for key, value in self._before.items() if key not in ("registered", "run")}
         return {**kept, "job": self._job, "host": socket.gethostname(), "pid": os.getpid(), "command": "transactions"}
 
     def _query_id(self) -> str | None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint.belonging import check_barrier, check_sources, history_of, mismatch
+from penstock.checkpoint.belonging import check_sources, history_of, is_decided, mismatch
 from penstock.checkpoint.decision import Decision, DecisionId
-from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.ledger import Ledger, Manifest
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.errors import LedgerCorrupt, UidChanged
 from penstock.storage.storage import MemoryStorage
@@ -67,54 +67,42 @@ def test_a_run_on_another_history_says_nothing(before: str) -> None:
         )
 
 
-def decided(*barriers: str | None, query: str = "q", epoch: int = 5) -> Ledger:
+def decided(barrier: str | None, offsets: str | None = None) -> Manifest:
     ledger = Ledger(MemoryStorage())
-    for generation, barrier in enumerate(barriers, start=1):
-        ledger.decide(Decision(DecisionId(epoch, generation), ()), query=query, barrier=barrier)
-    return ledger
+    ledger.decide(Decision(DecisionId(5, 1), ()), query="q", barrier=barrier, offsets=offsets)
+    return ledger.manifests(5)[0]
 
 
 DIGEST = hashlib.sha256(BARRIER).hexdigest()
-OTHERS = "0" * 64, "f" * 64
+OTHER = "v1\n{}\n8"
 
 
-@pytest.mark.parametrize(
-    "barriers", [(DIGEST,), (None,), (OTHERS[0], DIGEST), (DIGEST, OTHERS[1]), (OTHERS[0], None), ()]
-)
-def test_the_file_that_was_decided_on_is_fine(barriers: tuple[str | None, ...]) -> None:
-    check_barrier(decided(*barriers), SparkLog(checkpoint()), 5, "q")
+@pytest.mark.parametrize("barrier", [DIGEST, None])
+def test_the_file_that_was_decided_on_is_fine(barrier: str | None) -> None:
+    assert is_decided(SparkLog(checkpoint()), 5, decided(barrier))
+    assert is_decided(SparkLog(checkpoint()), 5, None), "an epoch that was not decided"
 
 
-@pytest.mark.parametrize("barriers", [OTHERS[:1], OTHERS[1:], OTHERS])
-def test_another_file_than_was_decided_on_stops_the_job(barriers: tuple[str, ...]) -> None:
+def test_another_file_than_was_decided_on_is_to_be_restored_from_the_decision() -> None:
+    assert not is_decided(SparkLog(checkpoint()), 5, decided(hashlib.sha256(OTHER.encode()).hexdigest(), OTHER))
+
+
+@pytest.mark.parametrize("offsets", [None, OTHER])
+@pytest.mark.parametrize("digest", ["0" * 64, "f" * 64])
+def test_where_the_decision_holds_no_copy_of_it_the_job_stops(digest: str, offsets: str | None) -> None:
     log = SparkLog(checkpoint())
     with pytest.raises(LedgerCorrupt) as refused:
-        check_barrier(decided(*barriers), log, 5, "q")
-    assert refused.value.happened == f"{log.location}/offsets/5 is not the file epoch 5 was decided on."
+        is_decided(log, 5, decided(digest, offsets))
+    assert refused.value.happened.startswith(f"{log.location}/offsets/5 is not the file epoch 5 was decided on")
 
 
-@pytest.mark.parametrize("query", ["a", "z"])
-def test_decisions_of_another_query_are_no_measure(query: str) -> None:
-    check_barrier(decided(OTHERS[0], query=query), SparkLog(checkpoint()), 5, "q")
-
-
-def test_without_a_barrier_there_is_nothing_to_compare() -> None:
-    check_barrier(decided(OTHERS[0], epoch=6), SparkLog(checkpoint()), 6, "q")
-    check_barrier(decided(OTHERS[0]), SparkLog(checkpoint()), -1, "q")
-
-
-def test_a_torn_barrier_is_written_again_not_compared() -> None:
+@pytest.mark.parametrize("data", [None, b""])
+def test_a_barrier_that_is_lost_or_torn_is_written_again_not_compared(data: bytes | None) -> None:
     storage = checkpoint()
     storage.delete("offsets/5")
-    storage.create("offsets/5", b"")
-    check_barrier(decided(OTHERS[0]), SparkLog(storage), 5, "q")
-
-
-def test_epoch_zero_is_compared_like_any_other() -> None:
-    storage = checkpoint()
-    storage.create("offsets/0", BARRIER)
-    with pytest.raises(LedgerCorrupt):
-        check_barrier(decided(OTHERS[0], epoch=0), SparkLog(storage), 0, "q")
+    if data is not None:
+        storage.create("offsets/5", data)
+    assert is_decided(SparkLog(storage), 5, decided("0" * 64))
 
 
 def test_the_error_for_two_that_are_not_each_others_names_both() -> None:

@@ -35,6 +35,22 @@ def test_the_newest_word_counts(words: LeaseLog) -> None:
     assert words.newest() == second
 
 
+def test_a_word_is_said_also_where_old_ones_cannot_be_removed(
+    words: LeaseLog, storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A holder would lose its lease of a storage that only does not delete."""
+
+    def refuse(name: str) -> None:
+        raise LedgerError(f"The storage refused while deleting {name}.")
+
+    monkeypatch.setattr(storage, "delete", refuse)
+    word = FIRST
+    for _ in range(30):
+        assert words.say(word)
+        word = word.follow(Standing.HELD)
+    assert len(storage.list("lease")) == 30
+
+
 def test_a_word_is_said_by_one_only(words: LeaseLog) -> None:
     """Whether it renews, takes over or gives back."""
     words.say(FIRST)

@@ -162,6 +162,46 @@ def test_generations_count_up_and_old_ones_are_forgotten() -> None:
     assert own.generation(5) is None
 
 
+def test_a_generation_is_known_again_by_the_run_that_registered_it() -> None:
+    one = ledger()
+    assert one.register({**FACTS, "run": "m"}) == 1
+    assert one.is_of(1, "m")
+    assert not any(one.is_of(1, run) for run in ("a", "z", ""))
+    assert not one.is_of(2, "m"), "there is none"
+    assert one.register(FACTS) == 2
+    assert not one.is_of(2, "m"), "one of an earlier version has no such fact"
+
+
+class NoDeletes(MemoryStorage):
+    """It creates, and answers nothing beside."""
+
+    def __init__(self, broken: str) -> None:
+        super().__init__()
+        self.broken = broken
+
+    def list(self, folder: str) -> list[str]:
+        if self.broken == "list" and self._files:
+            raise LedgerError("The storage refused while listing: 503 Slow Down.")
+        return super().list(folder)
+
+    def delete(self, name: str) -> None:
+        raise LedgerError("The storage refused while deleting.")
+
+
+def test_what_is_done_stays_done_where_what_is_old_cannot_be_removed(caplog: pytest.LogCaptureFixture) -> None:
+    one = ledger(NoDeletes("delete"), retained=3)
+    assert [one.register(FACTS) for _ in range(25)] == list(range(1, 26))
+    assert "could not be removed" in caplog.text
+    assert all(one.begin(epoch, "q") for epoch in range(5))
+    for epoch in (1, 50):
+        one.decide(Decision(DecisionId(epoch, 1), ()), query="q", barrier=None)
+    one.prune(50)
+    assert one.decisions(1, "q")
+    broken = NoDeletes("list")
+    assert ledger(broken).register(FACTS) == 1
+    assert ledger(broken).begin(7, "q")
+
+
 def test_of_many_that_register_at_once_each_gets_its_own(tmp_path: Path) -> None:
     start, got = threading.Barrier(8), []
 

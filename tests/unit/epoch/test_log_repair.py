@@ -13,7 +13,7 @@ import pytest
 from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
-from penstock.epoch.log_repair import look, query_of, restore
+from penstock.epoch.log_repair import completed, look, query_of, restore, restore_barrier
 from penstock.epoch.protocol import honoured, next_epoch
 from penstock.errors import CheckpointBehind, LedgerCorrupt
 from penstock.storage.local import LocalStorage
@@ -155,14 +155,79 @@ def test_a_barrier_that_was_lost_and_cut_anew_is_no_fault_where_the_decision_is_
 
 
 @pytest.mark.parametrize("epoch", [5, 6])
-def test_a_barrier_that_is_another_file_is_left_alone(epoch: int) -> None:
+def test_a_barrier_that_another_driver_has_written_over_is_restored(epoch: int) -> None:
     world = World()
     world.cut(6)
     world.decide(6)
+    before = everything(world.files)
     world.lose(f"offsets/{epoch}")
     world.cut(epoch, end=999)
-    with pytest.raises(LedgerCorrupt, match=f"offsets/{epoch} is not the file epoch {epoch} was decided on"):
+    world.files.create(f"offsets/.{epoch}.crc", b"of the other content")
+    assert look(world.ledger, world.log).damaged
+    assert world.restored()
+    assert everything(world.files) == before
+    assert not look(world.ledger, world.log).damaged
+
+
+@pytest.mark.parametrize("epoch", [4, 7])
+def test_barriers_that_spark_does_not_go_by_are_not_compared(epoch: int) -> None:
+    """Older ones are read by nothing, and of an epoch that is not decided any barrier will do."""
+    world = World(7)
+    world.lose(f"offsets/{epoch}")
+    world.cut(epoch, end=999)
+    assert not look(world.ledger, world.log).damaged
+
+
+def test_a_barrier_that_was_overwritten_and_is_not_in_the_ledger_stops_the_job() -> None:
+    world = World(4)
+    decision = Decision(DecisionId(4, 1), (Committable("out", 0, 10, 4, {}),), 70)
+    world.ledger.decide(decision, query=QUERY, barrier="0" * 64)
+    world.cut(4)
+    with pytest.raises(LedgerCorrupt, match="offsets/4 is not the file epoch 4 was decided on"):
         look(world.ledger, world.log)
+
+
+def test_the_decision_of_a_run_that_was_superseded_is_no_measure_for_a_complete_epoch() -> None:
+    """Generation 3 claimed epoch 5 and ran it at least once, without a decision; generation 2 decided when it woke."""
+    world = World(5)
+    world.cut(5, end=999)
+    world.decide(5, generation=2)
+    world.ledger.claim(Claim(3, 5, None), QUERY)
+    world.lose("offsets/5")
+    world.cut(5)
+    world.files.create("commits/5", b'v1\n{"nextBatchWatermarkMs":70}')
+    assert completed(world.ledger, 5, QUERY) is None
+    assert not look(world.ledger, world.log).damaged
+    world.ledger.claim(Claim(4, 6, None), QUERY)
+    assert completed(world.ledger, 5, QUERY) is None, "a claim for a later epoch says nothing of this one"
+    assert completed(world.ledger, 4, QUERY) is not None
+    assert completed(world.ledger, 4, None) is None
+    assert completed(world.ledger, -1, QUERY) is None
+
+
+def test_a_decision_that_the_newer_run_honoured_is_the_one_that_was_carried_out() -> None:
+    world = World(5)
+    world.cut(5)
+    world.decide(5)
+    world.lose("offsets/5")
+    world.cut(5, end=999)
+    world.decide(5, generation=2)
+    world.ledger.claim(Claim(3, 5, DecisionId(5, 1)), QUERY)
+    found = completed(world.ledger, 5, QUERY)
+    assert found is not None
+    assert found.decision.id == DecisionId(5, 1)
+
+
+def test_a_copy_for_a_savepoint_gets_the_barrier_that_was_decided() -> None:
+    """The driver that was superseded has renamed its own over it while the newer run goes on by its memory."""
+    world = World()
+    before = everything(world.files)
+    restore_barrier(world.ledger, world.log, 5)
+    assert everything(world.files) == before
+    world.lose("offsets/5")
+    world.cut(5, end=999)
+    restore_barrier(world.ledger, world.log, 5)
+    assert everything(world.files) == before
 
 
 def test_watermarks_come_from_the_decision_or_from_the_barrier_after_it() -> None:
@@ -373,9 +438,7 @@ def test_the_barrier_must_be_that_of_the_very_decision_that_is_honoured(other: i
     world.cut(2, end=9)
     world.decide(2, generation=other)
     world.ledger.claim(Claim(4, 2, DecisionId(2, 2)), QUERY)
-    with pytest.raises(LedgerCorrupt, match="offsets/2"):
-        look(world.ledger, world.log)
-    world.lose("offsets/2")
+    assert look(world.ledger, world.log).damaged
     assert world.restored()
     assert (world.files.read("offsets/2") or b"").endswith(b'{"t":{"0":7}}'), "the file of the decision that counts"
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.checkpoint.spark_log import Barrier
 from penstock.epoch.watermark import WatermarkTracker
 from tests.support.executed_plan import Mark, Node
 
+POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+
+
+def barrier(start: int, conf: dict[str, str]) -> Barrier:
+    return Barrier("", {"batchWatermarkMs": start, "conf": conf}, ())
+
 
 def tracker(policy: str = "min", start: int = 0) -> WatermarkTracker:
-    made = WatermarkTracker(policy)
-    made.start(start)
+    made = WatermarkTracker()
+    made.start(barrier(start, {POLICY: policy}))
     return made
 
 
@@ -46,7 +53,7 @@ def test_nodes_inside_nodes_count_each() -> None:
 
 def test_the_start_counts_once() -> None:
     one = tracker(start=3)
-    one.start(99)
+    one.start(barrier(99, {POLICY: "max"}))
     assert one.advance(Node()) == 3
 
 
@@ -75,9 +82,17 @@ def test_a_watermark_that_spark_wrote_lower_or_higher_is_a_difference(written: i
 
 
 def test_the_lowest_of_several_counts_unless_told_otherwise() -> None:
-    one = WatermarkTracker()
-    one.start(0)
-    assert one.advance(Node(Mark(100), Mark(50))) == 40
+    """Also where the barrier says nothing of it."""
+    for made in (Barrier("", {}, ()), barrier(0, {}), barrier(0, {POLICY: "MIN"})):
+        one = WatermarkTracker()
+        one.start(made)
+        assert one.advance(Node(Mark(100), Mark(50))) == 40
+
+
+def test_the_policy_is_that_of_the_first_barrier_whatever_later_ones_say() -> None:
+    one = tracker("MAX")
+    one.start(barrier(0, {POLICY: "min"}))
+    assert one.advance(Node(Mark(100), Mark(50))) == 90
 
 
 def test_a_node_never_goes_back_even_while_another_holds_all_back() -> None:

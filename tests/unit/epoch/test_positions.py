@@ -1,0 +1,138 @@
+"""Two drivers both think they created `offsets/N`: what is decided, and what the next start goes by, is what ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.epoch.coordinator import Coordinator
+from penstock.errors import BarrierOverwritten, Superseded
+from penstock.process.error_class import ErrorClass, classify
+from tests.support.memory_sink import MemorySink
+from tests.support.small_spark import SmallSpark, barrier_text
+
+ENDS = [8, 11, 40]  # of another driver's cut of an epoch: behind its start, in its middle, far beyond
+
+
+def numbers(first: int, last: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": pa.array(range(first, last), pa.int64())})
+
+
+class Raced(SmallSpark):
+    """`after[name]` is done once Spark has created the file `name`."""
+
+    after: dict[str, Callable[[], None]]
+
+    def write(self, name: str, text: str) -> None:
+        super().write(name, text)
+        self.after.pop(name, lambda: None)()
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Raced:
+    made = Raced(tmp_path, MemorySink(), numbers, job="shop")
+    made.after = {}
+    return made
+
+
+def once(query: Raced, until: int) -> None:
+    assert sorted(query.sink.visible) == list(range(until))  # type: ignore[attr-defined]
+
+
+def overwrites(query: Raced, epoch: int, end: int) -> Callable[[], None]:
+    return lambda: SmallSpark.write(query, f"offsets/{epoch}", barrier_text(end))
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_epoch_whose_barrier_another_driver_has_written_is_not_run_and_the_job_goes_on(
+    query: Raced, end: int
+) -> None:
+    query.run(10)
+    epoch = query.log.next_epoch()[0]
+    query.after[f"offsets/{epoch}"] = overwrites(query, epoch, end)
+    with pytest.raises(BarrierOverwritten, match=f"offsets/{epoch} is not what Spark runs") as raised:
+        query.run(30)
+    assert classify(raised.value) is ErrorClass.RETRY
+    once(query, 10)
+    if end == 8:  # no source goes back: let the other's cut be one that Spark could have made
+        query.write(f"offsets/{epoch}", barrier_text(12))
+    query.run(60)
+    once(query, 60)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_barrier_that_is_overwritten_after_its_decision_is_restored_by_the_next_start(
+    query: Raced, end: int, complete: bool
+) -> None:
+    """The driver that was superseded stood still between its look for the file and its rename."""
+    query.run(10)
+    newest = query.log.next_epoch()[0] - 1
+    decided = query.position(newest)
+    if not complete:
+        (query.spark / f"commits/{newest}").unlink()
+    overwrites(query, newest, end)()
+    query.run(30)
+    once(query, 30)
+    assert query.position(newest) == decided
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_start_that_spark_made_from_an_overwritten_barrier_ends_before_its_first_epoch(
+    query: Raced, monkeypatch: pytest.MonkeyPatch, end: int
+) -> None:
+    query.run(10)
+    newest, recover = query.log.next_epoch()[0] - 1, Coordinator.recover
+
+    def recover_and_be_overwritten(coordinator: Coordinator) -> object:
+        resume = recover(coordinator)
+        overwrites(query, newest, end)()
+        return resume
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Coordinator, "recover", recover_and_be_overwritten)
+        with pytest.raises(BarrierOverwritten, match=f"offsets/{newest} is not what Spark runs"):
+            query.run(60)
+    once(query, 10)
+    query.run(60)
+    once(query, 60)
+
+
+def test_the_drop_in_that_recovers_in_its_first_epoch_restores_the_barrier_and_ends(query: Raced) -> None:
+    """Spark has read the wrong one by then; the next start reads the right one."""
+    query.run(10)
+    newest = query.log.next_epoch()[0] - 1
+    decided = query.position(newest)
+    overwrites(query, newest, 40)()
+    coordinator = query.coordinator()
+    with pytest.raises(BarrierOverwritten):
+        coordinator.recover(query_running=True)
+    coordinator.close()
+    assert query.position(newest) == decided
+    query.run(30)
+    once(query, 30)
+
+
+def test_of_two_drivers_that_cut_an_epoch_at_once_one_is_superseded_and_no_row_is_lost_or_doubled(
+    query: Raced,
+) -> None:
+    query.run(10)
+    epoch = query.log.next_epoch()[0]
+    old = query.coordinator()
+    old.recover()
+
+    def wakes() -> None:
+        """The old driver renames its own cut over the newer one's, and calls its `foreachBatch`."""
+        overwrites(query, epoch, 40)()
+        with pytest.raises(Superseded):
+            old(None, epoch)  # type: ignore[arg-type]
+
+    query.after[f"offsets/{epoch}"] = wakes
+    with pytest.raises(BarrierOverwritten):
+        query.run(30)
+    old.close()
+    query.run(60)
+    once(query, 60)
