@@ -16,9 +16,10 @@ What may happen, and how few kinds of steps are enough for it:
   and commits. What is synced (generations, claims, decisions) and the other systems stay. A barrier that Spark cuts
   anew is another cut: other rows.
 * **A failed epoch is tried again** by the same run (`tries`), if the protocol lets it: after any action that raised.
-* **Stop with a drain**: the barrier of the next epoch is replaced by one without input, after `Protocol.before_drain`.
-  No file system can replace a file only if nobody else has; a drain that is superseded in that very instant is not in
-  this world. The next start compares the barrier with the decision and stops.
+* **Stop with a drain**: after `Protocol.before_drain` and a look for newer runs, the barrier of the next epoch is
+  replaced by one without input, even where a newer run has written it in that very instant; after another look the
+  epoch is run, and the job ends. The barrier bears a mark. Undecided, it counts as not there for every start that
+  looks, and stops every run that did not ask for it; a job behind one that is complete does not go on.
 * **Somebody ends what a job has left** (`settlements`), believing it dead, whether it is or not: commits what is
   decided, with its log finished or not, or aborts what is undecided. No query is started after it.
 * **Recovery while Spark runs already** (`running`): Spark has read its log, and written the barrier, before.
@@ -134,6 +135,7 @@ class World(NamedTuple):
     open: frozenset[Transaction] = frozenset()
     committed: frozenset[Transaction] = frozenset()
     expired: frozenset[Transaction] = frozenset()
+    marked: frozenset[tuple[int, int]] = frozenset()  # epoch and cut of barriers at the end of time
 
 
 class Payload(dict[str, Transaction]):
@@ -194,6 +196,7 @@ class Driver(NamedTuple):
     attempt: int = 0  # at this epoch
     performed: frozenset[type[p.Action]] = frozenset()  # in this attempt
     final: bool = False  # it was asked to drain
+    cut: int = 0  # of the barrier that Spark runs now
 
 
 class Step(NamedTuple):
@@ -257,7 +260,7 @@ class Simulation:
             case "finish":
                 yield self._write_commit(world, driver)
             case "drain":
-                yield self._replace_barrier(world, driver)
+                yield self._drain(world, driver)
             case "recover" | "settle":
                 yield from self._carry_out(world, driver)
             case _:
@@ -270,7 +273,7 @@ class Simulation:
                         yield self._try_again(step.world, driver)
                 if world.tries and self._protocol.may_try_again(driver.performed):
                     yield self._try_again(world, driver)
-        if driver.stage in ("barrier", "finish") and world.drains:
+        if driver.stage in ("barrier", "finish") and world.drains and not driver.final:
             told = (driver.generation, "is stopped with a drain")
             yield Step(told, world._replace(drains=world.drains - 1), Driver("recover", self._draining, final=True))
 
@@ -329,6 +332,7 @@ class Simulation:
         driver = driver._replace(resume=self.number(resume))
         if driver.final:
             rests = resume.replay is None and resume.action != "void"
+            rests = rests and not self.drained(world) and world.newest == driver.generation
             return Step(told, world, driver._replace(stage="drain", epoch=resume.epoch) if rests else None)
         if self.scenario.running:
             return self._enter(told, world, driver)
@@ -350,9 +354,14 @@ class Simulation:
                 decisions = [one for one in self.decisions(world) if one.id.epoch >= epoch]
                 found = p.Found(epoch, barrier, tuple(decisions), claims, damaged)
                 decision = p.honoured(found) if barrier else None
-                if decision and decision.id.epoch == epoch:
+                decided = decision if decision and decision.id.epoch == epoch else None
+                if self._undecided_drain(world, epoch - 1, self._newest_of(world, epoch - 1)):
+                    found = replace(found, damaged=True)
+                if barrier and self._undecided_drain(world, epoch, decided):
+                    found = replace(found, barrier=False, damaged=True)
+                elif decision and decision.id.epoch == epoch:
                     decided_on = {one.payload["at"].cut for one in decision.to_commit}
-                    found = replace(found, damaged=damaged or bool(decided_on - {world.cut[epoch]}))
+                    found = replace(found, damaged=found.damaged or bool(decided_on - {world.cut[epoch]}))
                 return self._answer(world, driver, found, "reads the decisions:", [one.id for one in decisions])
         raise AssertionError
 
@@ -365,12 +374,15 @@ class Simulation:
                 continue
             known = by_epoch.get(number)
             own = {one.payload["at"].cut for one in known.to_commit} if known else {-1}
-            if world.barriers > number and own - {cut[number]}:
+            drain = self._undecided_drain(world, number, known)
+            if world.barriers > number and own - {cut[number]} and not drain:
                 return self._answer(world, driver, False, "finds another barrier", number)
             if known is None or self.scenario.running:
                 return self._answer(world, driver, False, "cannot restore Spark's log")
             cut[number] = min(own, default=cut[number])
             barriers = max(barriers, number + 1)
+        if not decided and self._undecided_drain(world, epoch, None):
+            barriers = epoch
         after = world._replace(barriers=barriers, commits=commits, cut=tuple(cut))
         return self._answer(after, driver, True, "restores Spark's log up to epoch", epoch)
 
@@ -378,12 +390,12 @@ class Simulation:
         """Opens one transaction; the answer comes with the last. Every step may be the one that leaves state."""
         generation, with_rows = driver.generation, self.scenario.rows[epoch]
         version = 1 if self.scenario.deterministic else _execution(generation, driver.attempt)
-        version += 100 * world.cut[epoch]
+        version += 100 * driver.cut
         if not self.scenario.deterministic:
             state = (version, world.newest > generation)
             world = world._replace(states=(*world.states[:epoch], state, *world.states[epoch + 1 :]))
         named = {
-            writer: Transaction(epoch, generation, writer, attempt=driver.attempt, cut=world.cut[epoch])
+            writer: Transaction(epoch, generation, writer, attempt=driver.attempt, cut=driver.cut)
             for writer in EVERY_WRITER
         }
         writing = [named[writer] for writer in with_rows if only is None or writer[0] in only]
@@ -482,6 +494,8 @@ class Simulation:
         """Spark reads its log once: unless the newest barrier has its commit, that epoch runs again. It begins at 0
         where there is no barrier, whatever is committed."""
         complete = world.commits == world.barriers
+        if self.drained(world) and complete:
+            return Step((driver.generation, "does not go on behind a drain"), world, None)
         driver = driver._replace(epoch=world.barriers - (not complete and world.barriers > 0), stage="barrier")
         told = (driver.generation, "starts its query at epoch", driver.epoch)
         if complete and world.commits == len(self.scenario.rows):
@@ -496,18 +510,37 @@ class Simulation:
 
     def _with_barrier(self, world: World, epoch: int) -> World:
         """A cut of its own, wherever the power has failed or the barrier is replaced."""
-        anew = epoch < world.barriers or world.cuts < self.scenario.cuts
+        drained = (epoch, world.cut[epoch]) in world.marked  # and removed since
+        anew = epoch < world.barriers or world.cuts < self.scenario.cuts or drained
         cut = (*world.cut[:epoch], world.cut[epoch] + anew, *world.cut[epoch + 1 :])
         return world._replace(barriers=epoch + 1, cut=cut)
 
-    def _replace_barrier(self, world: World, driver: Driver) -> Step:
-        """What a drain does. The epoch that it leads to is not run here: the next run does."""
-        told = (driver.generation, "replaces offsets/", driver.epoch)
+    def _drain(self, world: World, driver: Driver) -> Step:
+        """Look, replace the barrier, look again, run the epoch."""
         if driver.epoch == len(self.scenario.rows):
-            return Step(told, world, None)
-        if any(one.epoch == driver.epoch for one in world.committed):
-            raise Violation(f"the barrier of epoch {driver.epoch}, which is visible, is replaced")
-        return Step(told, self._with_barrier(world, driver.epoch), None)
+            return Step((driver.generation, "has nothing to drain"), world, None)
+        if not driver.done:
+            after = world._replace(marked=world.marked | {(driver.epoch, world.cut[driver.epoch] + 1)})
+            barriers = max(driver.epoch + 1, world.barriers)
+            after = self._with_barrier(after._replace(barriers=barriers), driver.epoch)._replace(barriers=barriers)
+            return Step((driver.generation, "replaces offsets/", driver.epoch), after, driver._replace(done=("cut",)))
+        if world.newest > driver.generation:
+            return Step((driver.generation, "finds its drain superseded"), world, None)
+        told = (driver.generation, "runs the epoch that closes all windows")
+        return self._enter(told, world, driver._replace(done=()))
+
+    def drained(self, world: World) -> bool:
+        """Whether the newest complete epoch has closed all windows."""
+        last = world.commits - 1
+        return last >= 0 and world.barriers == world.commits and (last, world.cut[last]) in world.marked
+
+    def _undecided_drain(self, world: World, epoch: int, decision: p.Decision | None) -> bool:
+        if epoch < 0 or world.barriers <= epoch or (epoch, world.cut[epoch]) not in world.marked:
+            return False
+        return decision is None or bool({one.payload["at"].cut for one in decision.to_commit} - {world.cut[epoch]})
+
+    def _newest_of(self, world: World, epoch: int) -> p.Decision | None:
+        return next((one for one in reversed(self.decisions(world)) if one.id.epoch == epoch), None)
 
     def _enter(self, told: tuple[Any, ...], world: World, driver: Driver) -> Step:
         if not driver.generation:  # Spark runs; it calls us, and we recover
@@ -518,7 +551,11 @@ class Simulation:
                 replay = p.replay_of(self._values[driver.resume], driver.epoch)
             except p.LogBehind as stop:
                 return Step((*told, "and stops:", stop), world, None, stop)
-        driver = driver._replace(resume=None, replay=None if replay is None else self.number(replay))
+        cut = world.cut[driver.epoch]
+        due = driver.resume is not None and (replay or self._values[driver.resume].action == "void")
+        if (driver.epoch, cut) in world.marked and not driver.final and not due:
+            return Step((*told, "and refuses the barrier of a drain"), world, None)
+        driver = driver._replace(resume=None, replay=None if replay is None else self.number(replay), cut=cut)
         return Step(told, world, self._begin(driver, 0))
 
     def _begin(self, driver: Driver, attempt: int) -> Driver:
@@ -536,7 +573,7 @@ class Simulation:
             self._with_commit(world, driver, driver.epoch),
             (driver.generation, "writes commits/", driver.epoch),
         )
-        if after.commits == len(self.scenario.rows):
+        if after.commits == len(self.scenario.rows) or self.drained(after):
             return Step(told, after, None)
         return Step(told, after, driver._replace(stage="barrier", epoch=after.commits))
 

@@ -11,7 +11,7 @@ from penstock.errors import LedgerCorrupt, LedgerError, UidChanged
 if TYPE_CHECKING:
     from penstock.checkpoint.decision import DecisionId
     from penstock.checkpoint.ledger import Ledger
-    from penstock.checkpoint.spark_log import SparkLog
+    from penstock.checkpoint.spark_log import Barrier, SparkLog
 
 
 def check_sources(ledger: Ledger, log: SparkLog, query: str, sources: tuple[str, ...]) -> None:
@@ -51,6 +51,22 @@ def check_barrier(ledger: Ledger, log: SparkLog, epoch: int, query_id: str, deci
             f" program, remove {layout.offsets(epoch)} and every later file of {OFFSETS} and {COMMITS}, and start"
             " the job again.",
         )
+
+
+def barrier_to_run(log: SparkLog, epoch: int, query: str, *, drains: bool) -> Barrier:
+    """The barrier of the epoch that Spark runs now. `drains`: it may be one at the end of time; otherwise a drain that
+    was superseded has written it after the recovery, and the epoch must not run."""
+    barrier = log.barrier(epoch)
+    if barrier is None:
+        # Spark writes it before it calls us: the checkpoint we read is not the one it writes.
+        raise mismatch(query, f"{log.location} has no {layout.offsets(epoch)}")
+    if not drains and log.drained(epoch):
+        raise LedgerError(
+            f"A drain of an earlier run has replaced the barrier of epoch {epoch} of query {query!r}.",
+            safe="the epoch was not run; no window was closed.",
+            to_do="let the job restart: its recovery removes that barrier.",
+        )
+    return barrier
 
 
 def mismatch(query: str, found: str) -> LedgerError:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.backlog import is_logged
-from penstock.checkpoint.belonging import check_sources, history_of, mismatch
+from penstock.checkpoint.belonging import barrier_to_run, check_sources, history_of, mismatch
 from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.config import Checkpoints
 from penstock.deadline import Deadline
@@ -104,6 +104,7 @@ class Coordinator(ProtocolDriver):
         self._last_completed = 0.0
         self._failure: BaseException | None = None
         self.completed = self.decided = -1
+        self.drains_at: int | None = None  # the epoch that may close every window
 
     @property
     def generation(self) -> int:
@@ -201,10 +202,7 @@ class Coordinator(ProtocolDriver):
         if self._resume is None:
             self.recover(query_running=True)
         replay = self._take_replay(epoch)
-        barrier = self._log.barrier(epoch)
-        if barrier is None:
-            # Spark writes it before it calls us: the checkpoint we read is not the one it writes.
-            raise mismatch(self._query, f"{self._log.location} has no offsets/{epoch}")
+        barrier = barrier_to_run(self._log, epoch, self._query, drains=self.drains_at == epoch)
         self._gate.pause(self._last_completed + self._limits.min_pause_seconds - time.monotonic())
         self._open_inflight()
         delivery = self._delivery if replay is None else self._exactly_once
@@ -310,9 +308,7 @@ class Coordinator(ProtocolDriver):
     def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
         if self._query_running or not restore(self._ledger, self._log, epoch, decided):
             return False
-        logger.warning(
-            "query %s: Spark's log had lost files; restored from the ledger for epoch %d", self._query, epoch
-        )
+        logger.warning("query %s: Spark's log was not what the ledger says; restored for epoch %d", self._query, epoch)
         self.emit("log_restored", epoch)
         failpoint("recover.restored")
         return True

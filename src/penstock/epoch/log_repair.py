@@ -6,6 +6,9 @@ wrote it, and the watermark that the epoch leads to. That is all that `offsets/N
 
 What is written again is only ever what is missing. A file that is there and says something else is left alone, and
 nothing is started: somebody else has written it. The same where state that the decided epoch left is not there.
+
+One file is removed: the barrier at the end of time that a drain has cut and never decided on. To run it would make
+every later row late, and the drain has failed, was killed, or was superseded. It counts as not there.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
@@ -42,10 +46,16 @@ def look(ledger: Ledger, log: SparkLog) -> Found:
     if query is None:
         return protocol.Found(epoch, barrier, damaged=damaged)
     found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query), damaged)
-    check_barrier(ledger, log, epoch - 1, query)
     decision = protocol.honoured(found)
-    if barrier and decision is not None and decision.id.epoch == epoch:
-        check_barrier(ledger, log, epoch, query, decision.id)
+    decided = decision.id if decision is not None and decision.id.epoch == epoch else None
+    if _drain_undecided(ledger, log, epoch - 1, query):
+        found = replace(found, damaged=True)
+    else:
+        check_barrier(ledger, log, epoch - 1, query)
+    if barrier and _drain_undecided(ledger, log, epoch, query, decided, complete=False):
+        return replace(found, barrier=False, damaged=True)
+    if barrier and decided is not None:
+        check_barrier(ledger, log, epoch, query, decided)
     return found
 
 
@@ -63,8 +73,13 @@ def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | Non
         wanted[layout.QUERY_ID] = json.dumps({"id": query}, separators=(",", ":"))
     before = _manifest(ledger, epoch - 1, query, None)
     of_epoch = _manifest(ledger, epoch, query, decided) if decided is not None else None
+    drains = [
+        number
+        for number, complete in ((epoch - 1, True), (epoch, False))
+        if query is not None and _drain_undecided(ledger, log, number, query, decided, complete=complete)
+    ]
     for number, manifest in ((epoch - 1, before), (epoch, of_epoch)):
-        if number < 0 or (number == epoch and decided is None) or log.has_barrier(number):
+        if number < 0 or (number == epoch and decided is None) or (log.has_barrier(number) and number not in drains):
             continue
         if manifest is None or manifest.offsets is None:
             return False
@@ -79,9 +94,25 @@ def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | Non
         return False
     for name in log.torn():
         log.remove_torn(name)
+    for number in drains:
+        log.remove(layout.offsets(number))
     for name, text in wanted.items():
         log.write_again(name, text)
     return True
+
+
+def _drain_undecided(
+    ledger: Ledger, log: SparkLog, epoch: int, query: str, decided: DecisionId | None = None, *, complete: bool = True
+) -> bool:
+    """Whether the barrier of `epoch` was cut by a drain and the epoch was not decided on it: not by `decided`, the one
+    decision that counts; nor, where it is complete, by any. One that is complete without a decision was not to be
+    decided (at least once), and counts."""
+    barrier = log.barrier(epoch) if epoch >= 0 and log.has_barrier(epoch) else None
+    if barrier is None or barrier.drains != query:
+        return False
+    manifests = [one for one in ledger.manifests(epoch) if one.query == query]
+    digests = [one.barrier for one in manifests if complete or one.decision.id == decided]
+    return barrier.digest not in digests and (bool(digests) or not complete)
 
 
 def _manifest(ledger: Ledger, epoch: int, query: str | None, decided: DecisionId | None) -> Manifest | None:
