@@ -19,6 +19,7 @@ from penstock.contracts.sink import TwoPhaseSink
 from penstock.events import Events
 from penstock.job import query as module
 from penstock.job.query import QueryRunner
+from penstock.spark import query as spark_query
 from tests.support.small_spark import SmallSpark
 from tests.support.waiting import until
 
@@ -148,8 +149,8 @@ def small_runners(monkeypatch: pytest.MonkeyPatch) -> None:
         return coordinator._on_complete.__self__.began(coordinator)
 
     monkeypatch.setattr(module, "coordinator_for", coordinator_for)
-    monkeypatch.setattr(module.spark_query, "start", start)
-    monkeypatch.setattr(module.spark_query, "ExecutedPlans", lambda _: None)
+    monkeypatch.setattr(spark_query, "start", start)
+    monkeypatch.setattr(spark_query, "ExecutedPlans", lambda _: None)
     monkeypatch.setattr(module, "with_verification", lambda plan, *_: plan)
     monkeypatch.setattr(module, "Observer", lambda *_: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(module, "require_same_backend", lambda *_: None)

@@ -29,7 +29,7 @@ from penstock.spark.versions import version_of
 from penstock.storage.open import storage_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -57,7 +57,7 @@ class QueryRunner:
         checkpoints: Checkpoints,
         events: Events,
         ended: Callable[[], None],
-        before_start: Callable[[], None] = lambda: None,
+        before_start: Iterable[Callable[[], None]] = (),
         history: str = FIRST,
     ) -> None:
         self._job, self.plan, self._spark = job, plan, spark
@@ -366,7 +366,8 @@ class QueryRunner:
             query.stop()
 
     def _on_recovered(self, resume: Resume) -> None:
-        self._before_start()
+        for look in self._before_start:
+            look()
         self._resume = resume
 
     def _spark_log(self) -> SparkLog:
