@@ -45,6 +45,7 @@
     │   └── ReplayDiffers             the replay is not what was decided, so it cannot be repaired
     ├── Superseded                    a newer run of the job has taken over; this one must not write
     │   └── LeaseLost                 another supervisor has, or may have, the lease of the job
+    ├── JobDrained                    every window of the job was closed by a drain; it does not just go on
     ├── JobStopped                    the gate is closed: stop or cancel was asked for
     ├── SystemUnavailable             the other system does not answer
     │   ├── ClusterUnavailable        no master of Spark's answers, or it gives the job no executor
@@ -302,6 +303,10 @@ class Superseded(PenstockError):
 
 class LeaseLost(Superseded):
     """Another supervisor has the lease of the job, or may have it: this one could not renew it in time."""
+
+
+class JobDrained(PenstockError):
+    """A drain has closed every window of the job; going on would drop every row that still comes for one."""
 
 
 class JobStopped(PenstockError):

@@ -14,7 +14,8 @@ import pytest
 from penstock import Checkpoints, Job, KafkaSink, KafkaSource, RestartStrategy
 from penstock.config.load import OPTIONS_VARIABLE
 from penstock.config.spark_conf import PARTITIONS
-from penstock.errors import ConfigurationError, NotRestorable, SavepointCorrupt, SavepointIncomplete
+from penstock.errors import ConfigurationError, JobDrained, NotRestorable, SavepointCorrupt, SavepointIncomplete
+from penstock.failpoints import InjectedFault, hooked
 from penstock.savepoints import savepoint as savepoints
 from penstock.spark.settings import remember_defaults
 from penstock.spark.versions import installed_version
@@ -375,27 +376,46 @@ def test_damaged_and_half_savepoints_are_refused(story: Callable[..., Story], tm
     told.world.assert_exact()
 
 
-def test_drain_emits_what_windows_hold(broker: Broker, session: SparkSession, tmp_path: Path) -> None:
-    """Windows that are open when the job is stopped for good come out complete, each once."""
+def test_drain_emits_what_windows_hold(
+    broker: Broker, session: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Windows that are open when the job is stopped for good come out complete, each once. A drain that failed before
+    has changed nothing; after one that did not, the job goes on only if that is asked for."""
     from confluent_kafka import Producer
     from pyspark.sql import functions as f
 
     source, target = create_topic(broker.servers, 2, prefix="in"), create_topic(broker.servers, 1, prefix="out")
-    job = Job(
-        "windows",
-        checkpoints=Checkpoints(storage=str(tmp_path / "checkpoints")),
-        restart=RestartStrategy.none(),
-        spark=session,
-    )
-    rows = job.read(KafkaSource(source, servers=broker.servers), uid="in")
-    timed = rows.select(f.timestamp_seconds(f.col("value").cast("string").cast("long")).alias("at"))
-    counts = timed.withWatermark("at", "10 seconds").groupBy(f.window("at", "10 seconds")).count()
-    shaped = counts.select(f.to_json(f.struct(f.unix_seconds("window.start").alias("start"), "count")).alias("value"))
-    job.write(shaped, KafkaSink(target, servers=broker.servers), uid="out")
-    producer = Producer({"bootstrap.servers": broker.servers})
-    for second in range(100):
-        producer.produce(source, value=str(1_000_000 + second), partition=second % 2)
-    producer.flush()
+    storage = tmp_path / "checkpoints"
+
+    def make(**options: str) -> Job:
+        monkeypatch.setenv(OPTIONS_VARIABLE, json.dumps(options))
+        checkpoints = Checkpoints(storage=str(storage))
+        job = Job("windows", checkpoints=checkpoints, restart=RestartStrategy.none(), spark=session)
+        rows = job.read(KafkaSource(source, servers=broker.servers), uid="in")
+        timed = rows.select(f.timestamp_seconds(f.col("value").cast("string").cast("long")).alias("at"))
+        counts = timed.withWatermark("at", "10 seconds").groupBy(f.window("at", "10 seconds")).count()
+        row = f.struct(f.unix_seconds("window.start").alias("start"), "count")
+        job.write(counts.select(f.to_json(row).alias("value")), KafkaSink(target, servers=broker.servers), uid="out")
+        return job
+
+    def feed(first: int, last: int) -> None:
+        producer = Producer({"bootstrap.servers": broker.servers})
+        for second in range(first, last):
+            producer.produce(source, value=str(1_000_000 + second), partition=second % 2)
+        producer.flush()
+
+    def away() -> None:
+        raise InjectedFault("The sink is away.", safe="-", to_do="-")
+
+    feed(0, 50)
+    job = make()
+    with running(job) as run, Tail(broker.servers, target) as tail:
+        until(lambda: len(tail.read()) >= 3, lambda: f"windows that the watermark closes: {tail.values} {run.error}")
+        with hooked("epoch.opened", away), pytest.raises(InjectedFault):
+            job.stop_with_savepoint(str(tmp_path / "savepoints"), drain=True)
+        run.join()
+    feed(50, 100)
+    job = make()
     with running(job) as run, Tail(broker.servers, target) as tail:
         until(lambda: len(tail.read()) >= 8, lambda: f"windows that the watermark closes: {tail.values} {run.error}")
         made = Path(job.stop_with_savepoint(str(tmp_path / "savepoints"), drain=True))
@@ -408,3 +428,12 @@ def test_drain_emits_what_windows_hold(broker: Broker, session: SparkSession, tm
     assert found == {1_000_000 + start: 10 for start in range(0, 100, 10)}
     assert savepoints.read(LocalTree(made)).drained
     assert_nothing_open(broker.servers, "windows")
+    with pytest.raises(JobDrained):
+        make().run()
+    feed(100, 110)
+    with running(make(**{"execution.state-recovery.path": str(storage / "windows")})) as run:
+        until(lambda: living(run) and any(event["event"] == "completed" for event in run.events), "a late epoch")
+        run.stop()
+    restored = next(event for event in run.events if event["event"] == "restored")
+    assert restored["drained"]
+    assert restored["beyond"] == {}

@@ -16,9 +16,10 @@ What may happen, and how few kinds of steps are enough for it:
   and commits. What is synced (generations, claims, decisions) and the other systems stay. A barrier that Spark cuts
   anew is another cut: other rows.
 * **A failed epoch is tried again** by the same run (`tries`), if the protocol lets it: after any action that raised.
-* **Stop with a drain**: the barrier of the next epoch is replaced by one without input, after `Protocol.before_drain`.
-  No file system can replace a file only if nobody else has; a drain that is superseded in that very instant is not in
-  this world. The next start compares the barrier with the decision and stops.
+* **Stop with a drain**: after `Protocol.before_drain` and a look for newer runs, the barrier of the next epoch is
+  replaced by one without input, even where a newer run has written it in that very instant; after another look the
+  epoch is run, and the job ends. The barrier bears a mark. Undecided, it counts as not there for every start that
+  looks, and stops every run that did not ask for it; a job behind one that is complete does not go on.
 * **Somebody ends what a job has left** (`settlements`), believing it dead, whether it is or not: commits what is
   decided, with its log finished or not, or aborts what is undecided. No query is started after it.
 * **Recovery while Spark runs already** (`running`): Spark has read its log, and written the barrier, before.
@@ -158,6 +159,7 @@ class World(NamedTuple):
     open: frozenset[Transaction] = frozenset()
     committed: frozenset[Transaction] = frozenset()
     expired: frozenset[Transaction] = frozenset()
+    marked: frozenset[tuple[int, int]] = frozenset()  # epoch and cut of barriers at the end of time
 
     @property
     def calm(self) -> World:
@@ -291,7 +293,7 @@ class Simulation:
             case "finish":
                 yield self._write_commit(world, driver)
             case "drain":
-                yield self._replace_barrier(world, driver)
+                yield self._drain(world, driver)
             case "recover" | "settle":
                 yield from self._carry_out(world, driver)
             case _:
@@ -304,7 +306,7 @@ class Simulation:
                         yield self._try_again(step.world, driver)
                 if world.tries and self._protocol.may_try_again(driver.performed):
                     yield self._try_again(world, driver)
-        if driver.stage in ("barrier", "finish") and world.drains:
+        if driver.stage in ("barrier", "finish") and world.drains and not driver.final:
             told = (driver.generation, "is stopped with a drain")
             yield Step(told, world._replace(drains=world.drains - 1), Driver("recover", self._draining, final=True))
         if driver.stage == "barrier" and self.scenario.tends and self._protocol.keeps_sweeping:
@@ -401,6 +403,7 @@ class Simulation:
         driver = driver._replace(resume=self.number(resume))
         if driver.final:
             rests = resume.replay is None and resume.action != "void"
+            rests = rests and not self.drained(world) and world.newest == driver.generation
             return Step(told, world, driver._replace(stage="drain", epoch=resume.epoch) if rests else None)
         if self.scenario.running:
             return self._enter(told, world, driver)
@@ -422,11 +425,14 @@ class Simulation:
                 decisions = [one for one in self.decisions(world) if one.id.epoch >= epoch]
                 found = p.Found(epoch, barrier, tuple(decisions), claims, damaged)
                 decision = p.honoured(found) if barrier else None
-                if decision and decision.id.epoch == epoch:
-                    damaged = damaged or bool(_decided_on(decision) - {world.cut[epoch]})
+                decided = decision if decision and decision.id.epoch == epoch else None
+                if decided:
+                    damaged = damaged or bool(_decided_on(decided) - {world.cut[epoch]})
+                elif barrier and self._cut_by_drain(world, epoch):
+                    barrier, damaged = False, True
                 if self._protocol.start_compares_barriers and world.barriers >= epoch > 0:
                     damaged = damaged or bool(self._manifest(world, epoch - 1) - {world.cut[epoch - 1]})
-                found = replace(found, damaged=damaged)
+                found = replace(found, barrier=barrier, damaged=damaged)
                 return self._answer(world, driver, found, "reads the decisions:", [one.id for one in decisions])
         raise AssertionError
 
@@ -441,6 +447,8 @@ class Simulation:
                 return self._answer(world, driver, False, "cannot restore Spark's log")
             cut[number] = min(self._manifest(world, number), default=cut[number])
             barriers = max(barriers, number + 1)
+        if not decided and self._cut_by_drain(world, epoch):
+            barriers = epoch
         after = world._replace(barriers=barriers, commits=commits, cut=tuple(cut))
         return self._answer(after, driver, True, "restores Spark's log up to epoch", epoch)
 
@@ -558,6 +566,8 @@ class Simulation:
         """Spark reads its log once: unless the newest barrier has its commit, that epoch runs again. It begins at 0
         where there is no barrier, whatever is committed."""
         complete = world.commits == world.barriers
+        if self.drained(world) and complete:
+            return Step((driver.generation, "does not go on behind a drain"), world, None)
         epoch = world.barriers - (not complete and world.barriers > 0)
         base = world.cut[epoch - 1] if epoch else 0
         driver = driver._replace(epoch=epoch, stage="barrier", base=base)
@@ -585,18 +595,33 @@ class Simulation:
 
     def _with_barrier(self, world: World, epoch: int) -> World:
         """A cut of its own, wherever the power has failed or the barrier is replaced."""
-        anew = epoch < world.barriers or world.cuts < self.scenario.cuts
+        drained = (epoch, world.cut[epoch]) in world.marked  # and removed since
+        anew = epoch < world.barriers or world.cuts < self.scenario.cuts or drained
         cut = (*world.cut[:epoch], world.cut[epoch] + anew, *world.cut[epoch + 1 :])
         return world._replace(barriers=epoch + 1, cut=cut)
 
-    def _replace_barrier(self, world: World, driver: Driver) -> Step:
-        """What a drain does. The epoch that it leads to is not run here: the next run does."""
-        told = (driver.generation, "replaces offsets/", driver.epoch)
+    def _drain(self, world: World, driver: Driver) -> Step:
+        """Look, replace the barrier, look again, run the epoch."""
         if driver.epoch == len(self.scenario.rows):
-            return Step(told, world, None)
-        if any(one.epoch == driver.epoch for one in world.committed):
-            raise Violation(f"the barrier of epoch {driver.epoch}, which is visible, is replaced")
-        return Step(told, self._with_barrier(world, driver.epoch), None)
+            return Step((driver.generation, "has nothing to drain"), world, None)
+        if not driver.done:
+            after = world._replace(marked=world.marked | {(driver.epoch, world.cut[driver.epoch] + 1)})
+            barriers = max(driver.epoch + 1, world.barriers)
+            after = self._with_barrier(after._replace(barriers=barriers), driver.epoch)._replace(barriers=barriers)
+            return Step((driver.generation, "replaces offsets/", driver.epoch), after, driver._replace(done=("cut",)))
+        if world.newest > driver.generation:
+            return Step((driver.generation, "finds its drain superseded"), world, None)
+        told = (driver.generation, "runs the epoch that closes all windows")
+        base = world.cut[driver.epoch - 1] if driver.epoch else 0
+        return self._enter(told, world, driver._replace(done=(), cut=world.cut[driver.epoch], base=base))
+
+    def drained(self, world: World) -> bool:
+        """Whether the newest complete epoch has closed all windows."""
+        last = world.commits - 1
+        return last >= 0 and world.barriers == world.commits and (last, world.cut[last]) in world.marked
+
+    def _cut_by_drain(self, world: World, epoch: int) -> bool:
+        return world.barriers > epoch and (epoch, world.cut[epoch]) in world.marked
 
     def _enter(self, told: tuple[Any, ...], world: World, driver: Driver) -> Step:
         if not driver.generation:  # Spark runs; it calls us, and we recover
@@ -609,6 +634,9 @@ class Simulation:
                 return Step((*told, "and stops:", stop), world, None, stop)
             if self._protocol.first_epoch_compares and self._runs_another_barrier(world, driver, replay):
                 return Step((*told, "and stops: another run has written over a barrier"), world, None)
+        due = driver.resume is not None and (replay or self._values[driver.resume].action == "void")
+        if (driver.epoch, driver.cut) in world.marked and not driver.final and not due:
+            return Step((*told, "and refuses the barrier of a drain"), world, None)
         driver = driver._replace(resume=None, replay=None if replay is None else self.number(replay))
         return Step(told, world, self._begin(driver, 0))
 
@@ -631,7 +659,7 @@ class Simulation:
             self._with_commit(world, driver, driver.epoch),
             (driver.generation, "writes commits/", driver.epoch),
         )
-        if after.commits == len(self.scenario.rows):
+        if after.commits == len(self.scenario.rows) or self.drained(after):
             return Step(told, after, None)
         return Step(told, after, driver._replace(stage="barrier", epoch=after.commits, base=driver.cut))
 

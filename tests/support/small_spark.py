@@ -72,15 +72,15 @@ class _Running:
         self._spark = spark
 
     def starts_at(self) -> str:
-        return barrier_text(self._spark.memory.get(self._spark.epoch - 1))
+        return self._spark.texts.get(self._spark.epoch - 1) or barrier_text(None)
 
     def ends_at(self) -> str:
-        return barrier_text(self._spark.memory[self._spark.epoch])
+        return self._spark.texts[self._spark.epoch]
 
 
-def barrier_text(end: int | None) -> str:
+def barrier_text(end: int | None, watermark: int = 0) -> str:
     """An `offsets/N` of one source with one partition, read up to `end`; None: not read yet."""
-    metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
+    metadata = json.dumps({"batchWatermarkMs": watermark, "batchTimestampMs": 1, "conf": {}})
     return f"v1\n{metadata}\n" + ("-" if end is None else f'{{"t":{{"0":{end}}}}}')
 
 
@@ -105,6 +105,7 @@ class SmallSpark:
         self.actions: list[str] = []
         self.events: list[Any] = []
         self.memory: dict[int, int] = {}  # where the epochs of this start end
+        self.texts: dict[int, str] = {}  # and their barriers
         self._cuts = itertools.count()
         self._serial = itertools.count()
 
@@ -163,7 +164,7 @@ class SmallSpark:
         if not (self.spark / "metadata").exists():
             self.write("metadata", json.dumps({"id": str(uuid4())}))
         json.loads((self.spark / "metadata").read_text())
-        epoch, self.memory = self._newest("offsets"), {}
+        epoch, self.memory, self.texts = self._newest("offsets"), {}, {}
         if epoch < 0:
             epoch = 0
         elif self._newest("commits") == epoch:
@@ -187,11 +188,16 @@ class SmallSpark:
 
     def cut(self, epoch: int, end: int) -> None:
         """The epoch reads up to `end`."""
-        self.memory[epoch] = end
-        self.write(f"offsets/{epoch}", barrier_text(end))
+        self.memory[epoch], self.texts[epoch] = end, self.barrier(epoch, end)
+        self.write(f"offsets/{epoch}", self.texts[epoch])
+
+    def barrier(self, epoch: int, end: int) -> str:
+        """`offsets/N` of an epoch that reads up to `end`."""
+        return barrier_text(end)
 
     def _remember(self, epoch: int) -> None:
         self.memory[epoch] = self.position(epoch)
+        self.texts[epoch] = (self.spark / f"offsets/{epoch}").read_text()
 
     def _body(self, _: Any, outputs: EpochOutputs) -> None:
         epoch = outputs.epoch

@@ -3,19 +3,25 @@
     <storage>/<job>/<query>/spark                    the history that began with the job
     <storage>/<job>/<query>/spark-3f2a9c41d07e       one that began with a restore
     <storage>/<job>/restores/0000000002.json         the restore that made it the one that counts, for all queries
+    <storage>/<job>/restoring/0000000002.json        that restore was begun, and which folders it builds
 
 A restore builds its folders first and then creates one record: that is the step at which all queries change over, at
 once or not at all. Killed before it, the job is what it was; killed after it, it is restored. Nothing is moved or
-overwritten, so a driver that was believed dead goes on writing into the old folder, where it harms nobody.
+overwritten.
+
+Of two restores at once, the one that began last counts. Each reserves a number before it builds, and looks for a
+higher one before and after it records its own: the other has begun, and this one ends with an error. A record of a
+lower number never counts beside one of a higher, so folders that belong to a lower number may be removed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.layout import FIRST, RESTORES, is_history, numbered, numbers, seal, unseal
+from penstock.checkpoint.layout import FIRST, RESTORES, RESTORING, is_history, numbered, numbers, seal, unseal
 from penstock.errors import SavepointError
 from penstock.storage.storage import AlreadyExists
 
@@ -50,14 +56,7 @@ class Histories:
 
     def all(self) -> list[Restored]:
         """Oldest first."""
-        found = []
-        for number in self._numbers():
-            name = numbered(RESTORES, number)
-            data = self._storage.read(name)
-            if data is not None:
-                body = unseal("restore", data, f"{self._storage.location}/{name}")
-                found.append(Restored(**{**_known(body), "number": number}))
-        return found
+        return [Restored(**{**_known(body), "number": number}) for number, body in self._bodies(RESTORES)]
 
     def current(self) -> str:
         """The name of the folder, below each query's, that counts."""
@@ -73,27 +72,52 @@ class Histories:
         """The restore that was asked for under this id, if it was carried out."""
         return next((one for one in self.all() if one.id == id), None)
 
-    def record(self, restored: Restored) -> Restored:
-        """Make it the one that counts. Of two at the same moment, one is refused."""
+    def reserve(self, history: str) -> int:
+        """Begin a restore that builds folders of this name; its number. Restores that began before it end."""
         number = max(self._numbers(), default=0) + 1
-        body = {**dataclasses.asdict(restored), "number": number}
-        try:
-            self._storage.create(numbered(RESTORES, number), seal("restore", body))
-        except AlreadyExists:
-            raise SavepointError(
-                f"Somebody else has restored into {self._storage.location} at the same moment.",
-                safe="their restore counts; this one changed nothing.",
-                to_do="see who runs this job, and restore again if it is still wanted.",
-            ) from None
-        return dataclasses.replace(restored, number=number)
+        while True:
+            try:
+                self._storage.create(numbered(RESTORING, number), seal("restoring", {"history": history}))
+                return number
+            except AlreadyExists:
+                number += 1
 
-    def unneeded(self, uid: str) -> list[str]:
-        """Folders of a query that neither count nor would count if the last restore had not been."""
-        kept = self.kept()
-        return [f"{uid}/{name}" for name in self._storage.list(uid) if is_history(name) and name not in kept]
+    def record(self, restored: Restored) -> None:
+        """Make it the one that counts; its number is a reserved one, and its folders are whole."""
+        self.refuse_newer(restored.number)
+        with contextlib.suppress(AlreadyExists):  # by this restore, which was not told: the number is its own
+            self._storage.create(numbered(RESTORES, restored.number), seal("restore", dataclasses.asdict(restored)))
+        self.refuse_newer(restored.number)
+
+    def refuse_newer(self, number: int) -> None:
+        """Raise `SavepointError` where another restore has begun since."""
+        newest = max(self._numbers(), default=0)
+        if newest > number:
+            raise SavepointError(
+                f"Another restore into {self._storage.location} has begun after this one (number {newest}).",
+                safe="what the job goes on from is whole: what the other one builds, and what it was until then.",
+                to_do="see which machine restores this job; nothing, if its restore is the one that is wanted.",
+            )
+
+    def unneeded(self, uid: str, number: int) -> list[str]:
+        """Folders of a query that belong to restores before this one, or to none, and neither count nor would count if
+        the last restore had not been."""
+        kept, begun = self.kept(), {body["history"]: first for first, body in self._bodies(RESTORING)}
+        there = [name for name in self._storage.list(uid) if is_history(name) and name not in kept]
+        return [f"{uid}/{name}" for name in there if begun.get(name, 0) < number]
+
+    def _bodies(self, folder: str) -> list[tuple[int, dict[str, Any]]]:
+        found = []
+        for number in numbers(self._storage.list(folder)):
+            name = numbered(folder, number)
+            data = self._storage.read(name)
+            if data is not None:
+                kind = "restore" if folder == RESTORES else "restoring"
+                found.append((number, unseal(kind, data, f"{self._storage.location}/{name}")))
+        return found
 
     def _numbers(self) -> list[int]:
-        return numbers(self._storage.list(RESTORES))
+        return [*numbers(self._storage.list(RESTORES)), *numbers(self._storage.list(RESTORING))]
 
 
 def _known(body: Mapping[str, Any]) -> dict[str, Any]:

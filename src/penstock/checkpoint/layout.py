@@ -4,6 +4,7 @@
       queries/UID.json                        what the job consists of
       global/0000000012.json                  one decided epoch of every query, see `record`
       restores/0000000002.json                which history counts since when, see `history`
+      restoring/0000000002.json               the restore that was begun under this number
       deleting/3f2a9c41d07e.json              the checkpoint is being deleted
       lease/0000000012.json                   which of several supervisors runs the job, see `lease`
       UID/
@@ -52,6 +53,7 @@ QUERY_VERSION = 1
 QUERIES = "queries"
 GLOBAL = "global"
 RESTORES = "restores"
+RESTORING = "restoring"
 DELETING = "deleting"
 LEASE = "lease"
 

@@ -31,6 +31,8 @@ STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 END_OF_TIME = 253_402_300_799_999
 """In milliseconds: the last one of the year 9999, where Spark's own dates end."""
 
+_DRAIN = "penstock.drain"  # among the settings of a barrier, of which Spark reads those that it knows
+
 _V1 = "v1"
 _VERSION = re.compile(rb"^v\d+$")
 
@@ -50,6 +52,13 @@ class Barrier:
         """What makes it this barrier and no other, however it is written. Spark's settings are left out: a restart puts
         what a newer version knows beside those that an older one has written."""
         return (*(self.metadata.get(key) for key in ("batchWatermarkMs", "batchTimestampMs")), self.offsets)
+
+    @property
+    def drains(self) -> str | None:
+        """The id of the query whose drain cut this barrier at the end of time; None where a source did. Later barriers
+        carry the same watermark, and a restored copy has another id, so neither tells."""
+        drained: str | None = self.metadata.get("conf", {}).get(_DRAIN)
+        return drained
 
 
 class SparkLog:
@@ -124,6 +133,18 @@ class SparkLog:
         data = self._storage.read(layout.commits(epoch))
         return None if data is None else _watermark(data)
 
+    def closed_up_to(self, epoch: int) -> int | None:
+        """The watermark that `commits/N` leads to, in any format that says it; None where it cannot be seen."""
+        _, _, body = (self._whole(COMMITS, epoch) or b"").decode(errors="replace").partition("\n")
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return int(json.loads(body)["nextBatchWatermarkMs"])
+        return None
+
+    def drained(self, epoch: int) -> bool:
+        """Whether the barrier of `epoch` is that of a drain of this very query."""
+        barrier = self.barrier(epoch) if self.has_barrier(epoch) else None
+        return barrier is not None and barrier.drains is not None and barrier.drains == self.query_id()
+
     def finish(self, epoch: int, watermark: int | None) -> bool:
         """Write `commits/N`, durably. False, and nothing written, where that would be a guess: the format is not v1,
         the state store's format lists ids of its own, or the watermark is not known."""
@@ -141,15 +162,17 @@ class SparkLog:
 
     def end_of_time(self, epoch: int) -> None:
         """Write `offsets/N` with the positions of the epoch before and a watermark beyond every event, replacing one
-        that is there: an epoch that reads nothing and closes every window. Only for an epoch that was not begun."""
+        that is there: an epoch that reads nothing and closes every window. Only for an epoch that was not begun. Until
+        it is decided it counts for nothing: see `log_repair`."""
         before = self._storage.read(layout.offsets(epoch - 1))
         if before is None:
             raise self._unreadable(layout.offsets(epoch - 1))
         version, metadata, offsets = split_offsets(before)
-        changed = {**json.loads(metadata), "batchWatermarkMs": END_OF_TIME}
+        body = json.loads(metadata)
+        conf = {**body.get("conf", {}), _DRAIN: self.query_id()}
         name = layout.offsets(epoch)
-        self._storage.delete(checksum_file(name))
-        self._storage.delete(name)
+        self.remove(name)
+        changed = {**body, "batchWatermarkMs": END_OF_TIME, "conf": conf}
         self._storage.create(name, join_offsets(version, compact(changed), offsets))
 
     def write_again(self, name: str, text: str) -> None:
@@ -157,8 +180,7 @@ class SparkLog:
         data = text.encode()
         if self._storage.read(name) == data:
             return
-        self._storage.delete(checksum_file(name))
-        self._storage.delete(name)
+        self.remove(name)
         with contextlib.suppress(AlreadyExists):
             self._storage.create(name, data)
 
@@ -167,6 +189,11 @@ class SparkLog:
         self._storage.delete(checksum_file(name))
         if name == QUERY_ID or _is_torn(self._storage.read(name) or b""):
             self._storage.delete(name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file of the log, and what Spark keeps beside it."""
+        self._storage.delete(checksum_file(name))
+        self._storage.delete(name)
 
     def sync(self) -> None:
         """Make durable what Spark has written of this checkpoint, as far as its file system can be told to: state and

@@ -105,6 +105,7 @@ class Coordinator(ProtocolDriver):
         self._last_completed = 0.0
         self._failure: BaseException | None = None
         self.completed = self.decided = -1
+        self.drains_at: int | None = None  # the epoch that may close every window
 
     @property
     def generation(self) -> int:
@@ -203,7 +204,7 @@ class Coordinator(ProtocolDriver):
             self.recover(query_running=True)
         replay = self._take_replay(epoch)
         try:
-            barrier = self._positions.barrier(epoch)
+            barrier = self._positions.barrier(epoch, drains=self.drains_at == epoch)
         except BarrierOverwritten:
             self.refuse_superseded()  # then the other driver is the newer one
             raise

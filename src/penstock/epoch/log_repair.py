@@ -7,6 +7,9 @@ wrote it, and the watermark that the epoch leads to. That is all that `offsets/N
 What is written again is what is missing, and a barrier that is not the one that was decided: only HDFS keeps a driver
 that was superseded from renaming its `offsets/N` over that of the run which took over. Where state that the decided
 epoch left is not there, nothing is started.
+
+One file is removed: the barrier at the end of time that a drain has cut and never decided on. To run it would make
+every later row late, and the drain has failed, was killed, or was superseded. It counts as not there.
 """
 
 from __future__ import annotations
@@ -46,11 +49,13 @@ def look(ledger: Ledger, log: SparkLog) -> Found:
     found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query), damaged)
     decision = protocol.honoured(found)
     decided = decision.id if decision is not None and decision.id.epoch == epoch else None
+    if barrier and decided is None and _cut_by_drain(log, epoch, query):
+        found = replace(found, barrier=False, damaged=True)
     manifests = [(epoch - 1, completed(ledger, epoch - 1, query))]
     if decided is not None:
         manifests.append((epoch, _manifest(ledger, epoch, query, decided)))
     intact = all(is_decided(log, number, manifest) for number, manifest in manifests)
-    return replace(found, damaged=damaged or not intact)
+    return replace(found, damaged=found.damaged or not intact)
 
 
 def query_of(ledger: Ledger, log: SparkLog) -> str | None:
@@ -67,6 +72,7 @@ def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | Non
         wanted[layout.QUERY_ID] = json.dumps({"id": query}, separators=(",", ":"))
     before = completed(ledger, epoch - 1, query)
     of_epoch = _manifest(ledger, epoch, query, decided) if decided is not None else None
+    drained = decided is None and _cut_by_drain(log, epoch, query)
     for number, manifest in ((epoch - 1, before), (epoch, of_epoch)):
         if number < 0 or (number == epoch and decided is None):
             continue
@@ -85,9 +91,16 @@ def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | Non
         return False
     for name in log.torn():
         log.remove_torn(name)
+    if drained:
+        log.remove(layout.offsets(epoch))
     for name, text in wanted.items():
         log.write_again(name, text)
     return True
+
+
+def _cut_by_drain(log: SparkLog, epoch: int, query: str | None) -> bool:
+    barrier = log.barrier(epoch) if query is not None and log.has_barrier(epoch) else None
+    return barrier is not None and barrier.drains == query
 
 
 def completed(ledger: Ledger, epoch: int, query: str | None) -> Manifest | None:

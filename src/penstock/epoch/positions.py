@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.checkpoint import layout
 from penstock.checkpoint.belonging import mismatch
 from penstock.epoch.log_repair import completed
-from penstock.errors import BarrierOverwritten
+from penstock.errors import BarrierOverwritten, LedgerError
 
 if TYPE_CHECKING:
     from penstock.checkpoint.ledger import Ledger
@@ -36,12 +36,19 @@ class Positions:
         self._query, self._ledger, self._log, self._running = query, ledger, log, running
         self._followed = -1  # the epoch whose end the next one starts at, as seen in this run
 
-    def barrier(self, epoch: int) -> Barrier:
-        """What the epoch under way is cut at. Raises where the log, or the decision before it, says otherwise."""
+    def barrier(self, epoch: int, *, drains: bool = False) -> Barrier:
+        """What the epoch under way is cut at. Raises where the log, or the decision before it, says otherwise.
+        `drains`: it may be a barrier at the end of time; otherwise a superseded drain has written it since."""
         barrier = self._log.barrier(epoch)
         if barrier is None:
             # Spark writes it before it calls us: the checkpoint we read is not the one it writes.
             raise mismatch(self._query, f"{self._log.location} has no {layout.offsets(epoch)}")
+        if not drains and self._log.drained(epoch):
+            raise LedgerError(
+                f"A drain of an earlier run has replaced the barrier of epoch {epoch} of query {self._query!r}.",
+                safe="the epoch was not run; no window was closed.",
+                to_do="let the job restart: its recovery removes that barrier.",
+            )
         if self._running is not None:
             if self._followed != epoch - 1:
                 self._check_start(epoch, self._running.starts_at())

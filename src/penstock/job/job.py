@@ -247,9 +247,9 @@ class Job:
         history = restore_point.history(events)
         restore_point.check_uids()
         common = (self.spark, self.checkpoints, events)
+        looks = (folder.refuse_marked, restore_point.refuse_replaced)
         self._runners = [
-            QueryRunner(self.name, plan, *common, self._wake.set, folder.refuse_marked, history)
-            for plan in self._plans.values()
+            QueryRunner(self.name, plan, *common, self._wake.set, looks, history) for plan in self._plans.values()
         ]
         watcher = GlobalCheckpoints(self._runners, storage, self.checkpoints, events, history=history)
         steering = self._steering = Steering(self.name, self._runners, *common, self.stop, watcher)

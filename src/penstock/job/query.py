@@ -16,8 +16,10 @@ from penstock.deadline import Deadline
 from penstock.epoch.coordinator import Coordinator
 from penstock.epoch.plan import Progress, QueryPlan
 from penstock.epoch.task import fault_in
-from penstock.errors import JobStopped, PreCommitFailed, SavepointError
+from penstock.errors import JobStopped, PreCommitFailed
+from penstock.job import drain
 from penstock.job.assembly import coordinator_for
+from penstock.job.drain import is_due, not_held
 from penstock.logs import bound
 from penstock.savepoints.take import HeldQuery
 from penstock.spark import query as spark_query
@@ -28,7 +30,7 @@ from penstock.spark.versions import version_of
 from penstock.storage.open import storage_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -56,7 +58,7 @@ class QueryRunner:
         checkpoints: Checkpoints,
         events: Events,
         ended: Callable[[], None],
-        before_start: Callable[[], None] = lambda: None,
+        before_start: Iterable[Callable[[], None]] = (),
         history: str = FIRST,
     ) -> None:
         self._job, self.plan, self._spark = job, plan, spark
@@ -64,6 +66,7 @@ class QueryRunner:
         self._before_start = before_start
         self._history = history
         self._until: int | None = None  # the last epoch of this start, where one was set
+        self._draining = False  # this start is there to close all windows
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._cancelled = False
@@ -123,7 +126,7 @@ class QueryRunner:
     def start(self) -> None:
         """Begin one start; `ended` is called when it is over, `done` or `error` then say how."""
         self.error, self.failed_at = None, 0.0
-        self._resume = None
+        self._resume = self._until = None
         self._stopping.clear()
         self._wake.clear()
         self._alive = True
@@ -163,45 +166,78 @@ class QueryRunner:
                     break  # it failed, and its end waits for us to let go
                 time.sleep(_POLL_SECONDS / 20)
             if not logged or coordinator.failure is not None or not coordinator.delivered:
-                raise self._not_held("it failed meanwhile, or its in-flight log is not delivered")
+                raise not_held(self.plan.uid, "it failed meanwhile, or its in-flight log is not delivered")
             yield HeldQuery(self.plan, self.checkpoint, self._completed_epoch(), coordinator.generation)
 
     def at_end(self) -> HeldQuery:
-        """A query that has ended between two epochs."""
-        log = self._spark_log()
-        epoch, _ = log.next_epoch()
-        if epoch == 0:
-            raise self._not_held("it has no complete epoch yet")
-        return HeldQuery(self.plan, self.checkpoint, epoch - 1, self.generation)
+        """A query that has ended between two epochs. Where Spark was stopped before it had logged the last one, that is
+        done now: a savepoint of the epoch before would have the rows of the last one made again."""
+        completed = self._completed_epoch()
+        if self._spark_log().next_epoch()[0] <= completed:
+            self._recover_alone()
+        epoch = self._spark_log().next_epoch()[0] - 1
+        if epoch < max(completed, 0):
+            raise not_held(self.plan.uid, "it has no complete epoch yet, or Spark has not logged it")
+        return HeldQuery(self.plan, self.checkpoint, epoch, self.generation)
 
     def shut(self) -> None:
         """No epoch begins any more; the one under way, if any, ends. Returns at once."""
         if self._coordinator is not None:
             self._coordinator.shut_gate()
 
-    def emit_final(self) -> None:
-        """After a stop: one more epoch, without any input, whose watermark lies beyond all time, so that windows emit
-        what they hold. Not for a query without watermark: it holds nothing back."""
+    def prepare_final(self) -> None:
+        """After a stop: finish what is decided, and refuse where `emit_final` could not do its work."""
         self._recover_alone()
-        log, resume = self._spark_log(), self._resume
-        assert resume is not None
-        epoch = resume.epoch
-        if epoch == 0 or not log.committed_watermark(epoch - 1):
-            return
-        if resume.replay is not None or resume.action == "void":
-            raise self._not_held(f"epoch {epoch} is decided and has to be written again first")
-        # A barrier that is written and not decided is one that Spark would have cut anew: nothing of it is visible.
-        log.end_of_time(epoch)
-        self._until = epoch
+        assert self._resume is not None
+        drain.final_epoch(self.plan.uid, self._spark_log(), self._resume)
+
+    def emit_final(self) -> None:
+        """After a stop: one more epoch that has windows emit what they hold, see `drain`. Should it fail before its
+        decision, the checkpoint is what it was."""
         self._stopping.clear()
         self._wake.clear()
-        self._cancelled = False
+        self._cancelled, self._draining = False, True
         try:
             self._run_once()
+            if self._until is not None and not self._closed_windows:
+                raise not_held(self.plan.uid, f"epoch {self._until}, which emits what windows hold, was not completed")
+        except BaseException as error:
+            self._draining = False
+            if not self._recovered_from_drain() or not self._closed_windows:
+                raise
+            log.warning("query %s: its drain failed after the decision, and is finished: %s", self.plan.uid, error)
         finally:
-            self._until = None
-        if log.next_epoch()[0] <= epoch:
-            raise self._not_held(f"epoch {epoch}, which emits what windows hold, was not completed")
+            self._draining, self._until = False, None
+
+    @property
+    def _closed_windows(self) -> bool:
+        """Whether the final epoch is complete; not another one, of a newer run, in its place."""
+        epoch, log = self._until, self._spark_log()
+        return epoch is not None and log.next_epoch()[0] > epoch and log.drained(epoch)
+
+    def _recovered_from_drain(self) -> bool:
+        """Recover: that finishes the final epoch if it is decided, and otherwise removes its barrier."""
+        try:
+            with bound(job=self._job, query=self.plan.uid):
+                self._recover_alone()
+        except Exception as failed:
+            log.warning("query %s: what is left of its drain goes with the next start: %s", self.plan.uid, failed)
+            return False
+        return True
+
+    def _run_final(self, coordinator: Coordinator, resume: Resume) -> None:
+        self._until = drain.final_epoch(self.plan.uid, self._spark_log(), resume)
+        if self._until is not None:
+            drain.cut_final(coordinator, self._spark_log(), self._until)
+            self._watch(coordinator)
+
+    def _refuse_drained(self, coordinator: Coordinator, resume: Resume) -> None:
+        """A drain that is decided and has to be written again is brought to its end before the start is refused."""
+        log = self._spark_log()
+        if is_due(resume) and log.drained(resume.epoch):
+            self._until = coordinator.drains_at = resume.epoch
+            self._watch(coordinator)
+        drain.refuse_drained(self.plan.uid, log, self.folder.rpartition("/")[0])
 
     def _running(self, patience: Deadline) -> Coordinator:
         """The coordinator, once its query runs and has a complete epoch; a start takes a moment."""
@@ -210,18 +246,11 @@ class QueryRunner:
             if coordinator is not None and self._query is not None and self._completed_epoch() >= 0:
                 return coordinator
             time.sleep(_POLL_SECONDS)
-        raise self._not_held("it does not run" if not self._alive else "it has no complete epoch yet")
+        raise not_held(self.plan.uid, "it does not run" if not self._alive else "it has no complete epoch yet")
 
     def _completed_epoch(self) -> int:
         now = self.progress
         return -1 if now is None else now.completed
-
-    def _not_held(self, why: str) -> SavepointError:
-        return SavepointError(
-            f"Query {self.plan.uid!r} cannot be held between two epochs: {why}.",
-            safe="nothing was changed.",
-            to_do="see the job's log; ask again when it runs.",
-        )
 
     def finish_cancelled(self, patience: float) -> None:
         """After a cancel: see that nothing stays open. Another run, of a generation of its own, that starts no query:
@@ -280,8 +309,12 @@ class QueryRunner:
             self._on_recovered(resume)
             if not self._checkpoints.logged:
                 coordinator.drain(self._stopping.is_set)  # what an earlier run left in the in-flight log goes first
-            if not self._already_finished(resume.epoch):
-                self._watch(coordinator)
+            if self._draining:
+                self._run_final(coordinator, resume)
+            elif not self._stopping.is_set():
+                self._refuse_drained(coordinator, resume)
+                if not self._already_finished(resume.epoch):
+                    self._watch(coordinator)
             coordinator.drain(self._stopping.is_set)
             if (failure := coordinator.failure) is not None and not isinstance(failure, JobStopped):
                 raise failure
@@ -294,6 +327,8 @@ class QueryRunner:
     def _watch(self, coordinator: Coordinator) -> None:
         if self._stopping.is_set():
             return
+        # Since the recovery has looked, it has committed and swept; Spark's query would write into a newer run's log.
+        coordinator.refuse_superseded()
         interval = self._checkpoints.interval_seconds
         replay = None if self._resume is None else self._resume.replay
         query = spark_query.start(self._job, self.plan, self.checkpoint, interval, coordinator, replay)
@@ -313,6 +348,12 @@ class QueryRunner:
             ) from (fault or exception)
         if failure is not None and not isinstance(failure, JobStopped):
             raise failure
+        if not self._wake.is_set() and not self.plan.ends_with_what_is_there and failure is None:
+            raise PreCommitFailed(
+                f"Spark ended query {self.plan.uid!r} without an error, though nothing asked it to.",
+                safe="its last complete epoch stays; no epoch was under way.",
+                to_do="see what in this process stops Spark's queries; the job restarts as its strategy says.",
+            )
 
     def _drain(self, coordinator: Coordinator, query: StreamingQuery) -> None:
         """Stop between two epochs: after Spark has logged the last one, before the next has begun."""
@@ -327,7 +368,8 @@ class QueryRunner:
             query.stop()
 
     def _on_recovered(self, resume: Resume) -> None:
-        self._before_start()
+        for look in self._before_start:
+            look()
         self._resume = resume
 
     def _spark_log(self) -> SparkLog:
@@ -341,7 +383,10 @@ class QueryRunner:
             if uid is not None and offset is not None:
                 self.plan.sources[uid].publish(self._job, uid, offset)
                 self.plan.sources[uid].completed(uid, reader_name(self.plan.uid, index), offset)
-        if (self._until is not None and epoch >= self._until) or (self.plan.bounded and self.plan.finished_at(barrier)):
+        last = self._until is not None and epoch >= self._until
+        if last:
+            self.shut()  # Spark is quicker than `_watch`: rows that it reads behind a drain are late, and dropped
+        if last or (self.plan.bounded and self.plan.finished_at(barrier)):
             self._wake.set()
 
     def _already_finished(self, next_epoch: int) -> bool:

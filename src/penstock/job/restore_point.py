@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.history import Histories
-from penstock.checkpoint.layout import QUERIES, QUERY_VERSION, query_file, query_uids
-from penstock.errors import SavepointIncomplete, UidChanged
+from penstock.checkpoint.layout import FIRST, QUERIES, QUERY_VERSION, query_file, query_uids
+from penstock.errors import SavepointIncomplete, Superseded, UidChanged
+from penstock.job.predecessor import LastRun
 from penstock.progress import Step, throttled
 from penstock.savepoints import savepoint
 from penstock.savepoints.restore import Restorer, report_restore
 from penstock.spark.settings import require_same_parallelism
-from penstock.storage.open import tree_at
+from penstock.storage.open import tree_at, tree_of
 from penstock.storage.storage import AlreadyExists, Storage
 
 if TYPE_CHECKING:
@@ -49,17 +50,19 @@ class RestorePoint:
     ) -> None:
         self._job, self._plans, self._settings = job, plans, settings
         self._storage, self._spark, self._allow = storage, spark, allow
+        self._current = FIRST
 
     def history(self, events: Events) -> str:
         """Restore if it was asked for and is not done yet; the name of the history that the job goes on from."""
         recovery, result = self._settings.recovery, None
         if recovery.path is not None:
             tell = throttled(lambda step: _tell(events, step), _TELL_SECONDS)
-            restorer = Restorer(self._job, self._storage.location, self._spark, tell)
+            last = LastRun(tree_of(self._storage), self._plans, self._spark)
+            restorer = Restorer(self._job, self._storage.location, self._spark, last, tell)
             wanted = replace(recovery, allow_non_restored=self._allow)
             result = restorer.restore(wanted, self._plans, self._settings.state_request)
         histories = Histories(self._storage)
-        current = histories.current()
+        current = self._current = histories.current()
         if result is not None and result.mapped is not None:
             for name in self._storage.list(QUERIES):
                 self._storage.delete(f"{QUERIES}/{name}")  # what the program takes over was settled with the restore
@@ -70,6 +73,16 @@ class RestorePoint:
         if claim is not None:
             events.listen(claim)
         return current
+
+    def refuse_replaced(self) -> None:
+        """Call after a run has registered: where a restore has been recorded meanwhile, its history counts. As with the
+        epoch protocol, each side first writes and then looks."""
+        if Histories(self._storage).current() != self._current:
+            raise Superseded(
+                f"Job {self._job!r} was restored while this run started.",
+                safe="this run has started no query; what is restored counts.",
+                to_do="nothing, if the restored job runs; else start it again.",
+            )
 
     def check_uids(self) -> None:
         """A query that only the checkpoint knows would be lost silently, a renamed one would start over."""

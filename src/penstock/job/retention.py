@@ -42,6 +42,7 @@ from penstock.checkpoint.layout import (
     PROBE,
     QUERIES,
     RESTORES,
+    RESTORING,
     is_history,
     query_file,
     query_uids,
@@ -169,13 +170,13 @@ class JobFolder:
                     return f"generation {self._newest(uid)} of query {uid} has taken over"
                 self._trees.delete(f"{uid}/{part}")
             self._storage.delete(f"{uid}/{LEDGER}/{IDENTITY}")
-        for folder in (GLOBAL, RESTORES):
+        for folder in (GLOBAL, RESTORES, RESTORING):
             for name in self._storage.list(folder):
                 if _NUMBERED.match(name):
                     self._storage.delete(f"{folder}/{name}")
         for uid in known:
             self._storage.delete(query_file(uid))
-        for folder in (GLOBAL, RESTORES, QUERIES):
+        for folder in (GLOBAL, RESTORES, RESTORING, QUERIES):
             self._trees.delete_if_empty(folder)
         return ""
 

@@ -134,15 +134,19 @@ class Steering:
         if error is not None:
             final.set_exception(_refusal(self._job, f"it failed: {error}"))
             return
+        drained: list[str] = []
         try:
             for runner in self._runners:
+                runner.prepare_final()  # all of them, before the first one closes its windows
+            for runner in self._runners:
                 runner.emit_final()
+                drained.append(runner.plan.uid)
             held_queries = [runner.at_end() for runner in self._runners]
             taker = self._taker(lambda: nullcontext(held_queries))
             taken = taker.take(where, kind, drained=True, progress=progress)
             final.set_result(self._announce(taken))
         except BaseException as failed:
-            final.set_exception(failed)
+            final.set_exception(_half_drained(self._job, drained, failed) if drained else failed)
             if not isinstance(failed, PenstockError):
                 raise
 
@@ -211,6 +215,17 @@ class Steering:
                     to_do="see its log for what it waits for.",
                 )
             time.sleep(_POLL_SECONDS)
+
+
+def _half_drained(job: str, drained: Sequence[str], failed: BaseException) -> SavepointError:
+    """Some queries have closed their windows, which cannot be taken back: their rows are visible."""
+    error = SavepointError(
+        f"Job {job!r} gives no savepoint, though the queries {list(drained)} are drained: {failed}",
+        safe="what their windows held is visible, once; the checkpoints of the other queries are as they were.",
+        to_do="the next start refuses to go on behind the drain (JobDrained), and says what can be done.",
+    )
+    error.__cause__ = failed
+    return error
 
 
 def _refusal(job: str, why: str) -> SavepointError:

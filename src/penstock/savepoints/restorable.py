@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
+from penstock.checkpoint.belonging import is_decided
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.record import CheckpointRecord, global_numbers, read_global
@@ -23,7 +24,9 @@ from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import backend_of
-from penstock.errors import LedgerError, SavepointError, SavepointIncomplete
+from penstock.epoch import protocol
+from penstock.epoch.log_repair import completed, query_of
+from penstock.errors import LedgerCorrupt, LedgerError, SavepointError, SavepointIncomplete
 from penstock.progress import Progress, silent
 from penstock.savepoints import savepoint
 from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, Savepoint
@@ -61,21 +64,32 @@ class Restorable:
         return [name.removeprefix(start) for name in self.saved.files if name.startswith(start)]
 
 
-def open_restorable(path: str, spark: SparkSession) -> Restorable:
-    """Raises `SavepointIncomplete` where nothing complete is found under that path."""
+def job_folder(path: str, spark: SparkSession) -> str | None:
+    """The folder of the job whose checkpoint the path names; None for a savepoint."""
     path = path.rstrip("/")
     named = layout.split_checkpoint(path)
     if named is not None:
-        return _retained(path, *named, spark)
+        return (layout.split_query_checkpoints(named[0]) or named)[0]
     root = tree_at(path, spark)
-    names = root.names()
-    if METADATA not in names and layout.query_uids(root.names(layout.QUERIES)):
-        return _retained(path, path, None, spark)
+    return path if METADATA not in root.names() and layout.query_uids(root.names(layout.QUERIES)) else None
+
+
+def open_restorable(path: str, spark: SparkSession, *, at_rest: bool = False) -> Restorable:
+    """Raises `SavepointIncomplete` where nothing complete is found under that path. `at_rest`: the job whose checkpoint
+    it names is fenced and has finished what was decided, so that the newest epochs of its queries are a consistent
+    cut. Otherwise it may be running."""
+    path = path.rstrip("/")
+    named = layout.split_checkpoint(path)
+    if named is not None:
+        return _retained(path, *named, spark, at_rest)
+    root = tree_at(path, spark)
+    if job_folder(path, spark) is not None:
+        return _retained(path, path, None, spark, at_rest)
     saved = savepoint.read(root)
     return Restorable(path, saved, False, {uid: root.at(layout.saved_checkpoint(uid)) for uid in saved.queries}, root)
 
 
-def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> Restorable:
+def _retained(path: str, rest: str, number: int | None, spark: SparkSession, at_rest: bool) -> Restorable:
     rest = rest.rstrip("/")
     rest, only = layout.split_query_checkpoints(rest) or (rest, None)
     root = tree_at(rest, spark)
@@ -87,7 +101,11 @@ def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> 
             to_do="give STORAGE/JOB/chk-N, with the storage and the name of the job it belongs to.",
         )
     if only is not None or len(uids) == 1:
+        if number is None and not at_rest:
+            _refuse_unfinished(root, uids[0])
         history, epochs = _query_epoch(root, only or uids[0], number, path)
+    elif number is None and at_rest:
+        history, epochs = _newest_epochs(root, uids, path)
     else:
         history, epochs = _global_epochs(root, number)
     folders = {uid: root.at(f"{uid}/{history}") for uid in epochs}
@@ -96,8 +114,39 @@ def _retained(path: str, rest: str, number: int | None, spark: SparkSession) -> 
     queries = {uid: _query(root, uid, folders[uid], epoch, spark) for uid, epoch in epochs.items()}
     job = root.location.rpartition("/")[2]
     identity = f"{job}-{layout.checkpoint_name('-'.join(str(one) for one in epochs.values()))}-{history}"
-    saved = Savepoint(identity, Kind.NATIVE, job, 0.0, "", str(spark.version), queries, {})
+    barriers = [SparkLog(folders[uid].storage).barrier(epoch) for uid, epoch in epochs.items()]
+    drained = any(barrier is not None and barrier.drains is not None for barrier in barriers)
+    saved = Savepoint(identity, Kind.NATIVE, job, 0.0, "", str(spark.version), queries, {}, drained)
     return Restorable(path, saved, True, folders, root)
+
+
+def _newest_epochs(root: Tree, uids: Sequence[str], path: str) -> tuple[str, dict[str, int]]:
+    """History and newest complete epoch of every query that has one."""
+    history = Histories(root.storage).current()
+    newest = {uid: SparkLog(root.at(f"{uid}/{history}").storage).next_epoch()[0] - 1 for uid in uids}
+    epochs = {uid: epoch for uid, epoch in newest.items() if epoch >= 0}
+    if not epochs:
+        raise SavepointIncomplete(
+            f"{path} has no complete epoch yet.", safe="nothing was started or changed.", to_do="start the job."
+        )
+    return history, epochs
+
+
+def _refuse_unfinished(root: Tree, uid: str) -> None:
+    """The newest checkpoint is the newest decided epoch. Where Spark's log lacks that one, a copy of the log would have
+    the job make its rows again; and the job, which may run, is not ours to recover."""
+    spark_log = SparkLog(root.at(f"{uid}/{Histories(root.storage).current()}").storage)
+    ledger = Ledger(root.at(f"{uid}/{layout.LEDGER}").storage)
+    query, (epoch, barrier) = query_of(ledger, spark_log), spark_log.next_epoch()
+    found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query))
+    if protocol.honoured(found) is not None or protocol.next_epoch(found) > epoch:
+        raise SavepointError(
+            f"Epoch {protocol.next_epoch(found)} of query {uid!r} in {root.location} is decided, but not in Spark's"
+            f" log, which goes on with epoch {epoch}.",
+            safe="nothing was started or changed.",
+            to_do="if that job runs, ask again in a moment; if it does not, start it once as it is, which finishes the"
+            " epoch; or name an epoch that is complete, as STORAGE/JOB/chk-N.",
+        )
 
 
 def _global_epochs(root: Tree, number: int | None) -> tuple[str, dict[str, int]]:
@@ -150,10 +199,18 @@ def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) 
     if barrier is None or query_id is None:
         needed(folder, epoch)  # says what is missing
         raise AssertionError("unreachable")
+    ledger = Ledger(root.at(f"{uid}/{layout.LEDGER}").storage)
+    if not is_decided(spark_log, epoch, completed(ledger, epoch, query_id)):
+        raise LedgerCorrupt(
+            f"{folder.location}/{layout.offsets(epoch)} is not what epoch {epoch} of query {uid!r} was decided on:"
+            " another driver has written over it.",
+            safe="nothing was started or changed.",
+            to_do="name another checkpoint, or a savepoint. Where this is the newest one, start the job as it is: its"
+            " recovery takes the right positions from the ledger.",
+        )
     conf: dict[str, Any] = barrier.metadata.get("conf", {})
     stateful = bool(folder.names(layout.STATE))
     found = read_operators(spark, folder.location, epoch) if stateful else ()
-    ledger = Ledger(root.at(f"{uid}/{layout.LEDGER}").storage)
     return SavedQuery(
         epoch=epoch,
         query_id=query_id,

@@ -2,11 +2,15 @@
 
 1. Open what is restored from and see that it is whole.
 2. Map it to the program, and stop with a report where something cannot be kept.
-3. Copy it beside the job's checkpoint, under a new name and with an id of its own; give positions and operators the
+3. Register: reserve a number for the restore, and fence the job's last run, which may only be believed dead. From here
+   on it adds nothing to what is visible.
+4. Copy it beside the job's checkpoint, under a new name and with an id of its own; give positions and operators the
    program's order; rewrite state for another parallelism or backend.
-4. Record the restore: from here on it is the job's checkpoint. See `history`.
+5. See that the copy is whole and that no other restore or run has begun since 3, and record the restore: from here on
+   it is the job's checkpoint. See `history`.
 
-What is restored from is only ever read. Killed before 4, the job is what it was.
+What is restored from is only ever read, unless it is the job's own checkpoint: then 3 comes first and recovers it, as
+a start would, since Spark's log as it is may lack what is decided. Killed before 5, the job is what it was.
 """
 
 from __future__ import annotations
@@ -18,19 +22,23 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.history import Histories, Restored
+from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog, join_offsets, split_offsets
+from penstock.epoch.log_repair import query_of
 from penstock.errors import NotRestorable
 from penstock.failpoints import failpoint
 from penstock.progress import Progress, silent
 from penstock.savepoints.mapping import ProgramQuery, QueryMapping, RestoreMapping, compare
-from penstock.savepoints.restorable import Restorable, open_restorable
+from penstock.savepoints.restorable import Restorable, job_folder, open_restorable
 from penstock.savepoints.savepoint import Kind
 from penstock.spark_state.metadata import read_metadata, relocate
 from penstock.storage.open import tree_at
+from penstock.storage.storage import same_place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,11 +61,24 @@ class RestoreResult:
     drained: bool = False
 
 
+class Predecessor(Protocol):
+    """The last run of the job that is restored, which may only be believed dead."""
+
+    def fence(self, *, finish: bool) -> None:
+        """It decides nothing from here on. `finish`: what it has decided is visible and in Spark's log."""
+
+    def refuse_superseded(self) -> None:
+        """Raise where another run has begun since."""
+
+
 class Restorer:
     """Restores one job; `location` is its folder."""
 
-    def __init__(self, job: str, location: str, spark: SparkSession, progress: Progress = silent) -> None:
+    def __init__(
+        self, job: str, location: str, spark: SparkSession, predecessor: Predecessor, progress: Progress = silent
+    ) -> None:
         self._job, self._spark, self._progress = job, spark, progress
+        self._predecessor = predecessor
         self._folder = tree_at(location, spark)
         self._histories = Histories(self._folder.storage)
 
@@ -68,7 +89,12 @@ class Restorer:
         done = self._histories.find(recovery.restore_id) if recovery.restore_id else None
         if done is not None:
             return RestoreResult(done, None, {})
-        restorable = open_restorable(recovery.path, self._spark)
+        own = job_folder(recovery.path, self._spark)
+        if own is not None and same_place(own, self._folder.location):
+            number, history = self._register(finish=True)
+            restorable = open_restorable(recovery.path, self._spark, at_rest=True)
+        else:
+            restorable, number, history = open_restorable(recovery.path, self._spark), 0, ""
         restore_id = recovery.restore_id or f"savepoint-{restorable.saved.id}"
         done = self._histories.find(restore_id)
         if done is not None:
@@ -78,28 +104,47 @@ class Restorer:
         program = {uid: self._program(plan, asked) for uid, plan in plans.items()}
         mapped = compare(restorable.saved, program, allow=recovery.allow_non_restored)
         mapped.require(recovery.path)
+        if not number:
+            number, history = self._register(finish=False)
         beyond = self._epochs_beyond(restorable)
         failpoint("restore.verified")
-        history = layout.history(secrets.token_hex(6))
-        for uid, mapping in mapped.queries.items():
-            target = self._folder.at(f"{uid}/{history}")
-            self._build(restorable, uid, mapping, target)
-            # Before it counts: Spark has synced neither the state that was linked nor what it wrote.
-            target.sync_all(self._progress)
-        made = self._histories.record(
-            Restored(
-                id=restore_id,
-                source=recovery.path,
-                savepoint=restorable.saved.id,
-                time=time.time(),
-                history=history,
-                epochs={uid: restorable.saved.queries[uid].epoch for uid in mapped.queries},
-                claim=recovery.claim == "claim" and not restorable.retained,
-            )
+        restored = Restored(
+            id=restore_id,
+            source=recovery.path,
+            savepoint=restorable.saved.id,
+            time=time.time(),
+            history=history,
+            epochs={uid: restorable.saved.queries[uid].epoch for uid in mapped.queries},
+            claim=recovery.claim == "claim" and not restorable.retained,
+            number=number,
         )
+        try:
+            self._carry_out(restorable, mapped, restored)
+        except Exception:
+            self._histories.refuse_newer(number)  # the cause of everything else: it has removed what this one built
+            raise
         failpoint("restore.recorded")
-        self._tidy(plans)
-        return RestoreResult(made, mapped, beyond, restorable.saved.drained)
+        self._tidy(plans, number)
+        return RestoreResult(restored, mapped, beyond, restorable.saved.drained)
+
+    def _register(self, *, finish: bool) -> tuple[int, str]:
+        """The number of this restore, and the name of the folders that it builds."""
+        history = layout.history(secrets.token_hex(6))
+        number = self._histories.reserve(history)
+        self._predecessor.fence(finish=finish)
+        return number, history
+
+    def _carry_out(self, restorable: Restorable, mapped: RestoreMapping, restored: Restored) -> None:
+        targets = {uid: self._folder.at(f"{uid}/{restored.history}") for uid in mapped.queries}
+        for uid, mapping in mapped.queries.items():
+            self._build(restorable, uid, mapping, targets[uid])
+            # Before it counts: Spark has synced neither the state that was linked nor what it wrote.
+            targets[uid].sync_all(self._progress)
+        for uid, target in targets.items():
+            needed(target, restored.epochs[uid])
+        self._predecessor.refuse_superseded()
+        self._histories.record(restored)
+        self._predecessor.refuse_superseded()
 
     def _program(self, plan: QueryPlan, asked: Mapping[str, Any]) -> ProgramQuery:
         from penstock.spark_state.operators import plan_operators
@@ -195,23 +240,29 @@ class Restorer:
             replace(before[old], id=new).write(target)
 
     def _epochs_beyond(self, restorable: Restorable) -> dict[str, tuple[int, int]]:
-        """Output of this very job after the savepoint: it is visible already, and the restored job makes it again."""
+        """Output of this very job after the savepoint: it is visible already, and the restored job makes it again. The
+        ledger is asked, too: after a power cut Spark's log may lack what is visible."""
         found = {}
         current = self._histories.current()
         for uid, saved in restorable.saved.queries.items():
             spark_log = SparkLog(self._folder.at(f"{uid}/{current}").storage)
-            if spark_log.query_id() is None:
+            ledger = Ledger(self._folder.at(f"{uid}/{layout.LEDGER}").storage)
+            query = query_of(ledger, spark_log)
+            if query is None:
                 continue
             epoch, pending = spark_log.next_epoch()
-            newest = epoch if pending else epoch - 1
+            decided = [one.id.epoch for one in ledger.decisions_since(min(saved.epoch + 1, epoch - 1), query)]
+            begun = epoch if pending and not decided else epoch - 1  # without decisions, what is begun may be visible
+            newest = max([begun, *decided])
             if newest > saved.epoch:
                 found[uid] = (saved.epoch + 1, newest)
         return found
 
-    def _tidy(self, plans: Mapping[str, QueryPlan]) -> None:
-        """Remove histories that a restore has replaced long ago, and what restores that were killed have left."""
+    def _tidy(self, plans: Mapping[str, QueryPlan], number: int) -> None:
+        """Remove histories that a restore has replaced long ago, and what restores before this one have left: they were
+        killed, or end with an error."""
         for uid in plans:
-            for name in self._histories.unneeded(uid):
+            for name in self._histories.unneeded(uid, number):
                 try:
                     self._folder.delete(name)
                 except Exception as error:

@@ -139,3 +139,11 @@ def local_path(location: str) -> Path | None:
         rest = location.partition(":")[2]
         return Path("/" + rest[2:].partition("/")[2] if rest.startswith("//") else rest).absolute()
     return Path(location).absolute() if scheme == "" else None
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two locations are the same folder."""
+    path, its = local_path(one), local_path(other)
+    if path is not None and its is not None:
+        return path.resolve() == its.resolve()
+    return one.rstrip("/") == other.rstrip("/")

@@ -19,6 +19,7 @@ from penstock.epoch import protocol
 from penstock.epoch.inflight.drainer import MARK
 from penstock.epoch.log_repair import look, query_of
 from penstock.errors import ConfigurationError
+from penstock.spark.versions import version_of
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import Storage, local_path
 
@@ -44,10 +45,13 @@ class Decided:
 class QueryLedger:
     """One query's ledger beside Spark's log of it. Every property is read anew when it is asked for."""
 
-    def __init__(self, uid: str, ledger: Storage, log: Storage, inflight: Place | None, state_format: str) -> None:
+    def __init__(
+        self, uid: str, ledger: Storage, log: Storage, inflight: Place | None, state_format: str, known: bool = True
+    ) -> None:
+        """`known`: see `SparkLog`."""
         self.uid = uid
         self.ledger = Ledger(ledger)
-        self.log = SparkLog(log, state_format=state_format)
+        self.log = SparkLog(log, state_format=state_format, known=known)
         self._below = inflight
         self._inflight = inflight("") if inflight is not None else None
 
@@ -152,12 +156,13 @@ class JobLedgers:
             queries.append(one)
         else:
             history = Histories(storage).current()
+            known = spark is None or version_of(spark).log_known
             for uid in storage.list(""):
                 if storage.list(f"{uid}/{layout.LEDGER}/{layout.GENERATIONS}"):
                     folder, log = f"{root}/{uid}", place(f"{root}/{uid}/{history}")
                     below = partial(_below, place, f"{folder}/{layout.INFLIGHT}")
                     ledger = place(f"{folder}/{layout.LEDGER}")
-                    queries.append(QueryLedger(uid, ledger, log, below, _state_format(log, spark)))
+                    queries.append(QueryLedger(uid, ledger, log, below, _state_format(log, spark), known))
         if not queries:
             raise ConfigurationError(
                 f"There is no ledger in {location}.",

@@ -25,7 +25,7 @@ from penstock.events import Events
 from penstock.failpoints import failpoint
 from penstock.process.registry import Registry
 from penstock.processes import exists, start_time
-from penstock.storage.storage import local_path
+from penstock.storage.storage import same_place
 from penstock.transactions.ledgers import JobLedgers, QueryLedger
 from penstock.transactions.orphans import DecisionState, Orphan, Sinks, same_transaction
 
@@ -103,6 +103,31 @@ def commit(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> CommitResul
         settlement.close()
 
 
+def finish(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> int:
+    """Recover the query as its next start would, but run nothing and abort nothing; the generation that did. Afterwards
+    what was decided is visible and in Spark's log. Raises as `commit` does, and `TransactionRefused` where it takes the
+    plan to complete the log."""
+    _refuse_unknown_sinks(query, sinks)
+    settlement = Settlement(ledgers, query, sinks, command=None)
+    try:
+        resume = settlement.recover()
+    finally:
+        settlement.close()
+    if resume.replay is not None:
+        raise TransactionRefused(
+            f"Epoch {resume.epoch} of query {query.uid!r} is decided and visible, but the format of Spark's log is not"
+            " known well enough to complete it.",
+            safe="what is visible stays.",
+            to_do="start the job: it proves the epoch by a replay.",
+        )
+    return resume.generation
+
+
+def fence(ledgers: JobLedgers, query: QueryLedger) -> int:
+    """Register a generation that does nothing, so that no earlier one decides anything; its number."""
+    return Settlement(ledgers, query, {}, command=None).fence()
+
+
 def abort(
     ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, only: Collection[Orphan], others: Collection[Orphan]
 ) -> None:
@@ -167,7 +192,10 @@ def refuse_logged(query: QueryLedger) -> None:
 class Settlement(ProtocolDriver):
     """One run of a query's ledger that starts no query."""
 
-    def __init__(self, ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> None:
+    def __init__(
+        self, ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, command: str | None = "transactions"
+    ) -> None:
+        """`command`: what runs is no job, and ends by itself."""
         own = {uid: sinks[uid] for uid in query.sinks if uid in sinks}
         super().__init__(
             job=ledgers.job,
@@ -179,7 +207,7 @@ class Settlement(ProtocolDriver):
             where=query.log.location,
         )
         self._of = query
-        self._before = query.facts
+        self._before, self._command = query.facts, command
         self._decision: Decision | None = None
         self._outcomes: dict[WriterId, Outcome] = {}
         self._others: list[Committable] = []
@@ -187,22 +215,30 @@ class Settlement(ProtocolDriver):
 
     def commit(self) -> CommitResult:
         """See `commit`."""
-        self._committing = True
-        resume = self._drive(protocol.recover())
+        resume = self.recover()
         if self._decision is None:
             raise self._nothing_decided()
-        epoch = self._decision.id.epoch
-        if resume.action in ("void", "repair"):
+        complete = resume.action == "finished"
+        return CommitResult(self._query, self._decision.id.epoch, resume.generation, complete, self._outcomes)
+
+    def recover(self) -> protocol.Resume:
+        """A recovery that aborts nothing. Raises `WritersLost` where it cannot finish what is decided."""
+        self._committing = True
+        resume = self._drive(protocol.recover())
+        if self._decision is not None and resume.action in ("void", "repair"):
             lost = sorted(writer for writer, outcome in self._outcomes.items() if outcome is Outcome.LOST)
             some = f"{len(lost)} of {len(self._outcomes)} transactions"
             raise WritersLost(
-                f"Epoch {epoch} of query {self._query!r} is decided, but the other system has ended {some}.",
+                f"Epoch {resume.epoch} of query {self._query!r} is decided, but the other system has ended {some}.",
                 safe="the decision, its counts and checksums are kept; what could be committed is visible.",
                 to_do="start the job: it "
                 + ("replays the epoch." if resume.action == "void" else "rewrites just these, with proof."),
             )
-        complete = resume.action == "finished"
-        return CommitResult(self._query, epoch, resume.generation, complete, self._outcomes)
+        return resume
+
+    def fence(self) -> int:
+        """See `fence`."""
+        return self._ledger.register(self._facts())
 
     def abort(self, only: Collection[Orphan], others: Collection[Orphan]) -> None:
         """See `abort`."""
@@ -264,8 +300,9 @@ class Settlement(ProtocolDriver):
 
     def _facts(self) -> dict[str, Any]:
         # The rest as the job said it: its next start compares itself with the newest generation.
-        kept = {key: value for key, value in self._before.items() if key not in ("registered", "run")}
-        return {**kept, "job": self._job, "host": socket.gethostname(), "pid": os.getpid(), "command": "transactions"}
+        kept = {key: value for key, value in self._before.items() if key not in ("registered", "run", "command")}
+        command = {} if self._command is None else {"command": self._command}
+        return {**kept, "job": self._job, "host": socket.gethostname(), "pid": os.getpid(), **command}
 
     def _query_id(self) -> str | None:
         return self._of.log.query_id()
@@ -340,10 +377,7 @@ def _refuse_unknown_sinks(query: QueryLedger, sinks: Sinks) -> None:
 
 
 def _same(storage: str, name: str, location: str) -> bool:
-    one, other = local_path(f"{storage.rstrip('/')}/{name}"), local_path(location)
-    if one is not None and other is not None:
-        return one.resolve() == other.resolve()
-    return f"{storage.rstrip('/')}/{name}" == location.rstrip("/")
+    return same_place(f"{storage.rstrip('/')}/{name}", location)
 
 
 def _alive(pid: Any, registered: Any) -> bool:

@@ -199,10 +199,16 @@ def test_the_end_of_time_is_an_epoch_that_reads_nothing(log: SparkLog, storage: 
     storage.create("offsets/7", offsets(None, '{"orders":{"0":12}}', "-", '"X"') + b"\n")
     storage.create("offsets/8", b"begun by Spark")
     storage.create("offsets/.8.crc", b"and its checksum")
+    storage.create("metadata", b'{"id":"6a1c"}')
     log.end_of_time(8)
     assert storage.read("offsets/.8.crc") is None
     ended = (storage.read("offsets/8") or b"").decode().split("\n")
-    assert json.loads(ended[1]) == {**METADATA, "batchWatermarkMs": END_OF_TIME}
+    told = json.loads(ended[1])
+    assert told["conf"].pop("penstock.drain") == "6a1c"
+    assert told == {**METADATA, "batchWatermarkMs": END_OF_TIME}
+    assert log.drained(8)
+    assert not log.drained(7)
+    assert not log.drained(9)
     assert ":" + str(END_OF_TIME) + ',"batchTimestampMs":' in ended[1], "as Spark spells it, without blanks"
     assert [ended[0], *ended[2:]] == ["v1", '{"orders":{"0":12}}', "-", '"X"']
     assert log.next_epoch() == (8, True)

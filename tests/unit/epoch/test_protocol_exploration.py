@@ -13,7 +13,7 @@ import pytest
 
 from penstock.epoch import protocol as p
 from tests.support.exploration import explore
-from tests.support.protocol_world import EVERY_WRITER, Protocol, Scenario, Violation
+from tests.support.protocol_world import EVERY_WRITER, Protocol, Scenario, Simulation, Violation
 
 LEFT, RIGHT, RIGHT_1 = EVERY_WRITER
 ONE_EPOCH = ((LEFT, RIGHT),)
@@ -51,6 +51,10 @@ SCENARIOS = {
         1,
     ),
     "stopped with a drain": (Scenario(((LEFT,), (LEFT,)), generations=3, alive=1, faults=1, drains=1), 1),
+    "stopped with a drain, and taken over": (
+        Scenario(((LEFT,), (LEFT,)), generations=3, alive=2, faults=0, drains=1),
+        1,
+    ),
     "somebody ends what was left": (Scenario(ONE_EPOCH, generations=3, faults=1, settlements=1), 100_000),
     "somebody ends what was left, each execution differs": (
         Scenario(ONE_EPOCH, False, generations=3, faults=0, settlements=1),
@@ -393,7 +397,7 @@ MUTANTS: dict[str, tuple[Protocol, Scenario, str]] = {
     ),
     # No step of the protocol helps where a listing is stale: such a storage is refused.
     "a listing is stale": (Protocol(), replace(TWO_RUNS, stale=1), "doubled"),
-    "drain, then recover": (Protocol(before_drain=drain_by_sparks_log), DRAINED, "replaced|cuts"),
+    "drain, then recover": (Protocol(before_drain=drain_by_sparks_log), DRAINED, "doubled|cuts"),
 }
 
 
@@ -419,6 +423,12 @@ def test_an_older_decision_that_wins_is_caught(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(p, "max", lambda all_, **by: min(all_, **by) if by else max(all_), raising=False)
     with pytest.raises(Violation, match="doubled"):
         explore(replace(THREE_RUNS, faults=2))
+
+
+def test_the_barrier_of_a_drain_that_counts_though_undecided_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Simulation, "_cut_by_drain", lambda *_: False)
+    with pytest.raises(Violation, match="does not come to the end"):
+        explore(replace(DRAINED, alive=2))
 
 
 SPARE = {

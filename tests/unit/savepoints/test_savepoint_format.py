@@ -185,37 +185,71 @@ def picture(*tables: str) -> bytes:
 
 
 class TestHistories:
-    def restored(self, name: str) -> Restored:
-        return Restored(f"id-{name}", "file:/savepoint", "3f2a9c41d07e", 1.0, f"spark-{name * 12}", {"totals": 12})
+    def restored(self, name: str, number: int = 0) -> Restored:
+        history = f"spark-{name * 12}"
+        return Restored(f"id-{name}", "file:/sp", "3f2a9c41d07e", 1.0, history, {"totals": 12}, number=number)
+
+    def restore(self, histories: Histories, name: str) -> int:
+        number = histories.reserve(f"spark-{name * 12}")
+        histories.record(self.restored(name, number))
+        return number
 
     def test_the_newest_counts(self) -> None:
         histories = Histories(MemoryStorage())
         assert histories.current() == "spark"
-        histories.record(self.restored("a"))
-        made = histories.record(self.restored("b"))
-        assert made.number == 2
+        assert self.restore(histories, "a") == 1
+        assert self.restore(histories, "b") == 2
         assert histories.current() == "spark-bbbbbbbbbbbb"
         assert histories.find("id-a") is not None
         assert histories.find("id-c") is None
 
     def test_only_the_one_before_is_kept_beside_it(self, tmp_path: Path) -> None:
+        """What restores before it have left goes; what one after it builds does not."""
         histories = Histories(LocalStorage(tmp_path))
         for name in ("spark", "spark-aaaaaaaaaaaa", "spark-bbbbbbbbbbbb", "spark-cccccccccccc", "ledger"):
             (tmp_path / "totals" / name).mkdir(parents=True)
-        histories.record(self.restored("a"))
-        assert sorted(histories.unneeded("totals")) == ["totals/spark-bbbbbbbbbbbb", "totals/spark-cccccccccccc"]
-        histories.record(self.restored("b"))
-        assert sorted(histories.unneeded("totals")) == ["totals/spark", "totals/spark-cccccccccccc"]
+        histories.reserve("spark-bbbbbbbbbbbb")
+        made = self.restore(histories, "a")
+        histories.reserve("spark-cccccccccccc")
+        assert histories.unneeded("totals", made) == ["totals/spark-bbbbbbbbbbbb"]
+        made = self.restore(histories, "d")
+        assert sorted(histories.unneeded("totals", made)) == [
+            "totals/spark",
+            "totals/spark-bbbbbbbbbbbb",
+            "totals/spark-cccccccccccc",
+        ]
 
-    def test_of_two_at_once_one_is_refused(self) -> None:
+    def test_a_number_is_reserved_once(self) -> None:
         class Late(MemoryStorage):
             def list(self, folder: str) -> list[str]:
                 return []
 
         histories = Histories(Late())
-        histories.record(self.restored("a"))
-        with pytest.raises(SavepointError, match="at the same moment"):
-            histories.record(self.restored("b"))
+        assert histories.reserve("spark-aaaaaaaaaaaa") == 1
+        assert histories.reserve("spark-bbbbbbbbbbbb") == 2
+
+    def test_of_two_restores_the_one_that_began_last_counts(self) -> None:
+        histories = Histories(MemoryStorage())
+        first, second = histories.reserve("spark-aaaaaaaaaaaa"), histories.reserve("spark-bbbbbbbbbbbb")
+        with pytest.raises(SavepointError, match="Another restore"):
+            histories.record(self.restored("a", first))
+        assert histories.current() == "spark"
+        histories.record(self.restored("b", second))
+        assert histories.current() == "spark-bbbbbbbbbbbb"
+
+    def test_a_restore_that_begins_while_another_is_recorded_is_seen(self) -> None:
+        class Meanwhile(MemoryStorage):
+            def create(self, name: str, data: bytes) -> None:
+                super().create(name, data)
+                if name == "restores/0000000001.json":
+                    other.reserve("spark-bbbbbbbbbbbb")
+
+        storage = Meanwhile()
+        histories, other = Histories(storage), Histories(storage)
+        number = histories.reserve("spark-aaaaaaaaaaaa")
+        with pytest.raises(SavepointError, match="Another restore"):
+            histories.record(self.restored("a", number))
+        assert histories.current() == "spark-aaaaaaaaaaaa", "whole, until the other one is complete"
 
 
 def test_every_folder_of_a_copy_is_synced_up_to_one_that_was_there(
