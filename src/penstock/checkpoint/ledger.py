@@ -29,8 +29,8 @@ from penstock.storage.storage import AlreadyExists, Storage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-_MANIFEST = re.compile(r"^(\d{10})\.g(\d{8})\.json$")
-_NUMBERED = re.compile(r"^(\d{8})\.json$")
+_MANIFEST = re.compile(r"^(\d{10})\.g(\d{8,})\.json$")
+_NUMBERED = re.compile(r"^(\d{8,})\.json$")
 _KEEP = 20  # generations and claims: enough to see who ran before whom; the newest of each is what counts
 
 
@@ -100,7 +100,6 @@ class Ledger:
                 generation += 1
             else:
                 self._forget(layout.GENERATIONS)
-                self._forget(layout.CLAIMS)
                 return generation
 
     def newest_generation(self) -> int:
@@ -117,6 +116,7 @@ class Ledger:
         honours = claim.honours and [claim.honours.epoch, claim.honours.generation]
         body = {"generation": claim.generation, "epoch": claim.epoch, "honours": honours, "query": query}
         self._storage.create(f"{layout.CLAIMS}/{claim.generation:08d}.json", seal("claim", body))
+        self._forget(layout.CLAIMS)
 
     def claims(self, query: str | None) -> tuple[Claim, ...]:
         """The claims made for this Spark query, or before it had an id; another query's (the checkpoint was replaced)

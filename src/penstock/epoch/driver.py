@@ -51,9 +51,11 @@ class ProtocolDriver(ABC):
         events: Events,
         timing: Timing,
         where: str,
+        registered: Ledger | None = None,
     ) -> None:
         self._job, self._query, self._sinks = job, query, dict(sinks)
         self._ledger, self._events, self._timing = ledger, events, timing
+        self._registered = registered or ledger  # where the runs of the query register
         self._where = where  # for people: the checkpoint an error speaks of
         self._committers = Committers(query, sinks)
         self._generation = 0
@@ -85,7 +87,7 @@ class ProtocolDriver(ABC):
                 self._ledger.claim(claim, self._query_id())
                 self._passed("recover.claimed")
             case protocol.NewestGeneration():
-                return self._ledger.newest_generation()
+                return self._newest_generation()
             case protocol.RestoreLog(epoch, decided):
                 return self._restore_log(epoch, decided)
             case protocol.PreCommit(epoch, only):
@@ -133,6 +135,9 @@ class ProtocolDriver(ABC):
         self._passed("recover.registered")
         return self._generation
 
+    def _newest_generation(self) -> int:
+        return self._registered.newest_generation()
+
     def _facts(self) -> dict[str, Any]:
         """What the generation says of itself."""
         return {"job": self._job, "host": socket.gethostname(), "pid": os.getpid(), "sinks": sorted(self._sinks)}
@@ -165,7 +170,7 @@ class ProtocolDriver(ABC):
         deadline = Deadline(self._timing.abort_seconds)
         # Before anything is aborted: what a sink has fallen back to prepared would go with the rest.
         refuse_lost_rows(self._ledger, self._query_id(), self._next, self._committers, self._query, deadline)
-        self._committers.refuse_unknown_runs(self._ledger.newest_generation, deadline)
+        self._committers.refuse_unknown_runs(self._registered.newest_generation, deadline)
         self._abort_known(keep, deadline)
 
     def _abort_known(self, keep: Sequence[Committable], deadline: Deadline) -> None:
@@ -181,7 +186,7 @@ class ProtocolDriver(ABC):
 
     def refuse_superseded(self) -> None:
         """Before something is written that no coroutine asks for: `Superseded` where a newer run has registered."""
-        newest = self._ledger.newest_generation()
+        newest = self._registered.newest_generation()
         if newest > self._generation:
             raise explain_stop(protocol.Fenced(self._generation, newest), self._query, self._where)
 

@@ -4,6 +4,9 @@ It works in the driver, in threads beside the query: tasks that wait for a slow 
 epochs need. What the sink had prepared in time is committed; only what it had not, or has lost since, is written again
 from the log, while it is its turn: see `write_turn`. A sink that does not answer is asked again, for as long as it
 takes: the rows are safe in the log.
+
+Its runs are the query's: it registers nothing, and whether it is superseded says the query's ledger. So there is one
+order of runs, and a run that is overtaken before its drainer begins cannot become the newest one again here.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.backlog import Entry, log_of, prepared_of
-from penstock.checkpoint.decision import Committable, Decision, Outcome
+from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome
 from penstock.checkpoint.inflight_log import read_log
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
@@ -44,6 +47,7 @@ MARK = "~drain"
 _WRITERS = 4  # side by side; more would only take the driver's core from the epochs
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 _STOP_SECONDS = 10.0
+_RECOVERIES = 10**9  # more than a run gets to, one every few seconds
 
 
 class Drainer(ProtocolDriver):
@@ -58,15 +62,24 @@ class Drainer(ProtocolDriver):
         own_scope: SinkScope,
         backlog: Backlog,
         ledger: Ledger,
+        registered: Ledger,
         events: Events,
         timing: Timing,
         turn: WriteTurn,
-        where: str,
     ) -> None:
         uid = own_scope.uid
         super().__init__(
-            job=own_scope.job, query=query, sinks={uid: sink}, ledger=ledger, events=events, timing=timing, where=where
+            job=own_scope.job,
+            query=query,
+            sinks={uid: sink},
+            ledger=ledger,
+            events=events,
+            timing=timing,
+            where=backlog.location,
+            registered=registered,
         )
+        self._generation = own_scope.generation
+        self._number = self._generation * _RECOVERIES
         self._uid, self._sink, self._id = uid, sink, query_id
         self._backlog = backlog
         self._own_scope = own_scope  # that of the query's own transactions, some of which are ours to commit
@@ -132,7 +145,7 @@ class Drainer(ProtocolDriver):
 
     def _recover(self) -> None:
         """Finish what an earlier drainer decided; until this has succeeded nothing is delivered."""
-        resume = self._drive(protocol.recover(self._generation))
+        resume = self._drive(protocol.recover())
         self._replay = resume.replay
         self._recovered = True
 
@@ -144,11 +157,18 @@ class Drainer(ProtocolDriver):
             with self._turn.drainer(self._stopping.is_set) as mine:
                 if not mine:
                     return
+                self.refuse_superseded()
                 self._clear_the_way(entry)
                 replay = self._replay if self._replay and self._replay.decision.id.epoch == entry.epoch else None
                 self._replay = None
                 self._attempt += 1
-                self._drive(protocol.run_epoch(self._generation, entry.epoch, replay))
+                try:
+                    self._drive(protocol.run_epoch(self._number, entry.epoch, replay))
+                except LedgerCorrupt:
+                    self._backlog.reload()
+                    if entry.epoch > self._backlog.drained:
+                        raise
+                    return  # a run before this one had committed it: it has marked it since, and removed the log
             failpoint("drain.committed")
         self._finish(entry, rewritten=len(self._left), seconds=time.monotonic() - started)
 
@@ -175,6 +195,7 @@ class Drainer(ProtocolDriver):
         prepared = entry.prepared
         if not prepared:
             return entry.committables
+        self.refuse_superseded()
         own = self._own_committer()
         outcomes = own.commit(entry.epoch, prepared, Deadline(self._timing.commit_seconds))
         self.hints = own.hints()
@@ -215,12 +236,32 @@ class Drainer(ProtocolDriver):
 
     # The protocol's actions, as far as they differ
 
+    def _register(self) -> int:
+        """The run is registered already. Each recovery within it has a number of its own: an epoch that this run has
+        decided, and whose writers the sink has lost since, is decided once more, and that decision outranks the first.
+        """
+        self._number += 1
+        self._committers.open({self._uid: self._scope(self._uid)})
+        return self._number
+
+    def _newest_generation(self) -> int:
+        self.refuse_superseded()
+        return self._number
+
     def _look(self) -> protocol.Found:
         self._ledger.settle()
+        self._backlog.reload()
         entry = self._backlog.first()
         epoch = entry.epoch if entry is not None else self._backlog.drained + 1
-        decisions = self._ledger.decisions(epoch, self._id)
-        return protocol.Found(epoch, entry is not None, decisions, self._ledger.claims(self._id))
+        return look(self._ledger, self._id, epoch, waits=entry is not None)
+
+    def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
+        """A later epoch than the first that waits is decided: an epoch is decided only when all before it are
+        delivered, so just their mark is missing."""
+        self._backlog.mark(epoch - 1)
+        self._backlog.reload()
+        entry = self._backlog.first()
+        return entry is not None and entry.epoch == epoch
 
     def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         try:
@@ -277,3 +318,13 @@ class Drainer(ProtocolDriver):
 
     def _scope(self, uid: str) -> SinkScope:
         return SinkScope(self._job, f"{uid}{MARK}", self._generation)
+
+
+def generation_of(decision: DecisionId) -> int:
+    """The run that made a drainer's decision."""
+    return decision.generation // _RECOVERIES
+
+
+def look(ledger: Ledger, query_id: str | None, epoch: int, *, waits: bool) -> protocol.Found:
+    """What a drainer's ledger says of `epoch`, the first that is not delivered."""
+    return protocol.Found(epoch, waits, ledger.decisions_since(epoch, query_id), ledger.claims(query_id))
