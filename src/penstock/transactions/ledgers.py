@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,14 @@ from penstock.checkpoint.decision import Committable, Decision
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
-from penstock.contracts.sink import SinkScope
+from penstock.config import Checkpoints
+from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.epoch import protocol
 from penstock.epoch.inflight import drainer
+from penstock.epoch.inflight.manager import InFlight
 from penstock.epoch.log_repair import look, query_of
 from penstock.errors import ConfigurationError
+from penstock.events import Events
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import Storage, local_path
 
@@ -105,6 +108,23 @@ class QueryLedger:
         epochs = layout.numbers(self._inflight.list(f"{folder}/{layout.BACKLOG}"))
         entries = (read_entry(self._inflight, folder, epoch) for epoch in epochs if epoch > drained)
         return [entry for entry in entries if entry is not None]
+
+    def inflight(self, job: str, sinks: Mapping[str, TwoPhaseSink]) -> InFlight | None:
+        """The in-flight logs, to be opened by a run that has registered."""
+        below, storage = self._below, self._inflight
+        if below is None or storage is None:
+            return None
+        return InFlight(
+            job=job,
+            query=self.uid,
+            sinks=sinks,
+            location=storage.location,
+            storage=storage,
+            ledger=self.ledger,
+            ledger_of=lambda where: Ledger(below(where.removeprefix(storage.location))),
+            events=Events(),
+            checkpoints=Checkpoints(),
+        )
 
     def scopes(self, job: str, sink: str) -> Iterator[SinkScope]:
         """Under which names a sink may have left something: the query's, and those of its drainer."""

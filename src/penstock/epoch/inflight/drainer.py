@@ -14,12 +14,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.backlog import Entry, log_of, prepared_of
-from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome
+from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.checkpoint.inflight_log import read_log
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
@@ -112,6 +112,31 @@ class Drainer(ProtocolDriver):
         if self._own is not None:
             self._own.close()
 
+    # Instead of the loop, for a job that does not run
+
+    def unproven(self, seconds: float) -> list[tuple[int, Committable, str]]:
+        """Commit the epoch that comes next as far as the sink had prepared it. Of what cannot be proven: the epoch, the
+        committable, and what is seen of it in the target."""
+        decided = self._drive(protocol.commit_decided())
+        entry = self._backlog.first()
+        if decided is not None:
+            decision, known = decided
+            epoch, asked, committer = decision.id.epoch, decision.to_commit, self._committers[self._uid]
+            outcomes = {writer: known[writer] for writer in known if known[writer] is not Outcome.UNKNOWN}
+        elif entry is not None:
+            epoch, asked, committer = entry.epoch, entry.prepared, self._own_committer()
+            outcomes = self._commit_prepared(entry)
+        else:
+            return []
+        unknown = [committable for committable in asked if committable.id not in outcomes]
+        seen = committer.evidence(unknown, Deadline(seconds)) if unknown else {}
+        return [(epoch, committable, seen.get(committable.writer, "")) for committable in unknown]
+
+    def rule(self, epoch: int, committables: Sequence[Committable], outcome: Outcome) -> None:
+        """Keep a person's word on how these ended."""
+        self.refuse_superseded()
+        self._ledger.rule(epoch, self._id, committables, outcome)
+
     # The loop
 
     def _work(self) -> None:
@@ -192,30 +217,44 @@ class Drainer(ProtocolDriver):
 
     def _not_visible(self, entry: Entry) -> tuple[Committable, ...]:
         """Commit what the sink had prepared; what is left has to be written from the log."""
-        prepared = entry.prepared
-        if not prepared:
+        if not entry.prepared:
             return entry.committables
         self.refuse_superseded()
-        own = self._own_committer()
-        outcomes = own.commit(entry.epoch, prepared, Deadline(self._timing.commit_seconds))
-        self.hints = own.hints()
-        unknown = [
-            committable
-            for committable in prepared
-            if outcomes.get(committable.writer, Outcome.UNKNOWN) is Outcome.UNKNOWN
-        ]
+        outcomes = self._commit_prepared(entry)
+        unknown = [committable for committable in entry.prepared if committable.id not in outcomes]
         if unknown:
             raise OutcomeUnknown(
                 f"Epoch {entry.epoch} of query {self._query!r}: whether {len(unknown)} writers of {self._uid!r} are"
                 " committed could not be proven in time.",
-                safe="the rows are in the in-flight log; nothing is guessed, nothing doubled.",
-                to_do="nothing: it is asked again until the target system answers.",
+                safe="the rows are in the in-flight log; nothing is guessed, nothing doubled. It is asked again.",
+                to_do="see that the target system answers. If it has forgotten them for good: stop the job, then"
+                " penstock transactions resolve.",
             )
         return tuple(
             committable
             for committable in entry.committables
-            if prepared_of(committable) is None or outcomes[committable.writer] is Outcome.LOST
+            if prepared_of(committable) is None or outcomes[committable.id] is Outcome.LOST
         )
+
+    def _commit_prepared(self, entry: Entry) -> dict[WriterId, Outcome]:
+        """What is proven of each, or ruled where nothing can be."""
+        own = self._own_committer()
+        answers = own.commit(entry.epoch, entry.prepared, Deadline(self._timing.commit_seconds))
+        self.hints = own.hints()
+        outcomes: dict[WriterId, Outcome] = {
+            committable.id: outcome
+            for committable in entry.prepared
+            if (outcome := answers.get(committable.writer, Outcome.UNKNOWN)) is not Outcome.UNKNOWN
+        }
+        unknown = [committable for committable in entry.prepared if committable.id not in outcomes]
+        if not unknown:
+            return outcomes
+        decided = self._ledger.decisions(entry.epoch, self._id)
+        if decided:  # by a drainer that had proof of each: it rewrote what was lost, and only that
+            lost = {committable.id for decision in decided for committable in decision.committables}
+            proven = {one.id: Outcome.LOST if one.id in lost else Outcome.ALREADY_COMMITTED for one in unknown}
+            return outcomes | proven
+        return outcomes | self._ledger.ruled(entry.epoch, self._id, unknown)
 
     def _finish(self, entry: Entry, *, rewritten: int, seconds: float) -> None:
         self._backlog.mark(entry.epoch)

@@ -88,22 +88,28 @@ class InFlight:
     def start(self) -> None:
         """Begin to deliver, once recovery is over."""
         for uid, backlog in self._backlogs.items():
-            if uid in self._drainers or not (self._limits.logged or backlog.count):
-                continue
-            assert self._id is not None
-            drainer = self._drainers[uid] = Drainer(
-                query=self._query,
-                query_id=self._id,
-                sink=self._sinks[uid],
-                own_scope=SinkScope(self._job, uid, self._generation),
-                backlog=backlog,
-                ledger=self._ledger_of(f"{self._location}/{self._id}/{uid}/{DRAIN}"),
-                registered=self._ledger,
-                events=self._events,
-                timing=Timing(self._limits.commit_timeout_seconds, self._limits.abort_timeout_seconds),
-                turn=self._turns[uid],
-            )
-            drainer.start()
+            if uid not in self._drainers and (self._limits.logged or backlog.count):
+                self._drainer(uid).start()
+
+    def drainers(self) -> dict[str, Drainer]:
+        """Those of the sinks for which something waits, not started; `close` frees them."""
+        return {uid: self._drainer(uid) for uid, backlog in self._backlogs.items() if backlog.count}
+
+    def _drainer(self, uid: str) -> Drainer:
+        assert self._id is not None
+        made = self._drainers[uid] = Drainer(
+            query=self._query,
+            query_id=self._id,
+            sink=self._sinks[uid],
+            own_scope=SinkScope(self._job, uid, self._generation),
+            backlog=self._backlogs[uid],
+            ledger=self._ledger_of(f"{self._location}/{self._id}/{uid}/{DRAIN}"),
+            registered=self._ledger,
+            events=self._events,
+            timing=Timing(self._limits.commit_timeout_seconds, self._limits.abort_timeout_seconds),
+            turn=self._turns[uid],
+        )
+        return made
 
     def close(self) -> None:
         """Deliver nothing more; what waits is the next run's."""
