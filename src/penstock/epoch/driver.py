@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -166,15 +166,23 @@ class ProtocolDriver(ABC):
         self._abort_dangling(keep)
         self._passed("recover.swept")
 
-    def _abort_dangling(self, keep: Sequence[Committable]) -> None:
+    def _abort_dangling(
+        self, keep: Sequence[Committable], *, again: bool = False, without: Collection[str] = (), older: bool = False
+    ) -> None:
+        if again:
+            self.refuse_superseded()
+        if older:
+            without = {*without, *self._committers.fencing()}
+        if self._sinks.keys() <= set(without):
+            return
         deadline = Deadline(self._timing.abort_seconds)
         # Before anything is aborted: what a sink has fallen back to prepared would go with the rest.
         refuse_lost_rows(self._ledger, self._query_id(), self._next, self._committers, self._query, deadline)
         self._committers.refuse_unknown_runs(self._registered.newest_generation, deadline)
-        self._abort_known(keep, deadline)
+        self._abort_known(keep, deadline, without)
 
-    def _abort_known(self, keep: Sequence[Committable], deadline: Deadline) -> None:
-        found = self._committers.abort_dangling(keep, deadline)
+    def _abort_known(self, keep: Sequence[Committable], deadline: Deadline, without: Collection[str] = ()) -> None:
+        found = self._committers.abort_dangling(keep, deadline, without)
         if found:
             self._events.emit("aborted", query=self._query, generation=self._generation, count=found)
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.config import Checkpoints
-from penstock.contracts.sink import Committer, SinkScope
+from penstock.contracts.sink import Committer, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.epoch.coordinator import Coordinator
 from penstock.errors import Superseded
@@ -172,3 +172,129 @@ def test_a_decided_epoch_waits_behind_those_in_the_backlog_whatever_the_settings
     ended(second)
     second.close()
     assert sink.visible == list(range(14))
+
+
+# What a driver that stood still leaves open long after it was superseded
+
+
+@pytest.fixture
+def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first minute of every run is over, and another one at every look."""
+    monkeypatch.setattr("penstock.epoch.sweep_times._AGAIN_FOR", -1.0)
+    monkeypatch.setattr("penstock.epoch.sweep_times._OLDER_EVERY", -1.0)
+
+
+@pytest.mark.usefixtures("always_due")
+@pytest.mark.parametrize("settings", [{}, {"max_concurrent": 2}, {"unaligned": True, "aligned_timeout": 60}], ids=str)
+def test_what_a_zombie_opens_long_after_the_takeover_is_swept_by_the_newest_run(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    sink = MemorySink()
+    spark = SmallSpark(tmp_path, sink, numbers, job="job", **settings)
+    old, asleep, wake = spark.coordinator(), threading.Event(), threading.Event()
+    old.recover()
+    failures: list[BaseException] = []
+
+    def epoch() -> None:
+        try:
+            spark._query(old, 5)
+        except BaseException as error:
+            failures.append(error)
+
+    def sleep() -> None:
+        asleep.set()
+        assert wake.wait(PATIENCE)
+
+    with hooked("epoch.opened", sleep):
+        zombie = threading.Thread(target=epoch, daemon=True)
+        zombie.start()
+        assert asleep.wait(PATIENCE)
+    other = SmallSpark(tmp_path, sink, numbers, job="job", **settings)
+    new = other.coordinator()
+    new.recover()
+    other._query(new, 5)
+    new.tend()
+    wake.set()
+    zombie.join(PATIENCE)
+    assert isinstance(failures[0], Superseded)
+    left = set(sink.prepared)
+    assert left, "the zombie left something open"
+    new.drain(lambda: False)
+    new.tend()
+    assert not left & set(sink.prepared)
+    other._query(new, 10)
+    new.drain(lambda: False)
+    assert sink.visible == list(range(10))
+    old.close()
+    new.close()
+
+
+@pytest.mark.usefixtures("always_due")
+@pytest.mark.parametrize("now", [{"unaligned": True, "aligned_timeout": 0}, {}], ids=["the log is on", "it is off"])
+def test_what_a_drainer_that_stood_still_opens_is_swept_by_the_newest_run(
+    tmp_path: Path, now: dict[str, object]
+) -> None:
+    sink = MemorySink()
+    spark = SmallSpark(tmp_path, sink, numbers, job="job", unaligned=True, aligned_timeout=0)
+    old = spark.coordinator()
+    old.recover()
+    asleep, wake = threading.Event(), threading.Event()
+
+    def sleep() -> None:
+        asleep.set()
+        assert wake.wait(PATIENCE)
+
+    with hooked("drain.prepared", sleep):
+        spark._query(old, 4)
+        assert asleep.wait(PATIENCE)
+    spark.checkpoints = Checkpoints(**now)  # type: ignore[arg-type]
+    new = spark.coordinator()
+    new.recover()
+    new.drain(lambda: False)
+    writer = sink.open_writer(WriterScope(SinkScope("job", "out~drain", old.generation), 0, 9, 0, 0))
+    writer.pre_commit()
+    while sink.prepared:
+        assert new._inflight is not None
+        new._inflight._backlogs["out"].wake()  # its drainer need not wait for a second
+    wake.set()
+    ended(old)
+    assert new.failure is None
+    assert sink.visible == list(range(4))
+    old.close()
+    new.close()
+
+
+def test_a_sink_that_fences_older_runs_is_not_asked_for_them_again(
+    tmp_path: Path, always_due: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, swept = MemorySink(), list[object]()
+    real = memory_sink._Committer.abort_dangling
+
+    def sweep(self: memory_sink._Committer, *given: object) -> int:
+        swept.append(given)
+        return real(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(memory_sink._Committer, "abort_dangling", sweep)
+    spark = SmallSpark(tmp_path, sink, numbers, job="job")
+    spark.run(4)
+    for fences, more in ((False, 1), (True, 0)):
+        monkeypatch.setattr(memory_sink._Committer, "fences_older_runs", fences)
+        run = spark.coordinator()
+        run.recover()
+        before = len(swept)
+        run.tend()
+        assert len(swept) == before + more
+        run.close()
+
+
+def test_a_superseded_run_sweeps_nothing(tmp_path: Path, always_due: None) -> None:
+    sink = MemorySink()
+    spark = SmallSpark(tmp_path, sink, numbers, job="job")
+    spark.run(4)
+    old = spark.coordinator()
+    old.recover()
+    spark.coordinator().recover()
+    sink.open_writer(WriterScope(SinkScope("job", "out", old.generation), 0, 9, 0, 0)).pre_commit()
+    old.tend()
+    assert len(sink.prepared) == 1
+    old.close()

@@ -28,6 +28,7 @@ from penstock.epoch.channel import HASH_COLUMN
 from penstock.epoch.checksum import MODULO, sum_of_hashes
 from penstock.epoch.driver import ProtocolDriver, Timing
 from penstock.epoch.protocol import Replay
+from penstock.epoch.sweep_times import SweepTimes
 from penstock.errors import LedgerCorrupt, OutcomeUnknown, PenstockError
 from penstock.failpoints import failpoint
 from penstock.logs import bound
@@ -83,7 +84,7 @@ class Drainer(ProtocolDriver):
         self._uid, self._sink, self._id = uid, sink, query_id
         self._backlog = backlog
         self._own_scope = own_scope  # that of the query's own transactions, some of which are ours to commit
-        self._turn = turn
+        self._turn, self._times = turn, SweepTimes()
         self._own: Committer | None = None
         self._left: tuple[Committable, ...] = ()  # of the epoch under way, to be written from the log
         self._replay: Replay | None = None
@@ -150,6 +151,7 @@ class Drainer(ProtocolDriver):
                 if not self._recovered:
                     self._recover()
                 entry = self._backlog.first()
+                self._sweep_again()
                 if entry is None:
                     self._backlog.wait(1.0)
                     continue
@@ -173,6 +175,21 @@ class Drainer(ProtocolDriver):
         resume = self._drive(protocol.recover())
         self._replay = resume.replay
         self._recovered = True
+        self._times.started(self._generation)
+
+    def _sweep_again(self) -> None:
+        """Between two epochs: abort what drainers of older runs have opened since. What this one has decided is
+        carried out, except what it is about to repair."""
+        if self._times.due:
+            older = not self._times.soon
+            self._times.swept()
+            keep = self._replay.decision.committables if self._replay is not None else ()
+            try:
+                self._abort_dangling(keep, again=True, older=older)
+            except PenstockError as error:
+                if not error.retryable:
+                    raise
+                log.warning("sink %s of query %s could not be swept: %s", self._uid, self._query, error)
 
     def _deliver(self, entry: Entry) -> None:
         failpoint("drain.opened")

@@ -88,7 +88,8 @@ class InFlight:
     def start(self) -> None:
         """Begin to deliver, once recovery is over."""
         for uid, backlog in self._backlogs.items():
-            if uid not in self._drainers and (self._limits.logged or backlog.count):
+            # Also where nothing waits: a drainer of an older run may still live, and leave something open.
+            if uid not in self._drainers and (self._limits.logged or backlog.count or self._drained_before(uid)):
                 self._drainer(uid).start()
 
     def drainers(self) -> dict[str, Drainer]:
@@ -135,6 +136,14 @@ class InFlight:
     def prepared(self) -> list[Committable]:
         """What waiting epochs have prepared at the sinks: it must stay open there."""
         return [found for backlog in self._backlogs.values() for entry in backlog.entries() for found in entry.prepared]
+
+    def behind(self) -> list[str]:
+        """The sinks for which rows are to be written from the log, or which do not answer now."""
+        return [
+            uid
+            for uid, backlog in self._backlogs.items()
+            if not backlog.at_sink or (uid in self._drainers and self._drainers[uid].waiting_for is not None)
+        ]
 
     def wait_empty(self, given_up: Callable[[], bool]) -> None:
         """Return when everything is delivered, nothing more can be, or nobody waits any more."""
@@ -294,6 +303,9 @@ class InFlight:
                 safe="nothing was started; the rows are in the log, or in the sink.",
                 to_do="let the Penstock that wrote it deliver the log, then start this one.",
             )
+
+    def _drained_before(self, uid: str) -> bool:
+        return bool(self._storage.list(f"{self._id}/{uid}/{DRAIN}"))
 
     def _waits(self, query_id: str, uid: str) -> bool:
         return bool(self._storage.list(f"{query_id}/{uid}/{BACKLOG}"))
