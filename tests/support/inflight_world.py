@@ -43,20 +43,29 @@ class World:
         self.generation = 0
         self.made: list[InFlight] = []
 
-    def driver(self) -> InFlight:
+    @property
+    def registered(self) -> Ledger:
+        """The query's ledger: where its runs register."""
+        return Ledger(LocalStorage(self.folder.parent / f"{self.folder.name}-ledger"))
+
+    def arguments(self) -> dict[str, Any]:
         events = Events()
         events.listen(self.events.append)
-        self.generation += 1
-        made = InFlight(
-            job="job",
-            query="query",
-            sinks={"out": self.sink},
-            location=str(self.folder),
-            storage=LocalStorage(self.folder),
-            ledger_of=lambda where: Ledger(LocalStorage(Path(where))),
-            events=events,
-            checkpoints=self.checkpoints,
-        )
+        return {
+            "job": "job",
+            "query": "query",
+            "sinks": {"out": self.sink},
+            "location": str(self.folder),
+            "storage": LocalStorage(self.folder),
+            "ledger": self.registered,
+            "ledger_of": lambda where: Ledger(LocalStorage(Path(where))),
+            "events": events,
+            "checkpoints": self.checkpoints,
+        }
+
+    def driver(self) -> InFlight:
+        self.generation = self.registered.register({})
+        made = InFlight(**self.arguments())
         made.open("id", self.generation)
         self.made.append(made)
         return made

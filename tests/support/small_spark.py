@@ -127,13 +127,16 @@ class SmallSpark:
         """Of another start; `more` are arguments of its."""
         events = Events()
         events.listen(self.events.append)
-        logged = self.checkpoints.logged
+        location = self.folder / "inflight"
+        logged = self.checkpoints.logged or location.exists()
+        ledger = Ledger(LocalStorage(self.folder / "ledger"))
         inflight = InFlight(
             job=self.job,
             query="out",
             sinks={"out": self.sink},
-            location=str(self.folder / "inflight"),
-            storage=LocalStorage(self.folder / "inflight"),
+            location=str(location),
+            storage=LocalStorage(location),
+            ledger=ledger,
             ledger_of=lambda where: Ledger(LocalStorage(Path(where))),
             events=events,
             checkpoints=self.checkpoints,
@@ -143,7 +146,7 @@ class SmallSpark:
             "query": "out",
             "sinks": {"out": self.sink},
             "sources": (),
-            "ledger": Ledger(LocalStorage(self.folder / "ledger")),
+            "ledger": ledger,
             "log": SparkLog(LocalStorage(self.spark)),
             "events": events,
             "body": self._body,

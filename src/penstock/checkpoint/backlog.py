@@ -77,9 +77,13 @@ class Backlog:
         self._changed = threading.Condition()
         self._entries: dict[int, Entry] = {}
         self._drained = -1
-        self._load()
+        self.reload()
 
     # What is in it
+
+    @property
+    def location(self) -> str:
+        return f"{self._storage.location}/{self._folder}"
 
     @property
     def drained(self) -> int:
@@ -169,17 +173,24 @@ class Backlog:
             if match and int(match[2]) <= generation and name not in needed:
                 tree.remove(name)
 
-    def _load(self) -> None:
+    def reload(self) -> None:
+        """Read again what waits and what is delivered: a run before this one may have delivered some of it. What this
+        process records meanwhile stays."""
         for folder in (DRAINED, BACKLOG):
             # A run that died may have given a name and not synced it; epochs are about to be completed by what is here.
             self._storage.settle(f"{self._folder}/{folder}")
-        self._drained = drained_up_to(self._storage, self._folder)
-        for number in numbers(self._storage.list(f"{self._folder}/{BACKLOG}")):
-            entry = read_entry(self._storage, self._folder, number)
-            if entry is not None and number <= self._drained:
+        waiting = numbers(self._storage.list(f"{self._folder}/{BACKLOG}"))
+        recorded = [entry for number in waiting if (entry := read_entry(self._storage, self._folder, number))]
+        # After the records: a mark is made before the record that it covers is removed.
+        drained = drained_up_to(self._storage, self._folder)
+        with self._changed:
+            self._drained = max(self._drained, drained)
+            known = {**self._entries, **{entry.epoch: entry for entry in recorded}}
+            self._entries = {epoch: entry for epoch, entry in known.items() if epoch > self._drained}
+            self._changed.notify_all()
+        for entry in recorded:
+            if entry.epoch <= self._drained:
                 self.forget(entry)
-            elif entry is not None:
-                self._entries[number] = entry
 
 
 def drained_up_to(storage: Storage, folder: str) -> int:

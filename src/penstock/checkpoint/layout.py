@@ -13,7 +13,7 @@
           offsets/12, commits/12              the barrier of epoch 12, and that it is complete, see `spark_log`
           sources/0/…, state/0/0/…            what sources and stateful operators keep
         ledger/                               see `ledger`
-        inflight/QUERY-ID/SINK/               see `backlog`; with a ledger of the drainer's own
+        inflight/QUERY-ID/SINK/               see `backlog`; what its drainer decides is in `drain`, see `ledger`
         checkpoints/chk-12.json               what is known of epoch 12, see `record`
     SAVEPOINT/
       _metadata                               written last, over everything below
@@ -92,6 +92,8 @@ PROBE = "probe"
 LOGS = "logs"
 BACKLOG = "backlog"
 DRAINED = "drained"
+DRAIN = "drain"
+"""The drainer's claims, decisions and rulings. Runs register in the query's ledger alone."""
 
 # Elsewhere
 

@@ -30,8 +30,8 @@ from penstock.storage.storage import AlreadyExists, Storage, tidying
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-_MANIFEST = re.compile(r"^(\d{10})\.g(\d{8})\.json$")
-_NUMBERED = re.compile(r"^(\d{8})\.json$")
+_MANIFEST = re.compile(r"^(\d{10})\.g(\d{8,})\.json$")
+_NUMBERED = re.compile(r"^(\d{8,})\.json$")
 _KEEP = 20  # generations and claims: enough to see who ran before whom; the newest of each is what counts
 
 
@@ -103,7 +103,6 @@ class Ledger:
             else:
                 with tidying(self.location):
                     self._forget(layout.GENERATIONS)
-                    self._forget(layout.CLAIMS)
                 return generation
 
     def newest_generation(self) -> int:
@@ -126,6 +125,8 @@ class Ledger:
         honours = claim.honours and [claim.honours.epoch, claim.honours.generation]
         body = {"generation": claim.generation, "epoch": claim.epoch, "honours": honours, "query": query}
         self._storage.create(f"{layout.CLAIMS}/{claim.generation:08d}.json", seal("claim", body))
+        with tidying(self.location):
+            self._forget(layout.CLAIMS)
 
     def claims(self, query: str | None) -> tuple[Claim, ...]:
         """The claims made for this Spark query, or before it had an id; another query's (the checkpoint was replaced)

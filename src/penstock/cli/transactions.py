@@ -261,8 +261,6 @@ def resolve(
         chosen = [orphan for orphan in target.named(target.look().orphans) if orphan.decision == "decided"]
         queries = [query for query in target.ledgers.queries if query.uid in {orphan.query for orphan in chosen}]
         for query in queries:
-            settlement.refuse_logged(query)
-        for query in queries:
             named = (
                 {(orphan.sink, orphan.partition or 0) for orphan in chosen if orphan.query == query.uid}
                 if target.ids

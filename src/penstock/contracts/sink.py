@@ -123,7 +123,12 @@ class Writer(ABC):
 
 
 class Committer(ABC):
-    """The driver's hand on the target. Every method is idempotent and may be called from any process."""
+    """The driver's hand on the target. Every method is idempotent and may be called from any process.
+
+    `fences_older_runs` may be set where, once `abort_dangling` has returned, no writer of an older generation can
+    prepare anything any more. Otherwise `abort_dangling` is called about once a minute, for as long as a run lasts."""
+
+    fences_older_runs: ClassVar[bool] = False
 
     def hints(self) -> Mapping[str, Any]:
         """What this epoch's writers should know; travels to every task, so keep it small.

@@ -8,7 +8,7 @@ generations began again. Whether it was decided stood in the ledger that is gone
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
@@ -73,10 +73,17 @@ class Committers:
         answers = self._per_sink(own, lambda committer, own: committer.missing(epoch, own, deadline)) if own else {}
         return {(sink, writer): said for sink, found in answers.items() for writer, said in found.items()}
 
-    def abort_dangling(self, keep: Sequence[Committable], deadline: Deadline) -> int:
-        """Abort what this and older generations left open, except `keep`; how many there were."""
+    def fencing(self) -> list[str]:
+        """The sinks where no older run can open anything since their first sweep."""
+        return [uid for uid, (_, committer) in self._open.items() if committer.fences_older_runs]
+
+    def abort_dangling(self, keep: Sequence[Committable], deadline: Deadline, without: Collection[str] = ()) -> int:
+        """Abort what this and older generations left open, except `keep`; how many there were. The sinks in `without`
+        are not asked."""
         found = 0
         for uid, (_, committer) in self._open.items():
+            if uid in without:
+                continue
             # A writer without rows prepared nothing: there is nothing of it to keep.
             own = [committable for committable in keep if committable.sink == uid and committable.rows]
             with bound(sink=uid):

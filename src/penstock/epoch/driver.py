@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,11 +53,13 @@ class ProtocolDriver(ABC):
         timing: Timing,
         where: str,
         run: str = "",
+        registered: Ledger | None = None,
     ) -> None:
         """`run`: by what this process knows generations of its own again; it keeps it for all starts of the query."""
         self._run_id = run or secrets.token_hex(8)
         self._job, self._query, self._sinks = job, query, dict(sinks)
         self._ledger, self._events, self._timing = ledger, events, timing
+        self._registered = registered or ledger  # where the runs of the query register
         self._where = where  # for people: the checkpoint an error speaks of
         self._committers = Committers(query, sinks)
         self._generation = 0
@@ -89,7 +91,7 @@ class ProtocolDriver(ABC):
                 self._ledger.claim(claim, self._query_id())
                 self._passed("recover.claimed")
             case protocol.NewestGeneration():
-                return self._ledger.newest_generation()
+                return self._newest_generation()
             case protocol.RestoreLog(epoch, decided):
                 return self._restore_log(epoch, decided)
             case protocol.PreCommit(epoch, only):
@@ -137,6 +139,9 @@ class ProtocolDriver(ABC):
         self._passed("recover.registered")
         return self._generation
 
+    def _newest_generation(self) -> int:
+        return self._registered.newest_generation()
+
     def _facts(self) -> dict[str, Any]:
         """What the generation says of itself."""
         who = {"host": socket.gethostname(), "pid": os.getpid(), "run": self._run_id}
@@ -172,15 +177,23 @@ class ProtocolDriver(ABC):
         self._abort_dangling(keep)
         self._passed("recover.swept")
 
-    def _abort_dangling(self, keep: Sequence[Committable]) -> None:
+    def _abort_dangling(
+        self, keep: Sequence[Committable], *, again: bool = False, without: Collection[str] = (), older: bool = False
+    ) -> None:
+        if again:
+            self.refuse_superseded()
+        if older:
+            without = {*without, *self._committers.fencing()}
+        if self._sinks.keys() <= set(without):
+            return
         deadline = Deadline(self._timing.abort_seconds)
         # Before anything is aborted: what a sink has fallen back to prepared would go with the rest.
         refuse_lost_rows(self._ledger, self._query_id(), self._next, self._committers, self._query, deadline)
-        self._committers.refuse_unknown_runs(self._ledger.newest_generation, deadline)
-        self._abort_known(keep, deadline)
+        self._committers.refuse_unknown_runs(self._registered.newest_generation, deadline)
+        self._abort_known(keep, deadline, without)
 
-    def _abort_known(self, keep: Sequence[Committable], deadline: Deadline) -> None:
-        found = self._committers.abort_dangling(keep, deadline)
+    def _abort_known(self, keep: Sequence[Committable], deadline: Deadline, without: Collection[str] = ()) -> None:
+        found = self._committers.abort_dangling(keep, deadline, without)
         if found:
             self._events.emit("aborted", query=self._query, generation=self._generation, count=found)
 
@@ -192,7 +205,7 @@ class ProtocolDriver(ABC):
 
     def refuse_superseded(self) -> None:
         """Before something is written that no coroutine asks for: `Superseded` where a newer run has registered."""
-        newest = self._ledger.newest_generation()
+        newest = self._registered.newest_generation()
         if newest > self._generation:
             raise explain_stop(protocol.Fenced(self._generation, newest), self._query, self._where)
 

@@ -15,6 +15,7 @@ from penstock.storage.open import storage_at
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.checkpoint.ledger import Ledger
     from penstock.config import Checkpoints
     from penstock.epoch.plan import QueryPlan
     from penstock.events import Events
@@ -33,19 +34,20 @@ def coordinator_for(
     """One start's coordinator, not yet recovered. Spark's checkpoint is `history`, in the query's folder."""
     running = RunningQuery(spark, lambda: current_execution(spark))
     retained = max(checkpoints.retained, checkpoints.num_retained)
+    ledger = ledger_at(f"{folder}/{LEDGER}", spark, retained=retained, trusted=checkpoints.trusted_schemes)
     return Coordinator(
         job=job,
         query=plan.uid,
         sinks=plan.sinks,
         sources=list(plan.sources),
-        ledger=ledger_at(f"{folder}/{LEDGER}", spark, retained=retained, trusted=checkpoints.trusted_schemes),
+        ledger=ledger,
         log=spark_log_at(f"{folder}/{history}", spark, known=version_of(spark).log_known),
         events=events,
         body=plan.body,
         executed_plan=running.executed_plan,
         running=running,
         checkpoints=checkpoints,
-        inflight=_inflight(job, plan, folder, spark, checkpoints, events, retained),
+        inflight=_inflight(job, plan, folder, spark, checkpoints, events, ledger, retained),
         **more,
     )
 
@@ -57,6 +59,7 @@ def _inflight(
     spark: SparkSession,
     checkpoints: Checkpoints,
     events: Events,
+    ledger: Ledger,
     retained: int,
 ) -> InFlight | None:
     """None where no epoch needs the log and no earlier run has left one."""
@@ -70,6 +73,7 @@ def _inflight(
         sinks=plan.sinks,
         location=location,
         storage=storage,
+        ledger=ledger,
         ledger_of=lambda where: ledger_at(where, spark, retained=retained, trusted=checkpoints.trusted_schemes),
         events=events,
         checkpoints=checkpoints,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,14 @@ from penstock.checkpoint.decision import Committable, Decision
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
-from penstock.contracts.sink import SinkScope
+from penstock.config import Checkpoints
+from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.epoch import protocol
-from penstock.epoch.inflight.drainer import MARK
+from penstock.epoch.inflight import drainer
+from penstock.epoch.inflight.manager import InFlight
 from penstock.epoch.log_repair import look, query_of
 from penstock.errors import ConfigurationError
+from penstock.events import Events
 from penstock.spark.versions import version_of
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import Storage, local_path
@@ -110,30 +113,46 @@ class QueryLedger:
         entries = (read_entry(self._inflight, folder, epoch) for epoch in epochs if epoch > drained)
         return [entry for entry in entries if entry is not None]
 
+    def inflight(self, job: str, sinks: Mapping[str, TwoPhaseSink]) -> InFlight | None:
+        """The in-flight logs, to be opened by a run that has registered."""
+        below, storage = self._below, self._inflight
+        if below is None or storage is None:
+            return None
+        return InFlight(
+            job=job,
+            query=self.uid,
+            sinks=sinks,
+            location=storage.location,
+            storage=storage,
+            ledger=self.ledger,
+            ledger_of=lambda where: Ledger(below(where.removeprefix(storage.location))),
+            events=Events(),
+            checkpoints=Checkpoints(),
+        )
+
     def scopes(self, job: str, sink: str) -> Iterator[SinkScope]:
         """Under which names a sink may have left something: the query's, and those of its drainer."""
         yield SinkScope(job, sink, self.generation)
-        drainer = self._drainer(sink)
-        if drainer is not None and (newest := drainer.newest_generation()):
-            yield SinkScope(job, f"{sink}{MARK}", newest)
+        if self.drain_ledger(sink) is not None:
+            yield SinkScope(job, f"{sink}{drainer.MARK}", self.generation)
 
     def _rewritten(self, sink: str, epoch: int) -> list[Decided]:
         """What the drainer has decided of the epoch it was at."""
-        query, drainer = query_of(self.ledger, self.log), self._drainer(sink)
-        if drainer is None:
+        ledger = self.drain_ledger(sink)
+        if ledger is None:
             return []
-        found = protocol.Found(epoch, True, drainer.decisions(epoch, query), drainer.claims(query))
-        decision = protocol.honoured(found)
+        decision = protocol.honoured(drainer.look(ledger, query_of(self.ledger, self.log), epoch, waits=True))
         if decision is None:
             return []
-        at = _decided_at(drainer, decision)
-        return [Decided(one, epoch, decision.id.generation, at, in_log=True) for one in decision.to_commit]
+        at, generation = _decided_at(ledger, decision), drainer.generation_of(decision.id)
+        return [Decided(one, decision.id.epoch, generation, at, in_log=True) for one in decision.to_commit]
 
-    def _drainer(self, sink: str) -> Ledger | None:
+    def drain_ledger(self, sink: str) -> Ledger | None:
+        """What the sink's drainer has claimed and decided; None where there is no in-flight log."""
         query = query_of(self.ledger, self.log)
         if self._below is None or query is None:
             return None
-        return Ledger(self._below(f"/{query}/{sink}/{layout.LEDGER}"))
+        return Ledger(self._below(f"/{query}/{sink}/{layout.DRAIN}"))
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from penstock.checkpoint.backlog import is_logged
 from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.driver import ProtocolDriver, Timing
-from penstock.epoch.log_repair import restore
+from penstock.epoch.inflight.manager import InFlight
+from penstock.epoch.log_repair import query_of, restore
 from penstock.errors import PenstockError, TransactionRefused, WritersLost
 from penstock.events import Events
 from penstock.failpoints import failpoint
@@ -156,9 +158,9 @@ Word = Callable[[Sequence[Unprovable]], Outcome | None]
 def resolve(
     ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, only: Collection[WriterId], word: Word
 ) -> list[Unprovable]:
-    """Try to commit the query's decision once more; ask for somebody's word on the writers of which nothing is proven
-    even then (of those in `only`, if there are any), and keep it in the ledger. Returns them. The next recovery goes by
-    that word, where it still cannot prove more itself."""
+    """Try to commit the query's decision once more, and of each in-flight log the epoch that comes next; ask for
+    somebody's word on the writers of which nothing is proven even then (of those in `only`, if there are any), and keep
+    it in the ledger. Returns them. The next recovery goes by that word, where it still cannot prove more itself."""
     _refuse_unknown_sinks(query, sinks)
     settlement = Settlement(ledgers, query, sinks)
     try:
@@ -212,6 +214,7 @@ class Settlement(ProtocolDriver):
         self._outcomes: dict[WriterId, Outcome] = {}
         self._others: list[Committable] = []
         self._committing = False
+        self._inflight: InFlight | None = None
 
     def commit(self) -> CommitResult:
         """See `commit`."""
@@ -261,28 +264,42 @@ class Settlement(ProtocolDriver):
     def resolve(self, only: Collection[WriterId], word: Word) -> list[Unprovable]:
         """See `resolve`."""
         self._committing = True
+        self._inflight = self._of.inflight(self._job, self._sinks)
         decided = self._drive(protocol.commit_decided())
-        if decided is None:
+        drainers = self._inflight.drainers() if self._inflight is not None else {}
+        if decided is None and not drainers:
             raise self._nothing_decided()
-        decision, outcomes = decided
-        epoch = decision.id.epoch
-        unknown = [
-            committable
-            for committable in decision.to_commit
-            if outcomes.get(committable.id, Outcome.UNKNOWN) is Outcome.UNKNOWN
-        ]
-        unknown = [committable for committable in unknown if not only or committable.id in only]
-        found = []
-        for uid in sorted({committable.sink for committable in unknown}):
-            own = [committable for committable in unknown if committable.sink == uid]
-            seen = self._committers[uid].evidence(own, Deadline(_EVIDENCE_SECONDS))
+        found = [(self.rule, unprovable) for unprovable in self._unproven(*decided)] if decided is not None else []
+        for drainer in drainers.values():
             found += [
-                Unprovable(self._query, epoch, committable, seen.get(committable.writer, "")) for committable in own
+                (drainer.rule, Unprovable(self._query, epoch, committable, seen))
+                for epoch, committable, seen in drainer.unproven(_EVIDENCE_SECONDS)
             ]
-        outcome = word(found) if found else None
+        found = [(rule, one) for rule, one in found if not only or one.committable.id in only]
+        outcome = word([one for _, one in found]) if found else None
         if outcome is not None:
-            self.refuse_superseded()
-            self._ledger.rule(epoch, self._query_id(), [unprovable.committable for unprovable in found], outcome)
+            for rule, one in found:
+                rule(one.epoch, [one.committable], outcome)
+        return [one for _, one in found]
+
+    def rule(self, epoch: int, committables: Sequence[Committable], outcome: Outcome) -> None:
+        """Keep a person's word on how these ended."""
+        self.refuse_superseded()
+        self._ledger.rule(epoch, self._query_id(), committables, outcome)
+
+    def _unproven(self, decision: Decision, outcomes: Mapping[WriterId, Outcome]) -> list[Unprovable]:
+        found = []
+        for uid in sorted({committable.sink for committable in decision.to_commit}):
+            own = [
+                committable
+                for committable in decision.to_commit
+                if committable.sink == uid and outcomes.get(committable.id, Outcome.UNKNOWN) is Outcome.UNKNOWN
+            ]
+            seen = self._committers[uid].evidence(own, Deadline(_EVIDENCE_SECONDS)) if own else {}
+            found += [
+                Unprovable(self._query, decision.id.epoch, committable, seen.get(committable.writer, ""))
+                for committable in own
+            ]
         return found
 
     def _nothing_decided(self) -> TransactionRefused:
@@ -294,6 +311,8 @@ class Settlement(ProtocolDriver):
 
     def close(self) -> None:
         """Free the sinks' connections."""
+        if self._inflight is not None:
+            self._inflight.close()
         self._committers.close()
 
     # What differs from an epoch's or a drainer's
@@ -309,7 +328,11 @@ class Settlement(ProtocolDriver):
 
     def _look(self) -> protocol.Found:
         found = self._of.found()
-        refuse_logged(self._of)
+        query = query_of(self._of.ledger, self._of.log)
+        if self._inflight is None:
+            refuse_logged(self._of)
+        elif query is not None:
+            self._inflight.open(query, self._generation)
         self._decision = protocol.honoured(found)
         self._passed("recover.looked")
         return found
@@ -318,7 +341,12 @@ class Settlement(ProtocolDriver):
         return restore(self._of.ledger, self._of.log, epoch, decided)
 
     def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
-        self._outcomes = super()._commit(decision)
+        logged = [committable for committable in decision.to_commit if is_logged(committable)]
+        plain = replace(decision, committables=tuple(one for one in decision.committables if not is_logged(one)))
+        self._outcomes = super()._commit(plain)
+        if logged and self._inflight is not None:
+            self._inflight.commit(decision.id.epoch, logged, self._commit_at_sinks)
+            self._outcomes |= {committable.id: Outcome.COMMITTED for committable in logged}
         self._passed("recover.committed")
         return self._outcomes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +265,91 @@ def test_whether_all_that_waits_is_prepared_at_the_sink(place: Place) -> None:
     backlog.record(2, [place.log(2, name="c"), place.log(2, writer=1)])
     assert [entry.at_sink for entry in backlog.entries()] == [True, False]
     assert not backlog.at_sink
+
+
+# Reading it again
+
+
+def listed_then(place: Place, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
+    """Right after the records were listed, something else happens."""
+    real = place.storage.list
+
+    def listing(folder: str) -> list[str]:
+        found = real(folder)
+        if folder == f"{FOLDER}/backlog":
+            monkeypatch.setattr(place.storage, "list", real)
+            then()
+        return found
+
+    monkeypatch.setattr(place.storage, "list", listing)
+
+
+def test_what_another_run_has_recorded_and_delivered_since_is_seen(place: Place) -> None:
+    old, new = place.backlog(), place.backlog()
+    for epoch in (4, 5, 6):
+        old.record(epoch, [place.log(epoch)])
+    new.reload()
+    assert [entry.epoch for entry in new.entries()] == [4, 5, 6]
+    for entry in old.entries()[:2]:
+        old.mark(entry.epoch)
+        old.forget(entry)
+    new.reload()
+    assert [entry.epoch for entry in new.entries()] == [6]
+    assert new.drained == 5
+
+
+def test_what_this_process_records_while_it_reads_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = place.backlog()
+    own.record(4, [place.log(4)])
+    listed_then(place, monkeypatch, lambda: own.record(5, [place.log(5)]))
+    own.reload()
+    assert [entry.epoch for entry in own.entries()] == [4, 5]
+
+
+def test_what_another_run_delivers_while_it_is_read_does_not_wait(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = place.backlog(), place.backlog()
+    old.record(4, [place.log(4)])
+    new.reload()
+    [entry] = old.entries()
+    listed_then(place, monkeypatch, lambda: (old.mark(4), old.forget(entry)))
+    new.reload()
+    assert (new.entries(), new.drained) == ((), 4)
+
+
+def test_a_record_that_is_made_again_after_its_mark_is_removed_with_its_log(place: Place) -> None:
+    old, new = place.backlog(), place.backlog()
+    new.mark(4)
+    old.record(4, [place.log(4)])
+    new.reload()
+    assert new.entries() == ()
+    assert place.files() == []
+    assert place.storage.list(f"{FOLDER}/backlog") == []
+
+
+def test_a_mark_that_is_missing_on_the_storage_is_not_unlearned(place: Place) -> None:
+    own = place.backlog()
+    own.mark(7)
+    place.storage.delete(f"{FOLDER}/drained/0000000007.json")
+    own.reload()
+    assert own.drained == 7
+
+
+def test_whoever_waits_is_woken_when_it_was_read_again(place: Place) -> None:
+    own, woken = place.backlog(), threading.Event()
+
+    def wait() -> None:
+        own.wait(60)
+        woken.set()
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    while not woken.is_set():
+        own.reload()
+        waiting.join(0.001)
+    assert woken.is_set()
+
+
+def test_it_says_where_it_is(place: Place) -> None:
+    assert place.backlog().location == "memory:job/id/out"

@@ -423,6 +423,18 @@ def test_old_claims_are_forgotten_with_old_generations() -> None:
     assert one.claims("q")[-1].generation == 30
 
 
+def test_claims_are_forgotten_where_no_run_registers_and_the_newest_counts() -> None:
+    """In a drainer's ledger, whose numbers are longer than eight digits."""
+    storage = MemoryStorage()
+    one = ledger(storage)
+    numbers = [7 * 10**9 + number for number in range(30)]
+    for number in numbers:
+        one.claim(Claim(number, 12, None), "q")
+    assert [claim.generation for claim in one.claims("q")] == numbers[-20:]
+    one.decide(Decision(DecisionId(12, numbers[-1]), ()), query="q", barrier=None)
+    assert [decision.id for decision in one.decisions(12, "q")] == [DecisionId(12, numbers[-1])]
+
+
 def test_decisions_of_other_queries_and_epochs_do_not_count() -> None:
     one = ledger()
     for epoch, generation, query in ((11, 1, "m"), (12, 2, "a"), (12, 3, "z"), (12, 4, "m"), (13, 5, "m")):

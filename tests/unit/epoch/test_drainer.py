@@ -14,18 +14,17 @@ import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.backlog import Backlog
-from penstock.checkpoint.decision import Committable, Outcome
+from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome
 from penstock.checkpoint.ledger import Ledger
 from penstock.contracts.sink import Committer, SinkScope, Writer, WriterScope
 from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.channel import Route
 from penstock.epoch.inflight import drainer as module
-from penstock.epoch.inflight.drainer import Drainer
 from penstock.epoch.inflight.manager import InFlight
 from penstock.epoch.inflight.write_turn import WriteTurn
 from penstock.epoch.task import _write, committable
-from penstock.errors import LedgerCorrupt, SchemaMismatch, Superseded, SystemUnavailable
+from penstock.errors import LedgerCorrupt, LedgerError, SchemaMismatch, Superseded, SystemUnavailable
 from penstock.failpoints import InjectedFault, hooked
 from penstock.logs import JsonFormatter
 from penstock.storage.local import LocalStorage
@@ -373,6 +372,156 @@ def test_a_decided_epoch_that_lost_a_writer_is_repaired(story: Story) -> None:
     assert story.sink.prepared == {}
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_what_this_very_run_has_decided_and_lost_it_decides_once_more(story: Story, lost: int) -> None:
+    driver = story.driver()
+    story.write(driver, 5, [batch(1)], [batch(2)])
+
+    def lose() -> None:
+        for name in list(story.sink.prepared)[:lost]:
+            del story.sink.prepared[name]
+        lost_once.set()
+
+    lost_once = threading.Event()
+    with hooked("drain.decided", lambda: None if lost_once.is_set() else lose()):
+        assert sorted(story.drained(driver)) == rows(1, 2)
+    assert driver.failure is None
+    ledger = Ledger(LocalStorage(story.folder / "id" / "out" / "drain"))
+    numbers = [decision.id for decision in ledger.decisions(5, "id")]
+    assert [module.generation_of(number) for number in numbers] == [1, 1]
+    assert numbers[0] != numbers[1]
+
+
+# One order of runs
+
+
+def refused_once(monkeypatch: pytest.MonkeyPatch, method: str, *, done: bool) -> None:
+    """The ledger's storage fails once, before or after it has done what it was asked for."""
+    real, times = getattr(Ledger, method), iter([True])
+
+    def fail(ledger: Ledger, *given: Any, **more: Any) -> Any:
+        first = next(times, False)
+        if not first or done:
+            real(ledger, *given, **more)
+        if first:
+            raise LedgerError("The answer was lost.")
+
+    monkeypatch.setattr(Ledger, method, fail)
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["not written", "written"])
+@pytest.mark.parametrize("method", ["claim", "decide"])
+def test_a_storage_whose_answer_is_lost_costs_nothing(
+    story: Story, monkeypatch: pytest.MonkeyPatch, method: str, done: bool
+) -> None:
+    driver = story.driver()
+    story.write(driver, 5, [batch(1)])
+    refused_once(monkeypatch, method, done=done)
+    assert story.drained(driver) == rows(1)
+    assert driver.failure is None
+    driver.close()
+    assert story.drained(story.driver()) == rows(1)
+
+
+def test_it_registers_nothing_and_goes_by_the_runs_of_the_query(story: Story) -> None:
+    driver = story.driver()
+    story.write(driver, 5, [batch(1)])
+    story.drained(driver)
+    assert not (story.folder / "id" / "out" / "drain" / "generations").exists()
+    assert {one["generation"] for one in story.told("drained")} == {1}
+
+
+@pytest.mark.parametrize("route", [Route.LOG, Route.TEE])
+def test_a_superseded_drainer_touches_nothing(story: Story, route: Route) -> None:
+    old = story.driver()
+    story.write(old, 5, [batch(1)])
+    assert story.drained(old) == rows(1)
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        assert go_on.wait(60)
+
+    with hooked("drain.opened", hold):
+        story.write(old, 6, [batch(2)], route=route)
+        story.write(old, 7, [batch(3)], route=Route.TEE)
+        assert held.wait(60)
+        story.driver()
+        before = dict(story.sink.prepared), list(story.sink.commits)
+        go_on.set()
+        story.until(old, lambda: old.failure)
+    assert isinstance(old.failure, Superseded)
+    assert (story.sink.prepared, story.sink.commits) == before
+    assert story.sink.given_up == []
+
+
+def test_a_run_that_is_overtaken_before_its_drainer_begins_claims_and_leaves(story: Story) -> None:
+    old = story.driver()
+    story.write(old, 5, [batch(1)])
+    new = story.driver()
+    old.start()
+    story.until(old, lambda: old.failure)
+    assert isinstance(old.failure, Superseded)
+    assert story.sink.visible == []
+    assert story.drained(new) == rows(1)
+
+
+def test_what_a_run_before_has_delivered_since_is_read_from_the_storage(story: Story) -> None:
+    old = story.driver()
+    story.write(old, 5, [batch(1)])
+    story.write(old, 6, [batch(2)])
+    new = InFlight(**story.arguments())
+    new.open("id", 2)
+    assert new.pending == 2
+    assert story.drained(old) == rows(1, 2)
+    story.registered.register({})
+    story.made.append(new)
+    assert story.drained(new) == rows(1, 2)
+    assert new.failure is None
+
+
+def test_a_log_that_is_gone_because_its_epoch_was_delivered_meanwhile_is_no_damage(story: Story) -> None:
+    driver = story.driver()
+    story.write(driver, 5, [batch(1)])
+    story.write(driver, 6, [batch(2)])
+
+    def deliver_elsewhere() -> None:
+        other = Backlog(LocalStorage(story.folder), "id/out", str(story.folder / "id/out/logs"))
+        entry = other.first()
+        if entry is not None and entry.epoch == 5:
+            other.mark(5)
+            other.forget(entry)
+
+    with hooked("drain.opened", deliver_elsewhere):
+        assert story.drained(driver) == rows(2)
+    assert driver.failure is None
+
+
+def test_a_later_decision_says_that_all_before_it_is_delivered(story: Story) -> None:
+    """Their mark was lost with a copy of the storage; the decision names what is to be committed next."""
+    driver = story.driver()
+    story.write(driver, 5, [batch(1)])
+    one = story.write(driver, 6, [batch(2)])
+    writer = story.sink.open_writer(WriterScope(DRAIN, 6, 1, 0, 0))
+    writer.write(batch(2))
+    prepared = replace(one[0], payload=writer.pre_commit())
+    ledger = Ledger(LocalStorage(story.folder / "id" / "out" / "drain"))
+    ledger.decide(Decision(DecisionId(6, 0), (prepared,)), query="id", barrier=None)
+    assert story.drained(driver) == rows(2)
+    assert [path.name for path in story.folder.glob("id/out/drained/*")] == ["0000000006.json"]
+
+
+def test_decisions_of_an_earlier_format_are_refused_by_name_until_they_are_delivered(story: Story) -> None:
+    driver = story.driver()
+    story.write(driver, 5, [batch(1)])
+    earlier = Ledger(LocalStorage(story.folder / "id" / "out" / "ledger"))
+    earlier.decide(Decision(DecisionId(5, 17), ()), query="id", barrier=None)
+    with pytest.raises(LedgerCorrupt, match="earlier Penstock"):
+        story.driver()
+    Backlog(LocalStorage(story.folder), "id/out", str(story.folder / "id/out/logs")).mark(5)
+    assert story.drained(story.driver()) == []
+
+
 # How it ends
 
 
@@ -429,7 +578,7 @@ def test_old_decisions_are_forgotten(story: Story) -> None:
     story.write(driver, 150, [batch(2)])
     story.drained(driver)
     driver.close()
-    ledger = Ledger(LocalStorage(story.folder / "id" / "out" / "ledger"))
+    ledger = Ledger(LocalStorage(story.folder / "id" / "out" / "drain"))
     assert [len(ledger.decisions(epoch, "id")) for epoch in (49, 150)] == [0, 1]
 
 
@@ -497,33 +646,14 @@ def test_after_an_error_it_recovers_before_it_goes_on(story: Story) -> None:
     assert len(story.sink.writers) == 1
 
 
-def test_a_drainer_that_was_superseded_while_it_waited_does_not_come_back(
-    story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever registers last wins, so the old one is held before it looks until the new one has registered."""
-    go_on, held, recover = threading.Event(), threading.Event(), Drainer._recover
-    go_on.set()
-
-    def recover_when_let(drainer: Drainer) -> None:
-        if not go_on.is_set():
-            held.set()
-            assert go_on.wait(60)
-        recover(drainer)
-
-    monkeypatch.setattr(Drainer, "_recover", recover_when_let)
+def test_a_drainer_that_was_superseded_while_it_waited_does_not_come_back(story: Story) -> None:
     old = story.driver()
     story.write(old, 5, [batch(1)])
     story.write(old, 6, [batch(2)])
     story.sink.refuse = SystemUnavailable("Away.")
     old.start()
     story.until(old, lambda: len(story.sink.writers) > 1)
-    go_on.clear()
-    assert held.wait(60)
-    monkeypatch.setattr(Drainer, "_recover", recover)
     new = story.driver()
-    new.start()
-    story.until(new, lambda: new._drainers["out"]._generation)
-    go_on.set()
     story.until(old, lambda: old.failure)
     assert isinstance(old.failure, Superseded)
     story.sink.refuse = None
@@ -565,8 +695,9 @@ def test_a_start_claims_the_epoch_that_comes_next(story: Story) -> None:
     after = story.driver()
     after.start()
     after.close()
-    ledger = Ledger(LocalStorage(story.folder / "id" / "out" / "ledger"))
-    assert [(claim.generation, claim.epoch) for claim in ledger.claims("id")] == [(1, 5), (2, 6)]
+    ledger = Ledger(LocalStorage(story.folder / "id" / "out" / "drain"))
+    claims = [(module.generation_of(DecisionId(0, claim.generation)), claim.epoch) for claim in ledger.claims("id")]
+    assert claims == [(1, 5), (2, 6)]
 
 
 def test_a_start_looks_at_what_is_durable_and_at_earlier_claims(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -584,4 +715,4 @@ def test_a_start_looks_at_what_is_durable_and_at_earlier_claims(story: Story, mo
         story.until(driver, lambda: len(found) == story.generation)
         driver.close()
     assert [before for before, _ in found] == [1, 2]
-    assert [claim.generation for claim in found[1][1].claims] == [1]
+    assert [module.generation_of(DecisionId(0, claim.generation)) for claim in found[1][1].claims] == [1]

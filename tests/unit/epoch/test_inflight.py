@@ -317,7 +317,8 @@ def test_a_sink_whose_rows_wait_cannot_be_left_out(tmp_path: Path) -> None:
     world.epoch(world.driver(), 0, 1)
     after = InFlight(
         job="job", query="query", sinks={"other": MemorySink()}, location=str(tmp_path), storage=LocalStorage(tmp_path),
-        ledger_of=lambda where: Ledger(LocalStorage(Path(where))), events=Events(), checkpoints=Checkpoints(),
+        ledger=Ledger(LocalStorage(tmp_path)), ledger_of=lambda where: Ledger(LocalStorage(Path(where))),
+        events=Events(), checkpoints=Checkpoints(),
     )  # fmt: skip
     with pytest.raises(UidChanged, match="'out'"):
         after.open("id", 2)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.checkpoint.decision import Committable
-from penstock.epoch import stragglers as module
+from penstock.epoch import sweep_times as module
 from penstock.epoch.stragglers import Stragglers
 from penstock.errors import SystemUnavailable
 
@@ -24,17 +24,22 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, logged: bool = False) -> None:
         self.now, self.away = 1000.0, False
         self.sweeps: list[list[int]] = []
+        self.asked: list[tuple[bool, list[str], bool]] = []
+        self.behind: list[str] = []
         self.removed: list[list[int]] = []
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.inflight: Any = SimpleNamespace(
-            pending=0,
+            behind=lambda: self.behind,
             prepared=lambda: [committable(7)],
             remove_strays=lambda keep: self.removed.append([one.writer for one in keep]),
         )
         inflight: Any = self.inflight if logged else None
         self.stragglers = Stragglers("query", self._abort, inflight)
 
-    def _abort(self, keep: Sequence[Committable]) -> None:
+    def _abort(
+        self, keep: Sequence[Committable], *, again: bool = False, without: Collection[str] = (), older: bool = False
+    ) -> None:
+        self.asked.append((again, list(without), older))
         if self.away:
             raise SystemUnavailable("The sink is away.")
         self.sweeps.append([one.writer for one in keep])
@@ -77,13 +82,32 @@ def test_of_logged_epochs_what_is_prepared_at_the_sink_is_kept(monkeypatch: pyte
     assert world.removed == [[1, 2]], "log files of the decision stay"
 
 
-def test_while_epochs_wait_in_the_log_the_drainer_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_others_before_it_looks_once_a_minute_for_as_long_as_it_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    world.stragglers.started(2)
+    assert [world.swept_after(31) for _ in range(9)] == [True, False, True, False, True, False, True, False, True]
+    assert [older for _, _, older in world.asked] == [False, True, True, True, True]
+    assert all(again for again, _, _ in world.asked)
+
+
+def test_tasks_that_raced_are_looked_for_more_often_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.stragglers.started(2)
+    world.now += 1000
+    world.stragglers.expect()
+    assert [world.swept_after(6) for _ in range(11)] == [True] * 9 + [False] * 2
+    assert not any(older for _, _, older in world.asked)
+
+
+def test_a_sink_that_lags_is_left_to_its_drainer(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, logged=True)
     world.stragglers.expect()
-    world.inflight.pending = 1
-    assert not world.swept_after(6)
-    world.inflight.pending = 0
-    assert world.swept_after(0)
+    world.behind = ["slow"]
+    assert world.swept_after(6)
+    world.stragglers.sweep(())
+    assert world.asked == [(True, ["slow"], False), (False, [], False)]
 
 
 def test_log_files_of_attempts_that_were_given_up_go_once(monkeypatch: pytest.MonkeyPatch) -> None:

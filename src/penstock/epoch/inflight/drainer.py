@@ -4,6 +4,9 @@ It works in the driver, in threads beside the query: tasks that wait for a slow 
 epochs need. What the sink had prepared in time is committed; only what it had not, or has lost since, is written again
 from the log, while it is its turn: see `write_turn`. A sink that does not answer is asked again, for as long as it
 takes: the rows are safe in the log.
+
+Its runs are the query's: it registers nothing, and whether it is superseded says the query's ledger. So there is one
+order of runs, and a run that is overtaken before its drainer begins cannot become the newest one again here.
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.backlog import Entry, log_of, prepared_of
-from penstock.checkpoint.decision import Committable, Decision, Outcome
+from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.checkpoint.inflight_log import read_log
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
@@ -25,6 +28,7 @@ from penstock.epoch.channel import HASH_COLUMN
 from penstock.epoch.checksum import MODULO, sum_of_hashes
 from penstock.epoch.driver import ProtocolDriver, Timing
 from penstock.epoch.protocol import Replay
+from penstock.epoch.sweep_times import SweepTimes
 from penstock.errors import LedgerCorrupt, OutcomeUnknown, PenstockError
 from penstock.failpoints import failpoint
 from penstock.logs import bound
@@ -44,6 +48,7 @@ MARK = "~drain"
 _WRITERS = 4  # side by side; more would only take the driver's core from the epochs
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 _STOP_SECONDS = 10.0
+_RECOVERIES = 10**9  # more than a run gets to, one every few seconds
 
 
 class Drainer(ProtocolDriver):
@@ -58,19 +63,28 @@ class Drainer(ProtocolDriver):
         own_scope: SinkScope,
         backlog: Backlog,
         ledger: Ledger,
+        registered: Ledger,
         events: Events,
         timing: Timing,
         turn: WriteTurn,
-        where: str,
     ) -> None:
         uid = own_scope.uid
         super().__init__(
-            job=own_scope.job, query=query, sinks={uid: sink}, ledger=ledger, events=events, timing=timing, where=where
+            job=own_scope.job,
+            query=query,
+            sinks={uid: sink},
+            ledger=ledger,
+            events=events,
+            timing=timing,
+            where=backlog.location,
+            registered=registered,
         )
+        self._generation = own_scope.generation
+        self._number = self._generation * _RECOVERIES
         self._uid, self._sink, self._id = uid, sink, query_id
         self._backlog = backlog
         self._own_scope = own_scope  # that of the query's own transactions, some of which are ours to commit
-        self._turn = turn
+        self._turn, self._times = turn, SweepTimes()
         self._own: Committer | None = None
         self._left: tuple[Committable, ...] = ()  # of the epoch under way, to be written from the log
         self._replay: Replay | None = None
@@ -99,6 +113,31 @@ class Drainer(ProtocolDriver):
         if self._own is not None:
             self._own.close()
 
+    # Instead of the loop, for a job that does not run
+
+    def unproven(self, seconds: float) -> list[tuple[int, Committable, str]]:
+        """Commit the epoch that comes next as far as the sink had prepared it. Of what cannot be proven: the epoch, the
+        committable, and what is seen of it in the target."""
+        decided = self._drive(protocol.commit_decided())
+        entry = self._backlog.first()
+        if decided is not None:
+            decision, known = decided
+            epoch, asked, committer = decision.id.epoch, decision.to_commit, self._committers[self._uid]
+            outcomes = {writer: known[writer] for writer in known if known[writer] is not Outcome.UNKNOWN}
+        elif entry is not None:
+            epoch, asked, committer = entry.epoch, entry.prepared, self._own_committer()
+            outcomes = self._commit_prepared(entry)
+        else:
+            return []
+        unknown = [committable for committable in asked if committable.id not in outcomes]
+        seen = committer.evidence(unknown, Deadline(seconds)) if unknown else {}
+        return [(epoch, committable, seen.get(committable.writer, "")) for committable in unknown]
+
+    def rule(self, epoch: int, committables: Sequence[Committable], outcome: Outcome) -> None:
+        """Keep a person's word on how these ended."""
+        self.refuse_superseded()
+        self._ledger.rule(epoch, self._id, committables, outcome)
+
     # The loop
 
     def _work(self) -> None:
@@ -112,6 +151,7 @@ class Drainer(ProtocolDriver):
                 if not self._recovered:
                     self._recover()
                 entry = self._backlog.first()
+                self._sweep_again()
                 if entry is None:
                     self._backlog.wait(1.0)
                     continue
@@ -132,9 +172,24 @@ class Drainer(ProtocolDriver):
 
     def _recover(self) -> None:
         """Finish what an earlier drainer decided; until this has succeeded nothing is delivered."""
-        resume = self._drive(protocol.recover(self._generation))
+        resume = self._drive(protocol.recover())
         self._replay = resume.replay
         self._recovered = True
+        self._times.started(self._generation)
+
+    def _sweep_again(self) -> None:
+        """Between two epochs: abort what drainers of older runs have opened since. What this one has decided is
+        carried out, except what it is about to repair."""
+        if self._times.due:
+            older = not self._times.soon
+            self._times.swept()
+            keep = self._replay.decision.committables if self._replay is not None else ()
+            try:
+                self._abort_dangling(keep, again=True, older=older)
+            except PenstockError as error:
+                if not error.retryable:
+                    raise
+                log.warning("sink %s of query %s could not be swept: %s", self._uid, self._query, error)
 
     def _deliver(self, entry: Entry) -> None:
         failpoint("drain.opened")
@@ -144,11 +199,18 @@ class Drainer(ProtocolDriver):
             with self._turn.drainer(self._stopping.is_set) as mine:
                 if not mine:
                     return
+                self.refuse_superseded()
                 self._clear_the_way(entry)
                 replay = self._replay if self._replay and self._replay.decision.id.epoch == entry.epoch else None
                 self._replay = None
                 self._attempt += 1
-                self._drive(protocol.run_epoch(self._generation, entry.epoch, replay))
+                try:
+                    self._drive(protocol.run_epoch(self._number, entry.epoch, replay))
+                except LedgerCorrupt:
+                    self._backlog.reload()
+                    if entry.epoch > self._backlog.drained:
+                        raise
+                    return  # a run before this one had committed it: it has marked it since, and removed the log
             failpoint("drain.committed")
         self._finish(entry, rewritten=len(self._left), seconds=time.monotonic() - started)
 
@@ -172,29 +234,44 @@ class Drainer(ProtocolDriver):
 
     def _not_visible(self, entry: Entry) -> tuple[Committable, ...]:
         """Commit what the sink had prepared; what is left has to be written from the log."""
-        prepared = entry.prepared
-        if not prepared:
+        if not entry.prepared:
             return entry.committables
-        own = self._own_committer()
-        outcomes = own.commit(entry.epoch, prepared, Deadline(self._timing.commit_seconds))
-        self.hints = own.hints()
-        unknown = [
-            committable
-            for committable in prepared
-            if outcomes.get(committable.writer, Outcome.UNKNOWN) is Outcome.UNKNOWN
-        ]
+        self.refuse_superseded()
+        outcomes = self._commit_prepared(entry)
+        unknown = [committable for committable in entry.prepared if committable.id not in outcomes]
         if unknown:
             raise OutcomeUnknown(
                 f"Epoch {entry.epoch} of query {self._query!r}: whether {len(unknown)} writers of {self._uid!r} are"
                 " committed could not be proven in time.",
-                safe="the rows are in the in-flight log; nothing is guessed, nothing doubled.",
-                to_do="nothing: it is asked again until the target system answers.",
+                safe="the rows are in the in-flight log; nothing is guessed, nothing doubled. It is asked again.",
+                to_do="see that the target system answers. If it has forgotten them for good: stop the job, then"
+                " penstock transactions resolve.",
             )
         return tuple(
             committable
             for committable in entry.committables
-            if prepared_of(committable) is None or outcomes[committable.writer] is Outcome.LOST
+            if prepared_of(committable) is None or outcomes[committable.id] is Outcome.LOST
         )
+
+    def _commit_prepared(self, entry: Entry) -> dict[WriterId, Outcome]:
+        """What is proven of each, or ruled where nothing can be."""
+        own = self._own_committer()
+        answers = own.commit(entry.epoch, entry.prepared, Deadline(self._timing.commit_seconds))
+        self.hints = own.hints()
+        outcomes: dict[WriterId, Outcome] = {
+            committable.id: outcome
+            for committable in entry.prepared
+            if (outcome := answers.get(committable.writer, Outcome.UNKNOWN)) is not Outcome.UNKNOWN
+        }
+        unknown = [committable for committable in entry.prepared if committable.id not in outcomes]
+        if not unknown:
+            return outcomes
+        decided = self._ledger.decisions(entry.epoch, self._id)
+        if decided:  # by a drainer that had proof of each: it rewrote what was lost, and only that
+            lost = {committable.id for decision in decided for committable in decision.committables}
+            proven = {one.id: Outcome.LOST if one.id in lost else Outcome.ALREADY_COMMITTED for one in unknown}
+            return outcomes | proven
+        return outcomes | self._ledger.ruled(entry.epoch, self._id, unknown)
 
     def _finish(self, entry: Entry, *, rewritten: int, seconds: float) -> None:
         self._backlog.mark(entry.epoch)
@@ -215,12 +292,32 @@ class Drainer(ProtocolDriver):
 
     # The protocol's actions, as far as they differ
 
+    def _register(self) -> int:
+        """The run is registered already. Each recovery within it has a number of its own: an epoch that this run has
+        decided, and whose writers the sink has lost since, is decided once more, and that decision outranks the first.
+        """
+        self._number += 1
+        self._committers.open({self._uid: self._scope(self._uid)})
+        return self._number
+
+    def _newest_generation(self) -> int:
+        self.refuse_superseded()
+        return self._number
+
     def _look(self) -> protocol.Found:
         self._ledger.settle()
+        self._backlog.reload()
         entry = self._backlog.first()
         epoch = entry.epoch if entry is not None else self._backlog.drained + 1
-        decisions = self._ledger.decisions(epoch, self._id)
-        return protocol.Found(epoch, entry is not None, decisions, self._ledger.claims(self._id))
+        return look(self._ledger, self._id, epoch, waits=entry is not None)
+
+    def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
+        """A later epoch than the first that waits is decided: an epoch is decided only when all before it are
+        delivered, so just their mark is missing."""
+        self._backlog.mark(epoch - 1)
+        self._backlog.reload()
+        entry = self._backlog.first()
+        return entry is not None and entry.epoch == epoch
 
     def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         try:
@@ -277,3 +374,13 @@ class Drainer(ProtocolDriver):
 
     def _scope(self, uid: str) -> SinkScope:
         return SinkScope(self._job, f"{uid}{MARK}", self._generation)
+
+
+def generation_of(decision: DecisionId) -> int:
+    """The run that made a drainer's decision."""
+    return decision.generation // _RECOVERIES
+
+
+def look(ledger: Ledger, query_id: str | None, epoch: int, *, waits: bool) -> protocol.Found:
+    """What a drainer's ledger says of `epoch`, the first that is not delivered."""
+    return protocol.Found(epoch, waits, ledger.decisions_since(epoch, query_id), ledger.claims(query_id))

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.backlog import Backlog, log_of, prepared_of, with_prepared
 from penstock.checkpoint.decision import Committable, Outcome, WriterId
 from penstock.checkpoint.inflight_log import confirm, make_folder
-from penstock.checkpoint.layout import BACKLOG, LEDGER, LOGS
+from penstock.checkpoint.layout import BACKLOG, DRAIN, EPOCHS, LEDGER, LOGS
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.epoch.channel import Route, Writing
 from penstock.epoch.driver import Timing
 from penstock.epoch.inflight.drainer import Drainer
 from penstock.epoch.inflight.write_turn import WriteTurn
-from penstock.errors import PenstockError, UidChanged
+from penstock.errors import LedgerCorrupt, PenstockError, UidChanged
 from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
@@ -46,12 +46,14 @@ class InFlight:
         sinks: Mapping[str, TwoPhaseSink],
         location: str,
         storage: Storage,
+        ledger: Ledger,
         ledger_of: Callable[[str], Ledger],
         events: Events,
         checkpoints: Checkpoints,
     ) -> None:
         self._job, self._query, self._sinks = job, query, dict(sinks)
-        self._location, self._storage, self._ledger_of = location, storage, ledger_of
+        self._location, self._storage = location, storage
+        self._ledger, self._ledger_of = ledger, ledger_of
         self._events, self._limits = events, checkpoints
         self._backlogs: dict[str, Backlog] = {}
         self._turns = {uid: WriteTurn() for uid in self._sinks}
@@ -79,28 +81,36 @@ class InFlight:
         for uid in self._sinks:
             folder = f"{query_id}/{uid}"
             backlog = self._backlogs[uid] = Backlog(self._storage, folder, f"{self._location}/{folder}/{LOGS}")
+            self._refuse_earlier_decisions(folder, backlog.drained)
             if self._limits.logged:
                 make_folder(backlog.logs)
 
     def start(self) -> None:
         """Begin to deliver, once recovery is over."""
         for uid, backlog in self._backlogs.items():
-            if uid in self._drainers or not (self._limits.logged or backlog.count):
-                continue
-            assert self._id is not None
-            drainer = self._drainers[uid] = Drainer(
-                query=self._query,
-                query_id=self._id,
-                sink=self._sinks[uid],
-                own_scope=SinkScope(self._job, uid, self._generation),
-                backlog=backlog,
-                ledger=self._ledger_of(f"{self._location}/{self._id}/{uid}/{LEDGER}"),
-                events=self._events,
-                timing=Timing(self._limits.commit_timeout_seconds, self._limits.abort_timeout_seconds),
-                turn=self._turns[uid],
-                where=f"{self._location}/{self._id}/{uid}",
-            )
-            drainer.start()
+            # Also where nothing waits: a drainer of an older run may still live, and leave something open.
+            if uid not in self._drainers and (self._limits.logged or backlog.count or self._drained_before(uid)):
+                self._drainer(uid).start()
+
+    def drainers(self) -> dict[str, Drainer]:
+        """Those of the sinks for which something waits, not started; `close` frees them."""
+        return {uid: self._drainer(uid) for uid, backlog in self._backlogs.items() if backlog.count}
+
+    def _drainer(self, uid: str) -> Drainer:
+        assert self._id is not None
+        made = self._drainers[uid] = Drainer(
+            query=self._query,
+            query_id=self._id,
+            sink=self._sinks[uid],
+            own_scope=SinkScope(self._job, uid, self._generation),
+            backlog=self._backlogs[uid],
+            ledger=self._ledger_of(f"{self._location}/{self._id}/{uid}/{DRAIN}"),
+            registered=self._ledger,
+            events=self._events,
+            timing=Timing(self._limits.commit_timeout_seconds, self._limits.abort_timeout_seconds),
+            turn=self._turns[uid],
+        )
+        return made
 
     def close(self) -> None:
         """Deliver nothing more; what waits is the next run's."""
@@ -126,6 +136,14 @@ class InFlight:
     def prepared(self) -> list[Committable]:
         """What waiting epochs have prepared at the sinks: it must stay open there."""
         return [found for backlog in self._backlogs.values() for entry in backlog.entries() for found in entry.prepared]
+
+    def behind(self) -> list[str]:
+        """The sinks for which rows are to be written from the log, or which do not answer now."""
+        return [
+            uid
+            for uid, backlog in self._backlogs.items()
+            if not backlog.at_sink or (uid in self._drainers and self._drainers[uid].waiting_for is not None)
+        ]
 
     def wait_empty(self, given_up: Callable[[], bool]) -> None:
         """Return when everything is delivered, nothing more can be, or nobody waits any more."""
@@ -209,7 +227,7 @@ class InFlight:
         direct = {
             uid: [found for committable in own if (found := prepared_of(committable)) is not None]
             for uid, own in by_sink.items()
-            if self._limits.max_concurrent == 1 and not self._known(uid, epoch)
+            if self._limits.max_concurrent == 1 and self._in_turn(uid, epoch)
         }
         direct = {uid: own for uid, own in direct.items() if len(own) == len(by_sink[uid])}
         outcomes: Mapping[WriterId, Outcome] = {}
@@ -252,9 +270,10 @@ class InFlight:
             )
         return epoch <= backlog.drained
 
-    def _known(self, uid: str, epoch: int) -> bool:
+    def _in_turn(self, uid: str, epoch: int) -> bool:
+        """Whether all before it is delivered, and it is not: only then may it become visible at once."""
         backlog = self._backlogs[uid]
-        return epoch <= backlog.drained or any(entry.epoch == epoch for entry in backlog.entries())
+        return epoch > backlog.drained and not backlog.count
 
     def _full(self) -> bool:
         if not self._limits.logged:
@@ -273,6 +292,20 @@ class InFlight:
             if backlog.count:
                 backlog.wait(_LOOK_EVERY)
                 return
+
+    def _refuse_earlier_decisions(self, folder: str, drained: int) -> None:
+        """Before 0.1.0 drainers had runs of their own, whose numbers say nothing here."""
+        names = self._storage.list(f"{folder}/{LEDGER}/{EPOCHS}")
+        if any(int(name.partition(".")[0]) > drained for name in names):
+            raise LedgerCorrupt(
+                f"{self._location}/{folder}/{LEDGER} holds the decision of an earlier Penstock to deliver an epoch from"
+                " the in-flight log, and whether that is done is not known.",
+                safe="nothing was started; the rows are in the log, or in the sink.",
+                to_do="let the Penstock that wrote it deliver the log, then start this one.",
+            )
+
+    def _drained_before(self, uid: str) -> bool:
+        return bool(self._storage.list(f"{self._id}/{uid}/{DRAIN}"))
 
     def _waits(self, query_id: str, uid: str) -> bool:
         return bool(self._storage.list(f"{query_id}/{uid}/{BACKLOG}"))

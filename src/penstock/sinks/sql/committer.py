@@ -42,6 +42,8 @@ class SqlCommitter(Committer, Generic[C]):
     """Commits, aborts and sweeps one sink's writers. Connects when it is first used, unless it is given a connection.
     The `mode` is settled with the first question, unless it is given."""
 
+    fences_older_runs = True  # a writer reads the fence before it prepares
+
     def __init__(self, dialect: Dialect[C], mode: str | None = None, connection: C | None = None) -> None:
         self._dialect, self._mapper, self._mode = dialect, dialect.mapper, mode
         self._lanes = [Lane(dialect, connection), *(Lane(dialect) for _ in range(_LANES - 1))]
