@@ -139,6 +139,8 @@ class SmallSpark:
         json.loads((self.spark / "metadata").read_text())
         epoch = self._newest("offsets")
         if epoch < 0:
+            for folder in ("offsets", "commits", "state"):
+                assert not any((self.spark / folder).glob("*")), f"Spark refuses: {folder} is not empty on batch 0"
             epoch = 0
         elif self._newest("commits") == epoch:
             self.position(epoch)

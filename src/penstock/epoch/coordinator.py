@@ -23,7 +23,7 @@ from penstock.epoch.attempt import Attempt, EpochObserver
 from penstock.epoch.driver import ProtocolDriver, Timing
 from penstock.epoch.explain import explain_stop
 from penstock.epoch.gate import Gate
-from penstock.epoch.log_repair import look, query_of, restore
+from penstock.epoch.log_repair import finish, look, query_of, refuse_lost_state, restore
 from penstock.epoch.modes import ExactlyOnce, delivery_of
 from penstock.epoch.preparation import Body, Preparation
 from penstock.epoch.protocol import Replay, Resume
@@ -299,7 +299,8 @@ class Coordinator(ProtocolDriver):
         return self._log.query_id()
 
     def _look(self) -> protocol.Found:
-        found = look(self._ledger, self._log)
+        found = look(self._ledger, self._log, running=self._query_running)
+        refuse_lost_state(self._ledger, self._log, found, self._query)
         query = query_of(self._ledger, self._log)
         if query is not None and self._inflight is not None:
             self._inflight.open(query, self._generation)
@@ -308,14 +309,12 @@ class Coordinator(ProtocolDriver):
         return found
 
     def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
-        if self._query_running or not restore(self._ledger, self._log, epoch, decided):
-            return False
-        logger.warning(
-            "query %s: Spark's log had lost files; restored from the ledger for epoch %d", self._query, epoch
-        )
-        self.emit("log_restored", epoch)
-        failpoint("recover.restored")
-        return True
+        changed = None if self._query_running else restore(self._ledger, self._log, epoch, decided)
+        if changed:
+            logger.warning("query %s: Spark's log is mended for epoch %d: %s", self._query, epoch, ", ".join(changed))
+            self.emit("log_restored", epoch)
+            failpoint("recover.restored")
+        return changed is not None
 
     def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         assert self._attempt is not None
@@ -387,7 +386,7 @@ class Coordinator(ProtocolDriver):
         return outcomes
 
     def _finish_log(self, epoch: int, watermark: int | None) -> bool:
-        finished = not self._query_running and self._log.finish(epoch, watermark)
+        finished = not self._query_running and finish(self._ledger, self._log, epoch, watermark)
         failpoint("recover.finished")
         return finished
 

@@ -31,9 +31,13 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
                 to_do="nothing, if you started the newer run on purpose; else stop one of the two.",
             )
         case protocol.LogBehind():
+            goes_on = f"goes on with epoch {stop.found}, its ledger with epoch {stop.epoch}"
             return CheckpointBehind(
-                f"Spark's checkpoint of query {query!r} goes on with epoch {stop.found}, its ledger with epoch"
-                f" {stop.epoch}: what is between is visible, or decided, and {checkpoint} has lost it.",
+                f"Spark's checkpoint of query {query!r} {goes_on}: what is between is visible, or decided, and"
+                f" {checkpoint} has lost it."
+                if stop.epoch > stop.found
+                else f"Spark's checkpoint of query {query!r} has state of complete epochs, and {checkpoint} has lost"
+                " its log of them.",
                 safe="nothing was begun: going on from there would write their rows a second time.",
                 to_do=f"bring {checkpoint} (offsets, commits, sources, state) back from a copy of the same moment as"
                 " the ledger; or go on from a savepoint; or, to read it all again on purpose, use another query uid.",

@@ -6,6 +6,9 @@ wrote it, and the watermark that the epoch leads to. That is all that `offsets/N
 
 What is written again is only ever what is missing. A file that is there and says something else is left alone, and
 nothing is started: somebody else has written it. The same where state that the decided epoch left is not there.
+
+What is removed is only ever what an attempt has left that no decision counts for: a barrier whose source has lost its
+note of the files to read, and all of a first epoch that was never completed. Spark would refuse to go on beside it.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.belonging import check_barrier, history_of
+from penstock.checkpoint.spark_files import lost_state
 from penstock.checkpoint.spark_log import commit_text, state_format_of
 from penstock.epoch import protocol
+from penstock.errors import StateLost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,23 +36,32 @@ if TYPE_CHECKING:
 
 _STATE = re.compile(r"^(\d+)(?:_[^.]+)?\.(?:delta|snapshot|zip|changelog)$")
 _PARTITION = re.compile(r"^\d+$")
-_LOGGED = re.compile(r"^(\d+)(?:\.compact)?$")  # in the log of a source that reads files
 
 
-def look(ledger: Ledger, log: SparkLog) -> Found:
-    """What the next start finds. Raises `LedgerCorrupt` where a barrier is not the file that was decided on."""
+def look(ledger: Ledger, log: SparkLog, *, running: bool = False) -> Found:
+    """What the next start finds. Raises `LedgerCorrupt` where a barrier is not the file that was decided on. `running`:
+    Spark's query has started, so what it has begun is no leftover."""
     ledger.settle()
     query = query_of(ledger, log)
     epoch, barrier = log.next_epoch()
     damaged = log.damaged() or (query is not None and log.query_id() is None)
+    undecided = not running and _unusable(log, epoch, barrier)
     if query is None:
-        return protocol.Found(epoch, barrier, damaged=damaged)
+        return protocol.Found(epoch, barrier, damaged=damaged or undecided)
     found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query), damaged)
     check_barrier(ledger, log, epoch - 1, query)
     decision = protocol.honoured(found)
+    if decision is None and undecided:
+        return replace(found, damaged=True)
     if barrier and decision is not None and decision.id.epoch == epoch:
         check_barrier(ledger, log, epoch, query, decision.id)
     return found
+
+
+def _unusable(log: SparkLog, epoch: int, barrier: bool) -> bool:
+    """Whether an attempt at `epoch`, if it was not decided, may have left something that Spark cannot go on from."""
+    written = log.barrier(epoch) if barrier else None
+    return epoch == 0 or (written is not None and not log.notes_reach(written))
 
 
 def query_of(ledger: Ledger, log: SparkLog) -> str | None:
@@ -54,9 +69,9 @@ def query_of(ledger: Ledger, log: SparkLog) -> str | None:
     return log.query_id() or ledger.last_query(history_of(log))
 
 
-def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | None) -> bool:
-    """Make Spark's log say that `epoch` comes next, with the barrier of `decided`. False, and nothing changed, where
-    something is missing that the ledger does not have."""
+def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | None) -> list[str] | None:
+    """Make Spark's log say that `epoch` comes next, with the barrier of `decided`. The names that were written or
+    removed for that. None, and nothing changed, where something is missing that the ledger does not have."""
     query = query_of(ledger, log)
     wanted: dict[str, str] = {}  # in the order in which they are written
     if query is not None and log.query_id() is None:
@@ -67,21 +82,73 @@ def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | Non
         if number < 0 or (number == epoch and decided is None) or log.has_barrier(number):
             continue
         if manifest is None or manifest.offsets is None:
-            return False
+            return None
         wanted[layout.offsets(number)] = manifest.offsets
     if epoch > 0 and not log.has_commit(epoch - 1):
         commit = _commit_before(log, epoch, before, of_epoch, wanted)
         if commit is None:
-            return False
+            return None
         wanted[layout.commits(epoch - 1)] = commit
     newest = epoch if decided is not None else epoch - 1
     if wanted and newest >= 0 and not _left_whole(log, newest, before, of_epoch, wanted):
-        return False
-    for name in log.torn():
+        return None
+    if newest < 0 and any(version > 1 for versions in _stores(log) for version in versions):
+        return None  # state of a later epoch than the first: it was complete, and the log of it is lost
+    torn = log.torn()
+    for name in torn:
         log.remove_torn(name)
+    undecided = _remove_undecided(log, epoch) if decided is None else []
     for name, text in wanted.items():
         log.write_again(name, text)
-    return True
+    return [*torn, *undecided, *wanted]
+
+
+def finish(ledger: Ledger, log: SparkLog, epoch: int, watermark: int | None) -> bool:
+    """Complete Spark's log for a decided epoch. False where that would be a guess, or where its state is not whole:
+    then Spark runs it once more, and makes the state again."""
+    if _state_lost(ledger, log, epoch) is None:
+        return log.finish(epoch, watermark)
+    if epoch == 0:
+        log.begin_anew()
+    return False
+
+
+def _state_lost(ledger: Ledger, log: SparkLog, epoch: int) -> str | None:
+    """What is not there of the state that epoch `epoch` left, where that is cheap to see and may come about."""
+    if epoch < 0 or not log.storage.forgetful:
+        return None
+    sizes = log.storage.sizes(layout.STATE)
+    if not sizes and any(one.stateful for one in ledger.manifests(epoch) if one.query == log.query_id()):
+        return f"{layout.STATE}, all of it"
+    return lost_state(log.storage, epoch, sizes)
+
+
+def refuse_lost_state(ledger: Ledger, log: SparkLog, found: Found, query: str) -> None:
+    """`StateLost` where the epoch that comes next cannot load the state of the one before it: Spark would fail of that
+    in every start. A log that is behind is another matter: see `restore`."""
+    epoch = found.epoch - 1
+    lost = _state_lost(ledger, log, epoch) if protocol.next_epoch(found) == found.epoch else None
+    if lost is None:
+        return
+    sizes = log.storage.sizes(layout.STATE)
+    complete = [number for number in range(epoch - 1, -1, -1) if log.has_commit(number) and log.has_barrier(number)]
+    whole = next((number for number in complete if lost_state(log.storage, number, sizes) is None), None)
+    folder = log.location.rpartition("/")[0]
+    at = "" if whole is None else f" from {folder}/{layout.CHECKPOINTS}/{layout.checkpoint_name(whole)},"
+    raise StateLost(
+        f"Query {query!r} goes on after epoch {epoch}, and {log.location} has lost of its state: {lost}.",
+        safe="nothing was begun; what is committed stays committed.",
+        to_do=f"bring the folder back from a copy of the same moment as the ledger; or go on{at} from a savepoint"
+        " or under another query uid: rows of later epochs are then written a second time.",
+    )
+
+
+def _remove_undecided(log: SparkLog, epoch: int) -> list[str]:
+    barrier = log.barrier(epoch)
+    if barrier is not None and not log.notes_reach(barrier):
+        log.forget_barrier(epoch)
+        return [layout.offsets(epoch), *(log.begin_anew() if epoch == 0 else [])]
+    return log.begin_anew() if epoch == 0 else []
 
 
 def _manifest(ledger: Ledger, epoch: int, query: str | None, decided: DecisionId | None) -> Manifest | None:
@@ -129,13 +196,7 @@ def _left_whole(
     if (stateful and not stores) or any(newest + 1 not in versions for versions in stores):
         return False
     barrier = _barrier(log, newest, wanted)
-    offsets: tuple[Any, ...] = barrier.offsets if barrier is not None else ()
-    for index, offset in enumerate(offsets):
-        if isinstance(offset, dict) and offset.keys() == {"logOffset"}:
-            logged = [int(match[1]) for name in log.names(layout.source(index)) if (match := _LOGGED.match(name))]
-            if max(logged, default=-1) < offset["logOffset"]:
-                return False
-    return True
+    return barrier is None or log.notes_reach(barrier)
 
 
 def _stores(log: SparkLog) -> Iterator[set[int]]:

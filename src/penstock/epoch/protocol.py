@@ -66,8 +66,8 @@ class NewestGeneration:
 @dataclass(frozen=True, slots=True)
 class RestoreLog:
     """Make Spark's log say that `epoch` comes next, from what the ledger has: what it lost is written again, what was
-    half-written goes. With `decision`, the epoch's barrier is the one that it was decided on. → True, or False where
-    something that is missing cannot be had; nothing was changed then."""
+    half-written, or an undecided attempt left in Spark's way, goes. With `decision`, the epoch's barrier is the one
+    that it was decided on. → True, or False where something missing cannot be had; nothing was changed then."""
 
     epoch: int
     decision: DecisionId | None
@@ -98,7 +98,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class FinishLog:
-    """Complete Spark's own log for the epoch. → True, or False where the log's format is not one we know."""
+    """Complete Spark's own log for the epoch. → True, or False where its format is not known, or state is lost."""
 
     epoch: int
     watermark: int | None
@@ -120,7 +120,8 @@ Action = Register | Look | WriteClaim | NewestGeneration | RestoreLog | PreCommi
 @dataclass(frozen=True, slots=True)
 class Found:
     """Spark's log says that `epoch` comes next: its barrier may be written (`barrier`), its commit is not. `decisions`
-    are those for this epoch and later ones. `damaged`: files of the log are half-written, or missing in its middle."""
+    are those for this epoch and later ones. `damaged`: files of the log are half-written, or missing in its middle, or
+    an undecided attempt may have left something in Spark's way."""
 
     epoch: int
     barrier: bool

@@ -278,7 +278,7 @@ class Settlement(ProtocolDriver):
         return found
 
     def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
-        return restore(self._of.ledger, self._of.log, epoch, decided)
+        return restore(self._of.ledger, self._of.log, epoch, decided) is not None
 
     def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
         self._outcomes = super()._commit(decision)
