@@ -62,6 +62,13 @@ class _Frame:
     def getLocalProperty(self, _: str) -> None:  # noqa: N802
         return None
 
+    @property
+    def _jsparkSession(self) -> Any:  # noqa: N802
+        return self
+
+    def leafNodeDefaultParallelism(self) -> int:  # noqa: N802
+        return 2
+
 
 class SmallSpark:
     """One query over one checkpoint, run as often as you like: each `run` is a start of the job."""

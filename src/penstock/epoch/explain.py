@@ -66,6 +66,8 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
                 to_do="let the job restart; if it happens again, raise the sink's transaction timeout.",
             )
         case protocol.Differs():
+            if stop.dealt_out:
+                return _dealt_out(stop, query)
             return ReplayDiffers(
                 f"Epoch {stop.replay.decision.id.epoch} of query {query!r} is decided and {_visible(stop.replay)};"
                 f" the replay differs at {_writers(stop.writers)}"
@@ -77,6 +79,20 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
                 " raise the transaction timeout.",
             )
     return PenstockError(str(stop))
+
+
+def _dealt_out(stop: protocol.Differs, query: str) -> ReplayDiffers:
+    decision, prepared = stop.replay.decision, stop.prepared
+    before, now = (sum(bool(one.rows) for one in side.committables) for side in (decision, prepared))
+    cores = f"{decision.parallelism} cores" if decision.parallelism is not None else "the same number of cores"
+    return ReplayDiffers(
+        f"Epoch {decision.id.epoch} of query {query!r} is decided and {_visible(stop.replay)}; the replay has the very"
+        f" same rows, but Spark has dealt them out to {now} writers with {prepared.parallelism} cores. {before} writers"
+        f" wrote them, with {cores}, so what is lost cannot be told from what is visible.",
+        safe="what is visible stays; nothing was doubled, nothing more was written, and the rows are at their source.",
+        to_do=f"start the job with {cores}, and with the settings for shuffles and adaptive execution of the run that"
+        " decided the epoch; once it is repaired, any number will do.",
+    )
 
 
 def _visible(replay: protocol.Replay) -> str:

@@ -56,6 +56,8 @@ DEFAULTS: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
     "spark.python.worker.reuse": "true",
+    # It puts partitions of a shuffle together by sizes and cores, so that a replay is dealt out to other writers.
+    "spark.sql.adaptive.streaming.stateless.enabled": "false",
     _PROGRESS: "false",
 }
 
