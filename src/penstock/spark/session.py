@@ -69,7 +69,7 @@ def session(
     jars: Iterable[str],
     local_storage: bool,
     file: Mapping[str, str] | None = None,
-    class_archive: bool = True,
+    class_archive: bool = False,
 ) -> SparkSession:
     """The running session if there is one, otherwise a new one. `conf` is the user's and wins over everything here;
     so does whatever spark-submit, spark-defaults or a running session says. `file` is from a configuration file: it
