@@ -162,7 +162,7 @@ def measure(folder: Path, servers: str, arguments: argparse.Namespace) -> list[f
     feeder.start()
     environment = {"MARKS": str(marks), "PENSTOCK_EVENTS": str(events), "PENSTOCK_HOME": str(folder / "home")}
     own = [servers, "in", "out", str(folder / "checkpoints"), arguments.interval]
-    options = ["--standby"] if arguments.standby else []
+    options = ["-D", "penstock.class-archive.enabled=true", *(["--standby"] if arguments.standby else [])]
     main = "from penstock.cli.main import main; main()"
     silences: list[float] = []
     began = time.time()

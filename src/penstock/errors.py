@@ -23,6 +23,7 @@
     │   ├── LedgerCorrupt             half-written or altered file
     │   │   └── UnsafeName            it names a file outside its folder
     │   ├── CheckpointBehind          Spark's checkpoint has lost epochs that the ledger knows to be decided
+    │   │   └── StateLost             the state that the next epoch needs is missing or half-written
     │   ├── LedgerLost                transactions are open of a run that the ledger does not know
     │   ├── StorageFull               no space left
     │   ├── StorageNotAtomic          the storage cannot refuse a second create
@@ -193,6 +194,10 @@ class CheckpointBehind(LedgerError):
     """Spark's checkpoint has lost epochs that are decided, and they cannot be restored. Nothing was begun."""
 
     retryable = False
+
+
+class StateLost(CheckpointBehind):
+    """The state that a complete epoch left is not there any more, or half-written. Nothing was begun without it."""
 
 
 class LedgerLost(LedgerError):

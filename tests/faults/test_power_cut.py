@@ -81,11 +81,11 @@ def postgres_table(postgres: Postgres) -> Target:
     return Target(harness.make_sink(), rows, lambda: [row[0] for row in harness.read_visible()])
 
 
-def cut_everywhere(disk: Disk, target: Target, steps: list[str], **settings: Any) -> None:
+def cut_everywhere(disk: Disk, target: Target, steps: list[str], *, as_one: bool = True, **settings: Any) -> None:
     """The power fails once at each step; after each cut the job starts again and goes on."""
     query = SmallSpark(disk.root, target.sink, target.rows, **settings)
     until = 0
-    with disk.watched():
+    with disk.watched(as_one=as_one):
         for step in steps:
             until += EPOCH
             if step == "recover.restored":  # with epochs that Spark's log has lost
@@ -129,8 +129,9 @@ def disk(tmp_path: Path) -> Disk:
 
 
 @pytest.mark.parametrize("stateful", [False, True])
-def test_into_files(disk: Disk, stateful: bool) -> None:
-    cut_everywhere(disk, files(disk.root), _with(stateful), stateful=stateful)
+@pytest.mark.parametrize("as_one", [True, False], ids=["a disk", "mounted by FUSE"])
+def test_into_files(disk: Disk, stateful: bool, as_one: bool) -> None:
+    cut_everywhere(disk, files(disk.root), _with(stateful), as_one=as_one, stateful=stateful)
 
 
 @pytest.mark.parametrize("stateful", [False, pytest.param(True, marks=pytest.mark.long)])

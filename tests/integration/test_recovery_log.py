@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock import Checkpoints, FileSink, Job, KafkaSink, RestartStrategy
+from penstock import Checkpoints, FileSink, FileSource, Job, KafkaSink, RestartStrategy
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.errors import CheckpointBehind, ReplayDiffers
 from penstock.failpoints import InjectedFault, hooked
@@ -28,6 +28,7 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 STATES = "org.apache.spark.sql.execution.streaming.state"
 BACKENDS = {"hashmap": f"{STATES}.HDFSBackedStateStoreProvider", "rocksdb": f"{STATES}.RocksDBStateStoreProvider"}
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+CORES = "spark.sql.leafNodeDefaultParallelism"
 STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 START = 1_767_225_600  # 2026-01-01, in seconds
@@ -261,6 +262,29 @@ def test_a_log_we_do_not_know_is_proven_by_replay(
     assert '"stateUniqueIds"' in (broken.checkpoint.folder / "spark" / "commits" / str(CRASH)).read_text()
     assert_alike(whole, broken)
     assert whole.files() == broken.files()
+
+
+def test_files_that_are_dealt_out_by_the_number_of_cores_are_repaired_with_another_number(
+    session: SparkSession, tmp_path: Path, crash_at: CrashAt, settings: Settings
+) -> None:
+    """Spark packs files into tasks by the cores that are there; this setting stands for them."""
+    settings({CORES: "2"})
+    (tmp_path / "in").mkdir()
+    for number in range(8):
+        (tmp_path / "in" / f"{number}.json").write_text(f'{{"value":"{number}"}}\n')
+    source = FileSource(str(tmp_path / "in"), schema="value string", bounded=True)
+    twin = Twin(session, tmp_path, lambda job: job.read(source, uid="in"))
+    crash_at("epoch.decided", 1)
+    failing(twin.job(), InjectedFault)
+    crash_at.no_more()
+    staged = sorted(file for file in (tmp_path / "out" / "_penstock").rglob("*") if file.suffix == ".json")
+    assert len(staged) > 1
+    staged[0].unlink()
+    settings({CORES: "4"})
+    assert only(events := twin.run(), "recovered")["action"] == "repair"
+    assert twin.files() == Counter(map(str, range(8)))
+    assert [event["writers"] for event in events if event["event"] == "precommitted"] == [len(staged)]
+    assert session.conf.get(CORES) == "4", "only the replay is planned as before"
 
 
 def test_a_replay_that_differs_stops_the_job(

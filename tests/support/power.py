@@ -43,8 +43,9 @@ class Disk:
         self.sync_all()
 
     @contextmanager
-    def watched(self) -> Iterator[Disk]:
-        """While this lasts, this process's syncs count."""
+    def watched(self, *, as_one: bool = True) -> Iterator[Disk]:
+        """While this lasts, this process's syncs count; those of the whole file system only where it hears of them,
+        `as_one`. FUSE does not."""
         fsync, sync_file_system = os.fsync, durable.sync_file_system
         with pytest.MonkeyPatch.context() as patch:
 
@@ -54,11 +55,13 @@ class Disk:
 
             def sync_everything(path: Path) -> None:
                 sync_file_system(path)
-                self.sync_all()
+                if as_one:
+                    self.sync_all()
 
             patch.setattr(os, "fsync", sync)
             patch.setattr(os, "fdatasync", sync)
             patch.setattr(local, "sync_file_system", sync_everything)
+            patch.setattr(local, "syncs_as_one", lambda _: as_one)
             yield self
 
     def sync(self, handle: int) -> None:

@@ -58,6 +58,7 @@ class Scenario:
     alive: int = 2
     faults: int = 1
     permuted: bool = False  # does each run number the writers of a sink the other way round?
+    dealt: bool = False  # does a replay give all rows of a sink that it only counts to one writer?
     cuts: int = 0  # how often the power fails
     tries: int = 0  # how many failures a run tolerates
     drains: int = 0  # how often somebody stops the job with a drain
@@ -487,6 +488,8 @@ class Simulation:
                 else p.Committable(*self._numbered(writer, generation), rows=0, checksum=0, payload=Payload())
                 for writer, at in named.items()
             )
+            if self.scenario.dealt and only is not None:
+                committables = _dealt_out(committables, only)
             yield self._answer(after, driver, p.Prepared(committables), "has prepared", writing)
             if opening and world.faults:
                 strays = {one._replace(stray=True) for one in opening}
@@ -676,6 +679,16 @@ def _decided_on(decision: p.Decision) -> set[int]:
 
 def _by_id(decision: p.Decision) -> p.DecisionId:
     return decision.id
+
+
+def _dealt_out(committables: tuple[p.Committable, ...], only: frozenset[str]) -> tuple[p.Committable, ...]:
+    """One writer of each sink that is only counted has all its rows, another one than before."""
+    found = [one for one in committables if one.sink in only]
+    for sink in sorted({one.sink for one in committables} - only):
+        own = [one for one in committables if one.sink == sink]
+        rows, checksum = sum(one.rows for one in own), sum(one.checksum for one in own)
+        found.append(p.Committable(sink, 7, rows=rows, checksum=checksum, payload=Payload()))
+    return tuple(found)
 
 
 def _execution(generation: int, attempt: int) -> int:

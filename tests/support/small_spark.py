@@ -64,6 +64,13 @@ class _Frame:
     def getLocalProperty(self, _: str) -> None:  # noqa: N802
         return None
 
+    @property
+    def _jsparkSession(self) -> Any:  # noqa: N802
+        return self
+
+    def leafNodeDefaultParallelism(self) -> int:  # noqa: N802
+        return 2
+
 
 class _Running:
     """The positions that Spark holds in memory."""
@@ -169,6 +176,8 @@ class SmallSpark:
         json.loads((self.spark / "metadata").read_text())
         epoch, self.memory, self.texts = self._newest("offsets"), {}, {}
         if epoch < 0:
+            for folder in ("offsets", "commits", "state"):
+                assert not any((self.spark / folder).glob("*")), f"Spark refuses: {folder} is not empty on batch 0"
             epoch = 0
         elif self._newest("commits") == epoch:
             self._remember(epoch)

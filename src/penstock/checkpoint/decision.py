@@ -10,7 +10,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
+
+MODULO = 1 << 64
+"""Of the sum of hashes in a checksum; above it stands the rule that they were made by, see `epoch.checksum`."""
 
 WriterId = tuple[str, int]
 """Sink uid and writer number: the name of a writer inside one epoch."""
@@ -64,11 +67,13 @@ class DecisionId:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The commit point of an epoch over all its sinks, once durable. `watermark` is the one batch N leads to, None
-    where it is not known for sure."""
+    where it is not known for sure. `parallelism` is the number of tasks that Spark reckoned with when it planned the
+    epoch: some sources deal their rows out by it. None in a decision by an earlier version, and in a drained one."""
 
     id: DecisionId
     committables: tuple[Committable, ...]
     watermark: int | None = 0
+    parallelism: int | None = None
 
     @property
     def to_commit(self) -> tuple[Committable, ...]:
@@ -82,3 +87,41 @@ class Claim:
     generation: int
     epoch: int
     honours: DecisionId | None
+
+
+def match_replay(
+    decided: Sequence[Committable], replayed: Sequence[Committable], rewritten: Collection[str]
+) -> tuple[dict[WriterId, Committable], set[WriterId]]:
+    """Whether a replay holds what was decided. For each decided writer of the sinks to be `rewritten` the replayed one
+    that holds the very same rows; and the writers, of either side, that differ.
+
+    Partners are found by what they hold, not by their number: Spark does not promise that a replay gives a partition
+    of the input to the same task (with Kafka, the order of the partitions comes from a hash map). Of a sink that is
+    not rewritten nobody takes the place of another, so all its rows together are compared: how they are dealt out may
+    depend on the number of cores."""
+    found: dict[WriterId, Committable] = {}
+    differing: set[WriterId] = set()
+    for sink in {one.sink for one in (*decided, *replayed)}:
+        old = [one for one in decided if one.sink == sink and one.rows]
+        new = [one for one in replayed if one.sink == sink and one.rows]
+        if sink not in rewritten:
+            if _held(old) != _held(new):
+                differing.update(one.id for one in (*old, *new))
+            continue
+        partners: dict[tuple[int, int], list[Committable]] = {}
+        for one in new:
+            partners.setdefault((one.rows, one.checksum), []).append(one)
+        for one in old:
+            alike = partners.get((one.rows, one.checksum))
+            if alike:
+                found[one.id] = alike.pop()
+            else:
+                differing.add(one.id)
+        differing.update(one.id for alike in partners.values() for one in alike)
+    return found, differing
+
+
+def _held(committables: Sequence[Committable]) -> tuple[int, int, set[int]]:
+    """Rows, the sum of their hashes, and the rules that these were made by, which stand above the hashes' 64 bits."""
+    rules = {one.checksum // MODULO for one in committables}
+    return sum(one.rows for one in committables), sum(one.checksum for one in committables) % MODULO, rules

@@ -169,7 +169,11 @@ class Ledger:
     ) -> None:
         """The commit point: when this returns, the decision is durable. When it raises, it may or may not be."""
         # What an epoch of Spark's has and a drained one has not. An older Penstock reads past it.
-        more = {"offsets": offsets, "history": history, "stateful": stateful} if offsets is not None else {}
+        more: dict[str, Any] = {}
+        if offsets is not None:
+            more = {"offsets": offsets, "history": history, "stateful": stateful}
+        if decision.parallelism is not None:
+            more["parallelism"] = decision.parallelism
         body = {
             **more,
             "epoch": decision.id.epoch,
@@ -294,7 +298,8 @@ class Manifest:
             Committable(sink, writer, rows, checksum, payload, version)
             for sink, writer, rows, checksum, version, payload in body["committables"]
         )
-        decision = Decision(DecisionId(body["epoch"], body["generation"]), committables, body["watermark"])
+        named = DecisionId(body["epoch"], body["generation"])
+        decision = Decision(named, committables, body["watermark"], body.get("parallelism"))
         more = (body.get("offsets"), body.get("history"), bool(body.get("stateful")))
         return cls(decision, body["query"], body["barrier"], body["decided"], *more)
 

@@ -29,6 +29,7 @@ from penstock.errors import LedgerCorrupt, SavepointError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from penstock.storage.storage import Storage
     from penstock.storage.tree import Tree
 
 _VERSIONED = re.compile(r"^(?P<version>\d+)(?:_[0-9a-zA-Z-]+)*\.(?P<kind>delta|snapshot|zip|changelog)$")
@@ -50,6 +51,53 @@ def needed(checkpoint: Tree, epoch: int) -> list[str]:
     found += [name for name in present if name.startswith(f"{SOURCES}/")]
     found += _state(checkpoint, [name for name in present if name.startswith(f"{STATE}/")], epoch + 1)
     return found
+
+
+def lost_state(storage: Storage, epoch: int, sizes: Mapping[str, int]) -> str | None:
+    """What is missing, or there and empty, of the state that epoch `epoch` has left; None where all of it is there. An
+    empty file is one that a power cut has taken: Spark writes none. `sizes`: the files below `STATE`."""
+    stores: dict[str, dict[str, int]] = {}
+    for name, size in sizes.items():
+        folder, _, last = name.rpartition("/")
+        if any(part.startswith("_") for part in folder.split("/")):
+            if not size and not _later(last, epoch):
+                return name
+        elif not folder.endswith("/SSTs"):
+            stores.setdefault(folder, {})[last] = size
+    for folder, files in sorted(stores.items()):
+        if not _reaches(storage, folder, files, epoch + 1, sizes):
+            return f"version {epoch + 1} of {folder}"
+    return None
+
+
+def _later(description: str, epoch: int) -> bool:
+    """Whether a description or schema is of an epoch after `epoch`: those of all others have no number of one."""
+    number = description.partition("_")[0]
+    return number.isdigit() and int(number) > epoch
+
+
+def _reaches(storage: Storage, folder: str, files: Mapping[str, int], version: int, sizes: Mapping[str, int]) -> bool:
+    """Whether the store has whole files from some picture, or from its beginning, up to `version`. Spark takes an older
+    picture where the newest one is of no use."""
+    matches = [match for match in map(_VERSIONED.match, files) if match]
+    whole: dict[int, list[re.Match[str]]] = {}
+    for match in matches:
+        if files[match.string]:
+            whole.setdefault(int(match["version"]), []).append(match)
+    for number in range(version, 0, -1):
+        there = whole.get(number, [])
+        pictures = [f"{folder}/{match.string}" for match in there if match["kind"] in _WHOLE]
+        if any(_has_tables(storage, name, sizes) for name in pictures):
+            return True
+        if len(pictures) == len(there):
+            return not matches  # else it is a folder in which Spark keeps no store
+    return True
+
+
+def _has_tables(storage: Storage, picture: str, sizes: Mapping[str, int]) -> bool:
+    listed = tables_of(storage.read(picture) or b"") if picture.endswith(".zip") else None
+    folder = picture.rpartition("/")[0]
+    return listed is None or all(sizes.get(f"{folder}/SSTs/{name}") for name in listed)
 
 
 def _state(checkpoint: Tree, names: Iterable[str], version: int) -> list[str]:

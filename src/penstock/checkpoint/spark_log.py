@@ -4,7 +4,8 @@ Batch N is pending when `offsets/N` exists and `commits/N` does not. After every
 N+1 is on disk; writing `commits/N` then makes Spark go on with N+1 as if it had not died in between.
 
 Spark syncs none of its files. After a power cut the newest ones may be gone, or there and empty (*torn*); a torn file
-counts as not there. What the ledger has of them is written again by `log_repair`.
+counts as not there. What the ledger has of them is written again by `log_repair`. The same holds for the first file of
+a source, and for the log of one that reads files.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _DRAIN = "penstock.drain"  # among the settings of a barrier, of which Spark rea
 
 _V1 = "v1"
 _VERSION = re.compile(rb"^v\d+$")
+_NOTE = re.compile(r"^(\d+)(?:\.compact)?$")  # of a source: where it began, or files it reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class SparkLog:
     def torn(self) -> list[str]:
         """The newest files of the log that were begun and never finished: nobody can read them, Spark neither."""
         found = [f"{folder}/{number}" for folder in (OFFSETS, COMMITS) for number in self._torn_in(folder)]
+        newest = [max(notes)[1] for source in self.names(SOURCES) if (notes := self._notes(layout.source(source)))]
+        found += [name for name in newest if self._storage.read(name) == b""]
         return found + [QUERY_ID] * (self._storage.read(QUERY_ID) == b"")
 
     def damaged(self) -> bool:
@@ -110,6 +114,33 @@ class SparkLog:
 
     def has_commit(self, epoch: int) -> bool:
         return self._whole(COMMITS, epoch) is not None
+
+    def notes_reach(self, barrier: Barrier) -> bool:
+        """Whether sources that note the files they read have whole notes up to `barrier`; Spark stops where one is
+        missing. A stream that a plan holds twice has two positions and one folder."""
+        folders = self.names(SOURCES)
+        for index, offset in enumerate(barrier.offsets):
+            noted = str(index) in folders or not folders
+            if noted and isinstance(offset, dict) and offset.keys() == {"logOffset"}:
+                notes = sorted(self._notes(layout.source(index)), reverse=True)
+                newest = next((number for number, name in notes if self._storage.read(name)), -1)
+                if newest < offset["logOffset"]:
+                    return False
+        return True
+
+    def _notes(self, folder: str) -> list[tuple[int, str]]:
+        names = self.names(folder)
+        return [(int(match[1]), f"{folder}/{name}") for name in names if (match := _NOTE.match(name))]
+
+    @property
+    def storage(self) -> Storage:
+        return self._storage
+
+    def begin_anew(self) -> list[str]:
+        """Remove what an attempt at the very first epoch has left: state, and where there is no barrier, anything in
+        the log. Spark refuses to begin beside it. Only where no epoch is decided or complete. What was removed."""
+        folders = [STATE] if self.has_barrier(0) else [STATE, OFFSETS, COMMITS]
+        return [folder for folder in folders if self._storage.delete_folder(folder)]
 
     def names(self, folder: str) -> list[str]:
         """What lies beside the log in Spark's checkpoint: state, and the sources' own files."""

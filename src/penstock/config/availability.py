@@ -21,7 +21,7 @@ class Availability:
     machines that share the checkpoint's storage, has the job to itself; None: there is only one."""
 
     standby: bool = False
-    class_archive: bool = True
+    class_archive: bool = False
     lease: float | None = None
 
     @property
@@ -75,9 +75,10 @@ AVAILABILITY_OPTIONS = (
         ("tests/unit/process/test_lease.py::test_who_waits_takes_over_when_the_lease_has_run_out",),
     ),
     Option(
-        CLASS_ARCHIVE, "availability", "class_archive", f"-D {CLASS_ARCHIVE}=…", "true", boolean,
-        "Whether the driver's JVM starts from an archive of its classes. The first driver that runs for a while has it"
-        " made, by a short process of its own, in the [cache](../how-to/failover.md#the-archive-of-classes).",
+        CLASS_ARCHIVE, "availability", "class_archive", f"-D {CLASS_ARCHIVE}=…", "false", boolean,
+        "Whether the driver's JVM starts from an archive of its classes in the"
+        " [cache](../how-to/failover.md#the-archive-of-classes), and has one made where there is none: by a process"
+        " that takes most of a core for a minute, after the driver has run for 20 seconds.",
         ("tests/unit/spark/test_class_archive.py::test_an_archive_is_used_once_it_is_there",),
     ),
 )  # fmt: skip

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.decision import MODULO as MODULO
 from penstock.epoch.channel import HASH_COLUMN
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.decision import Committable
 
-MODULO = 1 << 64
 FLAT, NESTED = 0, 1
 
 

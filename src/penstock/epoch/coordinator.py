@@ -23,7 +23,7 @@ from penstock.epoch.attempt import Attempt, EpochObserver
 from penstock.epoch.driver import ProtocolDriver, Timing
 from penstock.epoch.explain import explain_stop
 from penstock.epoch.gate import Gate
-from penstock.epoch.log_repair import look, query_of, restore
+from penstock.epoch.log_repair import finish, look, query_of, refuse_lost_state, restore
 from penstock.epoch.modes import ExactlyOnce, delivery_of
 from penstock.epoch.positions import Positions
 from penstock.epoch.preparation import Body, Preparation
@@ -301,7 +301,8 @@ class Coordinator(ProtocolDriver):
         return self._log.query_id()
 
     def _look(self) -> protocol.Found:
-        found = look(self._ledger, self._log)
+        found = look(self._ledger, self._log, running=self._query_running)
+        refuse_lost_state(self._ledger, self._log, found, self._query)
         query = query_of(self._ledger, self._log)
         if query is not None and self._inflight is not None:
             self._inflight.open(query, self._generation)
@@ -311,14 +312,15 @@ class Coordinator(ProtocolDriver):
 
     def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
         behind = self._query_running and self._log.next_epoch()[0] < epoch  # and Spark has gone on from there
-        if behind or not restore(self._ledger, self._log, epoch, decided):
-            return False
-        logger.warning("query %s: Spark's log was restored from the ledger for epoch %d", self._query, epoch)
-        self.emit("log_restored", epoch)
-        failpoint("recover.restored")
-        if self._query_running:
-            raise self._positions.overwritten(epoch)  # Spark has read it as it was before
-        return True
+        running = self._query_running
+        changed = None if behind else restore(self._ledger, self._log, epoch, decided, running=running)
+        if changed:
+            logger.warning("query %s: Spark's log is mended for epoch %d: %s", self._query, epoch, ", ".join(changed))
+            self.emit("log_restored", epoch)
+            failpoint("recover.restored")
+            if running:
+                raise self._positions.overwritten(epoch)  # Spark has read it as it was before
+        return changed is not None
 
     def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         assert self._attempt is not None
@@ -388,7 +390,7 @@ class Coordinator(ProtocolDriver):
         return outcomes
 
     def _finish_log(self, epoch: int, watermark: int | None) -> bool:
-        finished = not self._query_running and self._log.finish(epoch, watermark)
+        finished = not self._query_running and finish(self._ledger, self._log, epoch, watermark)
         failpoint("recover.finished")
         return finished
 

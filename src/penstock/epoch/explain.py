@@ -31,9 +31,13 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
                 to_do="nothing, if you started the newer run on purpose; else stop one of the two.",
             )
         case protocol.LogBehind():
+            goes_on = f"goes on with epoch {stop.found}, its ledger with epoch {stop.epoch}"
             return CheckpointBehind(
-                f"Spark's checkpoint of query {query!r} goes on with epoch {stop.found}, its ledger with epoch"
-                f" {stop.epoch}: what is between is visible, or decided, and {checkpoint} has lost it.",
+                f"Spark's checkpoint of query {query!r} {goes_on}: what is between is visible, or decided, and"
+                f" {checkpoint} has lost it."
+                if stop.epoch > stop.found
+                else f"Spark's checkpoint of query {query!r} has state of complete epochs, and {checkpoint} has lost"
+                " its log of them.",
                 safe="nothing was begun: going on from there would write their rows a second time.",
                 to_do=f"bring {checkpoint} (offsets, commits, sources, state) back from a copy of the same moment as"
                 " the ledger; or go on from a savepoint; or, to read it all again on purpose, use another query uid.",
@@ -62,6 +66,8 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
                 to_do="let the job restart; if it happens again, raise the sink's transaction timeout.",
             )
         case protocol.Differs():
+            if stop.dealt_out:
+                return _dealt_out(stop, query)
             return ReplayDiffers(
                 f"Epoch {stop.replay.decision.id.epoch} of query {query!r} is decided and {_visible(stop.replay)};"
                 f" the replay differs at {_writers(stop.writers)}"
@@ -73,6 +79,20 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
                 " raise the transaction timeout.",
             )
     return PenstockError(str(stop))
+
+
+def _dealt_out(stop: protocol.Differs, query: str) -> ReplayDiffers:
+    decision, prepared = stop.replay.decision, stop.prepared
+    before, now = (sum(bool(one.rows) for one in side.committables) for side in (decision, prepared))
+    cores = f"{decision.parallelism} cores" if decision.parallelism is not None else "the same number of cores"
+    return ReplayDiffers(
+        f"Epoch {decision.id.epoch} of query {query!r} is decided and {_visible(stop.replay)}; the replay has the very"
+        f" same rows, but Spark has dealt them out to {now} writers with {prepared.parallelism} cores. {before} writers"
+        f" wrote them, with {cores}, so what is lost cannot be told from what is visible.",
+        safe="what is visible stays; nothing was doubled, nothing more was written, and the rows are at their source.",
+        to_do=f"start the job with {cores}, and with the settings for shuffles and adaptive execution of the run that"
+        " decided the epoch; once it is repaired, any number will do.",
+    )
 
 
 def _visible(replay: protocol.Replay) -> str:

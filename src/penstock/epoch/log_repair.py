@@ -8,8 +8,9 @@ What is written again is what is missing, and a barrier that is not the one that
 that was superseded from renaming its `offsets/N` over that of the run which took over. Where state that the decided
 epoch left is not there, nothing is started.
 
-One file is removed: the barrier at the end of time that a drain has cut and never decided on. To run it would make
-every later row late, and the drain has failed, was killed, or was superseded. It counts as not there.
+What is removed is only ever what an attempt has left that no decision counts for: the barrier at the end of time of a
+drain, which would make every later row late; a barrier whose source has lost its note of the files to read; and all of
+a first epoch that was never completed, beside which Spark would refuse to go on.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.belonging import history_of, is_decided
+from penstock.checkpoint.spark_files import lost_state
 from penstock.checkpoint.spark_log import commit_text, state_format_of
 from penstock.epoch import protocol
+from penstock.errors import StateLost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,28 +37,35 @@ if TYPE_CHECKING:
 
 _STATE = re.compile(r"^(\d+)(?:_[^.]+)?\.(?:delta|snapshot|zip|changelog)$")
 _PARTITION = re.compile(r"^\d+$")
-_LOGGED = re.compile(r"^(\d+)(?:\.compact)?$")  # in the log of a source that reads files
 
 
-def look(ledger: Ledger, log: SparkLog) -> Found:
+def look(ledger: Ledger, log: SparkLog, *, running: bool = False) -> Found:
     """What the next start finds. `damaged` also where a barrier that Spark would go by is not the one that was decided;
-    `LedgerCorrupt` where such a decision holds no copy of it."""
+    `LedgerCorrupt` where such a decision holds no copy of it. `running`: Spark's query has started, so what it has
+    begun is no leftover."""
     ledger.settle()
     query = query_of(ledger, log)
     epoch, barrier = log.next_epoch()
     damaged = log.damaged() or (query is not None and log.query_id() is None)
+    undecided = not running and _unusable(log, epoch, barrier)
     if query is None:
-        return protocol.Found(epoch, barrier, damaged=damaged)
+        return protocol.Found(epoch, barrier, damaged=damaged or undecided)
     found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query), damaged)
     decision = protocol.honoured(found)
     decided = decision.id if decision is not None and decision.id.epoch == epoch else None
-    if barrier and decided is None and _cut_by_drain(log, epoch, query):
-        found = replace(found, barrier=False, damaged=True)
+    drained = decided is None and _cut_by_drain(log, epoch, query)
     manifests = [(epoch - 1, completed(ledger, epoch - 1, query))]
     if decided is not None:
         manifests.append((epoch, _manifest(ledger, epoch, query, decided)))
     intact = all(is_decided(log, number, manifest) for number, manifest in manifests)
-    return replace(found, damaged=found.damaged or not intact)
+    leftover = drained or (decision is None and undecided)
+    return replace(found, barrier=barrier and not drained, damaged=damaged or leftover or not intact)
+
+
+def _unusable(log: SparkLog, epoch: int, barrier: bool) -> bool:
+    """Whether an attempt at `epoch`, if it was not decided, may have left something that Spark cannot go on from."""
+    written = log.barrier(epoch) if barrier else None
+    return epoch == 0 or (written is not None and not log.notes_reach(written))
 
 
 def query_of(ledger: Ledger, log: SparkLog) -> str | None:
@@ -63,39 +73,90 @@ def query_of(ledger: Ledger, log: SparkLog) -> str | None:
     return log.query_id() or ledger.last_query(history_of(log))
 
 
-def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | None) -> bool:
-    """Make Spark's log say that `epoch` comes next, with the barrier of `decided`. False, and nothing changed, where
-    something is missing that the ledger does not have."""
+def restore(
+    ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | None, *, running: bool = False
+) -> list[str] | None:
+    """Make Spark's log say that `epoch` comes next, with the barrier of `decided`. The names that were written or
+    removed for that. None, and nothing changed, where something is missing that the ledger does not have."""
     query = query_of(ledger, log)
     wanted: dict[str, str] = {}  # in the order in which they are written
     if query is not None and log.query_id() is None:
         wanted[layout.QUERY_ID] = json.dumps({"id": query}, separators=(",", ":"))
     before = completed(ledger, epoch - 1, query)
     of_epoch = _manifest(ledger, epoch, query, decided) if decided is not None else None
-    drained = decided is None and _cut_by_drain(log, epoch, query)
     for number, manifest in ((epoch - 1, before), (epoch, of_epoch)):
         if number < 0 or (number == epoch and decided is None):
             continue
         if log.has_barrier(number) and is_decided(log, number, manifest):
             continue
         if manifest is None or manifest.file is None:
-            return False
+            return None
         wanted[layout.offsets(number)] = manifest.file
     if epoch > 0 and not log.has_commit(epoch - 1):
         commit = _commit_before(log, epoch, before, of_epoch, wanted)
         if commit is None:
-            return False
+            return None
         wanted[layout.commits(epoch - 1)] = commit
     newest = epoch if decided is not None else epoch - 1
     if wanted and newest >= 0 and not _left_whole(log, newest, before, of_epoch, wanted):
-        return False
-    for name in log.torn():
+        return None
+    if newest < 0 and any(version > 1 for versions in _stores(log) for version in versions):
+        return None  # state of a later epoch than the first: it was complete, and the log of it is lost
+    torn = log.torn()
+    for name in torn:
         log.remove_torn(name)
-    if drained:
-        log.remove(layout.offsets(epoch))
+    undecided = _remove_undecided(log, epoch, query) if decided is None and not running else []
     for name, text in wanted.items():
         log.write_again(name, text)
-    return True
+    return [*torn, *undecided, *wanted]
+
+
+def finish(ledger: Ledger, log: SparkLog, epoch: int, watermark: int | None) -> bool:
+    """Complete Spark's log for a decided epoch. False where that would be a guess, or where its state is not whole:
+    then Spark runs it once more, and makes the state again."""
+    if _state_lost(ledger, log, epoch) is None:
+        return log.finish(epoch, watermark)
+    if epoch == 0:
+        log.begin_anew()
+    return False
+
+
+def _state_lost(ledger: Ledger, log: SparkLog, epoch: int) -> str | None:
+    """What is not there of the state that epoch `epoch` left, where that is cheap to see and may come about."""
+    if epoch < 0 or not log.storage.forgetful:
+        return None
+    sizes = log.storage.sizes(layout.STATE)
+    if not sizes and any(one.stateful for one in ledger.manifests(epoch) if one.query == log.query_id()):
+        return f"{layout.STATE}, all of it"
+    return lost_state(log.storage, epoch, sizes)
+
+
+def refuse_lost_state(ledger: Ledger, log: SparkLog, found: Found, query: str) -> None:
+    """`StateLost` where the epoch that comes next cannot load the state of the one before it: Spark would fail of that
+    in every start. A log that is behind is another matter: see `restore`."""
+    epoch = found.epoch - 1
+    lost = _state_lost(ledger, log, epoch) if protocol.next_epoch(found) == found.epoch else None
+    if lost is None:
+        return
+    sizes = log.storage.sizes(layout.STATE)
+    complete = [number for number in range(epoch - 1, -1, -1) if log.has_commit(number) and log.has_barrier(number)]
+    whole = next((number for number in complete if lost_state(log.storage, number, sizes) is None), None)
+    folder = log.location.rpartition("/")[0]
+    at = "" if whole is None else f" from {folder}/{layout.CHECKPOINTS}/{layout.checkpoint_name(whole)},"
+    raise StateLost(
+        f"Query {query!r} goes on after epoch {epoch}, and {log.location} has lost of its state: {lost}.",
+        safe="nothing was begun; what is committed stays committed.",
+        to_do=f"bring the folder back from a copy of the same moment as the ledger; or go on{at} from a savepoint"
+        " or under another query uid: rows of later epochs are then written a second time.",
+    )
+
+
+def _remove_undecided(log: SparkLog, epoch: int, query: str | None) -> list[str]:
+    barrier = log.barrier(epoch)
+    if barrier is not None and (_cut_by_drain(log, epoch, query) or not log.notes_reach(barrier)):
+        log.remove(layout.offsets(epoch))
+        return [layout.offsets(epoch), *(log.begin_anew() if epoch == 0 else [])]
+    return log.begin_anew() if epoch == 0 else []
 
 
 def _cut_by_drain(log: SparkLog, epoch: int, query: str | None) -> bool:
@@ -160,13 +221,7 @@ def _left_whole(
     if (stateful and not stores) or any(newest + 1 not in versions for versions in stores):
         return False
     barrier = _barrier(log, newest, wanted)
-    offsets: tuple[Any, ...] = barrier.offsets if barrier is not None else ()
-    for index, offset in enumerate(offsets):
-        if isinstance(offset, dict) and offset.keys() == {"logOffset"}:
-            logged = [int(match[1]) for name in log.names(layout.source(index)) if (match := _LOGGED.match(name))]
-            if max(logged, default=-1) < offset["logOffset"]:
-                return False
-    return True
+    return barrier is None or log.notes_reach(barrier)
 
 
 def _stores(log: SparkLog) -> Iterator[set[int]]:

@@ -60,6 +60,7 @@ class Preparation:
     def run(self, attempt: Attempt, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         """With `only`, the writers of those sinks alone write; all others just count and sum."""
         failpoint("epoch.opened")
+        parallelism = self._parallelism(attempt.frame)
         outputs = EpochOutputs(
             attempt.epoch,
             attempt.number,
@@ -87,7 +88,7 @@ class Preparation:
             self._check_end(attempt)
         except Exception as error:
             return protocol.Failed(watchdog.expired or error)
-        return protocol.Prepared(committables, watermark, outputs.strays)
+        return protocol.Prepared(committables, watermark, outputs.strays, parallelism)
 
     def _job_group(self, frame: DataFrame) -> str | None:
         """Spark names the jobs of a query's batches after its run, and `foreachBatch` runs under that name: it is the
@@ -95,6 +96,12 @@ class Preparation:
         if self._group is None:
             self._group = frame.sparkSession.sparkContext.getLocalProperty("spark.jobGroup.id")
         return self._group
+
+    def _parallelism(self, frame: DataFrame) -> int:
+        """By which Spark has just planned the epoch: on a cluster it grows with every executor that comes. A batch has
+        a session of its own; sources go by the settings of the one that they were made in."""
+        session: Any = getattr(type(frame.sparkSession), "_instantiatedSession", None) or frame.sparkSession
+        return int(session._jsparkSession.leafNodeDefaultParallelism())
 
     def _writing(self, uid: str, attempt: Attempt, only: frozenset[str] | None) -> Writing:
         if only is not None:

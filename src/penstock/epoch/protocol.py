@@ -33,7 +33,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, WriterId
+from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, WriterId, match_replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Mapping
@@ -66,8 +66,8 @@ class NewestGeneration:
 @dataclass(frozen=True, slots=True)
 class RestoreLog:
     """Make Spark's log say that `epoch` comes next, from what the ledger has: what it lost is written again, what was
-    half-written goes. With `decision`, the epoch's barrier is the one that it was decided on. → True, or False where
-    something that is missing cannot be had; nothing was changed then."""
+    half-written, or an undecided attempt left in Spark's way, goes. With `decision`, the epoch's barrier is the one
+    that it was decided on. → True, or False where something missing cannot be had; nothing was changed then."""
 
     epoch: int
     decision: DecisionId | None
@@ -98,7 +98,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class FinishLog:
-    """Complete Spark's own log for the epoch. → True, or False where the log's format is not one we know."""
+    """Complete Spark's own log for the epoch. → True, or False where its format is not known, or state is lost."""
 
     epoch: int
     watermark: int | None
@@ -120,7 +120,8 @@ Action = Register | Look | WriteClaim | NewestGeneration | RestoreLog | PreCommi
 @dataclass(frozen=True, slots=True)
 class Found:
     """Spark's log says that `epoch` comes next: its barrier may be written (`barrier`), its commit is not. `decisions`
-    are those for this epoch and later ones. `damaged`: files of the log are half-written, or missing in its middle."""
+    are those for this epoch and later ones. `damaged`: files of the log are half-written, or missing in its middle, or
+    an undecided attempt may have left something in Spark's way."""
 
     epoch: int
     barrier: bool
@@ -136,6 +137,7 @@ class Prepared:
     committables: tuple[Committable, ...]
     watermark: int | None = 0
     strays: bool = False
+    parallelism: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +218,13 @@ class Lost(ProtocolStop):
 
 
 class Differs(ProtocolStop):
-    """The replay is not what was decided, so the lost writers cannot be repaired with proof."""
+    """The replay is not what was decided, so the lost writers cannot be repaired with proof. `dealt_out`: it has the
+    same rows for every sink, and other writers have them."""
 
-    def __init__(self, replay: Replay, writers: Collection[WriterId]) -> None:
+    def __init__(self, replay: Replay, prepared: Prepared, writers: Collection[WriterId]) -> None:
         super().__init__(f"epoch {replay.decision.id.epoch}: the replay differs at {len(writers)} writers")
-        self.replay, self.writers = replay, tuple(sorted(writers))
+        self.replay, self.prepared, self.writers = replay, prepared, tuple(sorted(writers))
+        self.dealt_out = not match_replay(replay.decision.committables, prepared.committables, frozenset())[1]
 
 
 def next_epoch(found: Found) -> int:
@@ -337,10 +341,10 @@ def run_epoch(generation: int, epoch: int, replay: Replay | None = None) -> Gene
 
     committables = prepared.committables
     if replay is not None:
-        found, differing = _matched(replay.decision, prepared)
+        found, differing = match_replay(replay.decision.committables, prepared.committables, replay.sinks)
         if differing:
             yield Sweep(replay.decision.committables)
-            raise Differs(replay, differing)
+            raise Differs(replay, prepared, differing)
         if not replay.lost:
             return None
         committables = tuple(
@@ -348,7 +352,7 @@ def run_epoch(generation: int, epoch: int, replay: Replay | None = None) -> Gene
             for old in replay.decision.committables
         )
 
-    decision = Decision(DecisionId(epoch, generation), committables, prepared.watermark)
+    decision = Decision(DecisionId(epoch, generation), committables, prepared.watermark, prepared.parallelism)
     yield Decide(decision)
     yield from _still_newest(generation)
     outcomes: Mapping[WriterId, Outcome] = yield Commit(decision)
@@ -373,28 +377,3 @@ def _lost_writers(decision: Decision, outcomes: Mapping[WriterId, Outcome]) -> f
     if unknown:
         raise Unproven(decision, unknown)
     return frozenset(writer for writer, outcome in answered.items() if outcome is Outcome.LOST)
-
-
-def _matched(decision: Decision, prepared: Prepared) -> tuple[dict[WriterId, Committable], set[WriterId]]:
-    """For each decided writer the replayed one that holds the very same rows, and the writers, of either side, that
-    have no such partner.
-
-    Partners are found by what they hold, not by their number: Spark does not promise that a replay gives a partition
-    of the input to the same task (with Kafka, the order of the partitions comes from a hash map)."""
-    unmatched: dict[tuple[str, int, int], list[Committable]] = {}
-    for one in prepared.committables:
-        if one.rows:
-            unmatched.setdefault(_held(one), []).append(one)
-    found: dict[WriterId, Committable] = {}
-    differing: set[WriterId] = set()
-    for old in decision.to_commit:
-        partners = unmatched.get(_held(old))
-        if partners:
-            found[old.id] = partners.pop()
-        else:
-            differing.add(old.id)
-    return found, differing | {one.id for left in unmatched.values() for one in left}
-
-
-def _held(one: Committable) -> tuple[str, int, int]:
-    return (one.sink, one.rows, one.checksum)

@@ -23,6 +23,7 @@ from penstock.naming import check_name
 from penstock.process import lifeline
 from penstock.spark.connect import refuse_connect
 from penstock.spark.executors import check_executors, importable
+from penstock.spark.layout import as_decided
 from penstock.spark.masters import require_shared
 from penstock.spark.query import RunningQuery
 from penstock.spark.versions import version_of
@@ -85,16 +86,18 @@ class ExactlyOnce:
             log.warning("%s: %s", finding.sink, finding.message)
         self._coordinator: Coordinator | None = None
         self._tending: threading.Thread | None = None
+        self._planned_otherwise = as_decided(session, None)
         if checkpoint is not None:
             self._coordinator = self._open(checkpoint)
             try:
-                self._coordinator.recover()
+                self._planned_otherwise = as_decided(session, self._coordinator.recover().replay)
             except BaseException:
                 self._coordinator.close()
                 raise
         lifeline.tell_running()
 
     def __call__(self, batch: DataFrame, epoch: int) -> None:
+        self._planned_otherwise()
         with self._lock:
             execution = self._execution()
             location = str(execution.resolvedCheckpointRoot())

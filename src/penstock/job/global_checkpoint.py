@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.layout import FIRST, GLOBAL, numbered, seal
-from penstock.checkpoint.record import global_numbers
+from penstock.checkpoint.record import global_numbers, read_global
 from penstock.config import Mode
+from penstock.errors import LedgerError
 from penstock.sinks.kafka.sink import KafkaSink
 from penstock.sources.kafka.source import KafkaSource
 from penstock.storage.storage import AlreadyExists
@@ -158,7 +159,10 @@ class GlobalCheckpoints:
             self._next, self._last, self._written = number + 1, found, self._clock()
             self._storage.delete(numbered(GLOBAL, number - self._record_count))
         except AlreadyExists:
-            self._refused = "another run of the job writes them"  # it is the newer one, or this one would be told
+            self._next = None  # after whatever is there now
+            if self._is_newer(number, found):
+                self._refused = "a newer run of the job writes them"
+            log.warning("global checkpoint %d is there already%s", number, f": {self._refused}" * bool(self._refused))
         except Exception as error:  # whatever it is, the queries do not need this record
             self._written = self._clock()
             if not self._complained:
@@ -166,6 +170,16 @@ class GlobalCheckpoints:
                 log.warning("a global checkpoint could not be written, which is said once: %s", error)
         else:
             self._events.emit("global_checkpoint", query=None, number=number, epochs=_epochs(found))
+
+    def _is_newer(self, number: int, found: Cut) -> bool:
+        """Whether a newer run has written it. Else it is of a run that does not know yet that it is superseded, or this
+        one's own, of which only the answer was lost."""
+        try:
+            body = read_global(self._storage, number)
+        except LedgerError:
+            return True  # nobody can tell
+        queries = body["queries"] if body is not None else {}
+        return any(uid not in found or one["generation"] > found[uid][1] for uid, one in queries.items())
 
     def _first_free(self) -> int:
         there = global_numbers(self._storage)

@@ -34,6 +34,8 @@ _REFUSED = re.compile(
     _NAMED + r"org\.apache\.spark\.sql\.(?:\w+\.)*(?:AnalysisException|ExtendedAnalysisException|ParseException)\b",
     re.MULTILINE,
 )
+#: State that Spark finds missing or damaged is so in every start.
+_STATE = re.compile(r"CANNOT_LOAD_STATE_STORE\.(?:CANNOT_READ_\w+|UNEXPECTED_FILE_SIZE|AUTO_SNAPSHOT_REPAIR_FAILED)\b")
 _MEMORY = re.compile(_NAMED + r"java\.lang\.OutOfMemoryError\b", re.MULTILINE)
 _PASSING = re.compile(
     r"ExecutorLostFailure|Lost executor|FetchFailed|Python worker exited unexpectedly"
@@ -110,7 +112,7 @@ def _of_spark(error: BaseException) -> ErrorClass:
     raised = _raised_in_python(text)
     if raised is not None:
         return _of_python(raised)
-    if _REFUSED.search(text):
+    if _REFUSED.search(text) or _STATE.search(text):
         return ErrorClass.FATAL
     return ErrorClass.RETRY if _PASSING.search(text) else ErrorClass.UNKNOWN
 

@@ -94,9 +94,12 @@ class Lease:
                 log.warning("the lease cannot be seen now, so this driver waits until it can: %s", error)
             self._away = True
             return Verdict.WAIT
-        if self._away:
+        blind = self._watching.blind
+        if blind and not self._away:
+            log.warning("%s shows less than before: is it mounted, or was it emptied?", self._words.location)
+        elif self._away and not blind:
             log.info("the lease in %s can be seen again", self._words.location)
-        self._away = False
+        self._away = blind
         return verdict
 
     def wait(self) -> bool:

@@ -56,20 +56,26 @@ class Watching:
         self.word: Word | None = None  # the newest that was seen
         self.over: int | None = None  # the number of a word that this machine has seen run out before
         self._since = 0.0
-        self._blind = False
+        self._less = 0  # the number of a word that was shown last, and is less than one seen before
+        self.blind = False  # such a look is no look
 
     def saw(self, word: Word | None, now: float) -> None:
         """A look has returned at `now`, with this word as the newest. Words are never unsaid: a storage that shows
-        less than before, such as a folder that is not mounted any more, shows nothing."""
-        last = 0 if self.word is None else self.word.number
-        self._blind = (0 if word is None else word.number) < last
-        if word is not None and word.number > last:
+        less than before, such as a folder that is not mounted any more, shows nothing. Unless somebody is seen to say
+        words there: then it was emptied, and these count from now on."""
+        last, shown = (0 if one is None else one.number for one in (self.word, word))
+        anew = 0 < self._less < shown < last
+        self.blind = shown < last and not anew
+        self._less = shown if self.blind else 0
+        if word is not None and (shown > last or anew):
             self.word, self._since = word, now
+            if anew and self.known is not None:
+                self.known = word.turn
 
     def verdict(self, now: float) -> Verdict:
         """To be asked after a look."""
         word = self.word
-        if self._blind:
+        if self.blind:
             return Verdict.WAIT
         if word is None or word.standing is Standing.RELEASED:
             return Verdict.TAKE

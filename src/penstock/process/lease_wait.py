@@ -45,8 +45,10 @@ class LeaseWait:
                 log.warning("the lease cannot be seen now, and is waited for all the same: %s", error)
             self._away = True
             return True
-        self._away = False
         self._watching.saw(word, self._clock())
+        if self._watching.blind and not self._away:
+            log.warning("%s shows less than before: is it mounted, or was it emptied?", self._words.location)
+        self._away = self._watching.blind
         verdict = self._watching.verdict(self._clock())
         if verdict is Verdict.LEAVE and word is not None:
             self.ended = (word.host, word.reason)

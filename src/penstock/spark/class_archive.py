@@ -1,9 +1,10 @@
 """An archive of the classes that a driver's JVM loads, already parsed and checked, so that it starts in less time.
 
 Java can write one when a program ends, and map it when the program starts again (class data sharing). It is made once,
-by a `rehearsal` that a driver starts beside itself when it has run for a while without one, and kept in the user's
-cache. It only ever saves time: Java leaves aside an archive that does not fit its own version or the jars, and a driver
-starts without one just as well. Whoever gives Java options about archives is left alone.
+by a `rehearsal` that a driver starts beside itself, where its user has asked for archives, when it has run for a while
+without one, and kept in the user's cache. It only ever saves time: Java leaves aside an archive that does not fit its
+own version or the jars, and a driver starts without one just as well. Whoever gives Java options about archives is left
+alone.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _LAUNCHER_SECONDS = 60.0
 _POLL_SECONDS = 0.003  # how soon a JVM that is ready is noticed; each look is one system call
 
 
-def start_java(conf: Mapping[str, str], *, archive: bool = True, jars: Sequence[str] = ()) -> Any | None:
+def start_java(conf: Mapping[str, str], *, archive: bool = False, jars: Sequence[str] = ()) -> Any | None:
     """A gateway to a new JVM, for `SparkContext`, with `conf` on its command line; None where PySpark should start it.
     `archive`: whether an archive of classes may be used and made, see `class_archive`. `jars`: sets that stand on its
     class path, where the archive can hold their classes, too."""

@@ -16,6 +16,7 @@ from penstock.checkpoint import layout
 from penstock.contracts.source import EpochRead
 from penstock.epoch.jobs import EachEpoch
 from penstock.errors import ConfigurationError
+from penstock.spark.layout import as_decided
 from penstock.spark.local_files import apply_checksum_files
 from penstock.spark.planning import planned_once
 from penstock.spark.versions import version_of
@@ -48,13 +49,19 @@ def start(
     what recovery hands over to the first epoch."""
     from pyspark.errors import AnalysisException
 
+    planned_otherwise = as_decided(plan.frame.sparkSession, replay)
+
+    def run(batch: DataFrame, epoch: int) -> None:
+        planned_otherwise()
+        coordinator(batch, epoch)
+
     def started(frame: DataFrame) -> StreamingQuery:
         writer = (
             frame.writeStream.queryName(f"{job}.{plan.uid}")
             .outputMode(plan.output_mode)
             .option("checkpointLocation", checkpoint)
             .options(**dict(plan.options))
-            .foreachBatch(coordinator)
+            .foreachBatch(run)
         )
         if plan.ends_with_what_is_there:
             writer = writer.trigger(availableNow=True)
@@ -74,6 +81,7 @@ def start(
     try:
         return started(plan.frame)
     except AnalysisException as error:
+        planned_otherwise()
         raise ConfigurationError(
             f"Spark refuses query {plan.uid!r}: {short_text(error)}",
             safe="nothing of it was started.",

@@ -122,7 +122,7 @@ def _rehearse(aside: Path, jars: Sequence[str], flags: Sequence[str], names: Seq
     conf = {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
     if flags:
         conf["spark.driver.extraJavaOptions"] = " ".join(flags)
-    spark = session("rehearsal", conf=conf, jars=jars, local_storage=True)
+    spark = session("rehearsal", conf=conf, jars=jars, local_storage=True, class_archive=True)
     process: Any = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
     with _folder() as folder:
         warm_up(spark)

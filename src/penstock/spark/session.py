@@ -56,6 +56,8 @@ DEFAULTS: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
     "spark.python.worker.reuse": "true",
+    # It puts partitions of a shuffle together by sizes and cores, so that a replay is dealt out to other writers.
+    "spark.sql.adaptive.streaming.stateless.enabled": "false",
     _PROGRESS: "false",
 }
 
@@ -67,7 +69,7 @@ def session(
     jars: Iterable[str],
     local_storage: bool,
     file: Mapping[str, str] | None = None,
-    class_archive: bool = True,
+    class_archive: bool = False,
 ) -> SparkSession:
     """The running session if there is one, otherwise a new one. `conf` is the user's and wins over everything here;
     so does whatever spark-submit, spark-defaults or a running session says. `file` is from a configuration file: it

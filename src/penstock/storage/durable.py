@@ -7,9 +7,22 @@ may have died in between. So `ensure_folder` syncs the whole way up, once for ev
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import stat
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: What `statfs` calls file systems of this machine: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, tmpfs, ramfs, and overlayfs,
+#: which hands a sync on to the one it writes to.
+_LOCAL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994, 0x858458F6, 0x794C7630})
+_AT_ONCE = 8
 
 _settled: set[tuple[str, int, int]] = set()
 
@@ -23,12 +36,20 @@ def sync(path: Path | str) -> None:
         os.close(handle)
 
 
-def sync_file_system(path: Path | str) -> None:
-    """Everything that was written to the file system of `path`, by whomever, is on the disk when this returns."""
+def syncs_as_one(path: Path | str) -> bool:
+    """Whether `sync_file_system` reaches the disk behind `path`. The kernel does not hand that call on to FUSE, and a
+    network file system does with it what it likes: only those count that are known to carry it out."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "syncfs"):  # not on Linux
-        os.sync()
-        return
+    about = ctypes.create_string_buffer(512)
+    if not hasattr(libc, "syncfs") or libc.statfs(os.fsencode(path), about):
+        return False
+    return int.from_bytes(about.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) in _LOCAL
+
+
+def sync_file_system(path: Path | str) -> None:
+    """Everything that was written to the file system of `path`, by whomever, is on the disk when this returns, where
+    `syncs_as_one` says so."""
+    libc = ctypes.CDLL(None, use_errno=True)
     handle = os.open(path, os.O_RDONLY)
     try:
         if libc.syncfs(handle):
@@ -36,6 +57,35 @@ def sync_file_system(path: Path | str) -> None:
             raise OSError(number, os.strerror(number), str(path))
     finally:
         os.close(handle)
+
+
+def sync_below(root: Path | str, known: Mapping[str, object]) -> dict[str, object]:
+    """Every file and folder below `root` is on the disk when this returns. `known` is what the call before returned:
+    a file that is the same since then, and a folder that holds the same ones, are not synced again."""
+    found: dict[str, object] = {}
+    files, folders = list[str](), list[str]()
+    for where, below, names in os.walk(root):
+        changed = 0
+        for path in (os.path.join(where, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(path)
+                found[path] = status.st_ino, status.st_size, status.st_mtime_ns
+                if stat.S_ISREG(status.st_mode) and found[path] != known.get(path):
+                    files.append(path)
+                    changed += 1
+        found[where] = frozenset((*below, *names))
+        if changed or found[where] != known.get(where):
+            folders.append(where)
+
+    def sync_file(path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # Spark wrote it aside, and has renamed or removed it since
+            sync(path)
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-sync") as pool:
+        list(pool.map(sync_file, files))
+    for folder in reversed(folders):
+        sync_file(folder)
+    return found
 
 
 def ensure_folder(folder: Path) -> None:

@@ -128,9 +128,28 @@ class HadoopStorage(Storage):
             names = [str(status.getPath().getName()) for status in self.system.listStatus(path)]
             return sorted(name for name in names if not name.startswith("."))
 
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        found: dict[str, int] = {}
+        with self.errors(f"listing {self.location}/{folder}"):
+            start = self.path(folder)
+            if not self.system.exists(start):
+                return {}
+            root = str(self.system.makeQualified(self.root).toString()).rstrip("/") + "/"
+            listing = self.system.listFiles(start, True)
+            while listing.hasNext():
+                status = listing.next()
+                name = str(status.getPath().toString()).removeprefix(root)
+                if not any(part.startswith(".") for part in name.split("/")):
+                    found[name] = int(status.getLen())
+        return dict(sorted(found.items()))
+
     def delete(self, name: str) -> None:
         with self.errors(f"deleting {self.location}/{name}"):
             self.system.delete(self.path(name), False)
+
+    def delete_folder(self, folder: str) -> bool:
+        with self.errors(f"deleting {self.location}/{folder}"):
+            return bool(self.system.delete(self.path(folder), True))
 
     def _put(self, target: Any, data: bytes) -> None:
         stream = self.system.createFile(target).overwrite(False).must(_CONDITIONAL, True).build()
@@ -224,19 +243,7 @@ class HadoopTree(Tree):
         return HadoopTree(HadoopStorage(self.storage.spark, f"{self.location}/{safe_name(name, self.location)}"))
 
     def files(self, folder: str = "") -> dict[str, int]:
-        found: dict[str, int] = {}
-        with self.storage.errors(f"listing {self.location}/{folder}"):
-            start = self.storage.path(folder)
-            if not self.storage.system.exists(start):
-                return {}
-            root = str(self.storage.system.makeQualified(self.storage.root).toString()).rstrip("/") + "/"
-            listing = self.storage.system.listFiles(start, True)
-            while listing.hasNext():
-                status = listing.next()
-                name = str(status.getPath().toString()).removeprefix(root)
-                if not any(part.startswith(".") for part in name.split("/")):
-                    found[name] = int(status.getLen())
-        return dict(sorted(found.items()))
+        return self.storage.sizes(folder)
 
     def take(self, source: Tree, names: Mapping[str, str], progress: Progress = silent) -> None:
         counter = Counter(progress, "copying", len(names), "files")

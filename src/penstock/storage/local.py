@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 from penstock.failpoints import failpoint
 from penstock.naming import refuse_link, safe_name
 from penstock.progress import Counter, Progress, silent
-from penstock.storage.durable import ensure_folder, sync, sync_file_system
+from penstock.storage.durable import ensure_folder, sync, sync_below, sync_file_system, syncs_as_one
 from penstock.storage.storage import AlreadyExists, Storage, storage_errors
 from penstock.storage.tree import AT_ONCE, StagedFile, Tree
 
@@ -35,10 +35,13 @@ _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
 class LocalStorage(Storage):
     """A folder on a POSIX file system."""
 
+    forgetful = True
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.location = f"file://{root}"
         self.scheme = "file"
+        self._synced: dict[str, object] = {}
 
     def create(self, name: str, data: bytes) -> None:
         target = self._at(name)
@@ -77,18 +80,43 @@ class LocalStorage(Storage):
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        found = {}
+        with storage_errors(f"listing {self.root / folder}"):
+            for where, folders, names in os.walk(self._at(folder)):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                for name in names:
+                    path = Path(where) / name
+                    if not name.startswith("."):
+                        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                            found[path.relative_to(self.root).as_posix()] = path.stat().st_size
+        return dict(sorted(found.items()))
+
     def delete(self, name: str) -> None:
         with storage_errors(f"deleting {self.root / name}"), contextlib.suppress(FileNotFoundError):
             os.unlink(self._at(name))
+
+    def delete_folder(self, folder: str) -> bool:
+        with storage_errors(f"deleting {self.root / folder}"):
+            try:
+                shutil.rmtree(self._at(folder))
+            except FileNotFoundError:
+                return False
+        return True
 
     def settle(self, folder: str) -> None:
         with storage_errors(f"syncing {self.root / folder}"), contextlib.suppress(FileNotFoundError):
             sync(self._at(folder))
 
     def sync(self) -> bool:
-        """One call for the whole file system: cheaper than a call for each of many state files, and none is missed."""
+        """One call for the whole file system, where it reaches the disk: cheaper than a call for each of many state
+        files, and none is missed. Elsewhere a call for each that has changed since the last time."""
         with storage_errors(f"syncing {self.root}"):
-            sync_file_system(self.root)
+            if syncs_as_one(self.root):
+                sync_file_system(self.root)
+            else:
+                self._synced = sync_below(self.root, self._synced)
+                ensure_folder(self.root)
         return True
 
     def _at(self, name: str) -> Path:
@@ -202,15 +230,7 @@ class LocalTree(Tree):
         return LocalTree(self._at(name))
 
     def files(self, folder: str = "") -> dict[str, int]:
-        found = {}
-        with storage_errors(f"listing {self.root / folder}"):
-            for where, folders, names in os.walk(self._at(folder)):
-                folders[:] = [name for name in folders if not name.startswith(".")]
-                for name in names:
-                    if not name.startswith("."):
-                        path = Path(where) / name
-                        found[path.relative_to(self.root).as_posix()] = path.stat().st_size
-        return dict(sorted(found.items()))
+        return self.storage.sizes(folder)
 
     def take(self, source: Tree, names: Mapping[str, str], progress: Progress = silent) -> None:
         counter = Counter(progress, "copying", len(names), "files")

@@ -17,7 +17,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import urlparse
 
 from penstock.errors import LedgerError, StorageFull
@@ -39,6 +39,8 @@ class Storage(ABC):
     location: str
     scheme: str
     """Of the location: `file`, `hdfs`, `s3a`, …"""
+    forgetful: ClassVar[bool] = False
+    """Whether a power cut takes what was not synced, and it is cheap to see what is there."""
 
     def sync(self) -> bool:
         """Make durable what others have written below this folder; False where there is no way to ask for it."""
@@ -58,8 +60,16 @@ class Storage(ABC):
         """Names (without the folder) directly below `folder`, sorted; empty where there is no such folder."""
 
     @abstractmethod
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Every file below `folder`, by its name from the root, and its bytes. Hidden files are not seen."""
+
+    @abstractmethod
     def delete(self, name: str) -> None:
         """Gone when this returns; no error if it was gone before."""
+
+    @abstractmethod
+    def delete_folder(self, folder: str) -> bool:
+        """The folder and all that is in it, hidden files too, are gone when this returns. Whether it was there."""
 
     def settle(self, folder: str) -> None:
         """The names found in `folder` survive a power cut, whoever created them. Only a disk of this machine shows
@@ -104,6 +114,8 @@ def storage_errors(what: str) -> Iterator[None]:
 class MemoryStorage(Storage):
     """A dictionary, for tests."""
 
+    forgetful = True
+
     def __init__(self, location: str = "memory:") -> None:
         self.location = location
         self.scheme = "memory"
@@ -124,9 +136,22 @@ class MemoryStorage(Storage):
         with self._lock:
             return sorted({name[len(start) :].partition("/")[0] for name in self._files if name.startswith(start)})
 
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        start = f"{folder}/" if folder else ""
+        with self._lock:
+            found = sorted(name for name in self._files if name.startswith(start) and "/." not in f"/{name}")
+            return {name: len(self._files[name]) for name in found}
+
     def delete(self, name: str) -> None:
         with self._lock:
             self._files.pop(name, None)
+
+    def delete_folder(self, folder: str) -> bool:
+        with self._lock:
+            found = [name for name in self._files if name.startswith(f"{folder}/")]
+            for name in found:
+                del self._files[name]
+        return bool(found)
 
 
 def local_path(location: str) -> Path | None:

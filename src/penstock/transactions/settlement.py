@@ -21,6 +21,7 @@ from penstock.deadline import Deadline
 from penstock.epoch import protocol
 from penstock.epoch.driver import ProtocolDriver, Timing
 from penstock.epoch.inflight.manager import InFlight
+from penstock.epoch.log_repair import finish as finish_log
 from penstock.epoch.log_repair import query_of, restore
 from penstock.errors import PenstockError, TransactionRefused, WritersLost
 from penstock.events import Events
@@ -338,7 +339,7 @@ class Settlement(ProtocolDriver):
         return found
 
     def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
-        return restore(self._of.ledger, self._of.log, epoch, decided)
+        return restore(self._of.ledger, self._of.log, epoch, decided) is not None
 
     def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
         logged = [committable for committable in decision.to_commit if is_logged(committable)]
@@ -357,7 +358,7 @@ class Settlement(ProtocolDriver):
             self._passed("recover.swept")
 
     def _finish_log(self, epoch: int, watermark: int | None) -> bool:
-        finished = self._of.log.finish(epoch, watermark)
+        finished = finish_log(self._of.ledger, self._of.log, epoch, watermark)
         self._passed("recover.finished")
         return finished
 

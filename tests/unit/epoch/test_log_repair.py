@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import zipfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,14 +14,17 @@ import pytest
 
 from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId
 from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.spark_files import lost_state
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.epoch.log_repair import completed, look, query_of, restore, restore_barrier
 from penstock.epoch.protocol import honoured, next_epoch
-from penstock.errors import CheckpointBehind, LedgerCorrupt
+from penstock.errors import CheckpointBehind, LedgerCorrupt, StateLost
+from penstock.failpoints import hooked
+from penstock.process.error_class import ErrorClass, classify
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import MemoryStorage
 from tests.support.memory_sink import MemorySink
-from tests.support.power import Disk
+from tests.support.power import Disk, PowerCut, fails
 from tests.support.small_spark import SmallSpark
 
 QUERY = "6a1c"
@@ -70,7 +75,7 @@ class World:
     def restored(self) -> bool:
         found = look(self.ledger, self.log)
         decision = honoured(found)
-        return restore(self.ledger, self.log, next_epoch(found), decision.id if decision else None)
+        return restore(self.ledger, self.log, next_epoch(found), decision.id if decision else None) is not None
 
 
 def everything(storage: MemoryStorage) -> dict[str, bytes]:
@@ -324,10 +329,117 @@ def test_a_file_source_whose_own_log_is_older() -> None:
     for epoch in range(3):
         world.cut(epoch, end=epoch)
         world.decide(epoch)
-    world.files.create("sources/0/1", b"")
+    world.files.create("sources/0/1", b"v1\n{}")
     unrestorable(world, "offsets/2")
-    world.files.create("sources/0/2.compact", b"")
+    world.files.create("sources/0/2.compact", b"v1\n{}")
     assert world.restored()
+
+
+# What an attempt has left that nobody decided on
+
+
+def test_a_first_epoch_that_was_never_completed_leaves_nothing_that_spark_refuses() -> None:
+    """Spark begins only where offsets, commits and state hold nothing, not even a hidden file."""
+    for barrier in (None, b"", b"v1\n{"):
+        world = World(0)
+        left = ["state/0/0/1.delta", "state/0/_metadata/metadata", "offsets/.0.6f1d.tmp", "commits/.0.crc"]
+        for name in left:
+            world.files.create(name, b"x")
+        if barrier is not None:
+            world.files.create("offsets/0", barrier)
+        world.files.create("sources/0/0", b"v1\n{}")
+        assert world.restored()
+        assert sorted(everything(world.files)) == ["metadata", "sources/0/0"], "where the source begins is kept"
+
+
+def test_a_first_epoch_whose_barrier_is_whole_is_replayed_without_its_half_written_state() -> None:
+    world = World(0)
+    world.cut(0)
+    world.files.create("state/0/_metadata/metadata", b"")
+    world.files.create("state/0/0/1.delta", b"x")
+    assert world.restored()
+    assert sorted(everything(world.files)) == ["metadata", "offsets/0"]
+
+
+def test_a_start_of_which_even_the_querys_id_is_torn_begins_anew() -> None:
+    world = World(0)
+    world.lose("metadata")
+    for name in ("metadata", "offsets/0", "state/0/0/1.delta", "sources/0/0"):
+        world.files.create(name, b"")
+    assert world.restored()
+    assert not everything(world.files)
+
+
+def test_state_of_a_decided_first_epoch_is_never_removed() -> None:
+    world = World(0)
+    world.cut(0)
+    world.decide(0, stateful=True)
+    world.files.create("state/0/0/1.delta", b"x")
+    world.lose("offsets/0")
+    assert world.restored()
+    assert world.files.read("state/0/0/1.delta") == b"x"
+
+
+def test_state_of_a_void_decision_is_removed() -> None:
+    """Its author was superseded when it decided, so it has committed nothing."""
+    world = World(0)
+    world.cut(0)
+    world.decide(0, stateful=True)
+    world.ledger.register({"history": "spark"})
+    world.ledger.claim(Claim(2, 0, None), QUERY)
+    world.files.create("state/0/0/1.delta", b"x")
+    world.lose("offsets/0")
+    assert world.restored()
+    assert world.files.sizes("state") == {}
+
+
+@pytest.mark.parametrize("name", ["state/0/0/2.delta", "state/0/0/left/7_0f3a.zip"])
+def test_state_that_tells_of_complete_epochs_is_never_removed(name: str) -> None:
+    """Without decisions, at least once, only the state itself knows that there were epochs."""
+    world = World(0)
+    world.files.create(name, b"x")
+    unrestorable(world, "offsets/0")
+
+
+def test_what_spark_has_begun_already_is_no_leftover() -> None:
+    world = World(0)
+    world.cut(0)
+    world.files.create("state/0/0/1.delta", b"x")
+    assert not look(world.ledger, world.log, running=True).damaged
+
+
+@pytest.mark.parametrize("note", [None, b""])
+@pytest.mark.parametrize("decided", [False, True])
+def test_a_barrier_whose_source_has_lost_its_note_of_the_files(note: bytes | None, decided: bool) -> None:
+    world = World(0)
+    world.offset = '{{"logOffset":{}}}'
+    for epoch in range(2):
+        world.cut(epoch, end=epoch)
+        world.decide(epoch)
+        world.files.create(f"commits/{epoch}", b'v1\n{"nextBatchWatermarkMs":70}')
+        world.files.create(f"sources/0/{epoch}", b"v1\n{}")
+    world.cut(2, end=2)
+    if note is not None:
+        world.files.create("sources/0/2", note)
+    if decided:
+        world.decide(2)
+        found = look(world.ledger, world.log)
+        assert found.damaged is (note is not None), "only what is torn is removed"
+        assert world.files.read("offsets/2"), "a decided barrier stays"
+        return
+    assert world.restored()
+    assert world.log.next_epoch() == (2, False), "Spark cuts it anew"
+    assert world.files.list("sources/0") == ["0", "1"]
+
+
+def test_a_stream_that_a_plan_holds_twice_has_one_folder() -> None:
+    world = World(1)
+    world.files.create("sources/0/1", b"v1\n{}")
+    metadata = json.dumps({"batchWatermarkMs": 70, "conf": {}})
+    both = '{"logOffset":1}\n{"logOffset":1}'
+    world.files.create("offsets/1", f"v1\n{metadata}\n{both}".encode())
+    assert world.restored()
+    assert world.log.next_epoch() == (1, True)
 
 
 # Whose query it was
@@ -347,8 +459,10 @@ def test_decisions_of_another_query_say_nothing() -> None:
     world.lose("metadata", *LOSSES["all of the log"])
     world.files.create("metadata", b'{"id":"another"}')
     found = look(world.ledger, world.log)
-    assert (found, found.damaged) == (look(world.ledger, world.log), False)
     assert (next_epoch(found), honoured(found)) == (0, None)
+    before = everything(world.files)
+    assert world.restored()
+    assert everything(world.files) == before
 
 
 # From a process that died before its sync, on a real disk
@@ -406,6 +520,109 @@ def test_a_query_that_runs_on_a_lost_log_already_is_refused(tmp_path: Path) -> N
     assert sorted(query.sink.visible) == list(range(60))  # type: ignore[attr-defined]
 
 
+def test_a_power_cut_in_the_first_epoch_of_a_query_with_state(tmp_path: Path) -> None:
+    """Spark syncs neither barrier nor state: of the one the name is left, of the other all."""
+    query = SmallSpark(tmp_path, MemorySink(), numbers, job="shop", stateful=True)
+    with pytest.raises(PowerCut), hooked("epoch.sealed", fails):
+        query.run(30)
+    (tmp_path / "spark/offsets/0").write_bytes(b"")
+    assert (tmp_path / "spark/state/0/0/1.delta").exists()
+    query.run(30)
+    assert sorted(query.sink.visible) == list(range(30))  # type: ignore[attr-defined]
+
+
+def lose_state(query: SmallSpark, version: int) -> None:
+    (query.spark / f"state/0/0/{version}.delta").write_bytes(b"")
+
+
+def test_state_that_a_power_cut_has_taken_is_named_and_nothing_is_begun(tmp_path: Path) -> None:
+    query = SmallSpark(tmp_path, MemorySink(), numbers, job="shop", stateful=True)
+    query.run(30)
+    newest = query.log.next_epoch()[0] - 1
+    visible = sorted(query.sink.visible)  # type: ignore[attr-defined]
+    lose_state(query, newest + 1)
+    with pytest.raises(StateLost, match=rf"after epoch {newest}.* version {newest + 1} of state/0/0") as refused:
+        query.run(60)
+    assert classify(refused.value) is ErrorClass.FATAL
+    assert "another query uid" in refused.value.to_do
+    assert f"checkpoints/chk-{newest - 1}," in refused.value.to_do
+    assert sorted(query.sink.visible) == visible  # type: ignore[attr-defined]
+
+
+def test_the_newest_checkpoint_whose_state_is_whole_is_named(tmp_path: Path) -> None:
+    query = SmallSpark(tmp_path, MemorySink(), numbers, job="shop", stateful=True)
+    query.run(30)
+    newest = query.log.next_epoch()[0] - 1
+    lose_state(query, newest)
+    lose_state(query, newest + 1)
+    with pytest.raises(StateLost, match=f"checkpoints/chk-{newest - 2},"):
+        query.run(60)
+
+
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_state_of_a_decided_epoch_that_is_lost_is_made_again_with_proof(tmp_path: Path, epochs: int) -> None:
+    """The epoch before has left all that is needed for it."""
+    query = SmallSpark(tmp_path, MemorySink(), numbers, job="shop", stateful=True)
+    if epochs:
+        query.run(4 * epochs)
+    with pytest.raises(PowerCut), hooked("epoch.committed", fails):
+        query.run(40)
+    epoch, pending = query.log.next_epoch()
+    assert pending
+    lose_state(query, epoch + 1)
+    (query.spark / "state/0/0/_metadata").mkdir()
+    (query.spark / "state/0/0/_metadata/schema").write_bytes(b"" if epoch == 0 else b"x")
+    query.run(40)
+    assert query.actions[-1] == "verify"
+    assert sorted(query.sink.visible) == list(range(40))  # type: ignore[attr-defined]
+
+
+STATE_FILES: dict[str, tuple[dict[str, bytes], str | None]] = {
+    "changes from the beginning": ({"1.delta": b"x", "2.delta": b"x", "3.delta": b"x"}, None),
+    "a picture and changes": ({"2.snapshot": b"x", "2.delta": b"", "3.delta": b"x"}, None),
+    "an older picture where the newest is torn": ({"1.zip": b"x", "2.changelog": b"x", "3.changelog": b"x"}, None),
+    "a torn picture beside its changes": ({"1.delta": b"x", "2.delta": b"x", "3.delta": b"x", "3.snapshot": b""}, None),
+    "another attempt's torn file": ({"3_aa.zip": b"", "3_bb.zip": b"x"}, None),
+    "what a later attempt left": ({"3.zip": b"x", "4.zip": b""}, None),
+    "no store at all": ({"notes.txt": b""}, None),
+    "the newest is gone": ({"1.delta": b"x", "2.delta": b"x"}, "version 3 of state/0/0"),
+    "the newest is torn": ({"2.zip": b"x", "3.zip": b""}, "version 3 of state/0/0"),
+    "one in the middle is gone": ({"1.delta": b"x", "3.delta": b"x"}, "version 3 of state/0/0"),
+    "the first is gone": ({"2.delta": b"x", "3.delta": b"x"}, "version 3 of state/0/0"),
+    "a torn schema": ({"3.zip": b"x", "_metadata/schema": b""}, "state/0/0/_metadata/schema"),
+    "a torn schema of a later epoch": ({"3.zip": b"x", "_stateSchema/default/3_0f": b""}, None),
+    "a torn schema of this epoch": (
+        {"3.zip": b"x", "_stateSchema/default/2_0f": b""},
+        "state/0/0/_stateSchema/default/2_0f",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATE_FILES)
+def test_which_state_is_whole(name: str) -> None:
+    files, lost = STATE_FILES[name]
+    storage = MemoryStorage()
+    for file, content in files.items():
+        storage.create(f"state/0/0/{file}", content)
+    storage.create("state/0/1/3.snapshot", b"x")
+    assert lost_state(storage, 2, storage.sizes("state")) == lost
+
+
+@pytest.mark.parametrize(
+    ("tables", "whole"),
+    [({"a.sst": b"x", "b.sst": b"x"}, True), ({"a.sst": b"x", "b.sst": b""}, False), ({"a.sst": b"x"}, False)],
+)
+def test_a_picture_is_as_whole_as_the_tables_it_names(tables: dict[str, bytes], whole: bool) -> None:
+    storage, picture = MemoryStorage(), io.BytesIO()
+    with zipfile.ZipFile(picture, "w") as archive:
+        named = [{"localFileName": name, "dfsSstFileName": name} for name in ("a.sst", "b.sst")]
+        archive.writestr("metadata", "v1\n" + json.dumps({"sstFiles": named}))
+    storage.create("state/0/0/1.zip", picture.getvalue())
+    for name, content in tables.items():
+        storage.create(f"state/0/0/SSTs/{name}", content)
+    assert (lost_state(storage, 0, storage.sizes("state")) is None) is whole
+
+
 # Step by step
 
 
@@ -424,7 +641,7 @@ def test_a_query_that_nobody_knows_is_found_as_it_is(torn: bool) -> None:
     files.create("offsets/0", b"v1\n{}\n7")
     if torn:
         files.create("offsets/1", b"")
-    found = look(Ledger(MemoryStorage()), SparkLog(files))
+    found = look(Ledger(MemoryStorage()), SparkLog(files), running=True)
     assert (found.epoch, found.barrier, found.damaged) == (0, True, torn)
 
 
@@ -577,7 +794,7 @@ def test_a_source_that_reads_files_needs_its_own_log(offset: str, names: list[st
     world.cut(1)
     world.decide(1)
     for name in names:
-        world.files.create(f"sources/0/{name}", b"")
+        world.files.create(f"sources/0/{name}", b"v1\n{}")
     world.lose("offsets/1")
     assert world.restored() is whole
 

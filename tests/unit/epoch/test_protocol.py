@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from penstock.checkpoint.decision import Claim, Outcome
+from penstock.checkpoint.decision import Claim, Outcome, match_replay
 from penstock.epoch import protocol as p
+from penstock.epoch.explain import explain_stop
 from penstock.epoch.protocol import (
     Commit,
     Decide,
@@ -21,6 +23,7 @@ from penstock.epoch.protocol import (
     Sweep,
     WriteClaim,
 )
+from penstock.errors import ReplayDiffers
 
 A, B = ("orders", 0), ("totals", 0)
 STILL_NEWEST = (NewestGeneration(), 2)
@@ -517,3 +520,68 @@ def test_a_claim_names_the_epoch_that_the_ledger_knows_to_come_next(
     assert coroutine.send(3) == Look()
     found = p.Found(5, False, (decided(1),), (Claim(2, 6, None),))
     assert coroutine.send(found) == WriteClaim(Claim(3, 6, None))
+
+
+# A replay beside what was decided.
+
+HELD = tuple(committable(("out", number), 1, rows=10, checksum=(1 << 63) + number) for number in range(4))
+
+
+def dealt_out(*shares: tuple[int, int]) -> tuple[p.Committable, ...]:
+    return tuple(committable(("out", 7 + n), 2, rows=rows, checksum=sums) for n, (rows, sums) in enumerate(shares))
+
+
+@pytest.mark.parametrize(
+    ("replayed", "same"),
+    [
+        (dealt_out((40, 6)), True),  # the sum of hashes goes round at 2**64
+        (dealt_out((39, 0), (1, 6), (0, 9)), True),
+        (dealt_out((41, 6)), False),
+        (dealt_out((40, 7)), False),
+        (dealt_out((40, 6 + (1 << 64))), False),  # by another rule
+        ((), False),
+    ],
+)
+def test_a_sink_that_is_not_rewritten_is_compared_as_a_whole(replayed: tuple[p.Committable, ...], same: bool) -> None:
+    found, differing = match_replay(HELD, replayed, frozenset({"another"}))
+    assert (found, not differing) == ({}, same)
+    if not same:
+        assert differing == {one.id for one in (*HELD, *replayed) if one.rows}
+    assert match_replay(HELD, replayed, frozenset({"out"}))[1], "where it is rewritten, no writer has a partner"
+
+
+def test_a_log_that_only_a_replay_can_finish_takes_the_rows_from_whichever_writers() -> None:
+    replay = p.Replay(decided(1, *HELD), frozenset())
+    proven = (PreCommit(5, frozenset()), p.Prepared(dealt_out((15, 2), (25, 4))))
+    assert play(p.run_epoch(2, 5, replay), STILL_NEWEST, proven) is None
+
+
+@pytest.mark.parametrize(("sums", "same"), [(6, True), (7, False)])
+def test_rows_that_other_writers_have_are_told_from_other_rows(sums: int, same: bool) -> None:
+    replay = p.Replay(replace(decided(1, *HELD), parallelism=4), frozenset({HELD[0].id}))
+    prepared = p.Prepared(dealt_out((20, 3), (20, sums - 3)), parallelism=2)
+    with pytest.raises(p.Differs) as stopped:
+        play(
+            p.run_epoch(2, 5, replay),
+            STILL_NEWEST,
+            (PreCommit(5, frozenset({"out"})), prepared),
+            (Sweep(replay.decision.committables), None),
+        )
+    assert stopped.value.dealt_out is same
+    error = explain_stop(stopped.value, "shop", "file:/jobs/shop")
+    assert isinstance(error, ReplayDiffers)
+    assert ("not deterministic" in str(error)) is not same
+    assert ("start the job with 4 cores" in error.to_do) is same
+
+
+def test_a_decision_says_how_many_tasks_spark_reckoned_with() -> None:
+    ended = play(
+        p.run_epoch(2, 5),
+        STILL_NEWEST,
+        (PreCommit(5, None), p.Prepared((committable(A, 2),), watermark=9, parallelism=6)),
+        (Decide(replace(decided(2, committable(A, 2)), parallelism=6)), None),
+        STILL_NEWEST,
+        (Commit(replace(decided(2, committable(A, 2)), parallelism=6)), {A: Outcome.COMMITTED}),
+    )
+    assert ended is not None
+    assert ended.parallelism == 6

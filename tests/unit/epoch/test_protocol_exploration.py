@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from penstock.checkpoint.decision import match_replay
 from penstock.epoch import protocol as p
 from tests.support.exploration import explore
 from tests.support.protocol_world import EVERY_WRITER, Protocol, Scenario, Simulation, Violation
+
+Matched = tuple[dict[p.WriterId, p.Committable], set[p.WriterId]]
 
 LEFT, RIGHT, RIGHT_1 = EVERY_WRITER
 ONE_EPOCH = ((LEFT, RIGHT),)
@@ -32,6 +35,10 @@ SCENARIOS = {
     "writers change their numbers": (
         Scenario(((RIGHT, RIGHT_1),), permuted=True, generations=3, faults=2),
         10_000,
+    ),
+    "a replay deals its rows out to other writers": (
+        Scenario(((LEFT, RIGHT, RIGHT_1),), dealt=True, log_known=False, generations=2),
+        1_000,
     ),
     "an epoch without rows": (Scenario(((), (LEFT,)), generations=2), 1_000),
     "the power fails": (Scenario(TWO_EPOCHS, generations=3, alive=1, cuts=1), 1),
@@ -409,14 +416,39 @@ def test_without_any_one_step_the_protocol_is_caught(name: str) -> None:
 
 
 def test_a_repair_without_proof_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_number(_: p.Decision, prepared: p.Prepared) -> tuple[dict[p.WriterId, p.Committable], set[p.WriterId]]:
-        return {one.id: one for one in prepared.committables}, set()
+    def by_number(_: Any, replayed: tuple[p.Committable, ...], __: Any) -> Matched:
+        return {one.id: one for one in replayed}, set()
 
-    monkeypatch.setattr(p, "_matched", by_number)
+    monkeypatch.setattr(p, "match_replay", by_number)
     with pytest.raises(Violation, match="mixture"):
         explore(DIFFERING)
     with pytest.raises(Violation, match="doubled"):
         explore(replace(TWO_RUNS, rows=((RIGHT, RIGHT_1),), permuted=True))
+
+
+def test_a_repair_that_compares_only_sums_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a sink's rows are all there says nothing of which writer has them."""
+
+    def by_sums(decided: tuple[p.Committable, ...], replayed: tuple[p.Committable, ...], _: Any) -> Matched:
+        return {one.id: one for one in replayed}, match_replay(decided, replayed, frozenset())[1]
+
+    monkeypatch.setattr(p, "match_replay", by_sums)
+    with pytest.raises(Violation, match="doubled"):
+        explore(replace(TWO_RUNS, rows=((RIGHT, RIGHT_1),), permuted=True))
+
+
+def test_a_proof_that_wants_every_writer_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is lost, or nothing of a sink, its rows may be dealt out to other writers."""
+    sinks = frozenset(writer[0] for writer in EVERY_WRITER)
+    monkeypatch.setattr(p, "match_replay", lambda decided, replayed, _: match_replay(decided, replayed, sinks))
+    with pytest.raises(Violation, match="a replay differs"):
+        explore(SCENARIOS["a replay deals its rows out to other writers"][0])
+
+
+def test_a_log_that_is_finished_without_proof_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(p, "match_replay", lambda *_: ({}, set()))
+    with pytest.raises(Violation, match="its state is of"):
+        explore(Scenario(ONE_EPOCH, False, log_known=False, alive=1, strict=False))
 
 
 def test_an_older_decision_that_wins_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

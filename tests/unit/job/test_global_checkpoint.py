@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from penstock import Checkpoints, KafkaSink, KafkaSource
-from penstock.checkpoint.layout import unseal
+from penstock.checkpoint.layout import seal, unseal
 from penstock.checkpoint.record import global_numbers, newest_global
 from penstock.epoch.plan import Progress, QueryPlan
 from penstock.errors import LedgerCorrupt, LedgerError
@@ -343,17 +343,44 @@ def test_what_cannot_be_cut_is_refused_once(
     assert said in warning
 
 
-def test_another_run_that_writes_them_is_left_alone() -> None:
+def theirs(generation: int) -> bytes:
+    queries = {uid: {"epoch": 9, "generation": generation} for uid in ("up", "down")}
+    return seal("global", {"number": 2, "queries": queries, "time": 0.0, "history": "spark"})
+
+
+@pytest.mark.parametrize("record", [b"another's", theirs(generation=2)], ids=["unreadable", "of a newer run"])
+def test_another_run_that_writes_them_is_left_alone(record: bytes, caplog: pytest.LogCaptureFixture) -> None:
     job = Job()
     for runner in (job.up, job.down):
         runner.at(1)
     job.look()
-    job.storage.create("global/0000000002.json", b"another's")
+    job.storage.create("global/0000000002.json", record)
     job.up.at(2)
     job.look()
     job.up.at(3)
     job.look()
     assert global_numbers(job.storage) == [1, 2]
+    [warning] = caplog.messages
+    assert "a newer run of the job writes them" in warning
+
+
+def test_a_record_of_its_own_whose_answer_was_lost_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(num_retained=5)
+    for runner in (job.up, job.down):
+        runner.at(1)
+
+    def lose_the_answer(name: str, data: bytes) -> None:
+        MemoryStorage.create(job.storage, name, data)
+        raise LedgerError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job.storage, "create", lose_the_answer)
+        job.look()
+    for epoch in (2, 3, 4):
+        job.up.at(epoch)
+        job.look()
+    assert job.records() == [{"up": epoch, "down": 1} for epoch in (1, 3, 4)]
+    assert job.taker.wanted
 
 
 def test_storage_that_refuses_is_told_once_and_tried_again(

@@ -68,6 +68,14 @@ def test_penstocks_own_errors_by_their_class(kind: type[Exception]) -> None:
         (spark(task_failed("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)")), RETRY),
         (spark(task_failed("java.net.ConnectException: Connection refused")), RETRY),
         (spark(task_failed("java.io.IOException: Broken pipe")), RETRY),
+        (spark(task_failed("[CANNOT_LOAD_STATE_STORE.CANNOT_READ_DELTA_FILE_NOT_EXISTS] Error reading")), FATAL),
+        (
+            spark(
+                task_failed("[CANNOT_LOAD_STATE_STORE.UNEXPECTED_FILE_SIZE] Copied\nCaused by: java.io.IOException: x")
+            ),
+            FATAL,
+        ),
+        (spark(task_failed("[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] \nCaused by: java.io.EOFException: x")), RETRY),
         (spark(task_failed("java.io.FileNotFoundException: /gone")), UNKNOWN),
         (spark("failed\nCaused by: java.util.concurrent.TimeoutException: Futures timed out"), RETRY),
         (spark("failed\nCaused by: org.apache.kafka.common.errors.TimeoutException: no answer"), RETRY),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -106,6 +106,25 @@ def test_a_storage_that_has_lost_words_shows_nothing(shown: Word | None) -> None
     assert watching.verdict(100) is Verdict.WAIT
     watching.saw(FIRST.follow(Standing.HELD), 101)
     assert watching.verdict(101) is Verdict.TAKE
+
+
+def test_words_that_are_said_in_a_folder_that_was_emptied_count_from_then_on() -> None:
+    """Who waits has seen word 500, and somebody has removed the folder of the lease."""
+    late, first = replace(FIRST, number=500, turn=40), replace(FIRST, holder="b", host="host-b")
+    watching = Watching("c", known=40)
+    watching.saw(late, 0)
+    watching.saw(first, 1)
+    assert watching.blind
+    assert watching.verdict(100) is Verdict.WAIT, "nobody says anything: it may be an old copy"
+    watching.saw(None, 2)
+    watching.saw(first, 3)
+    assert watching.blind, "nothing was said between these two looks"
+    watching.saw(first.follow(Standing.HELD), 4)
+    assert not watching.blind
+    assert watching.verdict(4 + FIRST.seconds - 0.1) is Verdict.WAIT
+    assert watching.verdict(4 + FIRST.seconds) is Verdict.TAKE
+    watching.saw(first.follow(Standing.HELD).follow(Standing.ENDED), 5)
+    assert watching.verdict(5) is Verdict.LEAVE, "turns are counted anew, too"
 
 
 def test_when_to_look_again() -> None:

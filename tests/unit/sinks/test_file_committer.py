@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, StorageFull
+from penstock.sinks.files import check_folder
 from penstock.sinks.files.commit import FileCommitter, FileWriter, label, names_of
 from tests.support.memory_files import MemoryFiles
 
@@ -52,6 +57,20 @@ def visible(files: MemoryFiles) -> list[str]:
 @pytest.fixture
 def files() -> MemoryFiles:
     return MemoryFiles()
+
+
+# The disk
+
+
+@pytest.mark.parametrize(("blocks", "free", "refused"), [(0, 0, False), (1000, 0, True), (1 << 30, 1 << 29, False)])
+def test_a_disk_that_does_not_say_how_large_it_is_is_not_taken_for_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, free: int, refused: bool
+) -> None:
+    """As FUSE file systems do that know of no blocks."""
+    about = SimpleNamespace(f_blocks=blocks, f_bavail=free, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: about)
+    with pytest.raises(StorageFull) if refused else nullcontext():
+        assert check_folder(str(tmp_path / "out"), "out", what="a folder of files") == ()
 
 
 # Names

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from penstock.errors import LedgerError, StorageFull
 from penstock.failpoints import hooked
+from penstock.storage import durable, local
 from penstock.storage.durable import ensure_folder
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import AlreadyExists, MemoryStorage, Storage, local_path
+from tests.support.power import Steps
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -265,3 +270,67 @@ def test_how_hadoop_says_that_a_name_is_taken(kind: str, message: str, taken: bo
     from penstock.storage.hadoop import _was_first
 
     assert _was_first(kind, message) is taken
+
+
+# Where the kernel hands no sync of a whole file system on
+
+
+def test_each_changed_file_and_its_folder_are_synced_where_the_file_system_is_not_synced_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "syncs_as_one", lambda _: False)
+    root = tmp_path / "spark"
+    for name in ("offsets/0", "state/0/0/1.delta", "state/0/1/1.delta"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+    steps = Steps(root, monkeypatch)
+    storage = LocalStorage(root)
+
+    def synced() -> set[str]:
+        steps.did.clear()
+        assert storage.sync()
+        return {name for name in steps.synced if not name.startswith("..")}
+
+    folders = {".", "offsets", "state", "state/0", "state/0/0", "state/0/1"}
+    assert synced() == folders | {"offsets/0", "state/0/0/1.delta", "state/0/1/1.delta"}
+    assert synced() == set(), "nothing has changed"
+    (root / "state/0/0/2.delta").write_text("x")
+    os.replace(root / "state/0/1/1.delta", root / "state/0/1/2.delta")
+    assert synced() == {"state/0/0", "state/0/0/2.delta", "state/0/1", "state/0/1/2.delta"}
+    (root / "aside").write_text("y")
+    os.replace(root / "aside", root / "offsets/0")
+    assert synced() == {"offsets", "offsets/0"}, "another file under the same name"
+    (root / "state/0/0/2.delta").unlink()
+    assert synced() == {"state/0/0"}
+
+
+@pytest.mark.parametrize(("kind", "one"), [(0xEF53, True), (0x9123683E, True), (0x65735546, False), (0x6969, False)])
+def test_only_file_systems_that_carry_it_out_are_synced_as_one(
+    monkeypatch: pytest.MonkeyPatch, kind: int, one: bool
+) -> None:
+    """ext4 and Btrfs do; FUSE is not asked, and NFS is not known to."""
+
+    def statfs(_: bytes, about: Any) -> int:
+        about.raw = kind.to_bytes(8, sys.byteorder)
+        return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(statfs=statfs, syncfs=None))
+    assert durable.syncs_as_one("/") is one
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(statfs=lambda *_: -1, syncfs=None))
+    assert not durable.syncs_as_one("/"), "what is not known is synced file by file"
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(statfs=statfs))
+    assert not durable.syncs_as_one("/")
+
+
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path, kind: str) -> None:
+    storage: Storage = LocalStorage(tmp_path) if kind == "local" else MemoryStorage()
+    storage.create("state/0/0/1.delta", b"abc")
+    storage.create("state/0/.1.crc", b"x")
+    storage.create("offsets/0", b"")
+    assert storage.sizes() == {"offsets/0": 0, "state/0/0/1.delta": 3}
+    assert storage.sizes("state") == {"state/0/0/1.delta": 3}
+    assert storage.delete_folder("state")
+    assert not storage.delete_folder("state")
+    assert storage.read("state/0/.1.crc") is None
+    assert storage.sizes() == {"offsets/0": 0}

@@ -156,6 +156,8 @@ def check_folder(path: str, uid: str, *, what: str) -> Sequence[Finding]:
             to_do="grant the right to write, or choose another folder.",
         )
     space = os.statvfs(nearest)
+    if space.f_blocks == 0:
+        return ()  # it does not say how large it is, as many FUSE ones, so not that it is full either
     free = space.f_bavail * space.f_frsize
     if free == 0:
         raise StorageFull(f"No space is left in {nearest}.", safe="nothing was started.", to_do="free some space.")
