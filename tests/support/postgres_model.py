@@ -165,9 +165,10 @@ class Line:
                 now.fence, now.swept_by = now.fence + 1, parameters[1]
         elif statement.startswith(f"SELECT fence FROM {PLACE.sinks}"):
             return [(now.fence,)] if now.known else []
-        elif statement.startswith("SELECT EXISTS"):
-            sink, writer = parameters
-            return [(sink == SCOPE.prefix and writer in now.markers, now.pruned)]
+        elif statement.startswith("SELECT ARRAY"):
+            sink, writers = parameters
+            assert sink == SCOPE.prefix
+            return [([writer for writer in writers if writer in now.markers], now.pruned)]
         elif statement.startswith("WITH gone AS"):
             sink, epoch, generation = parameters
             assert (sink, generation) == (SCOPE.prefix, SCOPE.generation)
