@@ -66,11 +66,14 @@ class Committers:
         answers = self._per_sink(committables, lambda committer, own: committer.commit(epoch, own, deadline))
         return {(sink, writer): outcome for sink, own in answers.items() for writer, outcome in own.items()}
 
+    def looking_back(self) -> set[str]:
+        """The sinks that can tell whether they have lost what was committed."""
+        return {uid for uid, (_, each) in self._open.items() if type(each).missing is not Committer.missing}
+
     def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> dict[WriterId, str]:
         """Of a complete epoch: the writers that a sink has proven to have lost since, and how a person says so there.
-        Of a sink that the program does not have any more nothing is asked."""
-        own = [committable for committable in committables if committable.sink in self._open]
-        answers = self._per_sink(own, lambda committer, own: committer.missing(epoch, own, deadline)) if own else {}
+        All of `committables` are of sinks that can tell."""
+        answers = self._per_sink(committables, lambda committer, own: committer.missing(epoch, own, deadline))
         return {(sink, writer): said for sink, found in answers.items() for writer, said in found.items()}
 
     def abort_dangling(self, keep: Sequence[Committable], deadline: Deadline) -> int:
