@@ -7,6 +7,7 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from penstock.errors import (
 from penstock.sinks.mysql import MySqlSink
 from penstock.sinks.mysql.session import Login, Session
 from penstock.testing.sink_harness import SinkSteps
+from tests.support.small_spark import SmallSpark
 
 CONTEXT = CheckContext("job", interval_seconds=1.0, timeout_seconds=30.0)
 SECRET = "wonder'land\\1"
@@ -435,6 +437,24 @@ def test_an_upsert_beside_a_number_of_the_tables_own(target: Target) -> None:
     assert target.all("id, name") == [(1, "new")]
     with pytest.raises(ConfigurationError, match="another unique index"):
         target.prepare(sink, [rows(n=[1], id=[1])])
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+@pytest.mark.parametrize("mode", ["staged", "upsert"])
+def test_epochs_under_way_do_not_wait_for_the_locks_of_later_ones(
+    target: Target, tmp_path: Path, mode: Any, limit: int
+) -> None:
+    """The coordinator moves a later epoch on trial while the drainer commits an earlier one with the same keys."""
+    target.ask(f"CREATE TABLE {target.table} (id BIGINT PRIMARY KEY, n BIGINT)")
+    keys = 3 if mode == "upsert" else 30
+    sink = target.sink(mode=mode, key=["id"] if mode == "upsert" else [])
+
+    def numbers(first: int, last: int) -> pa.RecordBatch:
+        return rows(id=[number % keys for number in range(first, last)], n=list(range(first, last)))
+
+    SmallSpark(tmp_path, sink, numbers, max_concurrent=limit).run(30)
+    assert sorted(target.all("n, id")) == [(number, number % keys) for number in range(30 - keys, 30)]
+    assert not target.ask("SHOW TABLES LIKE 'penstock_stage%'")
 
 
 def test_a_row_without_key_is_refused(target: Target) -> None:

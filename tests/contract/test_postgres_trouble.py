@@ -36,6 +36,7 @@ from penstock.sinks.postgres import PostgresSink
 from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY
 from penstock.testing.sink_harness import PATIENCE, SinkSteps
 from tests.support.postgres import PostgresHarness
+from tests.support.small_spark import SmallSpark
 
 CONTEXT = CheckContext("job", 1.0, 30.0)
 KEYED = "id bigint PRIMARY KEY, name text NOT NULL CHECK (name <> 'bad')"
@@ -360,6 +361,24 @@ def test_the_move_that_was_sealed_is_the_one_that_is_committed(story: Callable[.
     assert driver.commit(0, decided, Deadline(PATIENCE)) == {0: Outcome.ALREADY_COMMITTED}
     driver.close()
     one.assert_visible(one.harness.rows(3))
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+@pytest.mark.parametrize("mode", ["staged", "upsert"])
+def test_epochs_under_way_do_not_wait_for_the_locks_of_later_ones(
+    story: Callable[..., Story], tmp_path: Path, mode: str, limit: int
+) -> None:
+    """The coordinator moves a later epoch on trial while the drainer commits an earlier one with the same keys."""
+    harness = story(mode, "id bigint PRIMARY KEY, n bigint", key=["id"] if mode == "upsert" else []).harness
+    keys = 3 if mode == "upsert" else 30
+
+    def rows(first: int, last: int) -> pa.RecordBatch:
+        return batch(id=[number % keys for number in range(first, last)], n=list(range(first, last)))
+
+    SmallSpark(tmp_path, harness.sink(), rows, max_concurrent=limit).run(30)
+    found = harness.run(f"SELECT id, n FROM {harness.table} ORDER BY n")
+    assert found == [(number % keys, number) for number in range(30 - keys, 30)]
+    assert not harness.staging()
 
 
 # ── proof ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -58,6 +58,13 @@ class Committers:
         by_id = {committable.id: committable for own in sealed.values() for committable in own}
         return tuple(by_id.get(committable.id, committable) for committable in committables)
 
+    def seal_for_others(self, committables: Sequence[Committable], deadline: Deadline) -> tuple[Committable, ...]:
+        """As `seal`, for epochs that other committers commit: nothing stays locked for them."""
+        sealed = self.seal(committables, deadline)
+        for uid in {committable.sink for committable in committables}:
+            self[uid].release()
+        return sealed
+
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> dict[WriterId, Outcome]:
         """What is proven of each. `UidChanged`, with nothing committed, where a sink is not known here."""
         missing = {committable.sink for committable in committables} - self._sinks.keys()

@@ -507,7 +507,7 @@ def test_an_abort_of_nothing_says_nothing(database: Database, committer: SqlComm
     assert database.said == []
 
 
-@pytest.mark.parametrize("how", ["abort", "abort_dangling", "close"])
+@pytest.mark.parametrize("how", ["abort", "abort_dangling", "close", "release"])
 def test_a_move_that_is_held_is_let_go_first(database: Database, committer: SqlCommitter[Any], how: str) -> None:
     """Its locks would keep the sweep waiting for itself."""
     one = stage(database, 0)
@@ -517,6 +517,7 @@ def test_a_move_that_is_held_is_let_go_first(database: Database, committer: SqlC
         "abort": lambda: committer.abort([one], soon()),
         "abort_dangling": lambda: committer.abort_dangling([], soon()),
         "close": committer.close,
+        "release": committer.release,
     }
     released: list[bool] = []
     database.before = lambda statement: released.append(not moving.open)

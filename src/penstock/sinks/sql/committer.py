@@ -94,6 +94,9 @@ class SqlCommitter(Committer, Generic[C]):
                 self._moves.hold(staged[0].payload["epoch"], staged, deadline)
         return committables
 
+    def release(self) -> None:
+        self._moves.release()
+
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
         outcomes = {committable.writer: Outcome.COMMITTED for committable in committables if not name_of(committable)}
         here, elsewhere = self._by_place(committables)
