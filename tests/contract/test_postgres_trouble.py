@@ -112,6 +112,36 @@ def test_a_broken_rule(story: Callable[..., Story], mode: str, rows: pa.RecordBa
     assert one.harness.staging() == []
 
 
+@pytest.mark.parametrize("mode", ["two_phase", "staged", "upsert"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "FOREIGN KEY (id) REFERENCES parents DEFERRABLE INITIALLY DEFERRED",
+        "UNIQUE (name) DEFERRABLE INITIALLY DEFERRED",
+        "EXCLUDE USING btree (name WITH =) DEFERRABLE INITIALLY DEFERRED",
+        "CONSTRAINT TRIGGER",
+    ],
+)
+def test_a_rule_that_is_checked_at_commit_is_broken_before_the_decision(
+    story: Callable[..., Story], mode: str, rule: str
+) -> None:
+    more = "" if "TRIGGER" in rule else f", {rule}"
+    story().harness.run("CREATE TABLE IF NOT EXISTS parents (id bigint PRIMARY KEY)")
+    one = story(mode, f"id bigint PRIMARY KEY, name text{more}", key=["id"] if mode == "upsert" else [])
+    if "TRIGGER" in rule:
+        one.harness.run(
+            "CREATE OR REPLACE FUNCTION refuse_old() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF NEW.name = 'old' THEN RAISE EXCEPTION 'old'; END IF; RETURN NULL; END $$"
+        )
+        one.harness.run(
+            f"CREATE CONSTRAINT TRIGGER later AFTER INSERT ON {one.harness.table} DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION refuse_old()"
+        )
+    one.harness.run("INSERT INTO parents VALUES (100), (101), (102) ON CONFLICT DO NOTHING")
+    one.fails(ConstraintViolated, batch(id=[1, 2], name=["old", "old"]))
+    one.goes_on()
+
+
 def test_two_writers_with_the_same_key_are_named_and_do_not_hang(story: Callable[..., Story]) -> None:
     one = story("two_phase", KEYED, lock_timeout="200ms")
     error = one.fails(ConstraintViolated, one.harness.rows(5), one.harness.rows(5, 4))

@@ -126,6 +126,8 @@ class Line:
             self._look = copy.deepcopy(self._own)
         elif statement == "ROLLBACK TO SAVEPOINT look":
             self._own = self._look
+        elif statement == "SET CONSTRAINTS ALL IMMEDIATE":
+            assert self._own is not None, "outside of a transaction it does nothing"
         elif statement == "SHOW max_prepared_transactions":
             return [(database.most_prepared,)]
         elif statement == "SETTLE":

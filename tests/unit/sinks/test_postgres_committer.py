@@ -16,6 +16,7 @@ from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import (
     AccessDenied,
+    ConstraintViolated,
     DataError,
     OutcomeUnknown,
     PenstockError,
@@ -262,6 +263,18 @@ def test_staged_rows_are_moved_before_the_decision_and_seen_after_it(
     assert database.now.rows == [0, 1]
     assert database.now.staged == {}
     assert database.now.markers == {name_of(one): (7, 2_000) for one in ones}
+
+
+def test_rules_that_the_server_leaves_to_the_commit_are_checked_before_the_decision(
+    database: Database, committer: SqlCommitter[Any]
+) -> None:
+    one = stage(database, 0)
+    database.before = refusing(psycopg.errors.ForeignKeyViolation("no such parent"), "SET CONSTRAINTS")
+    with pytest.raises(ConstraintViolated, match="no such parent"):
+        committer.seal([one], soon())
+    assert database.said[-2].startswith("DROP TABLE"), "after all rows are moved"
+    assert not database.lines[-1].open
+    assert committer.seal([one], soon()) == [one]
 
 
 def test_a_staging_table_that_is_gone_is_not_sealed(database: Database, committer: SqlCommitter[Any]) -> None:

@@ -196,6 +196,10 @@ class PostgresDialect(Dialect[Line]):
             connection.ask(f"DROP TABLE {source}")
         return moved
 
+    def check_rules(self, connection: Line) -> None:
+        """Keys, references and triggers that are DEFERRABLE INITIALLY DEFERRED."""
+        connection.ask("SET CONSTRAINTS ALL IMMEDIATE")
+
     def count(self, connection: Line, writer: str) -> int:
         return int(connection.ask(f"SELECT count(*) FROM {self._place.own(writer)}")[0][0])
 

@@ -174,6 +174,9 @@ class Dialect(ABC, Generic[C]):
     def move(self, connection: C, committable: Committable) -> int:
         """Insert, or insert-or-update by key, all rows of a staging table into the target; how many."""
 
+    def check_rules(self, connection: C) -> None:
+        """Check now what the server would leave to the COMMIT of the open transaction, which is too late: decided."""
+
     @abstractmethod
     def count(self, connection: C, writer: str) -> int:
         """Rows in a staging table."""
