@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from penstock.checkpoint.decision import Committable, Outcome
-from penstock.contracts.sink import SinkScope
+from penstock.contracts.sink import CheckContext, SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed
 from penstock.failpoints import hooked
@@ -49,6 +49,8 @@ class Steps(SinkSteps):
 def test_a_synchronous_standby_has_what_was_prepared_and_what_was_committed(servers: Pair, mode: str) -> None:
     steps = Steps(servers, mode)
     servers.wait_for_standby()
+    [found] = steps.harness.sink(options="-c synchronous_commit=off").check(CheckContext("job", 1.0, 30.0), "uid")
+    assert "without waiting for the synchronous standby" in found.message
     first, second = steps.harness.rows(5), steps.harness.rows(5, start=5)
     committed = steps.prepare(steps.sink, [first], epoch=1)
     assert steps.commit(steps.sink, committed, epoch=1) == {Outcome.COMMITTED}

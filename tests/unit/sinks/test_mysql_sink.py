@@ -223,6 +223,8 @@ def test_rights_as_the_server_shows_them(lines: list[str], table: Any, database:
         (1406, errors.ValueTooLarge), (1114, errors.StorageFull), (2003, errors.SystemUnavailable),
         (2013, errors.SystemUnavailable), (1290, errors.SystemUnavailable), (1205, errors.PreCommitFailed),
         (1213, errors.PreCommitFailed), (1665, errors.ConfigurationError), (9999, errors.PreCommitFailed),
+        (1644, errors.ConstraintViolated), (1300, errors.DataError), (3854, errors.DataError),
+        (3157, errors.ValueTooLarge), (1305, errors.SchemaMismatch),
     ],
 )  # fmt: skip
 def test_the_servers_numbers_have_names(code: int, error: type[errors.PenstockError]) -> None:
