@@ -7,6 +7,7 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from penstock.errors import (
 from penstock.sinks.mysql import MySqlSink
 from penstock.sinks.mysql.session import Login, Session
 from penstock.testing.sink_harness import SinkSteps
+from tests.support.small_spark import SmallSpark
 
 CONTEXT = CheckContext("job", interval_seconds=1.0, timeout_seconds=30.0)
 SECRET = "wonder'land\\1"
@@ -278,6 +280,45 @@ def test_rows_that_break_a_rule_are_named_and_undone(
 
 
 @modes
+@pytest.mark.parametrize(
+    ("error", "column", "value"),
+    [
+        (ConstraintViolated, "TIMESTAMP NOT NULL", pa.array([None], pa.timestamp("us", "UTC"))),
+        (ConstraintViolated, "BIGINT AUTO_INCREMENT PRIMARY KEY", pa.array([None], pa.int64())),
+        (DataError, "ENUM('active','closed')", pa.array(["1"])),
+        (DataError, "SET('a','b','c')", pa.array(["5"])),
+        (SchemaMismatch, "DOUBLE(10,2)", pa.array([1.23456])),
+        (SchemaMismatch, "FLOAT(7,2)", pa.array([1.23456], pa.float32())),
+        (DataError, "BINARY(4)", pa.array([b"ab"])),
+        (DataError, "CHAR(4)", pa.array(["ab "])),
+    ],
+)
+def test_values_that_the_server_would_change_without_a_warning_are_refused(
+    target: Target, mode: Any, error: type[PenstockError], column: str, value: pa.Array
+) -> None:
+    target.ask(f"CREATE TABLE {target.table} (x {column}) CHARACTER SET utf8mb4")
+    said = target.refused(error, pa.RecordBatch.from_arrays([value], names=["X"]), mode=mode)
+    assert "'x' is" in said
+
+
+@modes
+def test_values_that_only_look_as_if_they_would_be_changed_are_kept(target: Target, mode: Any, way: str) -> None:
+    choices = "'1','b''s','x\\\\y','a,b','a\\nb','ż'"
+    target.ask(
+        f"CREATE TABLE {target.table} (e ENUM({choices}), s SET('1','x y'), b BINARY(2), c CHAR(4))"
+        " CHARACTER SET utf8mb4"
+    )
+    given = rows(
+        e=["1", "b's", "x\\y", "a,b", "a\nb", "ż", None],
+        s=["1,x y", "", "1", "x y", None, "1", "1"],
+        b=[b"\0\0", b"ab", None, b"a\0", b"  ", b"ab", b"ab"],
+        c=["", " ab", None, "abcd", "a b", "żółw", "x"],
+    )
+    target.write(target.sink(mode=mode), given)
+    assert sorted(map(str, target.all())) == sorted(str(tuple(row.values())) for row in given.to_pylist())
+
+
+@modes
 def test_a_missing_and_a_dropped_table_are_named(target: Target, mode: Any) -> None:
     assert "create=True" in target.refused(TableMissing, rows(id=[1]), mode=mode, create=False)
     sink = target.sink(mode=mode)
@@ -399,6 +440,16 @@ def test_a_check_tells_what_makes_the_server_slow_or_forgetful(target: Target) -
     assert "local_infile" not in said, "MariaDB does not need it"
 
 
+def test_keys_that_differ_by_blanks_at_their_end_are_two(target: Target) -> None:
+    keys = ["a", "a ", "A", "ä", " a"]
+    target.write(target.sink(mode="upsert", key="k"), rows(k=keys, v=list(range(5))))
+    assert sorted(target.all()) == sorted(zip(keys, range(5), strict=True))
+    assert list(target.sink(mode="upsert", key="k").check(CONTEXT, "out")) == []
+    target.ask(f"CREATE TABLE {target.table}_own (k VARCHAR(9) PRIMARY KEY) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
+    [found] = target.sink(mode="upsert", key="K", table=f"{target.table}_own").check(CONTEXT, "out")
+    assert "'K' is compared by utf8mb4_bin: keys that differ by blanks at the end are one" in found.message
+
+
 def test_an_upsert_needs_an_index_on_its_key(target: Target) -> None:
     target.ask(f"CREATE TABLE {target.table} (id BIGINT, other BIGINT, UNIQUE (id, other))")
     for key in (["id"], ["other"]):
@@ -435,6 +486,24 @@ def test_an_upsert_beside_a_number_of_the_tables_own(target: Target) -> None:
     assert target.all("id, name") == [(1, "new")]
     with pytest.raises(ConfigurationError, match="another unique index"):
         target.prepare(sink, [rows(n=[1], id=[1])])
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+@pytest.mark.parametrize("mode", ["staged", "upsert"])
+def test_epochs_under_way_do_not_wait_for_the_locks_of_later_ones(
+    target: Target, tmp_path: Path, mode: Any, limit: int
+) -> None:
+    """The coordinator moves a later epoch on trial while the drainer commits an earlier one with the same keys."""
+    target.ask(f"CREATE TABLE {target.table} (id BIGINT PRIMARY KEY, n BIGINT)")
+    keys = 3 if mode == "upsert" else 30
+    sink = target.sink(mode=mode, key=["id"] if mode == "upsert" else [])
+
+    def numbers(first: int, last: int) -> pa.RecordBatch:
+        return rows(id=[number % keys for number in range(first, last)], n=list(range(first, last)))
+
+    SmallSpark(tmp_path, sink, numbers, max_concurrent=limit).run(30)
+    assert sorted(target.all("n, id")) == [(number, number % keys) for number in range(30 - keys, 30)]
+    assert not target.ask("SHOW TABLES LIKE 'penstock_stage%'")
 
 
 def test_a_row_without_key_is_refused(target: Target) -> None:

@@ -10,11 +10,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, SinkScope, Writer, WriterScope
@@ -36,6 +38,7 @@ from penstock.sinks.postgres import PostgresSink
 from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY
 from penstock.testing.sink_harness import PATIENCE, SinkSteps
 from tests.support.postgres import PostgresHarness
+from tests.support.small_spark import SmallSpark
 
 CONTEXT = CheckContext("job", 1.0, 30.0)
 KEYED = "id bigint PRIMARY KEY, name text NOT NULL CHECK (name <> 'bad')"
@@ -111,6 +114,36 @@ def test_a_broken_rule(story: Callable[..., Story], mode: str, rows: pa.RecordBa
     assert one.harness.staging() == []
 
 
+@pytest.mark.parametrize("mode", ["two_phase", "staged", "upsert"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "FOREIGN KEY (id) REFERENCES parents DEFERRABLE INITIALLY DEFERRED",
+        "UNIQUE (name) DEFERRABLE INITIALLY DEFERRED",
+        "EXCLUDE USING btree (name WITH =) DEFERRABLE INITIALLY DEFERRED",
+        "CONSTRAINT TRIGGER",
+    ],
+)
+def test_a_rule_that_is_checked_at_commit_is_broken_before_the_decision(
+    story: Callable[..., Story], mode: str, rule: str
+) -> None:
+    more = "" if "TRIGGER" in rule else f", {rule}"
+    story().harness.run("CREATE TABLE IF NOT EXISTS parents (id bigint PRIMARY KEY)")
+    one = story(mode, f"id bigint PRIMARY KEY, name text{more}", key=["id"] if mode == "upsert" else [])
+    if "TRIGGER" in rule:
+        one.harness.run(
+            "CREATE OR REPLACE FUNCTION refuse_old() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN IF NEW.name = 'old' THEN RAISE EXCEPTION 'old'; END IF; RETURN NULL; END $$"
+        )
+        one.harness.run(
+            f"CREATE CONSTRAINT TRIGGER later AFTER INSERT ON {one.harness.table} DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION refuse_old()"
+        )
+    one.harness.run("INSERT INTO parents VALUES (100), (101), (102) ON CONFLICT DO NOTHING")
+    one.fails(ConstraintViolated, batch(id=[1, 2], name=["old", "old"]))
+    one.goes_on()
+
+
 def test_two_writers_with_the_same_key_are_named_and_do_not_hang(story: Callable[..., Story]) -> None:
     one = story("two_phase", KEYED, lock_timeout="200ms")
     error = one.fails(ConstraintViolated, one.harness.rows(5), one.harness.rows(5, 4))
@@ -152,6 +185,10 @@ def test_a_character_that_postgres_cannot_store(story: Callable[..., Story], mod
     ("columns", "rows", "word"),
     [
         ("id int, name varchar(3)", batch(id=pa.array([1], pa.int32()), name=["long one"]), "too long"),
+        ("id int, name varchar(3)", batch(id=pa.array([1], pa.int32()), name=["ab  "]), "too long"),
+        ("id int, name short", batch(id=pa.array([1], pa.int32()), name=["ab  "]), "too long"),
+        ("id timestamp", batch(id=pa.array([-(2**63)], pa.int64()).cast(pa.timestamp("us"))), "out of range"),
+        ("id date", batch(id=pa.array([-(2**31) + 10_957], pa.int32()).cast(pa.date32())), "out of range"),
         ("id int, name jsonb", batch(id=pa.array([1], pa.int32()), name=["{"]), "json"),
         ("id int, name uuid", batch(id=pa.array([1], pa.int32()), name=["1234"]), "'1234' is none"),
         ("id numeric(4, 2), name text", batch(id=[Decimal("123.45")], name=["x"]), "overflow"),
@@ -161,9 +198,29 @@ def test_a_character_that_postgres_cannot_store(story: Callable[..., Story], mod
 def test_a_value_that_its_column_does_not_take(
     story: Callable[..., Story], columns: str, rows: pa.RecordBatch, word: str
 ) -> None:
+    if " short" in columns:
+        story().harness.run("DROP DOMAIN IF EXISTS short CASCADE; CREATE DOMAIN short AS varchar(3)")
     one = story("two_phase", columns)
     assert word in str(one.fails(DataError, rows))
-    one.assert_visible()
+    assert one.harness.run(f"SELECT * FROM {one.harness.table}") == []
+    assert not one.harness.left(one.job)
+
+
+@both
+def test_text_goes_into_a_database_of_another_encoding(
+    story: Callable[..., Story], postgres: Postgres, mode: str
+) -> None:
+    plain = story()
+    if not plain.harness.run("SELECT 1 FROM pg_database WHERE datname = 'latin'"):
+        plain.harness.run("CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    there = SimpleNamespace(dsn=make_conninfo(postgres.dsn, dbname="latin"))
+    one = Story(PostgresHarness(there, mode, "id bigint, name text, short varchar(3)"))  # type: ignore[arg-type]
+    rows = batch(id=[1], name=["Zoë"], short=["Zoë"])
+    one.commit(one.sink, one.prepare(one.sink, [rows]))
+    assert one.harness.run(f"SELECT name, short, length(name) FROM {one.harness.table}") == [("Zoë", "Zoë", 3)]
+    assert "LATIN1" in str(one.fails(DataError, batch(id=[2], name=["日本"], short=["x"])))
+    assert one.harness.run(f"SELECT count(*) FROM {one.harness.table}") == [(1,)]
+    one.sweep(one.sink, generation=9)
 
 
 # ── a table that is not as it was ────────────────────────────────────────────────────────────────────────────────────
@@ -362,6 +419,24 @@ def test_the_move_that_was_sealed_is_the_one_that_is_committed(story: Callable[.
     one.assert_visible(one.harness.rows(3))
 
 
+@pytest.mark.parametrize("limit", [2, 3])
+@pytest.mark.parametrize("mode", ["staged", "upsert"])
+def test_epochs_under_way_do_not_wait_for_the_locks_of_later_ones(
+    story: Callable[..., Story], tmp_path: Path, mode: str, limit: int
+) -> None:
+    """The coordinator moves a later epoch on trial while the drainer commits an earlier one with the same keys."""
+    harness = story(mode, "id bigint PRIMARY KEY, n bigint", key=["id"] if mode == "upsert" else []).harness
+    keys = 3 if mode == "upsert" else 30
+
+    def rows(first: int, last: int) -> pa.RecordBatch:
+        return batch(id=[number % keys for number in range(first, last)], n=list(range(first, last)))
+
+    SmallSpark(tmp_path, harness.sink(), rows, max_concurrent=limit).run(30)
+    found = harness.run(f"SELECT id, n FROM {harness.table} ORDER BY n")
+    assert found == [(number % keys, number) for number in range(30 - keys, 30)]
+    assert not harness.staging()
+
+
 # ── proof ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -527,6 +602,40 @@ def test_upsert_of_nothing_but_keys(story: Callable[..., Story]) -> None:
     assert one.harness.read_visible() == [(1, None)]
 
 
+# ── tables that cannot keep rows ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@both
+def test_a_table_that_forgets_or_commits_apart_is_refused(story: Callable[..., Story], mode: str) -> None:
+    """Its markers would say committed, and a crash of the server would leave it empty."""
+    one = story(mode, "id bigint, name text")
+    table = one.harness.table
+    one.harness.run(f"ALTER TABLE {table} SET UNLOGGED")
+    with pytest.raises(ConfigurationError, match=f"cannot keep what is committed: {table} is unlogged"):
+        one.sink.check(CONTEXT, "uid")
+    one.fails(ConfigurationError, one.harness.rows(3))
+    one.harness.run(f"ALTER TABLE {table} SET LOGGED")
+    one.sink.check(CONTEXT, "uid")
+    one.goes_on()
+
+    one.harness.run(f"DROP TABLE {table}")
+    one.harness.run(f"CREATE TABLE {table} (id bigint, name text) PARTITION BY RANGE (id)")
+    for number in range(3):
+        one.harness.run(
+            f"CREATE TABLE {table}_{number} PARTITION OF {table} FOR VALUES FROM ({number}) TO ({number + 1})"
+        )
+    one.sink.check(CONTEXT, "uid")
+    one.harness.run(f"ALTER TABLE {table}_1 SET UNLOGGED")
+    with pytest.raises(ConfigurationError, match=f"committed: {table}_1 is unlogged"):
+        one.sink.check(CONTEXT, "uid")
+    one.harness.run(f"DROP TABLE {table}_1")
+    one.harness.run("CREATE FOREIGN DATA WRAPPER elsewhere; CREATE SERVER elsewhere FOREIGN DATA WRAPPER elsewhere")
+    one.harness.run(f"CREATE FOREIGN TABLE {table}_1 PARTITION OF {table} FOR VALUES FROM (1) TO (2) SERVER elsewhere")
+    with pytest.raises(ConfigurationError, match=f"committed: {table}_1 is unlogged, temporary or foreign"):
+        one.sink.check(CONTEXT, "uid")
+    one.harness.run("DROP FOREIGN DATA WRAPPER elsewhere CASCADE")
+
+
 # ── the check ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -543,6 +652,10 @@ def test_the_check_writes_nothing_and_says_what_is_missing(story: Callable[..., 
         PostgresSink(postgres.dsn, table=missing, create=False).check(CONTEXT, "uid")
     with pytest.raises(ConfigurationError, match="schema 'nowhere' does not exist"):
         PostgresSink(postgres.dsn, table="nowhere.t").check(CONTEXT, "uid")
+    one.harness.run("CREATE PUBLICATION everything FOR ALL TABLES")
+    [found] = one.sink.check(CONTEXT, "uid")
+    one.harness.run("DROP PUBLICATION everything")
+    assert "all tables (everything)" in found.message
     view = f"{one.harness.table}_view"
     one.harness.run(f"CREATE VIEW {view} AS SELECT * FROM {one.harness.table}")
     with pytest.raises(ConfigurationError, match="not an ordinary"):

@@ -126,6 +126,8 @@ class Line:
             self._look = copy.deepcopy(self._own)
         elif statement == "ROLLBACK TO SAVEPOINT look":
             self._own = self._look
+        elif statement == "SET CONSTRAINTS ALL IMMEDIATE":
+            assert self._own is not None, "outside of a transaction it does nothing"
         elif statement == "SHOW max_prepared_transactions":
             return [(database.most_prepared,)]
         elif statement == "SETTLE":
@@ -165,9 +167,10 @@ class Line:
                 now.fence, now.swept_by = now.fence + 1, parameters[1]
         elif statement.startswith(f"SELECT fence FROM {PLACE.sinks}"):
             return [(now.fence,)] if now.known else []
-        elif statement.startswith("SELECT EXISTS"):
-            sink, writer = parameters
-            return [(sink == SCOPE.prefix and writer in now.markers, now.pruned)]
+        elif statement.startswith("SELECT ARRAY"):
+            sink, writers = parameters
+            assert sink == SCOPE.prefix
+            return [([writer for writer in writers if writer in now.markers], now.pruned)]
         elif statement.startswith("WITH gone AS"):
             sink, epoch, generation = parameters
             assert (sink, generation) == (SCOPE.prefix, SCOPE.generation)

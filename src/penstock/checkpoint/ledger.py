@@ -205,6 +205,18 @@ class Ledger:
         """All decisions for `epoch` and later ones that were made for this Spark query."""
         return tuple(one.decision for one in self._manifests(lambda found, _: found >= epoch) if one.query == query)
 
+    def decisions_before(self, epoch: int, query: str | None) -> Iterator[Decision]:
+        """Of each epoch before this one, newest first, the decision for this Spark query that counts; each is read when
+        it is asked for."""
+        names = [match for match in map(_MANIFEST.match, self._storage.list(layout.EPOCHS)) if match]
+        last = epoch
+        for match in sorted(names, key=lambda match: (int(match[1]), int(match[2])), reverse=True):
+            if int(match[1]) < last and (body := self._body("manifest", f"{layout.EPOCHS}/{match[0]}")) is not None:
+                manifest = Manifest.of(body)
+                if manifest.query == query:
+                    last = int(match[1])
+                    yield manifest.decision
+
     def manifests(self, epoch: int) -> tuple[Manifest, ...]:
         """Every manifest of `epoch`, read and verified."""
         return tuple(self._manifests(lambda found, _: found == epoch))

@@ -141,6 +141,9 @@ class Committer(ABC):
         """Before the decision: confirm that all are prepared and complete their payloads; raise if one is not."""
         return committables
 
+    def release(self) -> None:  # noqa: B027 - most hold nothing
+        """Let go of what `seal` holds open for the commit: another committer will do it, and must not wait for us."""
+
     @abstractmethod
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
         """Make all visible, in parallel where possible; by writer number, what is proven of each. Raises nothing

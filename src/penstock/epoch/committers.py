@@ -58,6 +58,13 @@ class Committers:
         by_id = {committable.id: committable for own in sealed.values() for committable in own}
         return tuple(by_id.get(committable.id, committable) for committable in committables)
 
+    def seal_for_others(self, committables: Sequence[Committable], deadline: Deadline) -> tuple[Committable, ...]:
+        """As `seal`, for epochs that other committers commit: nothing stays locked for them."""
+        sealed = self.seal(committables, deadline)
+        for uid in {committable.sink for committable in committables}:
+            self[uid].release()
+        return sealed
+
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> dict[WriterId, Outcome]:
         """What is proven of each. `UidChanged`, with nothing committed, where a sink is not known here."""
         missing = {committable.sink for committable in committables} - self._sinks.keys()
@@ -66,11 +73,14 @@ class Committers:
         answers = self._per_sink(committables, lambda committer, own: committer.commit(epoch, own, deadline))
         return {(sink, writer): outcome for sink, own in answers.items() for writer, outcome in own.items()}
 
+    def looking_back(self) -> set[str]:
+        """The sinks that can tell whether they have lost what was committed."""
+        return {uid for uid, (_, each) in self._open.items() if type(each).missing is not Committer.missing}
+
     def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> dict[WriterId, str]:
         """Of a complete epoch: the writers that a sink has proven to have lost since, and how a person says so there.
-        Of a sink that the program does not have any more nothing is asked."""
-        own = [committable for committable in committables if committable.sink in self._open]
-        answers = self._per_sink(own, lambda committer, own: committer.missing(epoch, own, deadline)) if own else {}
+        All of `committables` are of sinks that can tell."""
+        answers = self._per_sink(committables, lambda committer, own: committer.missing(epoch, own, deadline))
         return {(sink, writer): said for sink, found in answers.items() for writer, said in found.items()}
 
     def fencing(self) -> list[str]:

@@ -128,11 +128,9 @@ class Preparation:
             self._committers.seal([committable for committable in found if not is_logged(committable)], deadline)
         )
         if self._inflight is not None:
-            sealed.extend(
-                self._inflight.sealed(
-                    [committable for committable in found if is_logged(committable)], self._committers.seal
-                )
-            )
+            # Of several epochs under way the drainer commits each.
+            seal = self._committers.seal if self._limits.max_concurrent == 1 else self._committers.seal_for_others
+            sealed.extend(self._inflight.sealed([committable for committable in found if is_logged(committable)], seal))
         by_id = {committable.id: committable for committable in sealed}
         return tuple(by_id.get(committable.id, committable) for committable in committables)
 

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from penstock import errors
@@ -13,8 +14,8 @@ from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import ConfigurationError
 from penstock.sinks.mysql import MySqlSink, check
 from penstock.sinks.mysql.faults import ServerError, fault, mapper, refused_rows
-from penstock.sinks.mysql.tables import Names, Table, creation, require_key, unique_keys
-from penstock.sinks.mysql.types import column_type, refusal
+from penstock.sinks.mysql.tables import Names, Table, blurred, collation, creation, require_key, unique_keys
+from penstock.sinks.mysql.types import bent, column_type, refusal
 from penstock.sinks.sql.rows import Column
 
 SCOPE = SinkScope("job", "out", 7)
@@ -123,10 +124,54 @@ def test_without_the_client_library_the_extra_is_named(monkeypatch: pytest.Monke
         ("binary", "varbinary(9)", True), ("binary", "text", False), ("date", "datetime(6)", True),
         ("bigint", "double", False), ("int", "double", True), ("ubigint", "double", False),
         ("timestamp", "timestamp", True), ("timestamp", "date", False), ("bigint", "bigint(20) unsigned", True),
+        ("double", "double(10,2)", False), ("float", "float(7,2) unsigned", False), ("float", "double(5,5)", False),
+        ("double", "real", False), ("int", "double(10,2)", True), ("double", "double unsigned", True),
     ],
 )  # fmt: skip
 def test_which_kinds_go_where(kind: str, column: str, fits: bool) -> None:
     assert (refusal(kind, Column("c", column)) is None) is fits
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "what"),
+    [
+        (Column("c", "timestamp", nullable=False), None, "null would become the present moment"),
+        (Column("c", "timestamp(6)"), None, ""),
+        (Column("c", "datetime", nullable=False), None, ""),  # of which the server complains
+        (Column("c", "enum('active','1','b''s','x\\\\y','a,b')"), "active", ""),
+        (Column("c", "enum('active','1','b''s','x\\\\y','a,b')"), "b's", ""),
+        (Column("c", "enum('active','1','b''s','x\\\\y','a,b')"), "x\\y", ""),
+        (Column("c", "enum('active','1','b''s','x\\\\y','a,b')"), "a,b", ""),
+        (Column("c", "enum('active','1')"), "1", ""),
+        (Column("c", "enum('active','1')"), None, ""),
+        (Column("c", "enum('active','1')"), "2", "'2' is none of its values"),
+        (Column("c", "enum('active','1')"), " 1", "' 1' is none of its values"),
+        (Column("c", "enum('active')"), "Active", "'Active' is none of its values"),
+        (Column("c", "enum('active')"), "active ", "'active ' is none of its values"),
+        (Column("c", "enum('active')"), "", "'' is none of its values"),
+        (Column("c", "set('a','b')"), "a", ""),
+        (Column("c", "set('a','b')"), "b,a", ""),
+        (Column("c", "set('a','b')"), "", ""),
+        (Column("c", "set('a','b')"), None, ""),
+        (Column("c", "set('a','b')"), "3", "'3' is none of its values"),
+        (Column("c", "set('a','b')"), "a,3", "'a,3' is none of its values"),
+        (Column("c", "binary(4)"), b"abcd", ""),
+        (Column("c", "binary(4)"), None, ""),
+        (Column("c", "binary(4)"), b"abc", "filled with zero bytes"),
+        (Column("c", "binary(4)"), b"", "filled with zero bytes"),
+        (Column("c", "varbinary(4)"), b"abc", ""),
+        (Column("c", "char(4)"), " ab", ""),
+        (Column("c", "char(4)"), None, ""),
+        (Column("c", "char(4)"), "ab ", "blanks at the end would be cut"),
+        (Column("c", "varchar(4)"), "ab ", ""),
+    ],
+)
+def test_values_that_the_server_changes_without_a_warning_are_known(column: Column, value: Any, what: str) -> None:
+    kind = pa.binary() if "binary" in column.type else pa.timestamp("us") if "time" in column.type else pa.string()
+    fine = {"enum": "active", "set": "a", "binary": b"abcd", "char": "a"}.get(column.type.partition("(")[0])
+    for values in (pa.array([value], kind), pa.array([fine if what else None, value], kind).dictionary_encode()):
+        said = bent(values, column)
+        assert what in said if what and said else said is None and not what
 
 
 @pytest.mark.parametrize("kind", ["bigint", "boolean", "double", "float", "decimal(12,2)", "string", "json", "binary"])
@@ -135,10 +180,37 @@ def test_a_new_column_takes_its_own_kind(kind: str) -> None:
 
 
 def test_a_new_table() -> None:
-    made = creation(Names.of(SCOPE, "shop", "orders"), [("id", "string"), ("at", "timestamp")], ["id"])
+    given = [("Id", "string"), ("at", "timestamp")]
+    server: Any = Saying(show_collation=[("utf8mb4_nopad_bin", "utf8mb4")])
+    made = creation(Names.of(SCOPE, "shop", "orders"), given, ["id"], collation(server, given, ["id"]))
+    assert made.endswith(" COLLATE utf8mb4_nopad_bin")
+    old: Any = Saying()
+    assert collation(old, given, ["at"]) == "utf8mb4_bin", "no key needs it"
+    with pytest.raises(ConfigurationError, match="blanks at their end"):
+        collation(old, given, ["id"])
+    made = creation(Names.of(SCOPE, "shop", "orders"), [("id", "string"), ("at", "timestamp")], ["id"], "utf8mb4_bin")
     assert made.startswith(
         "CREATE TABLE IF NOT EXISTS `shop`.`orders` (`id` VARCHAR(255) NOT NULL, `at` DATETIME(6), PRIMARY KEY (`id`))"
     )
+
+
+@pytest.mark.parametrize(
+    ("compared_by", "same"),
+    [
+        ("utf8mb4_nopad_bin", ""),
+        ("utf8mb4_0900_bin", ""),
+        ("binary", ""),
+        ("utf8mb4_bin", "blanks at the end"),
+        ("utf8mb4_0900_ai_ci", "case or accents"),
+        ("utf8mb4_0900_as_cs", ""),
+        ("utf8mb4_general_ci", "case or accents or blanks at the end"),
+    ],
+)
+def test_keys_that_the_table_takes_for_one_are_told(compared_by: str, same: str) -> None:
+    table = Table("InnoDB", (), (), collations={"id": compared_by, "name": "utf8mb4_general_ci"})
+    said = blurred(table, ["Id", "number"])
+    assert bool(said) is bool(same)
+    assert not said or f"'Id' is compared by {compared_by}: keys that differ by {same} are one" in said[0]
 
 
 def test_the_key_must_be_a_whole_index_and_the_only_one_that_decides() -> None:
@@ -223,6 +295,8 @@ def test_rights_as_the_server_shows_them(lines: list[str], table: Any, database:
         (1406, errors.ValueTooLarge), (1114, errors.StorageFull), (2003, errors.SystemUnavailable),
         (2013, errors.SystemUnavailable), (1290, errors.SystemUnavailable), (1205, errors.PreCommitFailed),
         (1213, errors.PreCommitFailed), (1665, errors.ConfigurationError), (9999, errors.PreCommitFailed),
+        (1644, errors.ConstraintViolated), (1300, errors.DataError), (3854, errors.DataError),
+        (3157, errors.ValueTooLarge), (1305, errors.SchemaMismatch),
     ],
 )  # fmt: skip
 def test_the_servers_numbers_have_names(code: int, error: type[errors.PenstockError]) -> None:

@@ -14,7 +14,16 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
-from penstock.errors import AccessDenied, DataError, PenstockError, PreCommitFailed, SystemUnavailable
+from penstock.errors import (
+    AccessDenied,
+    ConstraintViolated,
+    DataError,
+    OutcomeUnknown,
+    PenstockError,
+    PreCommitFailed,
+    SystemUnavailable,
+)
+from penstock.failpoints import hooked
 from penstock.sinks.postgres.dialect import PostgresDialect
 from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY, SqlCommitter
 from penstock.sinks.sql.names import staging_prefix
@@ -130,6 +139,89 @@ def test_nothing_is_sealed_on_a_server_that_has_lost_what_was_committed_last(
         committer.seal([second], soon())
 
 
+def fall_back(database: Database, one: Committable) -> None:
+    """A replica takes over that has the transaction prepared, and not its commit."""
+    del database.now.markers[name_of(one)]
+    database.now.rows.remove(one.writer)
+    database.now.prepared[name_of(one)] = [one.writer]
+
+
+def test_every_writer_of_the_last_epoch_is_looked_for_and_committed_again_where_it_is_prepared(
+    database: Database, committer: SqlCommitter[Any]
+) -> None:
+    """Commits run side by side: the first may have reached the replica, and the second not."""
+    ones, later = [prepare(database, n) for n in range(3)], prepare(database, 3)
+    committer.commit(7, ones, soon())
+    for _ in range(2):  # and again, should it fall back again
+        fall_back(database, ones[1])
+        fall_back(database, ones[2])
+        assert committer.seal([later], soon()) == [later]
+        assert sorted(database.now.rows) == [0, 1, 2]
+    fall_back(database, ones[0])
+    fall_back(database, ones[2])
+    del database.now.prepared[name_of(ones[2])]
+    with pytest.raises(PreCommitFailed, match=f"committed last to public.orders .* {gid(2)}"):
+        committer.seal([later], soon())
+    assert database.now.rows == [1, 0], "what can be saved is"
+    with pytest.raises(PreCommitFailed, match=gid(2)):
+        committer.seal([later], soon())
+    assert list(committer.missing(7, ones, soon())) == [2]
+
+
+def test_what_a_start_has_looked_for_is_looked_for_before_its_first_decision(
+    database: Database, committer: SqlCommitter[Any]
+) -> None:
+    ones = [prepare(database, n) for n in range(2)]
+    committer.commit(7, ones, soon())
+    later = SqlCommitter(PostgresDialect(database.sink, SCOPE))  # type: ignore[arg-type]
+    assert later.missing(7, ones, soon()) == {}
+    fall_back(database, ones[1])
+    assert later.seal([NOTHING], soon()) == [NOTHING]
+    assert sorted(database.now.rows) == [0, 1]
+    later.close()
+
+
+@pytest.mark.parametrize("kind", [prepare, stage])
+def test_what_is_prepared_again_and_cannot_be_committed_now_is_not_left_to_the_sweep(
+    database: Database, committer: SqlCommitter[Any], monkeypatch: pytest.MonkeyPatch, kind: Callable[..., Committable]
+) -> None:
+    now = [0.0]
+    sleeping(monkeypatch, "penstock.sinks.sql.committer", lambda s: now.__setitem__(0, now[0] + max(s, 1e-4)))
+    one = kind(database, 0)
+    committer.hints()
+    database.before = refusing(psycopg.errors.LockNotAvailable("waited"), "COMMIT PREPARED", 10_000)
+    if kind is stage:
+        database.before = refusing(psycopg.errors.LockNotAvailable("waited"), "LOCK TABLE", 10_000)
+    with pytest.raises(OutcomeUnknown, match=rf"Epoch 7 .* public\.orders.* 1 writers .*{name_of(one)}") as unknown:
+        committer.missing(7, [one], Deadline(0.05, clock=lambda: now[0]))
+    assert unknown.value.retryable
+    database.before = lambda statement: None
+    assert committer.missing(7, [one], soon()) == {}
+    assert database.now.rows == [0]
+
+
+def test_of_a_last_epoch_that_nothing_proves_any_more_the_next_start_says_nothing(
+    database: Database, committer: SqlCommitter[Any]
+) -> None:
+    """Its tables were emptied: the epoch under way fails, and the sweep that follows lets the job go on."""
+    one, later = prepare(database, 0), prepare(database, 1)
+    committer.commit(7, [one], soon())
+    database.now.markers.clear()
+    database.now.pruned = 5_000
+    with pytest.raises(PreCommitFailed, match="committed last"):
+        committer.seal([later], soon())
+    assert committer.missing(7, [one], soon()) == {}
+    assert committer.seal([later], soon()) == [later]
+
+
+def test_the_first_of_an_epoch_is_told_under_its_own_number(database: Database, committer: SqlCommitter[Any]) -> None:
+    reached: list[int] = []
+    with hooked("commit.first", lambda: reached.append(len(database.now.rows))):
+        outcomes = committer.commit(7, [prepare(database, n) for n in range(3)], soon())
+    assert outcomes == dict.fromkeys(range(3), Outcome.COMMITTED)
+    assert reached == [1]
+
+
 def test_what_a_promoted_replica_lacks_is_told_with_the_statement_that_accepts_it(
     database: Database, committer: SqlCommitter[Any]
 ) -> None:
@@ -171,6 +263,18 @@ def test_staged_rows_are_moved_before_the_decision_and_seen_after_it(
     assert database.now.rows == [0, 1]
     assert database.now.staged == {}
     assert database.now.markers == {name_of(one): (7, 2_000) for one in ones}
+
+
+def test_rules_that_the_server_leaves_to_the_commit_are_checked_before_the_decision(
+    database: Database, committer: SqlCommitter[Any]
+) -> None:
+    one = stage(database, 0)
+    database.before = refusing(psycopg.errors.ForeignKeyViolation("no such parent"), "SET CONSTRAINTS")
+    with pytest.raises(ConstraintViolated, match="no such parent"):
+        committer.seal([one], soon())
+    assert database.said[-2].startswith("DROP TABLE"), "after all rows are moved"
+    assert not database.lines[-1].open
+    assert committer.seal([one], soon()) == [one]
 
 
 def test_a_staging_table_that_is_gone_is_not_sealed(database: Database, committer: SqlCommitter[Any]) -> None:
@@ -226,7 +330,7 @@ def test_a_commit_that_did_not_arrive_is_sent_again(database: Database, committe
 def test_a_proof_that_was_cut_off_is_asked_for_again(database: Database, committer: SqlCommitter[Any]) -> None:
     one = prepare(database, 0)
     database.now.prepared.clear()
-    database.before = cut(database, 1, "SELECT EXISTS")
+    database.before = cut(database, 1, "SELECT ARRAY")
     assert committer.commit(7, [one], soon()) == {0: Outcome.LOST}
 
 
@@ -416,7 +520,7 @@ def test_an_abort_of_nothing_says_nothing(database: Database, committer: SqlComm
     assert database.said == []
 
 
-@pytest.mark.parametrize("how", ["abort", "abort_dangling", "close"])
+@pytest.mark.parametrize("how", ["abort", "abort_dangling", "close", "release"])
 def test_a_move_that_is_held_is_let_go_first(database: Database, committer: SqlCommitter[Any], how: str) -> None:
     """Its locks would keep the sweep waiting for itself."""
     one = stage(database, 0)
@@ -426,6 +530,7 @@ def test_a_move_that_is_held_is_let_go_first(database: Database, committer: SqlC
         "abort": lambda: committer.abort([one], soon()),
         "abort_dangling": lambda: committer.abort_dangling([], soon()),
         "close": committer.close,
+        "release": committer.release,
     }
     released: list[bool] = []
     database.before = lambda statement: released.append(not moving.open)
@@ -486,7 +591,7 @@ def test_closing_closes_every_line_and_every_thread(database: Database) -> None:
 def test_a_proof_that_may_not_be_asked_for_is_said_at_once(database: Database, committer: SqlCommitter[Any]) -> None:
     one = prepare(database, 0)
     database.now.prepared.clear()
-    database.before = refusing(psycopg.errors.InsufficientPrivilege("permission denied for table"), "SELECT EXISTS")
+    database.before = refusing(psycopg.errors.InsufficientPrivilege("permission denied for table"), "SELECT ARRAY")
     with pytest.raises(AccessDenied, match="permission denied for table"):
         committer.commit(7, [one], soon())
 
@@ -495,7 +600,7 @@ def test_a_move_is_let_go_when_a_proof_cannot_be_asked_for(database: Database, c
     """Its locks would keep waiting whoever looks after the error."""
     gone, there = stage(database, 0), stage(database, 1)
     del database.now.staged[name_of(gone)]
-    database.before = refusing(psycopg.errors.InsufficientPrivilege("permission denied for table"), "SELECT EXISTS")
+    database.before = refusing(psycopg.errors.InsufficientPrivilege("permission denied for table"), "SELECT ARRAY")
     with pytest.raises(AccessDenied, match="permission denied for table"):
         committer.commit(7, [gone, there], soon())
     assert not database.lines[0].open

@@ -91,6 +91,12 @@ def test_quotes() -> None:
         ("55000", "prepared transactions are disabled", errors.ConfigurationError, False),
         ("0A000", "cannot PREPARE a transaction that has executed NOTIFY", errors.ConfigurationError, False),
         ("XX000", "internal", errors.PreCommitFailed, True),
+        ("42P10", "no unique constraint matching ON CONFLICT", errors.SchemaMismatch, False),
+        ("42883", "a trigger's function does not exist", errors.SchemaMismatch, False),
+        ("42P07", "relation already exists", errors.PreCommitFailed, True),
+        ("P0002", "a trigger's query returned no rows", errors.ConstraintViolated, False),
+        ("21000", "a trigger's subquery returned more than one row", errors.ConstraintViolated, False),
+        ("57014", "statement timeout", errors.PreCommitFailed, True),
     ],
 )
 def test_what_postgres_says_has_a_name(
@@ -100,4 +106,19 @@ def test_what_postgres_says_has_a_name(
     assert type(error) is kind
     assert error.retryable is retryable
     assert error.safe
+    assert error.to_do
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ("0A000", "COPY FROM not supported with row-level security"),
+        ("55000", "cannot update table because it does not have a replica identity and publishes updates"),
+    ],
+)
+def test_what_a_table_can_never_do_is_not_tried_again(state: str, text: str) -> None:
+    error = mapper(Server(), "public.t").explain(Fault(state, text), "loading rows")
+    assert type(error) is errors.ConfigurationError
+    assert "public.t" in error.happened
+    assert text in error.happened
     assert error.to_do

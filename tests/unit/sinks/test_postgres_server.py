@@ -59,6 +59,13 @@ def test_what_the_user_says_wins() -> None:
     assert conninfo_to_dict(in_words.libpq())["connect_timeout"] == "4"
 
 
+@pytest.mark.parametrize("server", [Server("client_encoding=LATIN1"), Server("", {"client_encoding": "SQL_ASCII"})])
+def test_rows_are_utf8_whatever_the_user_says(server: Server) -> None:
+    from psycopg.conninfo import conninfo_to_dict
+
+    assert conninfo_to_dict(server.libpq())["client_encoding"] == "UTF8"
+
+
 def test_several_hosts_and_none() -> None:
     assert str(Server("postgresql://u@one:1,two:2/d")) == "one,two:1,2/d"
     assert str(Server("postgresql:///d")) == "localhost/d"

@@ -43,6 +43,54 @@ def test_values_travel_in_the_type_of_their_column(given: pa.DataType, base: str
     assert route(given, column(base)).as_binary(pa.nulls(2, given)).type == sent
 
 
+FIRST = -2_440_588  # the first day that the server has, from 1970
+MICROS = 86_400_000_000
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "to", "stored"),
+    [
+        (FIRST, pa.date32(), column("date"), True),
+        (FIRST - 1, pa.date32(), column("date"), False),
+        (-(2**31) + 10_957, pa.date32(), column("date"), False),  # would be -infinity
+        (2_145_042_905, pa.date32(), column("date"), True),
+        (2_145_042_906, pa.date32(), column("date"), False),
+        (FIRST * MICROS, pa.timestamp("us"), column("timestamp"), True),
+        (FIRST * MICROS - 1, pa.timestamp("us"), column("timestamp"), False),
+        (FIRST * MICROS - 1, pa.timestamp("us", "UTC"), column("timestamptz"), False),
+        (2**63 - 1, pa.timestamp("us"), column("timestamp"), True),
+        (-(2**63), pa.timestamp("us"), column("timestamp"), False),
+    ],
+)
+@pytest.mark.parametrize("form", ["as_binary", "as_text"])
+def test_days_and_moments_that_the_server_does_not_have_are_named(
+    value: int, kind: pa.DataType, to: PgColumn, stored: bool, form: str
+) -> None:
+    counted = pa.array([None, 0, value], pa.int32() if pa.types.is_date(kind) else pa.int64())
+    listed = PgColumn("c", f"{to.base}[]", base=f"_{to.base}", element=to.base)
+    for target, values in ((to, counted.cast(kind)), (listed, pa.ListArray.from_arrays([0, 3], counted.cast(kind)))):
+        change = getattr(route(values.type, target), form)
+        if stored:
+            assert change(values).equals(values)
+        else:
+            with pytest.raises(Unstorable, match="out of range: column 'c'"):
+                change(values)
+
+
+@pytest.mark.parametrize("form", ["as_binary", "as_text"])
+def test_blanks_behind_the_limit_of_a_varchar_are_not_cut(form: str) -> None:
+    change = getattr(route(pa.string(), column("varchar", width=3)), form)
+    fine = pa.array(["żółw"[:3], None, "a  "])
+    assert change(fine).equals(fine)
+    assert len(change(pa.array([None], pa.string()))) == 1
+    for long in ("ab   ", "żółw"):
+        with pytest.raises(Unstorable, match=f"too long: column 'c' .* {len(long)} characters"):
+            change(pa.array(["", long]))
+    some = route(pa.list_(pa.string()), column("_varchar", "varchar", width=3))
+    with pytest.raises(Unstorable, match="too long"):
+        getattr(some, form)(pa.array([["a", "ab  "]]))
+
+
 @pytest.mark.parametrize(
     ("given", "to", "why"),
     [

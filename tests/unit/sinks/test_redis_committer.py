@@ -11,7 +11,7 @@ import redis
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
-from penstock.errors import AccessDenied, PreCommitFailed, SystemUnavailable
+from penstock.errors import AccessDenied, OutcomeUnknown, PreCommitFailed, SystemUnavailable
 from penstock.sinks.redis.committer import _ABORT, _APPLY, KEPT_EPOCHS, NothingToCommit, RedisCommitter
 from penstock.sinks.redis.scripts import Layout
 from tests.support.sleeping import record_pauses, sleeping
@@ -228,6 +228,17 @@ def test_what_a_replica_lacks_is_told_and_what_it_has_prepared_is_applied(server
     told = own.missing(7, [*ones, EMPTY], Deadline(1))
     assert told == {2: f"ZADD {BASE.done} 7 {name_of(ones[2])}"}
     assert [name for name, _ in server.applied].count(name_of(ones[1])) == 5
+    server.done.clear()
+    with pytest.raises(PreCommitFailed, match=f"committed last to Redis .*{name_of(ones[1])}"):
+        own.seal([], Deadline(1))
+
+
+def test_what_is_prepared_again_and_cannot_be_applied_now_is_not_left_to_the_sweep(server: Server) -> None:
+    one, own = prepare(server, 0), committer(server)
+    with pytest.raises(OutcomeUnknown, match="could not be applied again") as unknown:
+        own.missing(7, [one], Deadline(0))
+    assert unknown.value.retryable
+    assert own.missing(7, [one], Deadline(1)) == {}
 
 
 # Sealing

@@ -38,6 +38,10 @@ def findings(session: Session, dialect: MySqlDialect, sink: MySqlSink, given: Gi
         said += _rights(session, dialect, sink, exists=table is not None)
         said += _settings(session)
         said += list(_cut_times(table, given))
+        if table is None:
+            tables.collation(session, given or (), sink.keys)
+        else:
+            said += tables.blurred(table, sink.keys)
         return said
 
 
@@ -145,7 +149,7 @@ def _cut_times(table: tables.Table | None, given: Given | None) -> Iterator[str]
     for name, kind in given or () if table is not None else ():
         assert table is not None
         column = next((column for column in table.columns if column.name.lower() == name.lower()), None)
-        if kind == "timestamp" and column is not None and "(6)" not in column.type:
+        if kind in ("timestamp", "time") and column is not None and "(6)" not in column.type:
             yield f"column {name!r} is {column.type}: fractions of a second beyond its precision are cut"
 
 

@@ -144,10 +144,10 @@ class MySqlDialect(Dialect[Session]):
         )
         return 0
 
-    def prove(self, connection: Session, writer: str) -> Proof:
-        is_open, marked = self._look(connection, [writer])
+    def prove(self, connection: Session, writers: Collection[str]) -> Proof:
+        is_open, marked = self._look(connection, writers)
         found = connection.query(f"SELECT CAST(pruned AS CHAR) FROM {self._sinks} WHERE sink = %s", [self.names.sink])
-        return Proof(writer in marked, str(found[0][0]) if found else None, writer in is_open)
+        return Proof(marked, str(found[0][0]) if found else None, is_open.keys())
 
     def prune(self, connection: Session, before: int) -> None:
         old = connection.query(

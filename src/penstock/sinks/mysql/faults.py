@@ -42,6 +42,7 @@ def _codes(*numbers: int) -> tuple[str, ...]:
 
 
 _BROKEN_RULE = _codes(DUPLICATE, 1022, 1048, 1216, 1217, 1263, 1364, 1451, 1452, 1526, 1557, 1586, 1748, 3819, 4025)
+_BROKEN_RULE += _codes(1442, 1643, 1644, 1761, 1762, 1859)  # also what a trigger raises
 #: By the server's own numbers.
 RULES = (
     Rule(AccessDenied, _codes(1044, 1045, 1129, 1130, 1142, 1143, 1227, 1370, 1396, 1401, 1698, 1820, 3118)),
@@ -51,15 +52,16 @@ RULES = (
     Rule(SystemUnavailable, _codes(*_AWAY)),
     Rule(TableMissing, _codes(1049), to_do="create the database ({text}), or name another."),
     Rule(TableMissing, _codes(NO_TABLE), to_do="create it, or say create=True ({text})."),
-    Rule(SchemaMismatch, _codes(1054, 1109, 1110, 1136, 1166, 1425, 1426, 1906, 3105)),
+    Rule(SchemaMismatch, _codes(1054, 1109, 1110, 1136, 1166, 1305, 1425, 1426, 1906, 3105)),
     Rule(ConstraintViolated, _BROKEN_RULE),
     Rule(
         ValueTooLarge,
-        _codes(1074, 1118, 1153, 1162, 1301, 1406),
+        _codes(1074, 1118, 1153, 1162, 1301, 1406, 3150, 3157),
         say="{text}.",
         to_do="widen the column, raise the server's max_allowed_packet, or shorten such values in the query.",
     ),
-    Rule(DataError, _codes(1264, 1265, 1292, 1366, 1367, 1411, 1416, 1441, 3140, 3156, 3902)),
+    Rule(DataError, _codes(1264, 1265, 1292, 1300, 1365, 1366, 1367, 1411, 1416, 1441, 1690, 1977)),
+    Rule(DataError, _codes(3140, 3156, 3643, 3854, 3902, 3988)),
     Rule(
         ConfigurationError,
         _codes(1665),

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import ConfigurationError, SchemaMismatch, TableMissing
@@ -28,6 +28,8 @@ from penstock.sinks.sql.rows import Column, UniqueIndex, compare
 
 #: What tells our XA ids from those of other programs at a glance; any number will do.
 FORMAT = 20563
+#: Collations that compare bytes and do not pad, of MariaDB and of MySQL.
+_UNPADDED = ("utf8mb4_nopad_bin", "utf8mb4_0900_bin")
 _BRANCH = re.compile(r"g(?P<generation>\d+)-e(?P<epoch>\d+)-a\d+-p(?P<partition>\d+)-[0-9a-f]{16}")
 
 
@@ -103,6 +105,7 @@ class Table:
     columns: tuple[Column, ...]
     definitions: tuple[str, ...]  # each column again, as a staging table needs it
     numbered: frozenset[str] = frozenset()  # AUTO_INCREMENT, in small letters
+    collations: Mapping[str, str] = field(default_factory=dict)  # of columns with text, in small letters
 
     def spelt(self, name: str) -> str:
         """The server does not tell `Id` from `id`; its own spelling is used."""
@@ -122,7 +125,7 @@ def read(session: Session, names: Names) -> Table | None:
         " FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
         [names.database, names.table],
     )
-    columns, definitions, numbered = [], [], set()
+    columns, definitions, numbered, collations = [], [], set(), {}
     for name, kind, nullable, default, extra, charset, collation in rows:
         extra = str(extra).lower()
         generated = ("generated" in extra and "default_generated" not in extra) or str(default).upper() == "ROW START"
@@ -131,10 +134,13 @@ def read(session: Session, names: Names) -> Table | None:
         if "auto_increment" in extra:
             numbered.add(str(name).lower())
         columns.append(Column(str(name), _text(kind), nullable == "YES", filled, generated))
+        if collation:
+            collations[str(name).lower()] = str(collation)
         text = f" CHARACTER SET {charset} COLLATE {collation}" if charset else ""
         null = "" if nullable == "YES" else " NOT NULL"
         definitions.append(f"{quoted(str(name), '`')} {_text(kind)}{text}{null}")
-    return Table(_text(found[0][0] or found[0][1]), tuple(columns), tuple(definitions), frozenset(numbered))
+    engine = _text(found[0][0] or found[0][1])
+    return Table(engine, tuple(columns), tuple(definitions), frozenset(numbered), collations)
 
 
 def fitting(session: Session, names: Names, given: Given, *, create: bool, key: Sequence[str] = ()) -> Table:
@@ -143,7 +149,7 @@ def fitting(session: Session, names: Names, given: Given, *, create: bool, key: 
     if table is None:
         if not create:
             raise missing(names)
-        session.execute(creation(names, given, key))
+        session.execute(creation(names, given, key, collation(session, given, key)))
         table = read(session, names)
         if table is None:
             raise missing(names)
@@ -172,7 +178,23 @@ def require(table: Table, names: Names, given: Given | None) -> None:
     compare([(table.spelt(name), kind) for name, kind in given], table.columns, where, refusal)
 
 
-def creation(names: Names, given: Given, key: Sequence[str] = ()) -> str:
+def collation(session: Session, given: Given, key: Sequence[str]) -> str:
+    """That of a new table: it compares byte by byte, and takes blanks at the end for what they are.
+    `ConfigurationError` where a key needs that, and the server has no such collation (MySQL before 8.0.17)."""
+    there = session.query("SHOW COLLATION WHERE Collation IN (%s, %s)", [*_UNPADDED])
+    if there:
+        return str(there[0][0])
+    keys = {name.lower() for name in key}
+    if any(name.lower() in keys and kind in ("string", "json") for name, kind in given):
+        raise ConfigurationError(
+            f"The {SYSTEM} server has no collation that tells keys apart which differ by blanks at their end.",
+            safe="nothing was written.",
+            to_do="make the table yourself, with VARBINARY in its key or as you want keys to be compared.",
+        )
+    return "utf8mb4_bin"
+
+
+def creation(names: Names, given: Given, key: Sequence[str], collation: str) -> str:
     """The statement that makes the table."""
     keys = {name.lower() for name in key}
     lines = [
@@ -184,8 +206,23 @@ def creation(names: Names, given: Given, key: Sequence[str] = ()) -> str:
         lines.append(f"PRIMARY KEY ({', '.join(quoted(name, '`') for name in key)})")
     return (
         f"CREATE TABLE IF NOT EXISTS {names.quoted(names.table)} ({', '.join(lines)})"
-        " ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        f" ENGINE=InnoDB CHARACTER SET utf8mb4 COLLATE {collation}"
     )
+
+
+def blurred(table: Table, key: Sequence[str]) -> list[str]:
+    """What the table takes for one key, though Spark does not."""
+    found = []
+    for name in key:
+        collation = table.collations.get(name.lower(), "binary")
+        same = [] if "_bin" in collation or "_cs" in collation or collation == "binary" else ["case or accents"]
+        if not any(part in collation for part in ("nopad", "_0900_", "binary")):
+            same.append("blanks at the end")
+        if same:
+            found.append(
+                f"key column {name!r} is compared by {collation}: keys that differ by {' or '.join(same)} are one"
+            )
+    return found
 
 
 def unique_keys(session: Session, names: Names) -> list[UniqueIndex]:

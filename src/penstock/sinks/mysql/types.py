@@ -50,6 +50,8 @@ _SPARK = {
     "timestamp": "timestamp", "timestamp_ntz": "timestamp", "void": "string",
 }  # fmt: skip
 _NESTED = ("array<", "map<", "struct<", "variant")
+_ROUNDING = re.compile(r"(double|float|real)\(\d+,\d+\)")  # to so many digits behind the point
+_MEMBER = re.compile(r"'((?:[^']|'')*)'")  # of an ENUM or a SET
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 
 
@@ -111,12 +113,48 @@ def column_type(kind: str, *, in_key: bool = False) -> str:
     return _TYPES.get(kind) or kind.upper()
 
 
+def _base(column: Column) -> str:
+    return re.split(r"[ (]", column.type.lower(), maxsplit=1)[0]
+
+
+def bent(values: pa.Array, column: Column) -> str | None:
+    """What the server would make of one of `values`, without an error or a warning; None if it keeps them all."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    base = _base(column)
+    if base == "timestamp" and not column.nullable and values.null_count:
+        return "null would become the present moment"
+    if base not in ("enum", "set", "binary", "char"):
+        return None
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if base == "binary":
+        width = int((re.search(r"\d+", column.type) or ["1"])[0])
+        shortest = pc.min(pc.binary_length(values)).as_py()
+        return "shorter values would be filled with zero bytes" if shortest is not None and shortest < width else None
+    if base == "char":
+        return "blanks at the end would be cut" if pc.any(pc.ends_with(values, " ")).as_py() else None
+    members = {_unescaped(found) for found in _MEMBER.findall(column.type)}
+    for value in pc.unique(values).to_pylist():
+        if value is not None and value not in members and (base == "enum" or not members.issuperset(value.split(","))):
+            return None if base == "set" and not value else f"{value!r:.60} is none of its values, but might name one"
+    return None
+
+
+def _unescaped(member: str) -> str:
+    shown = {"n": "\n", "r": "\r", "0": "\0"}
+    return re.sub(r"\\(.)", lambda found: shown.get(found[1], found[1]), member.replace("''", "'"))
+
+
 def refusal(kind: str, column: Column) -> str | None:
     """Why rows of `kind` cannot go into `column`; None if they can. Whether a value is too large for a column of the
     right sort is seen when it is loaded."""
-    base = re.split(r"[ (]", column.type.lower(), maxsplit=1)[0]
+    base = _base(column)
     decimal = _DECIMAL.fullmatch(kind)
     if decimal is None:
+        if kind in ("double", "float") and _ROUNDING.match(column.type.lower()):
+            return "it would be rounded"
         if kind in ("bigint", "ubigint") and base == "double":
             return "beyond 2^53 its digits would be lost; cast it to double if that is meant"
         return None if base in _TAKES[kind] else "another sort of value"

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import Writer, WriterScope
-from penstock.errors import PenstockError
+from penstock.errors import ConstraintViolated, DataError, PenstockError
 from penstock.sinks.mysql.dialect import MySqlDialect
 from penstock.sinks.mysql.encode import Statement
 from penstock.sinks.mysql.faults import NO_TABLE, SYSTEM, ServerError
 from penstock.sinks.mysql.loading import Loader
 from penstock.sinks.mysql.session import Session
 from penstock.sinks.mysql.tables import Given, Names, Table
-from penstock.sinks.mysql.types import of_arrow
+from penstock.sinks.mysql.types import bent, of_arrow
 from penstock.sinks.sql.dialect import NOTHING, payload_of
 from penstock.sinks.sql.rows import require_values
 
@@ -46,6 +46,7 @@ class MySqlWriter(Writer):
         self._session: Session | None = None
         self._loader: Loader | None = None
         self._columns: tuple[str, ...] = ()
+        self._table: Table | None = None
         self._at = self.name = ""
         self._prepared = False
 
@@ -55,6 +56,7 @@ class MySqlWriter(Writer):
         with self._mapper.mapped("loading rows"):
             if self._loader is None:
                 self._loader = self._begin(batch.schema)
+            self._require_kept(batch)
             self._loader.add(batch)
 
     def pre_commit(self) -> Mapping[str, Any]:
@@ -103,12 +105,24 @@ class MySqlWriter(Writer):
         session = self._session = Session(self._dialect.login, seconds=seconds)
         kinds = tuple(of_arrow(field.name, field.type) for field in schema)
         table = self._ready(session, self._names, list(zip(schema.names, kinds, strict=True)))
-        self._columns = tuple(table.spelt(name) for name in schema.names)
+        self._table, self._columns = table, tuple(table.spelt(name) for name in schema.names)
         self._at = self._dialect.now(session)
         if self._scope.hints.get("fence") is None:  # no driver came before us
             self._dialect.create(session, since=self._at)
         into = self._open_staging(session, table) if self._staged else self._open_transaction(session)
         return Loader(session, Statement(self._names.quoted(into), self._columns, kinds), self._mapper)
+
+    def _require_kept(self, batch: pa.RecordBatch) -> None:
+        """The server warns of most values that it changes; of these it does not."""
+        assert self._table is not None
+        by_name = {column.name: column for column in self._table.columns}
+        for values, name in zip(batch.columns, self._columns, strict=True):
+            column = by_name[name]
+            null = values.null_count and not column.nullable and name.lower() in self._table.numbered
+            what = "null would become a number of its own" if null else bent(values, column)
+            if what is not None:
+                kind = ConstraintViolated if what.startswith("null") else DataError
+                raise self._mapper.error(kind, f"column {name!r} is {column.type}: {what}.")
 
     def _open_staging(self, session: Session, table: Table) -> str:
         """Make a table for the rows; its name."""

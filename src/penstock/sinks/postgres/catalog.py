@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import SchemaMismatch
+from penstock.errors import ConfigurationError, SchemaMismatch
 from penstock.sinks.postgres.connection import NOW
 from penstock.sinks.postgres.types import PgColumn, Route, column_type, refusal
 from penstock.sinks.sql.dialect import MARKERS, SINKS
@@ -27,7 +27,9 @@ SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), NOT (a.attnot
        b.typname, COALESCE(e.typname, ''), b.typtype = 'e',
        CASE WHEN COALESCE(e.typname, b.typname) = 'numeric' AND GREATEST(a.atttypmod, t.typtypmod) >= 4
             THEN (((GREATEST(a.atttypmod, t.typtypmod) - 4) & 2047) # 1024) - 1024 END,
-       CASE WHEN a.attcollation <> 0 THEN quote_ident(n.nspname) || '.' || quote_ident(c.collname) ELSE '' END
+       CASE WHEN a.attcollation <> 0 THEN quote_ident(n.nspname) || '.' || quote_ident(c.collname) ELSE '' END,
+       CASE WHEN COALESCE(e.typname, b.typname) = 'varchar' AND GREATEST(a.atttypmod, t.typtypmod) >= 4
+            THEN GREATEST(a.atttypmod, t.typtypmod) - 4 END
 FROM pg_catalog.pg_attribute a
 JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 JOIN pg_catalog.pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
@@ -35,6 +37,15 @@ LEFT JOIN pg_catalog.pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
 LEFT JOIN pg_catalog.pg_collation c ON c.oid = a.attcollation
 LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.collnamespace
 WHERE a.attrelid = $1::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+# Those that would be empty after a crash of the server, although markers say that they have rows; and those of other
+# servers, which commit by themselves.
+_TARGET = """
+SELECT c.oid::bigint, c.relkind::text, ARRAY(
+    SELECT p.relname::text FROM pg_catalog.pg_class p
+    WHERE p.oid IN (SELECT c.oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(c.oid))
+      AND (p.relkind = 'f' OR p.relkind = 'r' AND p.relpersistence <> 'p') ORDER BY 1)
+FROM pg_catalog.pg_class c WHERE c.oid = to_regclass($1)
 """
 _UNIQUE = """
 SELECT array_agg(a.attname::text ORDER BY a.attname) FROM pg_catalog.pg_index i
@@ -89,13 +100,18 @@ class Table:
 
 
 def find(ask: Ask, place: Place) -> Table | None:
-    """The target table; None if it does not exist."""
-    found = ask(
-        "SELECT c.oid::bigint, c.relkind::text FROM pg_catalog.pg_class c WHERE c.oid = to_regclass($1)", place.target
-    )
+    """The target table; None if it does not exist. `ConfigurationError` where it cannot keep what is committed."""
+    found = ask(_TARGET, place.target)
     if not found:
         return None
-    oid, kind = found[0]
+    oid, kind, forgetful = found[0]
+    if forgetful:
+        raise ConfigurationError(
+            f"{place} cannot keep what is committed: {', '.join(forgetful)} is unlogged, temporary or foreign. An "
+            "unlogged table is empty after a crash of the server, and a foreign one is committed apart from the rest.",
+            safe="nothing was written.",
+            to_do="ALTER TABLE … SET LOGGED, or name a table without such partitions.",
+        )
     rows = ask(_COLUMNS, oid)
     return Table(oid, kind, tuple(PgColumn(*row) for row in rows))
 

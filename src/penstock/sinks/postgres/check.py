@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from penstock.errors import AccessDenied, ConfigurationError, TableMissing
@@ -36,10 +37,13 @@ def check(sink: PostgresSink, context: CheckContext, planned: StructType | None)
 
 
 def _server(sink: PostgresSink, context: CheckContext, ask: Ask) -> list[str]:
-    [(version, standby, most, used, fsync)] = ask(
+    [(version, standby, most, used, fsync, unawaited, publications)] = ask(
         "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), "
         "current_setting('max_prepared_transactions')::int, (SELECT count(*) FROM pg_prepared_xacts), "
-        "current_setting('fsync')"
+        "current_setting('fsync'), "
+        "current_setting('synchronous_standby_names') <> '' "
+        "AND current_setting('synchronous_commit') IN ('off', 'local'), "
+        "ARRAY(SELECT pubname::text FROM pg_publication WHERE puballtables ORDER BY 1)"
     )
     if version < _OLDEST * 10_000:
         raise ConfigurationError(
@@ -77,6 +81,16 @@ def _server(sink: PostgresSink, context: CheckContext, ask: Ask) -> list[str]:
         )
     if fsync == "off":
         said.append("the server runs with fsync=off: a crash of its machine can lose what was committed")
+    if unawaited:
+        said.append(
+            "synchronous_commit is off or local for this user: a prepared transaction is committed without waiting for "
+            "the synchronous standby; set it to on"
+        )
+    if publications:
+        said.append(
+            f"publications for all tables ({', '.join(publications)}) send the sink's own tables (penstock_…) too, and "
+            "subscribers stop at a table that they do not have: publish tables by name"
+        )
     return said
 
 
@@ -114,7 +128,12 @@ def _table(sink: PostgresSink, ask: Ask, planned: StructType | None) -> list[str
 
         shaped = [StructField(f.name, StringType() if goes_as_json(f.dataType) else f.dataType) for f in planned.fields]
         catalog.fits(*arrow_schema(planned, StructType(shaped)), table, place)
-    return _own(sink, ask)
+    coarse = [
+        f"column {column.name!r} is {column.type}: fractions of a second beyond its precision are rounded"
+        for column in table.columns
+        if column.name in (planned.names if planned else ()) and re.match(r"time.*\([0-5]\)", column.type)
+    ]
+    return [*coarse, *_own(sink, ask)]
 
 
 def _own(sink: PostgresSink, ask: Ask) -> list[str]:

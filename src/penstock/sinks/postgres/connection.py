@@ -84,7 +84,8 @@ class Server:
             given = client().make_conninfo(self.conninfo)
             # What the user says wins over our patience.
             ours = {name: value for name, value in _PATIENCE.items() if f"{name}=" not in given}
-            text: str = client().make_conninfo(given, **{**ours, **self.options})
+            # Rows are sent as UTF-8 whatever the database's encoding is: the server has to know, and converts.
+            text: str = client().make_conninfo(given, **{**ours, **self.options, "client_encoding": "UTF8"})
         except client().psycopg.Error:
             # libpq repeats what it could not read, and that may be a password.
             raise ConfigurationError(

@@ -83,14 +83,14 @@ class PostgresDialect(Dialect[Line]):
         self._end_older_drivers(connection)
         return self._end(connection, "writer", self.generation)
 
-    def prove(self, connection: Line, writer: str) -> Proof:
+    def prove(self, connection: Line, writers: Collection[str]) -> Proof:
         [(marked, pruned)] = connection.ask(
-            f"SELECT EXISTS (SELECT FROM {self._place.markers} WHERE sink = $1 AND writer = $2), "
+            f"SELECT ARRAY(SELECT writer FROM {self._place.markers} WHERE sink = $1 AND writer = ANY($2)), "
             f"(SELECT pruned FROM {self._place.sinks} WHERE sink = $1)",
             self._prefix,
-            writer,
+            list(writers),
         )
-        return Proof(marked, pruned)
+        return Proof(frozenset(marked), pruned)
 
     def acknowledge(self, committable: Committable, epoch: int) -> str:
         values = f"{literal(self._prefix)}, {literal(name_of(committable))}, {epoch}, {self.generation}"
@@ -195,6 +195,10 @@ class PostgresDialect(Dialect[Line]):
         if payload["key"] or moved == payload["rows"]:
             connection.ask(f"DROP TABLE {source}")
         return moved
+
+    def check_rules(self, connection: Line) -> None:
+        """Keys, references and triggers that are DEFERRABLE INITIALLY DEFERRED."""
+        connection.ask("SET CONSTRAINTS ALL IMMEDIATE")
 
     def count(self, connection: Line, writer: str) -> int:
         return int(connection.ask(f"SELECT count(*) FROM {self._place.own(writer)}")[0][0])

@@ -71,8 +71,10 @@ RULES = (
     ),
     Rule(AccessDenied, ("28", "42501", "3D")),
     Rule(TableMissing, ("42P01", "3F"), to_do="create it, or start the job with create=True, which does it."),
-    Rule(SchemaMismatch, ("42703", "42804", "42846", "428C9")),
-    Rule(ConstraintViolated, ("23", "P0001", "44")),
+    Rule(PreCommitFailed, ("42P07", "42710"), say="{text} (SQLSTATE {code})"),  # another was faster
+    Rule(SchemaMismatch, ("42",)),
+    # Also what a trigger raises, or a function that it calls.
+    Rule(ConstraintViolated, ("23", "44", "P0", "09", "21", "27", "38", "39")),
     Rule(ValueTooLarge, ("54",), to_do="filter or shorten such rows, or drop the index that has the limit."),
     Rule(
         DataError,
@@ -101,6 +103,12 @@ RULES = (
         doing="preparing",
         happened="PostgreSQL cannot prepare a transaction on {table}: {text}",
         to_do=_STAGED,
+    ),
+    Rule(
+        ConfigurationError,
+        ("0A", "55000"),
+        happened="PostgreSQL cannot do this with {table}: {text}",
+        to_do="change the table or its settings, such as row security or a publication without replica identity.",
     ),
     Rule(PreCommitFailed, say="{text} (SQLSTATE {code})"),
 )

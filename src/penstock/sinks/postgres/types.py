@@ -32,6 +32,7 @@ class PgColumn(Column):
     enum: bool = False
     scale: int | None = None  # of a numeric that has one
     collation: str = ""  # by which it compares, as in a statement
+    width: int | None = None  # characters, of a varchar that has a limit
 
     @property
     def definition(self) -> str:
@@ -64,27 +65,27 @@ def route(given: pa.DataType, column: PgColumn) -> Route:
         return route(given.value_type, column)
     if column.element:
         if pa.types.is_null(given):
-            return _cast(pa.list_(_simple(pa.null(), column.element, None) or pa.string()))
+            return _cast(pa.list_(_simple(pa.null(), column.element, None) or pa.string()), column)
         if not (pa.types.is_list(given) or pa.types.is_large_list(given)):
             raise Refused("an array is wanted")
         inner = _simple(given.value_type, column.element, column.scale)
         if inner is None:
             raise Refused(f"its elements are {given.value_type}")
-        return _cast(pa.list_(inner))
+        return _cast(pa.list_(inner), column)
     is_text = pa.types.is_string(given) or pa.types.is_large_string(given)
     if column.base == "jsonb" and (is_text or pa.types.is_null(given)):
         return Route(_as_jsonb, _same)
     if column.base == "uuid" and is_text:
         return Route(lambda values: _as_uuid(values, column.name), _same)
     if column.enum and (is_text or pa.types.is_null(given)):
-        return _cast(pa.string())
+        return _cast(pa.string(), column)
     simple = _simple(given, column.base, column.scale)
     if simple is not None:
-        return _cast(simple)
+        return _cast(simple, column)
     if is_text and column.base not in _FIXED:
         return Route(_same, _same, text_only=True)  # inet, ranges, geometry …: the server reads the text
     if pa.types.is_null(given):
-        return _cast(pa.string())
+        return _cast(pa.string(), column)
     raise Refused(_why(given, column))
 
 
@@ -101,14 +102,40 @@ def _same(values: pa.Array) -> pa.Array:
     return values
 
 
-def _cast(wanted: pa.DataType) -> Route:
+def _cast(wanted: pa.DataType, column: PgColumn) -> Route:
     import pyarrow as pa
 
     def change(values: pa.Array) -> pa.Array:
-        return values if values.type == wanted else values.cast(wanted)
+        values = values if values.type == wanted else values.cast(wanted)
+        _require_storable(values.flatten() if pa.types.is_list(wanted) else values, column)
+        return values
 
     return Route(change, _span_text if pa.types.is_duration(wanted) else change)
 
+
+def _require_storable(values: pa.Array, column: PgColumn) -> None:
+    """`Unstorable` for what the server would change without a word, and for what the client refuses without a reason.
+    A varchar takes text that is too long if only blanks are behind its limit, and cuts them. Dates and times begin in
+    4714 BC; of those before that, one means -infinity."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column.width is not None:
+        longest = pc.max(pc.utf8_length(values)).as_py()
+        if longest is not None and longest > column.width:
+            raise Unstorable(
+                f"value too long: column {column.name!r} is {column.type}, a value has {longest} characters."
+            )
+    if pa.types.is_date32(values.type) or pa.types.is_timestamp(values.type):
+        days = pa.types.is_date32(values.type)
+        first, last = (_FIRST_DAY, _LAST_DAY) if days else (_FIRST_DAY * _DAY, None)
+        found = pc.min_max(values.cast(pa.int32() if days else pa.int64())).as_py()
+        if found["min"] is not None and (found["min"] < first or (last is not None and found["max"] > last)):
+            raise Unstorable(f"out of range: column {column.name!r} is {column.type}, which begins in 4714 BC.")
+
+
+_FIRST_DAY, _LAST_DAY = -2_440_588, 2_145_042_905  # that a date can hold, from 1970
+_DAY = 86_400_000_000  # microseconds
 
 #: Types with a binary form of their own, into which text is not simply read.
 _FIXED = frozenset(

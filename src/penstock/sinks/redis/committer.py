@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover, SinkScope
-from penstock.errors import PreCommitFailed, SystemUnavailable
+from penstock.errors import OutcomeUnknown, PreCommitFailed, SystemUnavailable
 from penstock.failpoints import failpoint
 from penstock.sinks.redis import scripts
 from penstock.sinks.redis.client import Script, fault, is_away, library, public_address, scrub, translate_errors
@@ -102,13 +102,18 @@ class RedisCommitter(Committer):
     def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
         """Those that are neither applied nor prepared any more. What is prepared, because a replica had not yet seen it
         applied, is applied now."""
-        gone = [one for one in committables if one.payload and not self._has(one)]
-        told = {}
-        for one in gone:
-            if self._apply(epoch, one, deadline) is Outcome.LOST:
-                done, name = Layout(one.payload["base"]).done, one.payload["name"]
-                told[one.writer] = f"ZADD {done} {epoch} {name}"
-        return told
+        named = [one for one in committables if one.payload]
+        again = {one.writer: self._apply(epoch, one, deadline) for one in named if not self._has(one)}
+        if Outcome.UNKNOWN in again.values():
+            raise OutcomeUnknown(
+                f"Epoch {epoch} was committed to Redis at {public_address(self._target.url)}, which has fallen "
+                "back behind that; what is prepared there could not be applied again.",
+                safe="it stays prepared; nothing was aborted.",
+                to_do="nothing: it is applied as soon as Redis lets it.",
+            )
+        lost = [one for one in named if again.get(one.writer) is Outcome.LOST]
+        self._newest = next((one for one in reversed(named) if one not in lost), self._newest)
+        return {one.writer: f"ZADD {Layout(one.payload['base']).done} {epoch} {one.payload['name']}" for one in lost}
 
     def _has(self, committable: Committable) -> bool:
         with translate_errors(self._target.url):

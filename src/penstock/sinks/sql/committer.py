@@ -53,7 +53,8 @@ class SqlCommitter(Committer, Generic[C]):
         self._setting_up = threading.Lock()
         self._fence: int | None = None  # as this committer has last raised it; only a newer run's is another
         self._pruned: int | None = None
-        self._newest: Committable | None = None  # of what this committer has committed
+        #: The epoch that this committer has last seen committed, and those of its writers that can be looked for again.
+        self._newest: tuple[int, Sequence[Committable]] = (0, ())
 
     def hints(self) -> Mapping[str, Any]:
         """The mode, and the fence, from memory: a driver that was replaced must not learn the fence of the newer run.
@@ -95,6 +96,9 @@ class SqlCommitter(Committer, Generic[C]):
                 self._moves.hold(staged[0].payload["epoch"], staged, deadline)
         return committables
 
+    def release(self) -> None:
+        self._moves.release()
+
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
         outcomes = {committable.writer: Outcome.COMMITTED for committable in committables if not name_of(committable)}
         here, elsewhere = self._by_place(committables)
@@ -106,28 +110,27 @@ class SqlCommitter(Committer, Generic[C]):
             outcomes.update(self._commit_staged(epoch, staged, deadline))
         self._moves.release()  # what was not committed, or is of another epoch: its locks would keep the rest waiting
         if active("commit.first") and len(prepared) > 1:
-            outcomes[prepared[0].writer] = self._commit_one(self._lanes[0], prepared.pop(0), deadline)
+            first, *prepared = prepared
+            outcomes[first.writer] = self._commit_one(self._lanes[0], first, deadline)
             failpoint("commit.first")
         outcomes.update(self._commit_prepared(prepared, deadline))
         if all(outcome.visible for outcome in outcomes.values()):
-            self._newest = next((one for one in here if name_of(one)), self._newest)
+            if any(map(name_of, here)):
+                self._newest = epoch, self._known_again(epoch, here)
             self._prune(epoch)
         return outcomes
 
     def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
         """Those without marker, transaction and staging table, on a server that still knows this sink. A transaction or
         table that is there, because the server has lost the commit alone, is committed again."""
-        here, _ = self._by_place(committables)
-        said = {one.writer: self._dialect.acknowledge(one, epoch) for one in here if name_of(one)}
-        gone = [one for one in here if said.get(one.writer) is not None and not self._has(one, deadline)]
-        if not gone:
-            return {}
-        log.warning(
-            "epoch %d was committed to %s, which does not know it any more: it is committed again, as far as it is "
-            "still prepared", epoch, self._mapper.table,
-        )  # fmt: skip
-        outcomes = self.commit(epoch, gone, deadline)
-        return {one.writer: said[one.writer] or "" for one in gone if outcomes[one.writer] is Outcome.LOST}
+        here = self._known_again(epoch, self._by_place(committables)[0])
+        gone = self._committed_again(epoch, here, deadline)
+        self._newest = epoch, [one for one in here if gone.get(one.writer, Outcome.COMMITTED).visible]
+        return {
+            one.writer: self._dialect.acknowledge(one, epoch) or ""
+            for one in here
+            if gone.get(one.writer) is Outcome.LOST
+        }
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
         self._moves.release()
@@ -174,26 +177,61 @@ class SqlCommitter(Committer, Generic[C]):
         for lane in self._lanes:
             lane.close()
 
-    def _has(self, committable: Committable, deadline: Deadline) -> bool:
-        def ask(connection: C) -> bool:
-            self._set_up(connection)
-            proof = self._dialect.prove(connection, name_of(committable))
-            return proof.marked or proof.open
+    def _known_again(self, epoch: int, committables: Sequence[Committable]) -> list[Committable]:
+        """Those whose loss could be acknowledged, and is therefore looked for."""
+        named = (one for one in committables if name_of(one))
+        return [one for one in named if self._dialect.acknowledge(one, epoch) is not None]
 
+    def _committed_again(
+        self, epoch: int, committables: Sequence[Committable], deadline: Deadline
+    ) -> Mapping[int, Outcome]:
+        """What becomes of those that were committed and have no marker now: each is committed again, as far as the
+        server has it. All of them are asked for: commits run side by side, so any one may have reached a replica
+        without the others. `OutcomeUnknown` while one is there and cannot be committed: a sweep would abort it."""
+        names = {name_of(one) for one in committables}
+
+        def ask(connection: C) -> tuple[set[str], set[str]]:
+            self._set_up(connection)
+            gone = names - self._dialect.prove(connection, names).marked
+            return gone, gone & {found.writer for found in self._dialect.recover(connection)} if gone else gone
+
+        if not names:
+            return {}
         with self._mapper.mapped("looking back"):
-            return self._lanes[0].run(ask, deadline)
+            gone, there = self._lanes[0].run(ask, deadline)
+        if not gone:
+            return {}
+        log.warning(
+            "%d writers of epoch %d were committed to %s, which does not know them any more: %d are still prepared and "
+            "committed again", len(gone), epoch, self._mapper.table, len(there),
+        )  # fmt: skip
+        left = [one for one in committables if name_of(one) in gone]
+        outcomes = self.commit(epoch, left, deadline)
+        self._newest = epoch, committables  # not only what was left of it
+        unknown = [one for one in left if name_of(one) in there and outcomes[one.writer] is Outcome.UNKNOWN]
+        if unknown:
+            raise OutcomeUnknown(
+                f"Epoch {epoch} was committed to {self._mapper.table}, which has fallen back behind that: "
+                f"{len(unknown)} writers are prepared again, among them {name_of(unknown[0])}, and could not be "
+                "committed in time.",
+                safe="they stay prepared; nothing was aborted.",
+                to_do="nothing: they are committed as soon as the server lets them.",
+            )
+        return outcomes
 
     def _look_back(self, deadline: Deadline) -> None:
         """Before each decision: a server that was replaced by a replica between two epochs, which nobody else would
         notice, must have what was committed last. The sweep that follows finds out what is lost."""
-        last = self._newest
-        if last is None or self._dialect.acknowledge(last, 0) is None or self._has(last, deadline):
-            return
-        raise PreCommitFailed(
-            f"What was committed last to {self._mapper.table} is not there any more: {name_of(last)}.",
-            safe="nothing of this epoch is visible.",
-            to_do="see whether another server has taken the place of the one that had confirmed it.",
-        )
+        epoch, last = self._newest
+        again = self._committed_again(epoch, last, deadline)
+        gone = [name_of(one) for one in last if not again.get(one.writer, Outcome.COMMITTED).visible]
+        if gone:
+            raise PreCommitFailed(
+                f"What was committed last to {self._mapper.table} is not there any more: {gone[0]}"
+                f"{f' and {len(gone) - 1} others' if gone[1:] else ''}.",
+                safe="nothing of this epoch is visible.",
+                to_do="see whether another server has taken the place of the one that had confirmed it.",
+            )
 
     def _is_ours(self, generation: int) -> bool:
         return generation <= self._dialect.generation
@@ -283,10 +321,11 @@ class SqlCommitter(Committer, Generic[C]):
         """Neither transaction nor staging table is there: the marker decides. None while its transaction is open."""
         connection = lane.take(deadline)
         self._set_up(connection)
-        proof = self._dialect.prove(connection, name_of(committable))
-        if proof.open:
+        name = name_of(committable)
+        proof = self._dialect.prove(connection, [name])
+        if name in proof.open:
             return None
-        if proof.marked:
+        if name in proof.marked:
             return Outcome.ALREADY_COMMITTED
         # Without its row the sink's tables were made anew, or emptied: then nothing is proven.
         younger = proof.pruned is not None and committable.payload["at"] > proof.pruned

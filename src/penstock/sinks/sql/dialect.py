@@ -26,7 +26,7 @@ an older run does not raise the fence, so it never disturbs a newer one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -73,12 +73,12 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the markers say of one writer. `open`: its transaction has not ended, and is not ours to end. Without
-    `pruned` nothing is proven by a marker that is missing."""
+    """What the markers say of some writers: those that have one, and those whose transactions have not ended and are
+    not ours to end. Without `pruned` nothing is proven by a marker that is missing."""
 
-    marked: bool
+    marked: Set[str]
     pruned: Any
-    open: bool = False
+    open: Set[str] = frozenset()
 
 
 class Dialect(ABC, Generic[C]):
@@ -129,8 +129,8 @@ class Dialect(ABC, Generic[C]):
         far as they can be told by themselves; how many there were."""
 
     @abstractmethod
-    def prove(self, connection: C, writer: str) -> Proof:
-        """What the markers say, after the writer's transaction or staging table was not found."""
+    def prove(self, connection: C, writers: Collection[str]) -> Proof:
+        """What the markers say of these writers."""
 
     @abstractmethod
     def prune(self, connection: C, before: int) -> None:
@@ -173,6 +173,9 @@ class Dialect(ABC, Generic[C]):
     @abstractmethod
     def move(self, connection: C, committable: Committable) -> int:
         """Insert, or insert-or-update by key, all rows of a staging table into the target; how many."""
+
+    def check_rules(self, connection: C) -> None:
+        """Check now what the server would leave to the COMMIT of the open transaction, which is too late: decided."""
 
     @abstractmethod
     def count(self, connection: C, writer: str) -> int:

@@ -97,6 +97,7 @@ class Moves(Generic[C]):
                     to_do="nothing: the epoch replays. If it repeats, see who drops tables penstock_stage_….",
                 )
             self._move(connection, epoch, staged, decided=False)
+            self._dialect.check_rules(connection)
 
         self._or_close(lambda: self._lane.run(work, deadline))
         self._held = names
