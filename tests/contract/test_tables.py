@@ -932,6 +932,23 @@ def test_iceberg_metadata_is_on_the_disk_when_it_is_committed(iceberg: Story, mo
     assert {path.removeprefix("file://") for path in wanted} <= set(synced)
 
 
+def test_log_and_data_of_a_delta_table_are_in_one_store_under_whatever_names_it_is_given(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment names another store, and the options have names that only the library knows."""
+    from deltalake import DeltaTable
+
+    options = {"endpoint": address, "access_key_id": "a", "SECRET_ACCESS_KEY": "b", "region": "x", "allow_http": "true"}
+    with object_store() as elsewhere:
+        for name, value in {"ENDPOINT_URL": elsewhere, "ACCESS_KEY_ID": "c", "SECRET_ACCESS_KEY": "d"}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        story, path = Story(), f"s3://lake/{uuid.uuid4().hex}"
+        story.harness = DeltaHarness(Path())
+        sink = DeltaSink(path, storage_options=options)
+        assert story.commit(sink, story.prepare(sink, [story.harness.rows(3)])) == {Outcome.COMMITTED}
+        assert DeltaTable(path, storage_options=options).to_pyarrow_table().num_rows == 3
+
+
 def test_an_iceberg_table_in_an_object_store(address: str, tmp_path: Path) -> None:
     s3, told = OnS3(address), Story()
     told.harness = IcebergHarness(tmp_path)

@@ -125,14 +125,19 @@ class DeltaTarget(Target):
         from penstock.sinks.tables.columns import check_partitions
 
         check_partitions(self._partition_by, schema, self.where)
+        deltalake = library()
         with self.translate_errors():
-            library().DeltaTable.create(
-                self._path,
-                schema=schema,
-                mode="ignore",
-                partition_by=list(self._partition_by),
-                storage_options=self._options or None,
-            )
+            try:
+                deltalake.DeltaTable.create(
+                    self._path,
+                    schema=schema,
+                    mode="ignore",
+                    partition_by=list(self._partition_by),
+                    storage_options=self._options or None,
+                )
+            except deltalake.exceptions.CommitFailedError:
+                if self._storage().size(_entry(0)) is None:
+                    raise  # no other task was faster: it is something else
             self._sync([0])
 
     def storage(self, known: Known) -> Tree:
