@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import AccessDenied, ConfigurationError, StorageFull
 from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
-from penstock.sinks.files.encode import COMPRESSIONS, check_options, encoder, shape
+from penstock.sinks.files.encode import COMPRESSIONS, encoder, shape
 from penstock.sinks.files.s3_commit import UploadCommitter
 from penstock.sinks.files.s3_write import UploadWriter
+from penstock.sinks.files.text import named_options
 from penstock.storage.open import is_local, normalise, open_tree
 from penstock.storage.s3 import S3Folder, s3_address
 from penstock.storage.tree import full_disk_named
@@ -36,9 +37,9 @@ class FileSink(TwoPhaseSink):
     `endpoint` and `region` are S3's, for a store that the environment does not name. Keys are no arguments: they are
     found where the AWS libraries look, in the driver and in the workers.
 
-    `options` are Spark's options for JSON or CSV (`timestampFormat`, `sep`, `header`, `lineSep`, …); unlike Spark's
-    writers, text keeps the microseconds of timestamps and the blanks around words. `compression` is snappy for
-    Parquet and none for text, unless given.
+    `options` are Spark's options for JSON or CSV (`timestampFormat`, `sep`, `header`, `lineSep`, …), in any case as
+    there; others are refused. Unlike Spark's writers, text keeps the microseconds of timestamps, which are in UTC, and
+    the blanks around words. `compression` is snappy for Parquet and none for text, unless given.
 
     Readers (Spark, Hive, pyarrow) may list the folder at any time: a file is visible only when its whole epoch is
     decided, and it never changes afterwards. They may also move files away as soon as they see them. The folder
@@ -66,7 +67,7 @@ class FileSink(TwoPhaseSink):
         self.on_s3 = address is not None
         self.endpoint, self.region = endpoint, region
         self.format = format
-        self.options = dict(options or {})
+        self.options = named_options(format, options or {})
         self.compression = (compression or ("snappy" if format == "parquet" else "none")).lower()
         if self.compression not in COMPRESSIONS[format]:
             raise ConfigurationError(
@@ -74,7 +75,6 @@ class FileSink(TwoPhaseSink):
                 safe="nothing was started.",
                 to_do=f"use one of {', '.join(COMPRESSIONS[format])}.",
             )
-        check_options(format, self.options)
 
     def shape(self, frame: DataFrame) -> DataFrame:
         return shape(self.format, frame, self.options)

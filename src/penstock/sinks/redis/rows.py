@@ -8,7 +8,7 @@
 | boolean | `true`, `false` |
 | date | `2024-12-31` |
 | timestamp | `2024-12-31T23:59:59.000001Z`, always in UTC; without time zone: the same without `Z` |
-| array, map, struct, variant | JSON |
+| array, map, struct, variant | JSON, times in UTC; keys of maps as `sinks.files.text` says |
 | interval | as Spark writes it |
 | null | the field, in string mode the key, is removed |
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError, SchemaMismatch
 from penstock.sinks.digits import digits_of
-from penstock.sinks.files.encode import LOSSLESS
+from penstock.sinks.files.text import LOSSLESS, keys_as_text, refuse_keys
 from penstock.sinks.redis.scripts import AHEAD, COUNTER_LIMIT
 
 if TYPE_CHECKING:
@@ -65,9 +65,12 @@ def shape(frame: DataFrame, mode: str, key: str) -> DataFrame:
                     f"The column {field.name!r} is a {field.dataType.simpleString()}, and counters are whole numbers.",
                     f"cast it to bigint, or leave it out: .select({key!r}, …).",
                 )
-    columns = [_plain(f.col(_quoted(field.name)), field.dataType).alias(field.name) for field in rest]
+    refuse_keys(rest, "The Redis sink")
     if mode == "string" and len(rest) > 1:
-        columns = [f.to_json(f.struct(*(_quoted(field.name) for field in rest)), dict(LOSSLESS["json"])).alias("value")]
+        fields_of_one = [keys_as_text(f.col(_quoted(field.name)), field.dataType).alias(field.name) for field in rest]
+        columns = [f.to_json(f.struct(*fields_of_one), dict(LOSSLESS["json"])).alias("value")]
+    else:
+        columns = [_plain(f.col(_quoted(field.name)), field.dataType).alias(field.name) for field in rest]
     return frame.select(_plain(f.col(_quoted(key)), keyed.dataType).alias(key), *columns)
 
 
@@ -84,7 +87,9 @@ def _plain(column: Column, kind: DataType) -> Column:
 
     if _is_nested(kind):
         # Inside a struct, because to_json takes no plain array of everything; the wrapping is cut off again.
-        text = f.to_json(f.struct(column.alias("v")), {**LOSSLESS["json"], "ignoreNullFields": "false"})
+        text = f.to_json(
+            f.struct(keys_as_text(column, kind).alias("v")), {**LOSSLESS["json"], "ignoreNullFields": "false"}
+        )
         return f.when(column.isNotNull(), f.substring(text, f.lit(6), f.length(text) - f.lit(6)))
     return column.cast("string") if kind.simpleString().startswith("interval") else column
 
