@@ -10,7 +10,7 @@
 | timestamp | `2024-12-31T23:59:59.000001Z`, always in UTC; without time zone: the same without `Z` |
 | array, map, struct, variant | JSON, times in UTC; keys of maps as `sinks.files.text` says |
 | interval | as Spark writes it |
-| null | the field, in string mode the key, is removed |
+| null | the field, in string mode the key, is removed; a counter is left as it is |
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import DataError, SchemaMismatch
 from penstock.sinks.digits import digits_of
 from penstock.sinks.files.text import LOSSLESS, keys_as_text, refuse_keys
-from penstock.sinks.redis.scripts import AHEAD, COUNTER_LIMIT
+from penstock.sinks.redis.scripts import AHEAD, COUNTER_LIMIT, RESERVED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,7 +108,8 @@ class Rows:
 
 
 def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
-    """`batch` for Redis. `DataError` for what can never be written: a row without key, a counter out of range."""
+    """`batch` for Redis. `DataError` for what can never be written: a row without key or with one of a sink's own, a
+    counter out of range."""
     if batch.column(key).null_count:
         raise DataError(
             f"A row has no key: the column {key!r} is null.",
@@ -130,9 +131,8 @@ def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
 
 
 def _summed(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
-    """One row for each key; null counts as nothing."""
+    """One row for each key; null counts as nothing, and stays null where there is nothing else."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     names = [name for name in batch.schema.names if name != key]
     for name in names:
@@ -147,8 +147,8 @@ def _summed(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
                 safe=_NOTHING,
                 to_do="keep such numbers in mode='string', as decimals.",
             )
-    filled = [pc.fill_null(batch.column(name).cast(pa.int64()), 0) for name in names]
-    table = pa.Table.from_arrays([batch.column(key), *filled], names=["key", *(f"v{n}" for n in range(len(names)))])
+    wide = [batch.column(name).cast(pa.int64()) for name in names]
+    table = pa.Table.from_arrays([batch.column(key), *wide], names=["key", *(f"v{n}" for n in range(len(names)))])
     summed = table.group_by("key").aggregate([(f"v{n}", "sum") for n in range(len(names))])
     columns = [summed["key"], *(summed[f"v{n}_sum"] for n in range(len(names)))]
     arrays = [column.combine_chunks() for column in columns]
@@ -175,7 +175,14 @@ def _keys(column: pa.Array, prefix: str) -> list[Any]:
 
     plain = _text(column, "key").cast(pa.large_binary())
     ahead, between = (pa.scalar(part, pa.large_binary()) for part in (prefix.encode(), b""))
-    joined: list[Any] = pc.binary_join_element_wise(ahead, plain, between).to_numpy(zero_copy_only=False).tolist()
+    whole = pc.binary_join_element_wise(ahead, plain, between)
+    if pc.any(pc.match_substring_regex(whole, RESERVED)).as_py():
+        raise DataError(
+            "A row has a key that begins with 'penstock:', as those do under which sinks keep their own books.",
+            safe=_NOTHING,
+            to_do="leave such rows out, or give the sink a prefix.",
+        )
+    joined: list[Any] = whole.to_numpy(zero_copy_only=False).tolist()
     return joined
 
 
