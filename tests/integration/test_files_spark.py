@@ -159,7 +159,8 @@ def test_old_times_keep_their_seconds_in_every_zone(spark: SparkSession) -> None
     for zone, moment in (("Europe/Berlin", "1880-06-01T12:00:00Z"), ("Africa/Monrovia", "1971-06-01T12:00:00Z")):
         own.conf.set("spark.sql.session.timeZone", zone)
         frame = own.sql(f"SELECT timestamp'{moment}' AS ts")
-        for form, extra in (("json", {}), ("csv", {}), ("json", {"timeZone": zone})):
+        rendered: list[tuple[Any, dict[str, str]]] = [("json", {}), ("csv", {}), ("json", {"timeZone": zone})]
+        for form, extra in rendered:
             [line] = FileSink("/nowhere", format=form, options=extra).shape(frame).collect()
             read = f"from_{form}('{line[0]}', 'ts timestamp').ts"
             assert own.sql(f"SELECT {read} = timestamp'{moment}' AS same").first() == (True,), (zone, line)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from penstock.checkpoint.layout import PRIVATE
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import AccessDenied, ConfigurationError, StorageFull
 from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
@@ -125,18 +127,33 @@ class FileSink(TwoPhaseSink):
 
 
 def check_bucket(bucket: S3Folder, uid: str) -> Sequence[Finding]:
-    """Raises for a bucket that is not there or whose uploads may not be listed; rights to write show at a write."""
+    """Raises for a bucket that is not there, or in which no upload may be begun, listed and aborted."""
     bucket.uploads("", most=1)
     days = bucket.days_until_aborted()
-    if days is None:
-        return ()
-    return (
-        Finding(
-            uid,
+    findings = []
+    if days is not None:
+        findings.append(
             f"a rule of the bucket {bucket.bucket} aborts uploads after {days} days: an epoch that was decided and not "
-            "committed when a job stood still for longer is written again from its sources",
-        ),
-    )
+            "committed when a job stood still for longer is written again from its sources"
+        )
+    if not _shows_uploads(bucket):
+        findings.append(
+            f"the store of {bucket.location} lists open uploads by their whole name only, as MinIO does: uploads of "
+            "tasks that died are not found, and stay until a rule of the bucket aborts them "
+            "(AbortIncompleteMultipartUpload, of a few days); nor is a ledger noticed that was replaced by an older one"
+        )
+    return [Finding(uid, finding) for finding in findings]
+
+
+def _shows_uploads(bucket: S3Folder) -> bool:
+    """Whether an upload is found by the beginning of its name, on which every sweep relies. Tried with one that nobody
+    sees, and that is aborted at once."""
+    name = f"{PRIVATE}/probe-{secrets.token_hex(6)}"
+    upload = bucket.begin(name, "")
+    try:
+        return any(found.id == upload for found in bucket.uploads(name[:-1]))
+    finally:
+        bucket.abort(name, upload)
 
 
 def check_folder(path: str, uid: str, *, what: str) -> Sequence[Finding]:
