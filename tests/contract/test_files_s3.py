@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.checkpoint.decision import Committable, Outcome
-from penstock.contracts.sink import TwoPhaseSink
+from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.dev.servers.s3 import S3Server
 from penstock.errors import AccessDenied, ConfigurationError, CredentialsExpired, PreCommitFailed
@@ -175,7 +175,6 @@ def test_receipts_do_not_pile_up(story: Story, harness: S3Harness, monkeypatch: 
 
 
 def test_keys_that_are_wrong_are_named(harness: S3Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.contracts.sink import CheckContext
     from penstock.storage import s3
 
     monkeypatch.setattr(s3, "_clients", {})
@@ -186,8 +185,6 @@ def test_keys_that_are_wrong_are_named(harness: S3Harness, monkeypatch: pytest.M
 
 
 def test_a_bucket_that_is_not_there_is_named(server: S3Server) -> None:
-    from penstock.contracts.sink import CheckContext
-
     with pytest.raises(ConfigurationError, match="no such bucket"):
         FileSink("s3://nowhere/out").check(CheckContext("job", 1.0, 30.0), "out")
 
@@ -215,6 +212,33 @@ def proxy(server: S3Server) -> Iterator[S3Proxy]:
 
 def behind(proxy: S3Proxy, harness: S3Harness) -> FileSink:
     return FileSink(f"s3://lake/{harness.folder}", endpoint=proxy.url)
+
+
+def test_a_store_that_lists_uploads_by_their_whole_name_only_is_named_by_the_check(
+    harness: S3Harness, proxy: S3Proxy
+) -> None:
+    """A sweep would find nothing there, and say nothing of it."""
+    sink, context = behind(proxy, harness), CheckContext("job", 1.0, 30.0)
+    assert sink.check(context, "out") == []
+    proxy.uploads_by_whole_name = True
+    [finding] = sink.check(context, "out")
+    assert "as MinIO does" in finding.message
+    assert "AbortIncompleteMultipartUpload" in finding.message
+    proxy.uploads_by_whole_name = False
+    assert sink._bucket().uploads("") == [], "what the check has begun is aborted"
+
+
+def test_every_body_goes_with_a_checksum_that_every_store_knows(
+    story: Story, harness: S3Harness, proxy: S3Proxy
+) -> None:
+    """The library's own default is a trailer that older stores refuse."""
+    sink = behind(proxy, harness)
+    assert story.commit(sink, story.prepare(sink, [harness.rows(5)])) == {Outcome.COMMITTED}
+    bodies = [headers for method, _, headers in proxy.asked if method == "PUT"]
+    assert len(bodies) == 3, "a part and two receipts"
+    for headers in bodies:
+        assert "content-md5" in headers
+        assert not [name for name in headers if "checksum" in name or "trailer" in name]
 
 
 def test_a_store_that_asks_to_slow_down_is_asked_again(story: Story, harness: S3Harness, proxy: S3Proxy) -> None:

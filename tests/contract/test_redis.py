@@ -398,8 +398,25 @@ def test_several_counters_by_key_live_in_a_hash(server: RedisServer) -> None:
     first = batch(id=["a", "b", "a"], orders=[1, 1, 1], cents=[250, None, -50])
     story.commit(sink, story.prepare(sink, [first, first], epoch=0), epoch=0)
     assert sorted(harness.read_visible()) == [
-        ("a", "cents", "400"), ("a", "orders", "4"), ("b", "cents", "0"), ("b", "orders", "2"),
+        ("a", "cents", "400"), ("a", "orders", "4"), ("b", "orders", "2"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
+def test_a_counter_of_nulls_is_not_made_and_one_that_is_there_keeps_its_ttl(server: RedisServer, direct: bool) -> None:
+    harness = CounterHarness(server)
+    sink, story = RedisSink(server.url, mode="counter", key="id", prefix=harness.prefix, ttl="1h"), tell(harness)
+    harness.client.set(f"{harness.prefix}there", 7)
+    rows = batch(id=["none", "there"], n=pa.array([None, None], pa.int64()))
+    if direct:
+        writer = sink.open_direct_writer(WriterScope(story.scope(), 0, 0, 0, 0))
+        writer.write(rows)
+        writer.pre_commit()
+    else:
+        assert story.commit(sink, story.prepare(sink, [rows])) == {Outcome.COMMITTED}
+    assert harness.keys() == [f"{harness.prefix}there".encode()]
+    assert harness.client.get(f"{harness.prefix}there") == b"7"
+    assert harness.client.ttl(f"{harness.prefix}there") == -1
 
 
 @pytest.mark.parametrize("mode", ["hash", "string", "counter"])
@@ -444,8 +461,15 @@ def test_without_staging_a_replay_converges(server: RedisServer) -> None:
 
 
 def test_a_key_of_another_type_is_named_before_the_decision(server: RedisServer) -> None:
-    for harness, value in ((RedisHarness(server), "a string"), (CounterHarness(server), "no number")):
-        harness.client.set(f"{harness.prefix}k3", value)
+    for harness, value in (
+        (RedisHarness(server), "a string"),
+        (CounterHarness(server), "no number"),
+        (StringHarness(server), None),
+    ):
+        if value is None:
+            harness.client.rpush(f"{harness.prefix}k3", "a list")
+        else:
+            harness.client.set(f"{harness.prefix}k3", value)
         story, sink = tell(harness), harness.make_sink()
         with pytest.raises(DataError, match="k3"):
             story.prepare(sink, [harness.rows(5)])
@@ -458,7 +482,7 @@ def test_a_key_of_another_type_is_named_before_the_decision(server: RedisServer)
 
 def test_a_key_that_changes_its_type_after_the_decision_holds_everything_back(server: RedisServer) -> None:
     """Nothing half visible; once the key is out of the way the same decision is carried out."""
-    for harness in (RedisHarness(server), CounterHarness(server)):
+    for harness in (RedisHarness(server), CounterHarness(server), StringHarness(server)):
         story, sink, rows = tell(harness), harness.make_sink(), harness.rows(5)
         prepared = story.prepare(sink, [rows])
         harness.client.rpush(f"{harness.prefix}k4", "in the way")

@@ -31,8 +31,9 @@ from penstock.errors import (
     SystemUnavailable,
     TableMissing,
 )
+from penstock.sinks.tables import delta_stats, iceberg_mark
 from penstock.sinks.tables.committer import TableCommitter
-from penstock.sinks.tables.target import History
+from penstock.sinks.tables.target import Change, History
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract
 from tests.support.named_rows import NamedRows
 from tests.support.s3 import object_store
@@ -181,10 +182,8 @@ class IcebergHarness(TableHarness):
             Path(file.removeprefix("file://")).unlink()
 
     def forget_history(self, story: Story) -> None:
-        name = f"penstock.{story.scope().prefix}"
-        mark = json.loads(self.table().properties[name])
-        with self.table().transaction() as change:
-            change.set_properties({name: json.dumps({**mark, "last": mark["last"][-1:]})})
+        for page in sorted(self.folder.rglob("_penstock/*/*/taken/*.json"))[:-1]:
+            page.unlink()
 
     def change_columns(self) -> Callable[[], None]:
         with self.table().update_schema() as change:
@@ -455,7 +454,9 @@ def test_nothing_is_left_beside_the_table(story: Story, tmp_path: Path) -> None:
     story.prepare(sink, [story.harness.rows(1, 9)], epoch=3)
     assert story.sweep(sink, generation=2) == 1
     assert len(list(tmp_path.rglob("e00*.parquet"))) == 3
-    assert not [path for path in tmp_path.rglob("_penstock/**/*") if path.is_file()]
+    kept = [path for path in tmp_path.rglob("_penstock/**/*") if path.is_file()]
+    pages = 4 if isinstance(sink, IcebergSink) else 0  # what the three epochs and the sweep did, for proofs
+    assert [path.parent.name for path in kept] == pages * ["taken"]
 
 
 def test_a_crash_right_after_the_commit_leaves_a_marker_and_no_doubt(story: Story, monkeypatch: Any) -> None:
@@ -748,6 +749,67 @@ def test_a_delta_table_that_asks_for_more_is_refused(delta: Story, change: Calla
         check(sink)
 
 
+def _with_protocol(folder: Path, version: int, features: list[str]) -> DeltaSink:
+    """A table as other writers make it, which deltalake does not."""
+    from deltalake import DeltaTable
+
+    DeltaTable.create(str(folder), schema=pa.schema([("id", pa.int64()), ("name", pa.string())]))
+    both = {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
+    reading = sorted(both & set(features))
+    protocol: dict[str, Any] = {"minReaderVersion": 1 if version < 5 else 2, "minWriterVersion": version}
+    if version >= 7:
+        protocol |= {"minReaderVersion": 3 if reading else 1, "writerFeatures": features}
+        protocol |= {"readerFeatures": reading} if reading else {}
+    (folder / "_delta_log" / f"{1:020d}.json").write_text(json.dumps({"protocol": protocol}))
+    return DeltaSink(str(folder))
+
+
+def test_every_delta_protocol_that_is_not_refused_can_be_committed_to(delta: Story, tmp_path: Path) -> None:
+    """deltalake refuses some of them in the commit, which comes after the decision."""
+    asked: list[tuple[int, list[str]]] = [(version, []) for version in delta_stats._LEGACY] + [
+        (7, [name]) for name in sorted(delta_stats._HARMLESS)
+    ]
+    for number, (version, features) in enumerate(asked):
+        sink = _with_protocol(tmp_path / f"t{number}", version, features)
+        check(sink)
+        assert delta.commit(sink, delta.prepare(sink, [delta.harness.rows(1)])) == {Outcome.COMMITTED}, features
+
+
+@pytest.mark.parametrize(
+    ("version", "features", "said"),
+    [
+        (6, [], "wants writers of version 6"),
+        (7, ["vacuumProtocolCheck"], "feature vacuumProtocolCheck"),
+        (7, ["identityColumns"], "feature identityColumns"),
+    ],
+)
+def test_a_delta_protocol_that_the_library_cannot_commit_to_is_refused_at_the_check(
+    tmp_path: Path, version: int, features: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        check(_with_protocol(tmp_path / "t", version, features))
+
+
+def test_the_length_of_a_delta_column_is_watched_or_the_table_refused(delta: Story) -> None:
+    from deltalake import DeltaTable, Field, Schema
+    from deltalake.schema import ArrayType, PrimitiveType, StructType
+
+    def limited(kind: str) -> Field:
+        return Field("name", PrimitiveType("string"), metadata={"__CHAR_VARCHAR_TYPE_STRING": kind})
+
+    assert isinstance(delta.harness, DeltaHarness)
+    folder = delta.harness.folder
+    DeltaTable.create(str(folder), schema=Schema([limited("varchar(3)")]))
+    sink = delta.harness.make_sink()
+    assert delta.prepare(sink, [pa.RecordBatch.from_pydict({"name": ["äöü", None]})])
+    with pytest.raises(ConstraintViolated, match="more than 3 letters in column 'name'"):
+        delta.prepare(sink, [pa.RecordBatch.from_pydict({"name": ["a", "abcd"]})])
+    for column in (limited("char(3)"), Field("s", ArrayType(StructType([limited("varchar(3)")]), contains_null=True))):
+        DeltaTable.create(str(folder), schema=Schema([column]), mode="overwrite")
+        with pytest.raises(ConfigurationError, match=r"is (var)?char\(3\), a length that Spark alone watches"):
+            check(sink)
+
+
 def test_a_delta_column_that_may_not_be_null_is_watched(delta: Story) -> None:
     from deltalake import DeltaTable
 
@@ -771,6 +833,74 @@ def test_the_delta_log_says_who_wrote_what(delta: Story) -> None:
 
 
 # ── Iceberg alone ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_was_prepared_before_many_commits_of_many_writers_is_still_proven(
+    iceberg: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several epochs are sealed before the first is committed, and none of them may become unknown for its length."""
+    monkeypatch.setattr(iceberg_mark, "PRUNE_EVERY", 1)
+    monkeypatch.setattr(iceberg_mark, "KEPT_COMMITS", 4)
+    sink, rows = iceberg.harness.make_sink(), [iceberg.harness.rows(1, n) for n in range(2)]
+    first = iceberg.prepare(sink, [rows[0]])
+    last = iceberg.prepare(sink, [rows[1]], epoch=9)
+    assert iceberg.commit(sink, first) == {Outcome.COMMITTED}
+    target = sink.open_committer(iceberg.scope())._target  # type: ignore[attr-defined]
+    for epoch in range(3):
+        assert target.look()
+        assert target.append(Change("", added=[f"{epoch}{writer:019x}" for writer in range(300)]))
+    assert iceberg.commit(sink, last, epoch=9, generation=2) == {Outcome.COMMITTED}
+    assert iceberg.commit(sink, last, epoch=9, generation=3) == {Outcome.ALREADY_COMMITTED}
+    mark = iceberg.harness.table().properties[f"penstock.{iceberg.scope().prefix}"]
+    assert len(mark) < 1_000, "Hive's metastore takes 4,000 characters"
+    assert len(list(tmp_path.rglob("taken/*.json"))) == 4, "old pages go"
+
+
+def test_a_writer_that_lasted_longer_than_the_kept_history_is_sealed_unless_runs_were_given_up(
+    iceberg: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least once, every task of an epoch commits by itself, and all of them were hinted the same position."""
+    monkeypatch.setattr(iceberg_mark, "PRUNE_EVERY", 1)
+    monkeypatch.setattr(iceberg_mark, "KEPT_COMMITS", 1)
+    sink, scope = iceberg.harness.make_sink(), iceberg.scope()
+    iceberg.commit(sink, iceberg.prepare(sink, [iceberg.harness.rows(1)]))
+    hints = sink.open_committer(scope).hints()
+    tasks = [sink.open_direct_writer(WriterScope(scope, 1, 0, n, 0, hints)) for n in range(4)]
+    for number, task in enumerate(tasks[:3]):
+        task.write(iceberg.harness.rows(1, 1 + number))
+        assert task.pre_commit() == {}
+    tasks[3].write(iceberg.harness.rows(1, 4))
+    target = sink.open_committer(scope)._target  # type: ignore[attr-defined]
+    for token in ("a", "b"):
+        assert target.look()
+        assert target.append(Change("", swept=[token * 20]))
+    with pytest.raises(PreCommitFailed, match="cut off"):
+        tasks[3].pre_commit()
+
+
+def test_the_mark_of_an_earlier_version_is_read_and_carried_on(iceberg: Story) -> None:
+    sink = iceberg.harness.make_sink()
+    prepared = iceberg.prepare(sink, [iceberg.harness.rows(1)])
+    token, name = prepared[0].payload["token"], f"penstock.{iceberg.scope().prefix}"
+    told = {"commits": 1, "last": [{"commit": 1, "added": [token], "swept": []}]}
+    with iceberg.harness.table().transaction() as change:
+        change.set_properties({name: json.dumps(told)})
+    assert iceberg.commit(sink, prepared) == {Outcome.ALREADY_COMMITTED}
+    iceberg.commit(sink, iceberg.prepare(sink, [iceberg.harness.rows(1, 1)], epoch=1), epoch=1)
+    assert iceberg.commit(sink, prepared, generation=2) == {Outcome.ALREADY_COMMITTED}
+
+
+def test_an_iceberg_table_of_a_format_that_cannot_be_written_is_refused(iceberg: Story) -> None:
+    sink = iceberg.harness.make_sink()
+    iceberg.prepare(sink, [iceberg.harness.rows(1)])
+    catalog = iceberg.harness.catalog()  # type: ignore[attr-defined]
+    old = Path(catalog.load_table("shop.orders").metadata_location.removeprefix("file://"))
+    new = old.with_name(f"00009-{uuid.uuid4()}.metadata.json")
+    new.write_text(json.dumps({**json.loads(old.read_text()), "format-version": 3, "next-row-id": 0}))
+    with catalog.engine.begin() as database:
+        database.exec_driver_sql("UPDATE iceberg_tables SET metadata_location = ?", (f"file://{new}",))
+    with pytest.raises(ConfigurationError, match="format 3, which this pyiceberg cannot write"):
+        check(sink)
 
 
 def test_an_iceberg_table_partitioned_by_a_transform_is_refused(iceberg: Story) -> None:
@@ -800,6 +930,23 @@ def test_iceberg_metadata_is_on_the_disk_when_it_is_committed(iceberg: Story, mo
     snapshot = table.current_snapshot()
     wanted = {table.metadata_location, snapshot.manifest_list, *(m.manifest_path for m in snapshot.manifests(table.io))}
     assert {path.removeprefix("file://") for path in wanted} <= set(synced)
+
+
+def test_log_and_data_of_a_delta_table_are_in_one_store_under_whatever_names_it_is_given(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment names another store, and the options have names that only the library knows."""
+    from deltalake import DeltaTable
+
+    options = {"endpoint": address, "access_key_id": "a", "SECRET_ACCESS_KEY": "b", "region": "x", "allow_http": "true"}
+    with object_store() as elsewhere:
+        for name, value in {"ENDPOINT_URL": elsewhere, "ACCESS_KEY_ID": "c", "SECRET_ACCESS_KEY": "d"}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        story, path = Story(), f"s3://lake/{uuid.uuid4().hex}"
+        story.harness = DeltaHarness(Path())
+        sink = DeltaSink(path, storage_options=options)
+        assert story.commit(sink, story.prepare(sink, [story.harness.rows(3)])) == {Outcome.COMMITTED}
+        assert DeltaTable(path, storage_options=options).to_pyarrow_table().num_rows == 3
 
 
 def test_an_iceberg_table_in_an_object_store(address: str, tmp_path: Path) -> None:

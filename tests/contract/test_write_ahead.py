@@ -420,3 +420,25 @@ def test_the_folder_is_checked_and_named(tmp_path: Path) -> None:
         WriteAheadSink(print, log=str(tmp_path / "file")).check(CheckContext("job", 1.0, 30.0), "out")
     sink = WriteAheadSink(print, log="relative")
     assert sink.log == str(Path("relative").absolute())
+
+
+def test_the_first_fragment_of_the_page_runs_as_it_stands_there(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "write-ahead.md").read_text(encoding="utf-8")
+    fragment = page.partition("```python\n")[2].partition("```")[0]
+    story, kept = tell(tmp_path), list[WriteAheadSink]()
+
+    def sink(write: Any, *, log: str, marker: Any) -> WriteAheadSink:
+        return WriteAheadSink(write, log=str(tmp_path / "log"), marker=marker)
+
+    class Program:
+        def write(self, _: object, sink: WriteAheadSink, *, uid: str) -> None:
+            kept.append(sink)
+
+    assert isinstance(story.harness, Harness)
+    names = {"connect": story.harness.target.connect, "job": Program(), "events": None, "WriteAheadSink": sink}
+    exec(compile(fragment, "write-ahead.md", "exec"), names)
+    rows, [shown] = story.harness.rows(3), kept
+    prepared = story.prepare(shown, [rows])
+    assert story.commit(shown, prepared) == {Outcome.COMMITTED}
+    assert story.commit(shown, prepared, generation=2) == {Outcome.ALREADY_COMMITTED}
+    story.assert_visible(rows)

@@ -17,7 +17,9 @@ from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, SchemaMismatch
 from penstock.sinks.files import FileSink
-from penstock.sinks.files.encode import LOSSLESS
+from penstock.sinks.files.text import LOSSLESS
+from penstock.sinks.redis import RedisSink
+from penstock.sinks.sql.rows import with_json
 from penstock.sources.datagen import DataGenSource
 
 if TYPE_CHECKING:
@@ -103,7 +105,76 @@ def test_json_is_what_spark_itself_writes(spark: SparkSession, tmp_path: Path, c
     assert back.orderBy("id").collect() == frame.orderBy("id").collect()
 
 
-@pytest.mark.parametrize("options", [{}, {"header": "true", "sep": ";", "nullValue": "NULL"}, {"quoteAll": "true"}])
+MAPS = {
+    "date'1880-06-01'": "1880-06-01",
+    "timestamp'1880-06-01 12:00:00.123456Z'": "1880-06-01T12:00:00.123456Z",
+    "timestamp_ntz'2024-01-01 00:00:00'": "2024-01-01T00:00:00.000000",
+    "cast(0.0000001 AS decimal(20, 10))": "0.0000001000",
+    "1e10D": "1.0E10",
+    "true": "true",
+    "-7": "-7",
+    "'x'": "x",
+}
+
+
+def as_json(frame: DataFrame) -> list[str]:
+    """The one column of `frame` as every sink with JSON writes it."""
+    redis = RedisSink("redis://nowhere", mode="string").shape(frame.selectExpr("1 AS key", "m"))
+    lines = FileSink("/nowhere", format="json").shape(frame).first()
+    return [
+        *(row.m for how in (False, True) for row in with_json(frame, lambda _: True, decimals_as_text=how).collect()),
+        *(row.m for row in redis.collect()),
+        lines.value.removeprefix('{"m":').removesuffix("}") if lines else "",
+    ]
+
+
+def test_keys_of_maps_are_the_same_text_in_every_sink_and_read_back(spark: SparkSession) -> None:
+    """Spark would write days since 1970, microseconds, and for bytes the address of a Java object."""
+    pairs = [f"named_struct('a', array(map({key}, map({key}, null)))) AS m{n}" for n, key in enumerate(MAPS)]
+    frame = spark.sql(f"SELECT {', '.join(pairs)}")
+    for number, (key, text) in enumerate(MAPS.items()):
+        [told] = {*as_json(frame.selectExpr(f"m{number} AS m"))}
+        assert told == f'{{"a":[{{"{text}":{{"{text}":null}}}}]}}', key
+    texts = [text for text in MAPS.values() if text.endswith("Z")]
+    assert spark.createDataFrame([(text,) for text in texts], "t string").selectExpr(
+        "cast(t AS timestamp) = timestamp'1880-06-01 12:00:00.123456Z' AS same"
+    ).collect() == [(True,)]
+
+
+@pytest.mark.parametrize("key", ["X'00ff'", "struct(1 AS a)", "array(1)"])
+def test_keys_of_maps_that_have_no_text_are_refused_before_a_start(spark: SparkSession, key: str) -> None:
+    frame = spark.sql(f"SELECT array(struct(map({key}, 1) AS inside)) AS m")
+    for shape in (
+        FileSink("/nowhere", format="json").shape,
+        RedisSink("redis://nowhere", key="m2").shape,
+        lambda frame: with_json(frame, lambda _: True),
+    ):
+        with pytest.raises(SchemaMismatch, match=r"column m has a map with keys of (binary|struct|array)"):
+            shape(frame.selectExpr("m", "1 AS m2"))
+
+
+def test_old_times_keep_their_seconds_in_every_zone(spark: SparkSession) -> None:
+    """Berlin was 53 minutes and 28 seconds ahead of Greenwich, Liberia 44 minutes and 30 seconds behind."""
+    own = spark.newSession()
+    for zone, moment in (("Europe/Berlin", "1880-06-01T12:00:00Z"), ("Africa/Monrovia", "1971-06-01T12:00:00Z")):
+        own.conf.set("spark.sql.session.timeZone", zone)
+        frame = own.sql(f"SELECT timestamp'{moment}' AS ts")
+        rendered: list[tuple[Any, dict[str, str]]] = [("json", {}), ("csv", {}), ("json", {"timeZone": zone})]
+        for form, extra in rendered:
+            [line] = FileSink("/nowhere", format=form, options=extra).shape(frame).collect()
+            read = f"from_{form}('{line[0]}', 'ts timestamp').ts"
+            assert own.sql(f"SELECT {read} = timestamp'{moment}' AS same").first() == (True,), (zone, line)
+        [[nested]] = with_json(frame.selectExpr("struct(ts) AS s"), lambda _: True).collect()
+        assert nested == f'{{"ts":"{moment[:-1]}.000000Z"}}'
+
+
+def test_a_format_of_the_users_own_is_shown_in_the_sessions_zone(spark: SparkSession) -> None:
+    frame = spark.sql("SELECT timestamp'2026-01-01 12:00:00Z' AS ts")
+    [[line]] = FileSink("/nowhere", format="csv", options={"TimestampFormat": "HH:mm"}).shape(frame).collect()
+    assert line == "13:00"
+
+
+@pytest.mark.parametrize("options", [{}, {"Header": "true", "SEP": ";", "nullvalue": "NULL"}, {"quoteAll": "true"}])
 def test_csv_is_what_spark_itself_writes(spark: SparkSession, tmp_path: Path, options: dict[str, str]) -> None:
     frame = everything(spark).drop("raw", "list", "point", "counts").withColumnRenamed("text", "te;x.t").coalesce(1)
     write(FileSink(str(tmp_path / "ours"), format="csv", options=options), frame)

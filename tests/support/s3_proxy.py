@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import http.client
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 Match = Callable[[str, str], bool]
+
+_UPLOAD = re.compile(rb"<Upload>.*?</Upload>", re.DOTALL)
 
 
 @dataclass
@@ -34,6 +37,9 @@ class S3Proxy:
         self.answered_badly = 0
         self.conditions_ignored = False
         """As a store without conditional writes: a put whose name is taken is told that it went well."""
+        self.uploads_by_whole_name = False
+        """As MinIO: open uploads are listed for one object, and not for all whose names begin so."""
+        self.asked: list[tuple[str, str, dict[str, str]]] = []
         handler = type("Handler", (_Handler,), {"proxy": self, "server_at": self._server_at})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._http.daemon_threads = True
@@ -75,6 +81,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self) -> None:
         body = self._body()
+        self.proxy.asked.append(
+            (self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
+        )
         fault = self.proxy.fault_for(self.command, self.path)
         if fault is not None and not fault.late:
             return self._refuse(fault)
@@ -83,6 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(fault)
         if status == 412 and self.proxy.conditions_ignored:
             return self._answer(200, {"ETag": '"0"'}, b"")
+        query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+        if self.proxy.uploads_by_whole_name and self.command == "GET" and "uploads" in query:
+            whole = f"<Key>{query.get('prefix', [''])[0]}</Key>".encode()
+            answer = _UPLOAD.sub(lambda found: found[0] if whole in found[0] else b"", answer)
         return self._answer(status, headers, answer)
 
     def do_GET(self) -> None:

@@ -7,7 +7,9 @@ keys have expired, so that keys which somebody renews outside are found without 
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +76,7 @@ class S3Folder:
     def put(self, name: str, data: bytes) -> None:
         """Whole and durable on return, over what was there."""
         with self._errors(f"writing {name}") as client:
-            client.put_object(**self._at(name), Body=data)
+            client.put_object(**self._at(name), Body=data, ContentMD5=_md5(data))
 
     def read(self, name: str) -> bytes | None:
         with self._errors(f"reading {name}") as client:
@@ -115,7 +117,9 @@ class S3Folder:
         """The part's tag; None where the upload was ended meanwhile."""
         with self._errors(f"uploading part {number} of {name}") as client:
             try:
-                answer = client.upload_part(**self._at(name), UploadId=upload, PartNumber=number, Body=data)
+                answer = client.upload_part(
+                    **self._at(name), UploadId=upload, PartNumber=number, Body=data, ContentMD5=_md5(data)
+                )
             except client.exceptions.ClientError as error:
                 _require_gone(error)
                 return None
@@ -230,9 +234,18 @@ def _connect(endpoint: str | None, region: str | None) -> Any:
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
         max_pool_connections=16,
+        # Otherwise a CRC32 goes with every part, in a trailer that stores other than Amazon's may refuse. What every
+        # store compares a body with is its MD5, see `_md5`.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
     )
     # A session of its own: the library's default one keeps the keys that it found first.
     return boto3.session.Session().client("s3", endpoint_url=endpoint, region_name=region, config=config)
+
+
+def _md5(data: bytes) -> str:
+    """So that a body altered on its way is refused; buckets with an object lock take none without."""
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
 def _require_gone(error: Any) -> None:

@@ -205,7 +205,31 @@ def test_the_key_may_stand_anywhere_and_be_anything() -> None:
 
 def test_increments_of_one_key_are_added_up() -> None:
     rows = lay_out(batch(id=["a", "b", "a"], n=pa.array([1, None, 41], pa.int16())), "counter", "id", "")
-    assert {rows.elements[at + 1]: rows.elements[at + 2] for at in range(0, 6, 3)} == {b"a": "42", b"b": "0"}
+    laid = {rows.elements[at + 1]: (rows.elements[at], rows.elements[at + 2]) for at in range(0, 6, 3)}
+    assert laid == {b"a": (b"", "42"), b"b": (b"0", "")}, "nothing is no number"
+
+
+@pytest.mark.parametrize("mode", ["hash", "string", "counter"])
+@pytest.mark.parametrize(
+    ("prefix", "key", "fits"),
+    [
+        ("", "penstock:job:out:done", False),
+        ("", "penstock:another job's", False),
+        ("pen", "stock:", False),
+        ("{t}", "penstock:x", False),
+        ("{t}:", "penstock:x", True),
+        ("", "{}penstock:x", True),
+        ("", "penstocks", True),
+        ("a:", "penstock:x", True),
+    ],
+)
+def test_no_row_has_a_key_of_the_sinks_own(mode: str, prefix: str, key: str, fits: bool) -> None:
+    rows = batch(id=["a", key], x=[1, None])
+    if fits:
+        assert lay_out(rows, mode, "id", prefix).count == 2
+        return
+    with pytest.raises(DataError, match="begins with 'penstock:'"):
+        lay_out(rows, mode, "id", prefix)
 
 
 @pytest.mark.parametrize("column", [[{"a": 1}], [[1]]], ids=["struct", "list"])
@@ -240,7 +264,7 @@ def test_rows_are_cut_into_parts_that_one_command_carries() -> None:
             5,
             [
                 ("HINCRBY", b"a", "x", "1"), ("HINCRBY", b"a", "y", "2"), ("PEXPIRE", b"a", 5000),
-                ("HINCRBY", b"b", "x", "0"), ("HINCRBY", b"b", "y", "4"), ("PEXPIRE", b"b", 5000),
+                ("HINCRBY", b"b", "y", "4"), ("PEXPIRE", b"b", 5000),
             ],
         ),
     ],
@@ -249,3 +273,9 @@ def test_commands_for_the_direct_road(mode: Any, ttl: float | None, wanted: list
     target = RedisSink(URL, mode=mode, key="id", ttl=ttl)._target()
     rows = lay_out(batch(id=["a", "b"], x=[1, None], y=[2, 4]), mode, "id", "")
     assert list(commands(rows, ["x", "y"], target)) == wanted
+
+
+def test_a_counter_of_nulls_has_no_command() -> None:
+    target = RedisSink(URL, mode="counter", key="id", ttl=5)._target()
+    rows = lay_out(batch(id=["a", "b"], x=pa.array([None, 2], pa.int64())), "counter", "id", "")
+    assert list(commands(rows, ["x"], target)) == [("INCRBY", b"b", "2"), ("PEXPIRE", b"b", 5000)]

@@ -47,7 +47,7 @@ class Table(Target):
         self.log: list[Change] = []
         self.schema = SCHEMA
         self.partition_by: tuple[str, ...] = ("day",)
-        self.there, self.expired = True, 0
+        self.there, self.expired, self.quiet = True, 0, False
         self.held: set[str] = set()
         self.before: Callable[[Change], None] = lambda change: None
         self.after: Callable[[Change], None] = lambda change: None
@@ -90,6 +90,7 @@ class Table(Target):
             frozenset(token for change in part for token in change.added),
             frozenset(token for change in part for token in change.swept),
             first >= self.expired,
+            self.quiet,
         )
 
     def holds(self, names: Collection[str]) -> bool:
@@ -189,6 +190,32 @@ def test_what_fits_and_is_there_whole_is_sealed(table: Table) -> None:
     looks = table.looks
     assert committer(table).seal([], soon()) == []
     assert table.looks == looks, "where nothing was written nothing is asked"
+
+
+def test_a_proof_begins_where_an_epoch_was_sealed_however_long_its_writers_took(table: Table) -> None:
+    ones = [prepare(table, 0), prepare(table, 1)]
+    noise(table)
+    sealed = committer(table).seal(ones, soon())
+    assert [one.payload["position"] for one in sealed] == [{"version": 1}, {"version": 1}]
+    assert [{**one.payload, "position": {"version": 0}} for one in sealed] == [one.payload for one in ones]
+    table.expired = 1
+    assert committer(table).commit(7, sealed, soon()) == {0: Outcome.COMMITTED, 1: Outcome.COMMITTED}
+
+
+@pytest.mark.parametrize(("expired", "quiet", "said"), [(0, True, "given it up"), (1, False, "cut off")])
+def test_what_a_newer_run_may_be_removing_is_not_sealed(table: Table, expired: int, quiet: bool, said: str) -> None:
+    ones = [prepare(table, 0), prepare(table, 1)]
+    table.log.append(Change("", swept=[token(ones[1])]) if not expired else Change(""))
+    table.expired, table.quiet = expired, quiet
+    with pytest.raises(PreCommitFailed, match=said):
+        committer(table).seal(ones, soon())
+
+
+def test_a_history_cut_off_is_no_obstacle_where_nothing_was_given_up(table: Table) -> None:
+    one = prepare(table, 0)
+    noise(table)
+    table.expired, table.quiet = 1, True
+    assert committer(table).seal([one], soon()) == [one.with_payload(position={"version": 1})]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from penstock.errors import AccessDenied, ConfigurationError, MissingExtra, Sche
 from penstock.secrets import without_secrets
 from penstock.sinks.tables.columns import adapt, changed, fit, plain, strict_inside, types_of, widens
 from penstock.sinks.tables.datafile import DataFile, by_partition
-from penstock.sinks.tables.delta_stats import PREFIX, partition_values, statistics, supported
+from penstock.sinks.tables.delta_stats import PREFIX, partition_values, statistics, unsupported
 from penstock.sinks.tables.faults import fault, public_address
 from penstock.sinks.tables.target import data_name, marker_name, parse_marker, token_of
 from penstock.storage.tree import StagedFile
@@ -136,6 +136,18 @@ def test_nested_columns_and_those_beyond_the_indexed_ones_are_left_out() -> None
     assert stats(columns, indexed=-1)["minValues"] == {"a": 1, "b": 2}
 
 
+def test_a_column_and_a_field_of_the_same_path_are_not_taken_for_each_other() -> None:
+    columns = {
+        "a.b": pa.array([1, 2, 3]),
+        "a": pa.array([{"b": 100}, {"b": 200}, {"b": 300}]),
+        "c": pa.array([7, 8, 9]),
+    }
+    for order in (["a.b", "a", "c"], ["a", "c", "a.b"]):
+        found = stats({name: columns[name] for name in order})
+        assert found["minValues"] == {"a.b": 1, "c": 7}
+        assert found["maxValues"] == {"a.b": 3, "c": 9}
+
+
 def test_times_are_told_with_their_microseconds() -> None:
     moment = dt.datetime(2026, 3, 29, 0, 59, 59, 999999)
     zoned = pa.array([moment.replace(tzinfo=dt.UTC)], pa.timestamp("us", "UTC"))
@@ -172,7 +184,13 @@ def test_partition_values_are_text_as_the_protocol_writes_it() -> None:
 
 
 def test_features_that_ask_more_of_a_writer_are_known() -> None:
-    assert supported(["appendOnly", "timestampNtz", "rowTracking", "somethingNew"]) == ["rowTracking", "somethingNew"]
+    asked = ["appendOnly", "timestampNtz", "rowTracking", "somethingNew"]
+    assert unsupported(7, asked) == ["it has the feature rowTracking", "it has the feature somethingNew"]
+    assert unsupported(5, ()) == []
+    assert [unsupported(version, ()) for version in (6, 8)] == [
+        ["it wants writers of version 6"],
+        ["it wants writers of version 8"],
+    ]
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from penstock.checkpoint.layout import PRIVATE
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import AccessDenied, ConfigurationError, StorageFull
 from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
-from penstock.sinks.files.encode import COMPRESSIONS, check_options, encoder, shape
+from penstock.sinks.files.encode import COMPRESSIONS, encoder, shape
 from penstock.sinks.files.s3_commit import UploadCommitter
 from penstock.sinks.files.s3_write import UploadWriter
+from penstock.sinks.files.text import named_options
 from penstock.storage.open import is_local, normalise, open_tree
 from penstock.storage.s3 import S3Folder, s3_address
 from penstock.storage.tree import full_disk_named
@@ -36,9 +39,9 @@ class FileSink(TwoPhaseSink):
     `endpoint` and `region` are S3's, for a store that the environment does not name. Keys are no arguments: they are
     found where the AWS libraries look, in the driver and in the workers.
 
-    `options` are Spark's options for JSON or CSV (`timestampFormat`, `sep`, `header`, `lineSep`, …); unlike Spark's
-    writers, text keeps the microseconds of timestamps and the blanks around words. `compression` is snappy for
-    Parquet and none for text, unless given.
+    `options` are Spark's options for JSON or CSV (`timestampFormat`, `sep`, `header`, `lineSep`, …), in any case as
+    there; others are refused. Unlike Spark's writers, text keeps the microseconds of timestamps, which are in UTC, and
+    the blanks around words. `compression` is snappy for Parquet and none for text, unless given.
 
     Readers (Spark, Hive, pyarrow) may list the folder at any time: a file is visible only when its whole epoch is
     decided, and it never changes afterwards. They may also move files away as soon as they see them. The folder
@@ -66,7 +69,7 @@ class FileSink(TwoPhaseSink):
         self.on_s3 = address is not None
         self.endpoint, self.region = endpoint, region
         self.format = format
-        self.options = dict(options or {})
+        self.options = named_options(format, options or {})
         self.compression = (compression or ("snappy" if format == "parquet" else "none")).lower()
         if self.compression not in COMPRESSIONS[format]:
             raise ConfigurationError(
@@ -74,7 +77,6 @@ class FileSink(TwoPhaseSink):
                 safe="nothing was started.",
                 to_do=f"use one of {', '.join(COMPRESSIONS[format])}.",
             )
-        check_options(format, self.options)
 
     def shape(self, frame: DataFrame) -> DataFrame:
         return shape(self.format, frame, self.options)
@@ -125,18 +127,33 @@ class FileSink(TwoPhaseSink):
 
 
 def check_bucket(bucket: S3Folder, uid: str) -> Sequence[Finding]:
-    """Raises for a bucket that is not there or whose uploads may not be listed; rights to write show at a write."""
+    """Raises for a bucket that is not there, or in which no upload may be begun, listed and aborted."""
     bucket.uploads("", most=1)
     days = bucket.days_until_aborted()
-    if days is None:
-        return ()
-    return (
-        Finding(
-            uid,
+    findings = []
+    if days is not None:
+        findings.append(
             f"a rule of the bucket {bucket.bucket} aborts uploads after {days} days: an epoch that was decided and not "
-            "committed when a job stood still for longer is written again from its sources",
-        ),
-    )
+            "committed when a job stood still for longer is written again from its sources"
+        )
+    if not _shows_uploads(bucket):
+        findings.append(
+            f"the store of {bucket.location} lists open uploads by their whole name only, as MinIO does: uploads of "
+            "tasks that died are not found, and stay until a rule of the bucket aborts them "
+            "(AbortIncompleteMultipartUpload, of a few days); nor is a ledger noticed that was replaced by an older one"
+        )
+    return [Finding(uid, finding) for finding in findings]
+
+
+def _shows_uploads(bucket: S3Folder) -> bool:
+    """Whether an upload is found by the beginning of its name, on which every sweep relies. Tried with one that nobody
+    sees, and that is aborted at once."""
+    name = f"{PRIVATE}/probe-{secrets.token_hex(6)}"
+    upload = bucket.begin(name, "")
+    try:
+        return any(found.id == upload for found in bucket.uploads(name[:-1]))
+    finally:
+        bucket.abort(name, upload)
 
 
 def check_folder(path: str, uid: str, *, what: str) -> Sequence[Finding]:

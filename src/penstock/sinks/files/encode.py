@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from penstock.errors import ConfigurationError, SchemaMismatch
+from penstock.errors import SchemaMismatch
 from penstock.sinks.files.parquet import never_nan, repeating
+from penstock.sinks.files.text import keys_as_text, refuse_keys, rendering
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,22 +31,6 @@ COMPRESSIONS: Mapping[str, Mapping[str, str]] = {
 #: A row group of Parquet: large enough to compress and skip well, small enough for a task's memory.
 ROW_GROUP_BYTES = 64 << 20
 ROW_GROUP_ROWS = 1 << 20
-
-#: Spark's own writers cut timestamps to milliseconds, and CSV's trims text; what was decided must arrive as it was.
-LOSSLESS: Mapping[str, Mapping[str, str]] = {
-    "json": {
-        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-        "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    },
-    "csv": {
-        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-        "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-        "ignoreLeadingWhiteSpace": "false",
-        "ignoreTrailingWhiteSpace": "false",
-    },
-}
-
-_OURS = ("header", "lineSep", "encoding", "charset", "compression", "pretty")
 
 
 class Encoder(ABC):
@@ -141,27 +126,8 @@ def joined(column: pa.Array, separator: str) -> pa.Buffer:
 def encoder(kind: str, stream: Any, compression: str, options: Mapping[str, str]) -> Encoder:
     if kind == "parquet":
         return ParquetEncoder(stream, compression)
-    header = kind == "csv" and str(options.get("header", "false")).lower() == "true"
+    header = kind == "csv" and options.get("header", "false").lower() == "true"
     return LinesEncoder(stream, compression, header=header, separator=options.get("lineSep", "\n"))
-
-
-def check_options(kind: str, options: Mapping[str, str]) -> None:
-    """Refuse what would be silently ignored."""
-    problem = ""
-    if kind == "parquet" and options:
-        problem = f"Parquet files take no options, but {sorted(options)} were given"
-    elif options.get("encoding", options.get("charset", "utf-8")).lower().replace("_", "-") not in ("utf-8", "utf8"):
-        problem = "text files are written in UTF-8 only"
-    elif str(options.get("pretty", "false")).lower() == "true":
-        problem = "pretty JSON would spread a row over several lines"
-    elif options.get("lineSep", "\n") == "":
-        problem = "lines need a separator"
-    if problem:
-        raise ConfigurationError(
-            f"FileSink cannot write {kind} as asked: {problem}.",
-            safe="nothing was started.",
-            to_do="remove the option; the compression has its own parameter.",
-        )
 
 
 def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
@@ -171,17 +137,23 @@ def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
     _refuse_columns(kind, frame)
     if kind == "parquet":
         return frame
-    rendering = {**LOSSLESS[kind], **{name: str(value) for name, value in options.items() if name not in _OURS}}
+    how = rendering(kind, options)
     # Backticks, so that a column whose name has a dot is not taken for a field of a struct.
-    row = f.struct(*(f.col("`" + name.replace("`", "``") + "`") for name in frame.columns))
+    columns = [f.col("`" + name.replace("`", "``") + "`") for name in frame.columns]
     if kind == "json":
-        return frame.select(f.to_json(row, rendering).alias("value"))
+        refuse_keys(frame.schema.fields, "FileSink")
+        texts = [
+            keys_as_text(column, field.dataType).alias(field.name)
+            for column, field in zip(columns, frame.schema.fields, strict=True)
+        ]
+        return frame.select(f.to_json(f.struct(*texts), how).alias("value"))
+    row = f.struct(*columns)
     # The name of the only column carries the header to the tasks: they see neither this frame nor its names. Spark
     # would take a dot in it for a field of a struct.
-    header = quote(csv_header(frame.columns, rendering), safe="").replace(".", "%2E")
-    line = f.to_csv(row, rendering)
+    header = quote(csv_header(frame.columns, how), safe="").replace(".", "%2E")
+    line = f.to_csv(row, how)
     if len(frame.columns) == 1:
-        line = _never_blank(row.getField(frame.columns[0]), line, rendering)
+        line = _never_blank(row.getField(frame.columns[0]), line, how)
     return frame.select(line.alias(header))
 
 
@@ -201,10 +173,10 @@ def _never_blank(only: Column, line: Column, options: Mapping[str, str]) -> Colu
 
 def csv_header(names: list[str], options: Mapping[str, str]) -> str:
     """The names as one line of CSV, quoted where they must be."""
-    separator = options.get("sep", options.get("delimiter", ","))
+    separator = options.get("sep", ",")
     mark = options.get("quote", '"')
     escape = options.get("escape", "\\")
-    always = str(options.get("quoteAll", "false")).lower() == "true"
+    always = options.get("quoteAll", "false").lower() == "true"
 
     def field(name: str) -> str:
         if not always and not any(special in name for special in (separator, mark, "\n", "\r")):

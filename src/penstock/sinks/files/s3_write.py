@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import SinkScope, Writer, WriterScope
-from penstock.errors import PenstockError, PreCommitFailed
+from penstock.errors import DataError, PenstockError, PreCommitFailed
 from penstock.sinks.files.commit import label
 from penstock.storage.s3 import S3Folder
 
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
     from penstock.sinks.files.encode import Encoder
 
-#: S3 wants 5 MiB of every part but the last, and takes 10,000 of them: so the first thousand are small, which spares a
-#: task's memory, and the rest large enough for half a terabyte.
-PART_BYTES = 8 << 20
-LATER_PART_BYTES = 64 << 20
-SMALL_PARTS = 1_000
+#: S3 wants 5 MiB of every part but the last, and takes 10,000 of them; Cloudflare's R2 wants all but the last to be
+#: equal. So a file has 156 GiB at most, and a task keeps one part in memory.
+PART_BYTES = 16 << 20
+MOST_PARTS = 10_000
 
 _NAME = re.compile(
     r"^g(?P<generation>\d{8,})-e(?P<epoch>\d{10,})-a\d+-w(?P<partition>\d{5,})-t\d+-(?P<token>[0-9a-f]{12})\."
@@ -72,9 +71,9 @@ class UploadStream(io.RawIOBase):
         view = memoryview(data).cast("B")
         self._buffer += view
         self.size += len(view)
-        while len(self._buffer) >= (limit := PART_BYTES if self._sent < SMALL_PARTS else LATER_PART_BYTES):
-            part = bytes(self._buffer[:limit])
-            del self._buffer[:limit]
+        while len(self._buffer) >= PART_BYTES:
+            part = bytes(self._buffer[:PART_BYTES])
+            del self._buffer[:PART_BYTES]
             self._pass_on(part)
         return len(view)
 
@@ -85,6 +84,13 @@ class UploadStream(io.RawIOBase):
             self._buffer.clear()
 
     def _pass_on(self, part: bytes) -> None:
+        if self._sent == MOST_PARTS:
+            raise DataError(
+                f"A task of one epoch writes more than {(MOST_PARTS * PART_BYTES) >> 30} GiB into one file, and S3 "
+                f"takes {MOST_PARTS} parts of an upload.",
+                safe="nothing of this epoch is visible.",
+                to_do="repartition the rows into more tasks, or cut epochs more often.",
+            )
         self._send(part)
         self._sent += 1
 

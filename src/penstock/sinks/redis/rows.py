@@ -8,9 +8,9 @@
 | boolean | `true`, `false` |
 | date | `2024-12-31` |
 | timestamp | `2024-12-31T23:59:59.000001Z`, always in UTC; without time zone: the same without `Z` |
-| array, map, struct, variant | JSON |
+| array, map, struct, variant | JSON, times in UTC; keys of maps as `sinks.files.text` says |
 | interval | as Spark writes it |
-| null | the field, in string mode the key, is removed |
+| null | the field, in string mode the key, is removed; a counter is left as it is |
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError, SchemaMismatch
 from penstock.sinks.digits import digits_of
-from penstock.sinks.files.encode import LOSSLESS
-from penstock.sinks.redis.scripts import AHEAD, COUNTER_LIMIT
+from penstock.sinks.files.text import LOSSLESS, keys_as_text, refuse_keys
+from penstock.sinks.redis.scripts import AHEAD, COUNTER_LIMIT, RESERVED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,9 +65,12 @@ def shape(frame: DataFrame, mode: str, key: str) -> DataFrame:
                     f"The column {field.name!r} is a {field.dataType.simpleString()}, and counters are whole numbers.",
                     f"cast it to bigint, or leave it out: .select({key!r}, …).",
                 )
-    columns = [_plain(f.col(_quoted(field.name)), field.dataType).alias(field.name) for field in rest]
+    refuse_keys(rest, "The Redis sink")
     if mode == "string" and len(rest) > 1:
-        columns = [f.to_json(f.struct(*(_quoted(field.name) for field in rest)), dict(LOSSLESS["json"])).alias("value")]
+        fields_of_one = [keys_as_text(f.col(_quoted(field.name)), field.dataType).alias(field.name) for field in rest]
+        columns = [f.to_json(f.struct(*fields_of_one), dict(LOSSLESS["json"])).alias("value")]
+    else:
+        columns = [_plain(f.col(_quoted(field.name)), field.dataType).alias(field.name) for field in rest]
     return frame.select(_plain(f.col(_quoted(key)), keyed.dataType).alias(key), *columns)
 
 
@@ -84,7 +87,9 @@ def _plain(column: Column, kind: DataType) -> Column:
 
     if _is_nested(kind):
         # Inside a struct, because to_json takes no plain array of everything; the wrapping is cut off again.
-        text = f.to_json(f.struct(column.alias("v")), {**LOSSLESS["json"], "ignoreNullFields": "false"})
+        text = f.to_json(
+            f.struct(keys_as_text(column, kind).alias("v")), {**LOSSLESS["json"], "ignoreNullFields": "false"}
+        )
         return f.when(column.isNotNull(), f.substring(text, f.lit(6), f.length(text) - f.lit(6)))
     return column.cast("string") if kind.simpleString().startswith("interval") else column
 
@@ -103,7 +108,8 @@ class Rows:
 
 
 def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
-    """`batch` for Redis. `DataError` for what can never be written: a row without key, a counter out of range."""
+    """`batch` for Redis. `DataError` for what can never be written: a row without key or with one of a sink's own, a
+    counter out of range."""
     if batch.column(key).null_count:
         raise DataError(
             f"A row has no key: the column {key!r} is null.",
@@ -125,9 +131,8 @@ def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
 
 
 def _summed(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
-    """One row for each key; null counts as nothing."""
+    """One row for each key; null counts as nothing, and stays null where there is nothing else."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     names = [name for name in batch.schema.names if name != key]
     for name in names:
@@ -142,8 +147,8 @@ def _summed(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
                 safe=_NOTHING,
                 to_do="keep such numbers in mode='string', as decimals.",
             )
-    filled = [pc.fill_null(batch.column(name).cast(pa.int64()), 0) for name in names]
-    table = pa.Table.from_arrays([batch.column(key), *filled], names=["key", *(f"v{n}" for n in range(len(names)))])
+    wide = [batch.column(name).cast(pa.int64()) for name in names]
+    table = pa.Table.from_arrays([batch.column(key), *wide], names=["key", *(f"v{n}" for n in range(len(names)))])
     summed = table.group_by("key").aggregate([(f"v{n}", "sum") for n in range(len(names))])
     columns = [summed["key"], *(summed[f"v{n}_sum"] for n in range(len(names)))]
     arrays = [column.combine_chunks() for column in columns]
@@ -170,7 +175,14 @@ def _keys(column: pa.Array, prefix: str) -> list[Any]:
 
     plain = _text(column, "key").cast(pa.large_binary())
     ahead, between = (pa.scalar(part, pa.large_binary()) for part in (prefix.encode(), b""))
-    joined: list[Any] = pc.binary_join_element_wise(ahead, plain, between).to_numpy(zero_copy_only=False).tolist()
+    whole = pc.binary_join_element_wise(ahead, plain, between)
+    if pc.any(pc.match_substring_regex(whole, RESERVED)).as_py():
+        raise DataError(
+            "A row has a key that begins with 'penstock:', as those do under which sinks keep their own books.",
+            safe=_NOTHING,
+            to_do="leave such rows out, or give the sink a prefix.",
+        )
+    joined: list[Any] = whole.to_numpy(zero_copy_only=False).tolist()
     return joined
 
 

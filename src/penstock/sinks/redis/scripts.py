@@ -8,6 +8,7 @@
 
 <name> is `g<generation>-e<epoch>-a<attempt>-p<partition>-t<task attempt>-<token>` and never used twice. None of these
 keys ever gets a TTL: what is decided must not expire. On a cluster all begin with the hash tag of the user's prefix.
+Rows may not have such keys, neither this sink's nor another's, or they could overwrite a proof.
 
 The Lua that runs inside Redis, each script in one step that nobody sees half of.
 
@@ -27,6 +28,9 @@ from penstock.contracts.sink import SinkScope, WriterScope
 
 _NAME = re.compile(r"g(?P<generation>\d+)-e(?P<epoch>\d+)-a\d+-p(?P<partition>\d+)-t\d+-[0-9a-f]+")
 _TAG = re.compile(r"\{[^{}]+\}")
+
+#: How the keys of all sinks begin.
+RESERVED = rf"^({_TAG.pattern})?penstock:"
 
 
 def hash_tag(prefix: str) -> str:
@@ -94,8 +98,7 @@ COUNTER_LIMIT = 9_220_000_000_000_000_000
 _REFUSAL = """
 local function refusal(rows, head)
   local width = 2 + #head.fields
-  if head.mode == 'string' then return nil end
-  local hashed = head.mode == 'hash' or #head.fields > 1
+  local hashed = head.mode == 'hash' or (head.mode == 'counter' and #head.fields > 1)
   local wanted = hashed and 'hash' or 'string'
   local sums = {}
   for at = 1, #rows, width do
@@ -116,7 +119,7 @@ local function refusal(rows, head)
           end
           sums[name] = tonumber(found)
         end
-        sums[name] = sums[name] + tonumber(rows[at + 1 + n])
+        sums[name] = sums[name] + (tonumber(rows[at + 1 + n]) or 0)
         if math.abs(sums[name]) > LIMIT then return 'the counter ' .. key .. ' would overflow' end
       end
     end
@@ -168,16 +171,19 @@ if why then return {'refused', why} end
 local width, wrote = 2 + #head.fields, false
 local function write()
   for at = 1, #rows, width do
-    local nulls, key = rows[at], rows[at + 1]
+    local nulls, key, touched = rows[at], rows[at + 1], true
     if head.mode == 'string' then
       if nulls ~= '' then redis.call('DEL', key)
       elseif head.ttl then redis.call('SET', key, rows[at + 2], 'PX', head.ttl)
       else redis.call('SET', key, rows[at + 2]) end
     elseif head.mode == 'counter' then
+      touched = false
       for n, field in ipairs(head.fields) do
-        if #head.fields > 1 then redis.call('HINCRBY', key, field, rows[at + 1 + n])
-        else redis.call('INCRBY', key, rows[at + 1 + n]) end
-        wrote = true  -- keys that are overwritten may be written again, counters must not
+        if string.byte(nulls, n) ~= 48 then  -- a null adds nothing, and makes no counter
+          if #head.fields > 1 then redis.call('HINCRBY', key, field, rows[at + 1 + n])
+          else redis.call('INCRBY', key, rows[at + 1 + n]) end
+          wrote, touched = true, true  -- keys that are overwritten may be written again, counters must not
+        end
       end
     else
       local set, gone = {}, {}
@@ -192,7 +198,7 @@ local function write()
       for from = 1, #set, 4000 do redis.call('HSET', key, unpack(set, from, math.min(from + 3999, #set))) end
       for from = 1, #gone, 4000 do redis.call('HDEL', key, unpack(gone, from, math.min(from + 3999, #gone))) end
     end
-    if head.ttl and head.mode ~= 'string' then redis.call('PEXPIRE', key, head.ttl) end
+    if head.ttl and touched and head.mode ~= 'string' then redis.call('PEXPIRE', key, head.ttl) end
   end
   redis.call('LTRIM', KEYS[1], first + #rows, -1)
 end

@@ -141,8 +141,6 @@ class StagingWriter(Writer):
 
     def _validate(self, at_once: int) -> None:
         """Look at every key before the decision, while a refusal still costs nothing."""
-        if self._target.mode == "string":
-            return  # SET replaces whatever is there
         for first in range(1, self._elements + 1, at_once):
             why = _VALIDATE(self._client, [self._keys.rows(self._name)], [self._head, first, first + at_once - 1])
             if why:
@@ -193,13 +191,14 @@ def commands(rows: Rows, fields: list[str], target: RedisTarget) -> Iterator[tup
             ttl = () if target.ttl is None else ("PX", target.ttl)
             yield ("DEL", key) if nulls else ("SET", key, values[0], *ttl)
             continue
+        flags = nulls or b"1" * len(fields)
         if target.mode == "counter":
-            if len(fields) > 1:
-                yield from (("HINCRBY", key, name, value) for name, value in zip(fields, values, strict=True))
-            else:
-                yield ("INCRBY", key, values[0])
+            some = [n for n in range(len(fields)) if flags[n] == ord("1")]
+            if not some:
+                continue
+            for n in some:
+                yield ("HINCRBY", key, fields[n], values[n]) if len(fields) > 1 else ("INCRBY", key, values[n])
         else:
-            flags = nulls or b"1" * len(fields)
             there = [part for n, name in enumerate(fields) if flags[n] == ord("1") for part in (name, values[n])]
             gone = [name for n, name in enumerate(fields) if flags[n] == ord("0")]
             if there:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.errors import DataError, SchemaMismatch
-from penstock.sinks.files.encode import LOSSLESS
+from penstock.sinks.files.text import LOSSLESS, keys_as_text, refuse_keys
 from penstock.sinks.sql.faults import NOTHING_VISIBLE
 
 if TYPE_CHECKING:
@@ -105,10 +105,11 @@ def require_values(batch: pa.RecordBatch, key: Sequence[str], system: str, table
 def with_json(frame: DataFrame, as_json: Callable[[DataType], bool], *, decimals_as_text: bool = False) -> DataFrame:
     """`frame` with every column whose type `as_json` picks turned into JSON text; null stays null, and fields that are
     null are kept. A variant's own numbers are as it holds them. Times keep their microseconds, which Spark's own format
-    for JSON cuts to milliseconds. Decimals are numbers with all their digits; a database whose JSON would make doubles
-    of them asks for text instead."""
+    for JSON cuts to milliseconds, and are in UTC. Decimals are numbers with all their digits; a database whose JSON
+    would make doubles of them asks for text instead. Keys of maps become text, see `sinks.files.text`."""
     from pyspark.sql import functions as f
 
+    refuse_keys([field for field in frame.schema.fields if as_json(field.dataType)], "The sink")
     chosen = []
     for field in frame.schema.fields:
         column = f.col(f"`{field.name.replace('`', '``')}`")
@@ -116,6 +117,7 @@ def with_json(frame: DataFrame, as_json: Callable[[DataType], bool], *, decimals
             exact = _with_text(field.dataType) if decimals_as_text else field.dataType
             if exact != field.dataType:
                 column = column.cast(exact)
+            column = keys_as_text(column, exact)
             column = f.to_json(column, {**LOSSLESS["json"], "ignoreNullFields": "false"}).alias(field.name)
         chosen.append(column)
     return frame.select(*chosen)

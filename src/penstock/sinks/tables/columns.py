@@ -7,10 +7,12 @@ table's. Everything else is refused: nothing is cut, rounded or dropped silently
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import ConstraintViolated, SchemaMismatch
 
@@ -26,6 +28,16 @@ PARTITION_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_boolean,
 )
 
+#: What Spark notes on a column of text whose length is limited. To the formats it is a string.
+VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
+_VARCHAR = re.compile(r"varchar\((\d+)\)")
+
+
+def varchar_length(noted: str) -> int | None:
+    """How many letters a column may have by Spark's note on it; None for notes of another kind, such as char(3)."""
+    match = _VARCHAR.fullmatch(noted)
+    return int(match[1]) if match else None
+
 
 def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
     """The Arrow columns of `frame`; `SchemaMismatch` for types and names that no table has."""
@@ -34,9 +46,10 @@ def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
     problems += [f"column {name} is there twice" for name in sorted({name for name in lower if lower.count(name) > 1})]
     fields = []
     for column in frame.schema.fields:
-        odd = sorted({repr(letter) for letter in column.name if letter in forbidden})
-        if odd or not column.name:
-            problems.append(f"the name {column.name!r} has {', '.join(odd) or 'no letters'}")
+        for name in _names(column.name, column.dataType):
+            odd = sorted({repr(letter) for letter in name if letter in forbidden})
+            if odd or not name:
+                problems.append(f"the name {name!r} has {', '.join(odd) or 'no letters'}")
         kind = _arrow(column.dataType)
         if kind is None:
             problems.append(f"column {column.name} is {column.dataType.simpleString()}")
@@ -49,6 +62,23 @@ def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
             to_do="select, rename or cast the columns of the DataFrame.",
         )
     return pa.schema(fields)
+
+
+def _names(name: str, kind: DataType) -> Iterator[str]:
+    """Of a column and of all fields inside it."""
+    from pyspark.sql import types as t
+
+    yield name
+    inside = [kind]
+    while inside:
+        part = inside.pop()
+        if isinstance(part, t.ArrayType):
+            inside.append(part.elementType)
+        elif isinstance(part, t.MapType):
+            inside += [part.keyType, part.valueType]
+        elif isinstance(part, t.StructType):
+            yield from (field.name for field in part.fields)
+            inside += [field.dataType for field in part.fields]
 
 
 def _arrow(kind: DataType) -> pa.DataType | None:
@@ -168,7 +198,8 @@ def strict_inside(table: pa.Schema) -> list[str]:
 
 
 def adapt(batch: pa.RecordBatch, target: pa.Schema, where: str) -> pa.RecordBatch:
-    """`batch` with the columns, the order and the types of `target`. `ConstraintViolated` where a null has no place."""
+    """`batch` with the columns, order and types of `target`. `ConstraintViolated` where a null has no place, or text is
+    too long."""
     columns = []
     for field in target:
         column = batch.column(batch.schema.get_field_index(field.name))
@@ -177,6 +208,13 @@ def adapt(batch: pa.RecordBatch, target: pa.Schema, where: str) -> pa.RecordBatc
                 f"{column.null_count} rows have no value in column {field.name!r}, which may not be null in {where}.",
                 safe="nothing of this epoch is visible.",
                 to_do="filter or fill such rows, or let the column be null; then restart.",
+            )
+        most = varchar_length((field.metadata or {}).get(VARCHAR.encode(), b"").decode())
+        if most is not None and (pc.max(pc.utf8_length(column)).as_py() or 0) > most:
+            raise ConstraintViolated(
+                f"A row has more than {most} letters in column {field.name!r}, which is varchar({most}) in {where}.",
+                safe="nothing of this epoch is visible.",
+                to_do="filter or shorten such rows, or widen the column; then restart.",
             )
         columns.append(column if column.type.equals(field.type) else column.cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=target)

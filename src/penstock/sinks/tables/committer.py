@@ -2,7 +2,7 @@
 
 How a commit is proven. The table's log is a line, and a data file's name carries a random token:
 
-| token in the log since the writer began | file | means |
+| token in the log since it was sealed | file | means |
 |---|---|---|
 | taken | any | committed; whether readers or clean-up have dealt with the file since does not matter |
 | given up | any | lost: a newer run swept it, and said so in the log before it removed the file |
@@ -113,8 +113,11 @@ class TableCommitter(Committer):
             known = self._target.look()
             problem: str | None = "the table is gone"
             if known is not None:
-                storage = self._target.storage(known)
-                problems = (self._misfit(one, known) or self._altered(one, storage) for one in committables)
+                storage, histories = self._target.storage(known), _Histories(self._target)
+                problems = (
+                    self._misfit(one, known) or self._altered(one, storage) or histories.given_up(one.payload)
+                    for one in committables
+                )
                 problem = next(filter(None, problems), None)
                 if problem is None:
                     self._secure(committables, storage)
@@ -124,7 +127,10 @@ class TableCommitter(Committer):
                 safe="nothing of this epoch is visible; it replays from the same positions.",
                 to_do="if tasks run on several machines, see that all reach the same storage.",
             )
-        return committables
+        assert known is not None
+        # A proof begins here and not where the writer began: before the decision nothing can have added its files, and
+        # what the history has to reach back over are the commits of epochs that were decided before this one.
+        return [one.with_payload(position=dict(known.position)) for one in committables]
 
     def _secure(self, committables: Sequence[Committable], storage: Tree) -> None:
         for one in committables:
@@ -325,6 +331,13 @@ class _Histories:
         if key not in self._read:
             self._read[key] = self._target.history(position)
         return self._read[key]
+
+    def given_up(self, payload: Mapping[str, Any]) -> str | None:
+        """Why a newer run may be about to remove the files; None where none has said so."""
+        history = self.since(payload["position"])
+        if payload["token"] in history.swept:
+            return "a newer run has given it up"
+        return None if history.complete or history.quiet else "the table's history was cut off since it was written"
 
     def never_taken(self, token: str, position: Mapping[str, Any]) -> bool:
         history = self.since(position)

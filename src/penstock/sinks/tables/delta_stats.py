@@ -7,11 +7,13 @@ a file without statistics is only read more often.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+
+from penstock.sinks.files.parquet import leaves
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData, Statistics
@@ -31,9 +33,8 @@ def statistics(file: Written, schema: pa.Schema, indexed: int = INDEXED) -> str:
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     nulls: dict[str, int] = {}
-    for number in range(file.metadata.num_columns):
-        name = file.metadata.schema.column(number).path
-        if name not in names or pa.types.is_nested(schema.field(name).type):
+    for number, name in _flat(file.metadata.schema.to_arrow_schema()):
+        if name not in names:
             continue
         found = _column(file.metadata, number)
         if found is None:
@@ -46,6 +47,16 @@ def statistics(file: Written, schema: pa.Schema, indexed: int = INDEXED) -> str:
             high[name] = shown
     body = {"numRecords": file.metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
     return json.dumps(body, ensure_ascii=False)
+
+
+def _flat(schema: pa.Schema) -> Iterator[tuple[int, str]]:
+    """The columns of a file that hold plain values, with their numbers in the footer. Its paths would not do: that of
+    column `a.b` is also that of field `b` in column `a`."""
+    number = 0
+    for field in schema:
+        if not pa.types.is_nested(field.type):
+            yield number, field.name
+        number += len(list(leaves(field.name, field.type)))
 
 
 def _column(metadata: FileMetaData, number: int) -> tuple[int, Any, Any] | None:
@@ -122,10 +133,16 @@ def _text(value: Any) -> str | None:
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
-def supported(features: Collection[str]) -> list[str]:
-    """Of a table's writer features, those that an append of plain files does not honour."""
-    return sorted(set(features) - _HARMLESS)
+def unsupported(version: int, features: Collection[str]) -> list[str]:
+    """Of what a table asks of its writers, that which an append of plain files does not honour, or deltalake refuses to
+    commit to, which would show only after a decision."""
+    if version not in (*_LEGACY, 7):
+        return [f"it wants writers of version {version}"]
+    return [f"it has the feature {name}" for name in sorted(set(features) - _HARMLESS)]
 
+
+#: Versions without a list of features. Version 6 is left out: it stands for identity columns, which deltalake lacks.
+_LEGACY = (1, 2, 3, 4, 5)
 
 #: Features that ask nothing of an append, or only what is checked: that no column uses them.
 _HARMLESS = frozenset(
@@ -135,11 +152,9 @@ _HARMLESS = frozenset(
         "checkConstraints",
         "changeDataFeed",
         "generatedColumns",
-        "identityColumns",
         "columnMapping",
         "timestampNtz",
         "deletionVectors",
         "v2Checkpoint",
-        "vacuumProtocolCheck",
     }
 )

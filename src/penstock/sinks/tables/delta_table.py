@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import ConfigurationError, MissingExtra
-from penstock.sinks.tables.columns import strict_inside
-from penstock.sinks.tables.delta_stats import INDEXED, partition_values, statistics, supported
+from penstock.sinks.tables.columns import VARCHAR, strict_inside, varchar_length
+from penstock.sinks.tables.delta_stats import INDEXED, partition_values, statistics, unsupported
 from penstock.sinks.tables.faults import public_address, translate_errors
 from penstock.sinks.tables.places import open_folder
 from penstock.sinks.tables.target import Change, History, Known, Target, Written, token_of
@@ -104,13 +104,15 @@ class DeltaTarget(Target):
         """Raise for what an append of plain Parquet files would break."""
         table = self._table
         protocol, settings = table.protocol(), table.metadata().configuration
-        problems = [f"it has the feature {name}" for name in supported(protocol.writer_features or ())]
+        problems = unsupported(protocol.min_writer_version, protocol.writer_features or ())
         if settings.get("delta.columnMapping.mode", "none") != "none":
             problems.append("it maps its columns to other names (delta.columnMapping.mode)")
         problems += [f"it has the constraint {key}" for key in settings if key.startswith("delta.constraints.")]
-        for field in json.loads(table.schema().to_json())["fields"]:
-            ours = [key for key in field["metadata"] if key.startswith(_RULES)]
-            problems += [f"its column {field['name']!r} has the rule {key}" for key in ours]
+        for name, key, value in _notes(json.loads(table.schema().to_json()), ()):
+            if key.startswith(_RULES):
+                problems.append(f"its column {'.'.join(name)!r} has the rule {key}")
+            elif key == VARCHAR and not (len(name) == 1 and varchar_length(value)):
+                problems.append(f"its column {'.'.join(name)!r} is {value}, a length that Spark alone watches")
         problems += [f"its column {name!r} has parts that may not be null" for name in strict_inside(schema)]
         if problems:
             raise ConfigurationError(
@@ -123,14 +125,19 @@ class DeltaTarget(Target):
         from penstock.sinks.tables.columns import check_partitions
 
         check_partitions(self._partition_by, schema, self.where)
+        deltalake = library()
         with self.translate_errors():
-            library().DeltaTable.create(
-                self._path,
-                schema=schema,
-                mode="ignore",
-                partition_by=list(self._partition_by),
-                storage_options=self._options or None,
-            )
+            try:
+                deltalake.DeltaTable.create(
+                    self._path,
+                    schema=schema,
+                    mode="ignore",
+                    partition_by=list(self._partition_by),
+                    storage_options=self._options or None,
+                )
+            except deltalake.exceptions.CommitFailedError:
+                if self._storage().size(_entry(0)) is None:
+                    raise  # no other task was faster: it is something else
             self._sync([0])
 
     def storage(self, known: Known) -> Tree:
@@ -230,6 +237,18 @@ class DeltaTarget(Target):
 
     def translate_errors(self) -> AbstractContextManager[None]:
         return translate_errors(self.where, self._options, (library().exceptions.DeltaError,))
+
+
+def _notes(kind: Any, inside: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """What a schema, as JSON, notes on its columns and on the parts inside them: path, key, value."""
+    if not isinstance(kind, dict):
+        return
+    for field in kind.get("fields", ()):
+        path = (*inside, field["name"])
+        yield from ((path, key, value) for key, value in field["metadata"].items())
+        yield from _notes(field["type"], path)
+    for part in ("elementType", "keyType", "valueType"):
+        yield from _notes(kind.get(part), (*inside, part))
 
 
 def _entry(version: int) -> str:

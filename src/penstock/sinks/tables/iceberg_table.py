@@ -1,8 +1,7 @@
 """An Iceberg table as `Target`, through pyiceberg: data files and the sink's mark in one commit of the catalog.
 
-The mark is a table property, `penstock.<job>:<uid>`: how many commits this sink has made, and which tokens the last
-ones took or gave up. It is read with the snapshot it belongs to and written with the next one, and a commit succeeds
-only on top of that very snapshot. Snapshots expire; properties stay.
+The mark is a table property, see `iceberg_mark`. It is read with the snapshot it belongs to and written with the next
+one, and a commit succeeds only on top of that very snapshot. Snapshots expire; properties stay.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import date
@@ -22,7 +21,8 @@ from penstock.errors import ConfigurationError, MissingExtra
 from penstock.sinks.tables.columns import check_partitions, strict_inside
 from penstock.sinks.tables.delta_stats import has_bounds
 from penstock.sinks.tables.faults import translate_errors
-from penstock.sinks.tables.target import Change, History, Known, Target, Written
+from penstock.sinks.tables.iceberg_mark import Pages, mark_in
+from penstock.sinks.tables.target import Change, History, Known, Target, Written, pages_folder
 from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
     from penstock.contracts.sink import SinkScope
 
-#: Tokens the mark keeps. Only of the last epoch will anyone ask again; the rest is for epochs that were cut short.
-KEPT_TOKENS = 256
-_KEPT_COMMITS = 2  # however many tokens they have
 _ATTEMPTS = 4
 _RETRIES = "commit.retry.num-retries"
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
@@ -67,10 +64,11 @@ class IcebergTarget(Target):
         self._name, self._catalog_name, self._properties = table, catalog, dict(properties)
         self._partition_by = partition_by
         self._mark = f"penstock.{scope.prefix}" if scope is not None else "penstock"
+        self._pages = Pages(self._tree, pages_folder(scope) if scope is not None else "")
         self.where = f"Iceberg table {table} of catalog {catalog}"
         self._catalog: Any = None
         self._table: Any = None
-        self._opened: tuple[str, Tree] | None = None
+        self._trees: dict[str, Tree] = {}
 
     def look(self) -> Known | None:
         library()
@@ -86,32 +84,39 @@ class IcebergTarget(Target):
 
     def _known(self) -> Known:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
+        from pyiceberg.table.metadata import SUPPORTED_TABLE_FORMAT_VERSION
 
         table, metadata = self._table, self._table.metadata
         schema = schema_to_pyarrow(table.schema())
         by = [table.schema().find_column_name(field.source_id) for field in table.spec().fields]
         odd = [str(field) for field in table.spec().fields if str(field.transform) != "identity"]
         strict = strict_inside(schema)
-        if odd or strict:
+        unwritable = metadata.format_version > SUPPORTED_TABLE_FORMAT_VERSION
+        if odd or strict or unwritable:
             reasons = [f"it is partitioned by {one}" for one in odd]
+            if unwritable:
+                reasons.append(f"it is of format {metadata.format_version}, which this pyiceberg cannot write")
             reasons += [f"its column {name!r} has parts that may not be null" for name in strict]
             raise ConfigurationError(
                 f"{self.where} asks for more than data files that are added to it: {'; '.join(reasons)}.",
                 safe="nothing was written to it.",
-                to_do="write to a table that is partitioned by plain columns, or by none.",
+                to_do="write to a table of format 2 that is partitioned by plain columns, or by none.",
             )
-        root = metadata.properties.get("write.data.path", f"{metadata.location.rstrip('/')}/data")
         extra = {
-            "root": root.rstrip("/"),
+            "root": self._root(),
             "schema": table.schema().model_dump_json(),
             "metrics": {key: value for key, value in metadata.properties.items() if key.startswith("write.metadata")},
         }
         position = {"table": str(metadata.table_uuid), "commits": self._marked()["commits"]}
         return Known(schema, tuple(by), position, extra)
 
-    def _marked(self) -> dict[str, Any]:
-        text = self._table.metadata.properties.get(self._mark)
-        return json.loads(text) if text else {"commits": 0, "last": []}
+    def _root(self) -> str:
+        metadata = self._table.metadata
+        root: str = metadata.properties.get("write.data.path", f"{metadata.location.rstrip('/')}/data")
+        return root.rstrip("/")
+
+    def _marked(self) -> Mapping[str, Any]:
+        return mark_in(self._table.metadata.properties, self._mark)
 
     def create(self, schema: pa.Schema) -> None:
         check_partitions(self._partition_by, schema, self.where)
@@ -131,10 +136,12 @@ class IcebergTarget(Target):
                         spec.add_identity(name)
 
     def storage(self, known: Known) -> Tree:
-        root = known.extra["root"]
-        if self._opened is None or self._opened[0] != root:
-            self._opened = (root, self._open_tree(root))
-        return self._opened[1]
+        return self._tree(known.extra["root"])
+
+    def _tree(self, root: str) -> Tree:
+        if root not in self._trees:
+            self._trees[root] = self._open_tree(root)
+        return self._trees[root]
 
     def _open_tree(self, root: str) -> Tree:
         library()
@@ -178,15 +185,10 @@ class IcebergTarget(Target):
         return about
 
     def history(self, since: Mapping[str, Any]) -> History:
-        mark = self._marked()
         # A table that was dropped and made again has a history of its own.
         before = since.get("commits", 0) if since.get("table") == str(self._table.metadata.table_uuid) else 0
-        entries = [entry for entry in mark["last"] if entry["commit"] > before]
-        return History(
-            frozenset(token for entry in entries for token in entry["added"]),
-            frozenset(token for entry in entries for token in entry["swept"]),
-            complete=mark["commits"] >= before and len(entries) == mark["commits"] - before,
-        )
+        with self.translate_errors():
+            return self._pages.history(self._marked(), before)
 
     def holds(self, names: Collection[str]) -> bool:
         with self.translate_errors():
@@ -201,25 +203,20 @@ class IcebergTarget(Target):
             # In this process only. Its own retry would commit without asking again whether it may.
             properties = {**table.metadata.properties, _RETRIES: "0"}
             table.metadata = table.metadata.model_copy(update={"properties": properties})
+            mark = self._pages.add(self._marked(), self._root(), change)
             transaction = table.transaction()
             try:
-                transaction.set_properties({self._mark: self._next_mark(change)})
+                transaction.set_properties({self._mark: json.dumps(mark, separators=(",", ":"))})
                 update = transaction.update_snapshot(snapshot_properties={"penstock": change.note}).fast_append()
                 with update as files:
                     for file in change.files:
                         files.append_data_file(self._data_file(file))
                 transaction.commit_transaction()
             except CommitFailedException:
+                self._pages.drop(mark)
                 return False
+            self._pages.prune(mark)
         return True
-
-    def _next_mark(self, change: Change) -> str:
-        mark = self._marked()
-        number = mark["commits"] + 1
-        last = [*mark["last"], {"commit": number, "added": list(change.added), "swept": list(change.swept)}]
-        while len(last) > _KEPT_COMMITS and _tokens(last) > KEPT_TOKENS:
-            last.pop(0)
-        return json.dumps({"commits": number, "last": last}, separators=(",", ":"))
 
     def _data_file(self, file: Mapping[str, Any]) -> Any:
         from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
@@ -285,10 +282,6 @@ def _without_bounds(metadata: FileMetaData) -> set[str]:
         for number in range(metadata.num_columns)
     )
     return {chunk.path_in_schema for chunk in chunks if chunk.is_stats_set and not has_bounds(chunk.statistics)}
-
-
-def _tokens(entries: Sequence[Mapping[str, Any]]) -> int:
-    return sum(len(entry["added"]) + len(entry["swept"]) for entry in entries)
 
 
 def _text(value: bytes) -> str:

@@ -56,11 +56,13 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the table's own history says since a position. Not `complete`: it no longer reaches back so far."""
+    """What the table's own history says since a position. Not `complete`: it no longer reaches back so far. `quiet`: it
+    is known all the same that nothing was given up since."""
 
     added: frozenset[str] = frozenset()
     swept: frozenset[str] = frozenset()
     complete: bool = True
+    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +154,16 @@ def marked_values(body: bytes, known: Known) -> tuple[Any, ...]:
     )
 
 
-def private_folder(scope: SinkScope) -> str:
+def private_folder(scope: SinkScope, part: str = "open") -> str:
     """Where markers of open files are; readers and clean-up tools of both formats skip names that begin like this."""
     from penstock.sinks.files.commit import private_folder
 
-    return f"{private_folder(scope)}/open"
+    return f"{private_folder(scope)}/{part}"
+
+
+def pages_folder(scope: SinkScope) -> str:
+    """Where an Iceberg table's pages are, see `iceberg_mark`."""
+    return private_folder(scope, "taken")
 
 
 def data_name(scope: WriterScope, token: str, number: int) -> str:

@@ -1,0 +1,33 @@
+"""How bytes are cut into the parts of an upload."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import DataError
+from penstock.sinks.files import s3_write
+from penstock.sinks.files.s3_write import UploadStream
+
+
+def test_all_parts_but_the_last_are_of_one_size_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cloudflare's R2 takes no others."""
+    monkeypatch.setattr(s3_write, "PART_BYTES", 4)
+    parts: list[bytes] = []
+    stream = UploadStream(parts.append)
+    for _ in range(1_500):
+        stream.write(b"0123456")
+    stream.finish()
+    assert {len(part) for part in parts[:-1]} == {4}
+    assert b"".join(parts) == b"0123456" * 1_500
+    assert stream.size == 7 * 1_500
+
+
+def test_a_file_of_more_parts_than_s3_takes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_write, "PART_BYTES", 1)
+    monkeypatch.setattr(s3_write, "MOST_PARTS", 3)
+    parts: list[bytes] = []
+    stream = UploadStream(parts.append)
+    stream.write(b"012")
+    with pytest.raises(DataError, match="3 parts of an upload"):
+        stream.write(b"3")
+    assert parts == [b"0", b"1", b"2"]
