@@ -11,6 +11,7 @@
           metadata                            the query's id
           offsets/12, commits/12              the barrier of epoch 12, and that it is complete, see `spark_log`
           sources/0/…, state/0/0/…            what sources and stateful operators keep
+          _penstock/sources/0000000001.json   what the positions belong to, see `epoch.inputs`
         ledger/                               see `ledger`
         inflight/QUERY-ID/SINK/               see `backlog`; with a ledger of the drainer's own
         checkpoints/chk-12.json               what is known of epoch 12, see `record`
@@ -95,6 +96,8 @@ DRAINED = "drained"
 
 PRIVATE = "_penstock"
 """Ours, inside a folder that is not: a drop-in's ledger, what sinks keep beside their files."""
+SOURCE_IDS = f"{PRIVATE}/{SOURCES}"
+"""Ours, in Spark's checkpoint of a query: what its positions belong to."""
 SAVEPOINT = "_metadata"
 """What makes a folder a savepoint."""
 CANONICAL = "layout.json"

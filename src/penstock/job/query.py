@@ -13,6 +13,7 @@ from penstock.checkpoint.open import spark_log_at
 from penstock.contracts.source import reader_name
 from penstock.deadline import Deadline
 from penstock.epoch.coordinator import Coordinator
+from penstock.epoch.inputs import Inputs
 from penstock.epoch.plan import Progress, QueryPlan
 from penstock.epoch.task import fault_in
 from penstock.errors import JobStopped, PreCommitFailed, SavepointError
@@ -249,6 +250,8 @@ class QueryRunner:
     def _run_once(self) -> None:
         """One start of the query: recover, run until it ends. Raises what made it fail."""
         plan = with_verification(self.plan, self.checkpoint, self._spark, self._spark_log)
+        storage = storage_at(self.checkpoint, self._spark)
+        inputs = Inputs(plan, storage, final_checkpoint=self._checkpoints.final_checkpoint)
         observer = Observer(
             plan.uid,
             plan.positions,
@@ -268,7 +271,7 @@ class QueryRunner:
             self._events,
             executed_plan=spark_query.ExecutedPlans(self._spark),
             on_complete=self._on_complete,
-            ends_at=self.plan.finished_at if self.plan.bounded else None,
+            inputs=inputs,
             observer=observer,
             previous=self._generation,
         )
@@ -279,7 +282,7 @@ class QueryRunner:
             if not self._checkpoints.logged:
                 coordinator.drain(self._stopping.is_set)  # what an earlier run left in the in-flight log goes first
             if not self._already_finished(resume.epoch):
-                self._watch(coordinator)
+                self._watch(coordinator, inputs)
             coordinator.drain(self._stopping.is_set)
             if (failure := coordinator.failure) is not None and not isinstance(failure, JobStopped):
                 raise failure
@@ -289,9 +292,10 @@ class QueryRunner:
             observer.close()
             self._query = None
 
-    def _watch(self, coordinator: Coordinator) -> None:
+    def _watch(self, coordinator: Coordinator, inputs: Inputs) -> None:
         if self._stopping.is_set():
             return
+        inputs.start(self._spark_log().newest_barrier())
         interval = self._checkpoints.interval_seconds
         replay = None if self._resume is None else self._resume.replay
         query = spark_query.start(self._job, self.plan, self.checkpoint, interval, coordinator, replay)

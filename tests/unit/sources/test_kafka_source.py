@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import threading
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext
-from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable
+from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable, TopicRecreated
 from penstock.kafka.settings import split_options
 from penstock.kafka.translation import for_java, for_librdkafka
 from penstock.sources.kafka.group import GroupPublisher
@@ -159,7 +162,90 @@ def test_no_secret_is_ever_shown() -> None:
 
 def test_ignoring_losses_lowers_the_guarantee() -> None:
     assert source().link("in").guarantee is Guarantee.EXACTLY_ONCE
-    assert source(options={"failOnDataLoss": False}).link("in").guarantee is Guarantee.AT_MOST_ONCE
+    for name, value in (("failOnDataLoss", False), ("failondataloss", "FALSE"), ("FAILONDATALOSS", "False")):
+        assert source(options={name: value}).link("in").guarantee is Guarantee.AT_MOST_ONCE
+
+
+@pytest.mark.parametrize(
+    "name", ["isolation.level", "kafka.isolation.level", "Isolation.Level", "KAFKA.Isolation.level"]
+)
+def test_reading_uncommitted_rows_lowers_the_guarantee_in_any_spelling(name: str) -> None:
+    uncommitted = source(options={name: "READ_UNCOMMITTED"})
+    assert uncommitted.link("in").guarantee is Guarantee.AT_LEAST_ONCE
+    assert "aborted" in uncommitted.link("in").because
+    assert uncommitted.reader_options("in")["kafka.isolation.level"] == "READ_UNCOMMITTED"
+    assert source(options={name: "read_committed"}).link("in").guarantee is Guarantee.EXACTLY_ONCE
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"includeHeaders": True},
+        {"kafka.group.id": "mine"},
+        {"startingOffsetsByTimestamp": "{}"},
+        {"maxTriggerDelay": "1m"},
+        {"minPartitions": 8},
+    ],
+)
+def test_options_that_read_every_row_leave_the_guarantee(harmless: dict[str, Any]) -> None:
+    assert source(options=harmless).link("in").guarantee is Guarantee.EXACTLY_ONCE
+
+
+def test_a_topic_that_was_created_again_is_refused_unless_its_id_is_accepted() -> None:
+    replaced = {"orders": ("A", "B"), "returns": ("R", "S")}
+    with pytest.raises(TopicRecreated) as refused:
+        source(accepted_ids=["B"]).refuse_replaced("in", replaced)
+    assert "'returns' (id R, now S)" in refused.value.happened
+    assert "'orders'" not in refused.value.happened
+    assert "accepted_ids=['S']" in refused.value.to_do
+    assert not refused.value.retryable
+    source(accepted_ids=["B", "S"]).refuse_replaced("in", replaced)
+    assert source(accepted_ids="B").accepted_ids == ("B",)
+
+
+def test_topics_of_which_something_was_read_are_compared_unless_losses_are_tolerated() -> None:
+    offset = {"orders": {"0": 0, "1": 7}, "returns": {"0": 0}}
+    for spelling in (offset, json.dumps(offset)):
+        assert source().parts(spelling) == {"orders": {"0": 0, "1": 7}}
+    assert source().identified
+    assert not source(options={"failOnDataLoss": "false"}).identified
+
+
+class Described:
+    """An admin client that knows these topics."""
+
+    def __init__(self, **ids: str) -> None:
+        self._ids = ids
+
+    def list_topics(self, timeout: float) -> Any:
+        return SimpleNamespace(topics=dict.fromkeys(self._ids))
+
+    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Any]:
+        confluent_kafka = pytest.importorskip("confluent_kafka")
+        missing = confluent_kafka.KafkaError(confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART)
+        refused = confluent_kafka.KafkaError(confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        found: dict[str, Any] = {}
+        for name in topics.topic_names:
+            found[name] = Future()
+            if name == "secret":
+                found[name].set_exception(confluent_kafka.KafkaException(refused))
+            elif name in self._ids:
+                found[name].set_result(SimpleNamespace(topic_id=self._ids[name]))
+            else:
+                found[name].set_exception(confluent_kafka.KafkaException(missing))
+        return found
+
+
+def test_ids_are_those_of_the_topics_that_are_there_and_have_one() -> None:
+    pytest.importorskip("confluent_kafka")
+    from penstock.sources.kafka.check import topic_ids
+
+    client: Any = Described(orders="o1", old="A" * 22, returns="r1")
+    assert topic_ids(client, "h:1", ["orders", "old", "gone"], None) == {"orders": "o1"}
+    assert topic_ids(client, "h:1", [], "re.*") == {"returns": "r1"}
+    assert topic_ids(client, "h:1", [], None) == {}
+    with pytest.raises(AccessDenied, match="refused"):
+        topic_ids(client, "h:1", ["secret"], None)
 
 
 def test_a_broker_that_is_not_there() -> None:
