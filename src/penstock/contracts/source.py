@@ -42,6 +42,11 @@ class Source(ABC):
         """Replayable sources promise exactly-once: the same positions give the same rows."""
         return Link("source", uid, Guarantee.EXACTLY_ONCE, f"replayable, {self.describe()}")
 
+    def link_beside(self, uid: str, others: Sequence[Source]) -> Link:
+        """The same in a job that reads `others` as well: one for each other place where a query reads a source, this
+        one included."""
+        return self.link(uid)
+
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         """Connect and see that reading can work; write nothing."""
         return ()
