@@ -18,6 +18,7 @@ from penstock.contracts.sink import CheckContext
 from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable, TopicRecreated
 from penstock.kafka.settings import split_options
 from penstock.kafka.translation import for_java, for_librdkafka
+from penstock.sources.kafka import group
 from penstock.sources.kafka.group import GroupPublisher
 from penstock.sources.kafka.source import TUNED, KafkaSource
 
@@ -280,6 +281,7 @@ def test_only_the_newest_positions_are_published_and_not_too_often() -> None:
         publisher.publish({"orders": {"0": end}})
     publisher.flush()
     publisher.flush()
+    publisher.close()
     assert sent == [("g", {"orders": {"0": 1}}), ("g", {"orders": {"0": 49}})]
 
 
@@ -294,12 +296,56 @@ def test_a_group_that_cannot_be_reached_is_tried_again_and_mentioned_once(caplog
         mended.set()
 
     with caplog.at_level(logging.WARNING):
-        GroupPublisher(send, "g", pause=0.01).publish({"orders": {"0": 1}})
+        publisher = GroupPublisher(send, "g", pause=0.01)
+        publisher.publish({"orders": {"0": 1}})
         assert mended.wait(5)
+        publisher.close()
     assert tried == [{"orders": {"0": 1}}] * 6
     assert [record.message for record in caplog.records if record.name.startswith("penstock")] == [
         "positions could not be told to consumer group g, lag tools will not see this job: no coordinator"
     ]
+
+
+def test_a_publisher_that_is_closed_sends_the_last_positions_and_ends_its_thread() -> None:
+    sent: list[Any] = []
+    arrived, ended = threading.Event(), threading.Event()
+
+    def send(_: str, positions: Any) -> None:
+        sent.append(positions)
+        arrived.set()
+
+    publisher = GroupPublisher(send, "closed", pause=30.0, end=ended.set)
+    publisher.publish({"orders": {"0": 1}})
+    assert arrived.wait(5)
+    publisher.publish({"orders": {"0": 2}})
+    publisher.close()
+    assert sent == [{"orders": {"0": 1}}, {"orders": {"0": 2}}]
+    assert ended.is_set()
+    assert not [one for one in threading.enumerate() if one.name == "penstock-group-closed"]
+
+
+def test_a_source_that_stops_closes_what_it_has_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    class Connection:
+        def __init__(self, *_: Any) -> None: ...
+
+        def ask(self, *_: Any) -> dict[str, Any]:
+            return {}
+
+        def close(self) -> None:
+            closed.append("closed")
+
+    monkeypatch.setattr(group, "Connections", Connection)
+    one = source()
+    one.publish("job", "in", {"orders": {"0": 1}})
+    one.stop()
+    assert closed == ["closed"]
+    one.stop()
+    late = group.AdminSender("h:1", {})
+    late.close()
+    late("g", {})  # was under way
+    assert closed == ["closed"] * 2
 
 
 def test_publishing_survives_pickling_and_nothing() -> None:

@@ -12,7 +12,7 @@ from penstock.errors import ConfigurationError, TopicRecreated
 from penstock.kafka.connections import librdkafka_admin
 from penstock.kafka.settings import split_options
 from penstock.kafka.translation import for_java, for_librdkafka
-from penstock.sources.kafka.group import GroupPublisher, admin_sender
+from penstock.sources.kafka.group import AdminSender, GroupPublisher
 from penstock.sources.spark_reader import stream_reader
 
 if TYPE_CHECKING:
@@ -205,9 +205,14 @@ class KafkaSource(Source):
         if group not in self._publishers:
             connection = for_librdkafka(self.servers, self._client_options)
             owned = ("bootstrap.servers", "client.id")
-            sender = admin_sender(self.servers, {key: connection[key] for key in connection if key not in owned})
-            self._publishers[group] = GroupPublisher(sender, group)
+            sender = AdminSender(self.servers, {key: connection[key] for key in connection if key not in owned})
+            self._publishers[group] = GroupPublisher(sender, group, end=sender.close)
         self._publishers[group].publish(json.loads(offset) if isinstance(offset, str) else offset)
+
+    def stop(self) -> None:
+        while self._publishers:
+            self._publishers.popitem()[1].close()
+        self._looker = None
 
     def end_positions(self, offset: Any, deadline: Deadline) -> Mapping[str, int]:
         from penstock.sources.kafka.ends import end_offsets
