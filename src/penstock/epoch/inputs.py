@@ -44,7 +44,7 @@ class Inputs:
     """Of one start of one query. `storage` is Spark's checkpoint. Raises what the source says of a part that was
     replaced; nothing of the epoch is decided then."""
 
-    def __init__(self, plan: QueryPlan, storage: Storage, *, final_checkpoint: bool = True) -> None:
+    def __init__(self, plan: QueryPlan, storage: Storage, *, final_checkpoint: bool) -> None:
         self._plan, self._storage, self._final_checkpoint = plan, storage, final_checkpoint
         self._sources = {uid: source for uid, source in plan.sources.items() if source.identified}
         self._known: dict[str, dict[str, str]] = {}
@@ -64,7 +64,7 @@ class Inputs:
     def begin(self, barrier: Barrier) -> None:
         """Before the tasks of an epoch that ends at `barrier`."""
         for uid, source in self._sources.items():
-            new = self._positions(uid, barrier).keys() - self._known.get(uid, {}).keys()
+            new = self._positions(uid, barrier).keys() - self._known[uid].keys()
             if new:
                 self._compare(uid, source.identities(new), ())
 
@@ -111,20 +111,17 @@ class Inputs:
             source.refuse_replaced(uid, replaced)
             log.warning("source %s goes on at its positions in what has replaced %s", uid, ", ".join(replaced))
         new = {name: now for name, now in found.items() if known.get(name) != now}
-        if new and not self._record(uid, new):
-            self._known = self._read()  # another run of the query was quicker: compare with what it has recorded
-            self._compare(uid, found, placed)
-
-    def _record(self, uid: str, ids: Mapping[str, str]) -> bool:
+        if not new:
+            return
         number = max(layout.numbers(self._storage.list(layout.SOURCE_IDS)), default=0) + 1
         try:
             self._storage.create(
-                layout.numbered(layout.SOURCE_IDS, number), layout.seal(_KIND, {"source": uid, "ids": dict(ids)})
+                layout.numbered(layout.SOURCE_IDS, number), layout.seal(_KIND, {"source": uid, "ids": new})
             )
+            known.update(new)
         except AlreadyExists:
-            return False
-        self._known[uid].update(ids)
-        return True
+            self._known = self._read()  # another run of the query was quicker: compare with what it has recorded
+            self._compare(uid, found, placed)
 
     def _read(self) -> dict[str, dict[str, str]]:
         known: dict[str, dict[str, str]] = {}

@@ -59,12 +59,16 @@ class Bounded(Topics):
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOK_AGAIN", (0.0, 0.0))
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Those that were made, without making them."""
+    made: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", made.append)
+    return made
 
 
-def plan(positions: tuple[str | None, ...] = ("in",), **sources: Source) -> QueryPlan:
-    return QueryPlan("q", cast("DataFrame", None), {}, sources, positions, lambda batch, outputs: None)
+def plan(sources: Mapping[str, Source], *positions: str | None) -> QueryPlan:
+    where = positions or tuple(sources)
+    return QueryPlan("q", cast("DataFrame", None), {}, sources, where, lambda batch, outputs: None)
 
 
 def at(*offsets: Mapping[str, int] | None) -> Barrier:
@@ -74,7 +78,7 @@ def at(*offsets: Mapping[str, int] | None) -> Barrier:
 
 
 def started(storage: MemoryStorage, source: Topics, barrier: Barrier | None) -> Inputs:
-    made = Inputs(plan(**{"in": source}), storage)
+    made = Inputs(plan({"in": source}), storage, final_checkpoint=True)
     made.start(barrier)
     return made
 
@@ -82,7 +86,22 @@ def started(storage: MemoryStorage, source: Topics, barrier: Barrier | None) -> 
 def test_ids_are_durable_before_spark_plans_anything() -> None:
     storage = MemoryStorage()
     started(storage, Topics(orders="A"), None)
-    assert storage.list(layout.SOURCE_IDS) == ["0000000001.json"]
+    started(storage, Topics(orders="A"), at({"orders": 5}))
+    assert storage.list(layout.SOURCE_IDS) == ["0000000001.json"], "what is known is not recorded again"
+
+
+def test_sources_without_ids_cost_nothing() -> None:
+    class Unreadable(MemoryStorage):
+        def list(self, folder: str) -> list[str]:
+            raise AssertionError(folder)
+
+    class Plain(Topics):
+        identified = False
+
+    run = Inputs(plan({"in": Plain(orders="A")}), Unreadable(), final_checkpoint=True)
+    run.start(at({"orders": 1}))
+    run.begin(at({"orders": 1}))
+    run.confirm(0, at({"orders": 1}))
 
 
 def test_a_topic_that_was_created_again_is_not_read_at_its_old_position() -> None:
@@ -158,12 +177,16 @@ def test_an_id_that_the_user_accepts_is_the_one_from_then_on() -> None:
         started(storage, Topics(orders="C"), at({"orders": 100}))
 
 
-def test_a_broker_that_lags_behind_is_asked_again() -> None:
+def test_a_broker_that_lags_behind_is_asked_again(pauses: list[float]) -> None:
     storage, topics = MemoryStorage(), Topics(orders="B")
     started(storage, topics, None)
     topics.meanwhile = [{"orders": "A"}, {"orders": "B"}]
     started(storage, topics, at({"orders": 100}))
     assert not topics.meanwhile
+    assert pauses == [0.2]
+    with pytest.raises(PositionsLost):
+        started(storage, Topics(orders="A"), at({"orders": 100}))
+    assert pauses == [0.2, 0.2, 0.5, 1.0]
 
 
 def test_topics_without_an_id_or_gone_are_left_to_spark() -> None:
@@ -187,26 +210,28 @@ def test_of_two_runs_that_record_at_once_the_later_compares_with_the_first() -> 
 
 def test_each_source_of_a_plan_has_ids_of_its_own_wherever_the_plan_reads_it() -> None:
     storage, orders, other = MemoryStorage(), Topics(orders="A"), Topics(orders="X")
-    both = plan(("a", "b", None, "a"), a=orders, b=other)
-    Inputs(both, storage).start(None)
+    both = plan({"a": orders, "b": other}, "a", "b", None, "a")
+    Inputs(both, storage, final_checkpoint=True).start(None)
     orders.ids = {"orders": "B"}
-    Inputs(both, storage).start(at(None, {"orders": 3}, {"orders": 7}, None))
+    Inputs(both, storage, final_checkpoint=True).start(at(None, {"orders": 3}, {"orders": 7}, None))
     orders.ids = {"orders": "C"}
     with pytest.raises(PositionsLost, match=r"a: .*'B', 'C'"):
-        Inputs(both, storage).start(at({"orders": 0}, {"orders": 3}, {"orders": 7}, {"orders": 1}))
+        Inputs(both, storage, final_checkpoint=True).start(
+            at({"orders": 0}, {"orders": 3}, {"orders": 7}, {"orders": 1})
+        )
 
 
 def test_an_altered_record_is_refused() -> None:
     storage = MemoryStorage()
     storage.create(layout.numbered(layout.SOURCE_IDS, 1), b"{}")
-    with pytest.raises(LedgerCorrupt):
+    with pytest.raises(LedgerCorrupt, match=f"{layout.SOURCE_IDS}/0000000001.json"):
         started(storage, Topics(orders="A"), None)
 
 
 def test_the_end_of_bounded_inputs_is_not_decided_without_a_final_checkpoint() -> None:
     storage = MemoryStorage()
     for final, barrier in ((True, at({"orders": 1})), (False, at(None))):
-        Inputs(plan(**{"in": Bounded()}), storage, final_checkpoint=final).confirm(0, barrier)
+        Inputs(plan({"in": Bounded()}), storage, final_checkpoint=final).confirm(0, barrier)
     with pytest.raises(JobStopped, match="final_checkpoint"):
-        Inputs(plan(**{"in": Bounded()}), storage, final_checkpoint=False).confirm(0, at({"orders": 1}))
-    Inputs(plan(**{"in": Topics()}), storage, final_checkpoint=False).confirm(0, at({"orders": 1}))
+        Inputs(plan({"in": Bounded()}), storage, final_checkpoint=False).confirm(0, at({"orders": 1}))
+    Inputs(plan({"in": Topics()}), storage, final_checkpoint=False).confirm(0, at({"orders": 1}))
