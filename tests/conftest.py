@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -47,6 +48,22 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_HOME", str(home))
         yield home
+
+
+CLIENTS = ("kafka-io-", "penstock-group-")
+"""How the threads of Kafka clients are called that live until they are closed."""
+
+
+@pytest.fixture(autouse=True)
+def no_client_left() -> Iterator[None]:
+    """A client that outlives its test goes on connecting, and logs into the tests after it. One that is closed beside
+    the test gets the moment that takes."""
+    before = set(threading.enumerate())
+    yield
+    left = [one for one in threading.enumerate() if one.name.startswith(CLIENTS) and one not in before]
+    for thread in left:
+        thread.join(10)
+    assert not [one.name for one in left if one.is_alive()], "the test leaves a Kafka client open"
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,8 @@
     │   ├── StorageNotCoherent        the storage may show a listing from before a takeover
     │   └── StorageNotShared          driver and tasks do not see each other's files
     ├── PositionsLost                 a source no longer has the rows that the checkpoint's positions name
-    │   └── FilesMissing              files that an epoch is to read are not there any more
+    │   ├── FilesMissing              files that an epoch is to read are not there any more
+    │   └── TopicRecreated            a topic was deleted and created again: the positions are those of the former one
     ├── SavepointError                a savepoint could not be made, read or restored; what there was is as it was
     │   ├── SavepointIncomplete       it was never finished, so it cannot be used
     │   ├── SavepointCorrupt          a file of it is missing or altered
@@ -237,6 +238,10 @@ class FilesMissing(PositionsLost):
     """Files that an epoch is to read are not there any more. They may come back."""
 
     retryable = True
+
+
+class TopicRecreated(PositionsLost):
+    """A topic was deleted and created again since its positions were written; they say nothing of the new one."""
 
 
 class SavepointError(PenstockError):

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Checkpoints, FileSink, Job, KafkaSink, KafkaSource
+from penstock.errors import TopicRecreated
 from penstock.testing.oracle import compare, per_key_order
-from tests.support.running import Checkpoint, Kafka, Numbers, Watched, run_all, until
+from tests.support.running import Checkpoint, Kafka, Numbers, Watched, failing, run_all, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -306,3 +307,45 @@ def test_positions_are_told_to_the_consumer_group(
     with running(story.job()):
         kafka.read_until(story.target, len(ROWS))
         until(lambda: group() == kafka.ends(topic), "the group at the end of the topic")
+
+
+def test_a_topic_that_was_created_again_is_not_read_at_the_old_position(
+    kafka: Kafka,
+    session: SparkSession,
+    storage: str,
+    tmp_path: Path,
+    running: type[Watched],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic, out = kafka.topic(1), tmp_path / "out"
+
+    def job(name: str = "recreated", accepted: Sequence[str] = ()) -> Job:
+        made = Job(name, checkpoints=Checkpoints(storage=storage), spark=session)
+        read = made.read(KafkaSource(topic, servers=kafka.servers, accepted_ids=accepted), uid="in")
+        made.write(read.selectExpr("CAST(value AS string) AS value"), FileSink(str(out), format="json"), uid="out")
+        return made
+
+    def values() -> list[str]:
+        return sorted(json.loads(line)["value"] for path in out.glob("*.json") for line in path.open())
+
+    kafka.send(topic, [(None, f"old {n}") for n in range(5)])
+    with running(job()) as run:
+        run.wait(lambda: len(values()) == 5)
+        savepoint = run.job.savepoint(str(tmp_path / "savepoints"))
+    kafka.create_again(topic)
+    kafka.send(topic, [(None, f"new {n}") for n in range(8)])
+
+    error = failing(job(), TopicRecreated)
+    assert topic in str(error)
+    assert len(values()) == 5
+    with monkeypatch.context() as patch:
+        patch.setenv("PENSTOCK_OPTIONS", json.dumps({"execution.state-recovery.path": savepoint}))
+        failing(job("moved"), TopicRecreated)
+
+    [new] = KafkaSource(topic, servers=kafka.servers).identities([topic]).values()
+    assert new in str(error)
+    with running(job(accepted=[new])) as run:
+        run.wait(lambda: len(values()) == 8)
+    assert values()[:3] == ["new 5", "new 6", "new 7"]
+    with running(job()) as run:  # accepted once, it is the topic that the positions belong to
+        run.wait_for("recovered")

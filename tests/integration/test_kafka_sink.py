@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -333,6 +333,51 @@ def test_a_partition_that_does_not_exist(lab: Lab, number: int) -> None:
     with pytest.raises(DataError, match=f"partition {number}"):
         lab.write(1, value=["x", "y"], partition=pa.array([0, number], pa.int32()))
     assert lab.read() == []
+
+
+def test_partitions_that_are_added_while_a_producer_is_kept_are_written_to(lab: Lab) -> None:
+    lab.whole(1, value=["x"], partition=pa.array([0], pa.int32()))
+    admin = ck.admin.AdminClient({"bootstrap.servers": lab.servers})
+    for future in admin.create_partitions([ck.admin.NewPartitions(lab.topic, 5)]).values():
+        future.result(30)
+    until(lambda: len(admin.list_topics(lab.topic, 10).topics[lab.topic].partitions) == 5)
+    lab.whole(2, value=["y"], partition=pa.array([4], pa.int32()))
+    assert sorted((row.value(), row.partition()) for row in lab.read(2)) == [(b"x", 0), (b"y", 4)]
+
+
+OLD = pa.array([1_000_000_000_000_000] * 3, pa.timestamp("us", "UTC"))
+
+
+@pytest.mark.parametrize(
+    ("config", "columns", "says"),
+    [
+        ({"cleanup.policy": "compact"}, {"key": ["a", None, "c"]}, "never takes such rows"),
+        (
+            {"message.timestamp.before.max.ms": "1000"},
+            {"timestamp": OLD},
+            "never",
+        ),
+        ({}, {"timestamp": pa.array([0, 1, 2], pa.timestamp("us", "UTC"))}, "1970"),
+    ],
+)
+def test_rows_that_a_topic_never_takes_are_no_reason_to_try_again(
+    broker: Broker, topic: Callable[..., str], config: dict[str, str], columns: dict[str, Any], says: str
+) -> None:
+    laboratory = Lab(broker.servers, topic=topic(config=config))
+    try:
+        with pytest.raises(DataError, match=says) as refused:
+            laboratory.write(1, value=["x", "y", "z"], **columns)
+        assert not refused.value.retryable
+        assert laboratory.read() == []
+    finally:
+        laboratory.close()
+
+
+def test_a_topic_column_that_names_what_no_topic_can_be_called(lab: Lab) -> None:
+    free = KafkaSink(servers=lab.servers).open_writer(WriterScope(lab.scope, 1, 0, 0, 0))
+    with pytest.raises(DataError, match="'no such name'"):
+        free.write(pa.record_batch({"value": ["x"], "topic": ["no such name"]}))
+    free.abort()
 
 
 def test_the_topic_column_and_order_within_a_partition(lab: Lab) -> None:

@@ -68,6 +68,7 @@ def test_committed_rows_are_read_with_librdkafkas_settings(
     assert seen == list(range(10))
     source.publish("job", "orders", end)
     assert group_positions(sasl_broker, "penstock-job-orders", orders) == end_positions(end, orders)
+    source.stop()
 
 
 def test_positions_are_mirrored_to_the_group_of_choice(sasl_broker: Broker, orders: str) -> None:
@@ -75,6 +76,7 @@ def test_positions_are_mirrored_to_the_group_of_choice(sasl_broker: Broker, orde
     for offset in range(1, 5):
         source.publish("job", "orders", f'{{"{orders}": {{"0": {offset}, "1": {offset}}}}}')
     assert group_positions(sasl_broker, "lag", orders, wanted={0: 4, 1: 4}) == {0: 4, 1: 4}
+    source.stop()
 
 
 def end_positions(end: Any, topic: str) -> dict[int, int]:

@@ -87,10 +87,14 @@ def test_new_files_are_read_once_over_a_restart_however_old_they_are(
         run.wait(lambda: rows(tmp_path).total() == 2, "the first file")
         put(tmp_path / "in", "b ä,%20.json", 3, age=30 * 86400)
         run.wait(lambda: rows(tmp_path).total() == 3, "an old file")
-    put(tmp_path / "in", "c.json", 4)
+        put(tmp_path / "in", "far.json", 4, age=-400 * 365 * 86400)
+        run.wait(lambda: rows(tmp_path).total() == 4, "a file whose time is centuries ahead")
+    put(tmp_path / "in", "c.json", 5)
     with running(build()) as run:
-        run.wait(lambda: rows(tmp_path).total() == 4, "the file that came meanwhile")
-    assert rows(tmp_path) == Counter([1, 2, 3, 4])
+        run.wait(lambda: rows(tmp_path).total() == 5, "the file that came meanwhile")
+        put(tmp_path / "in", "d.json", 6, age=100 * 365 * 86400)
+        run.wait(lambda: rows(tmp_path).total() == 6, "a file from before 1970")
+    assert rows(tmp_path) == Counter([1, 2, 3, 4, 5, 6])
 
 
 def test_a_bounded_folder_ends_with_a_committed_epoch(session: SparkSession, tmp_path: Path) -> None:

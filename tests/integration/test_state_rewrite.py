@@ -25,7 +25,7 @@ from penstock.savepoints.canonical import export, load
 from penstock.spark_state import rewrite as rewriting
 from penstock.spark_state import store_writing
 from penstock.spark_state.operators import Operator, plan_operators, read_operators
-from penstock.spark_state.rewrite import CODEC, rewrite
+from penstock.spark_state.rewrite import CODEC, STRICT, rewrite
 from penstock.spark_state.store_rows import JOIN_FORMAT
 from penstock.storage.hadoop import HadoopStorage, HadoopTree
 from penstock.storage.local import LocalTree
@@ -346,3 +346,19 @@ def test_a_write_that_fails_leaves_the_source(
     with pytest.raises(ConfigurationError, match="holds state already"):
         rewrite(spark, str(tmp_path / "was"), batch, str(tmp_path / "to"), partitions=3)
     assert digest(tmp_path / "was") == before
+
+
+def test_state_that_is_not_spread_by_its_keys_is_not_rescaled(spark: SparkSession, tmp_path: Path) -> None:
+    def spread(left: DataFrame, _: DataFrame) -> DataFrame:
+        return left.repartition(2, "k").groupBy("k", "v").count()
+
+    story = Story(spark, tmp_path / "a", Case(spread, "update"))
+    use(spark, "hashmap", 2, {STRICT: "false"})
+    story.give(0)
+    story.run(tmp_path / "was")
+    batch = newest(tmp_path / "was")
+    with pytest.raises(ConfigurationError, match="useStrictDistribution"):
+        rewrite(spark, str(tmp_path / "was"), batch, str(tmp_path / "to"), partitions=5)
+    with pytest.raises(ConfigurationError, match="useStrictDistribution"):
+        export(spark, str(tmp_path / "was"), batch, str(tmp_path / "canonical"))
+    assert rewrite(spark, str(tmp_path / "was"), batch, str(tmp_path / "to"), backend="rocksdb", partitions=2) == batch

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from penstock import Job, Source, failpoints
 from penstock.checkpoint.layout import unseal
@@ -147,6 +148,14 @@ class Kafka:
 
     def topic(self, partitions: int = 2, config: Mapping[str, str] | None = None, name: str | None = None) -> str:
         return create_topic(self.servers, partitions, name=name, config=config, client=self._client)
+
+    def create_again(self, topic: str, partitions: int = 1) -> None:
+        """Delete the topic, and create another one of its name."""
+        admin = AdminClient(self._client)
+        for future in admin.delete_topics([topic]).values():
+            future.result(30)
+        until(lambda: topic not in admin.list_topics(timeout=10).topics, f"{topic} to be gone")
+        self.topic(partitions, name=topic)
 
     def send(self, topic: str, rows: Iterable[tuple[Any, Any]], *, spread: int | None = None) -> None:
         """Keys and values; row n into partition n modulo `spread`, or where its key belongs."""

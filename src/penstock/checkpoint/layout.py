@@ -12,6 +12,7 @@
           metadata                            the query's id
           offsets/12, commits/12              the barrier of epoch 12, and that it is complete, see `spark_log`
           sources/0/…, state/0/0/…            what sources and stateful operators keep
+          _penstock/sources/0000000001.json   what the positions belong to, see `epoch.inputs`
         ledger/                               see `ledger`
         inflight/QUERY-ID/SINK/               see `backlog`; what its drainer decides is in `drain`, see `ledger`
         checkpoints/chk-12.json               what is known of epoch 12, see `record`
@@ -99,6 +100,8 @@ DRAIN = "drain"
 
 PRIVATE = "_penstock"
 """Ours, inside a folder that is not: a drop-in's ledger, what sinks keep beside their files."""
+SOURCE_IDS = f"{PRIVATE}/{SOURCES}"
+"""Ours, in Spark's checkpoint of a query: what its positions belong to."""
 SAVEPOINT = "_metadata"
 """What makes a folder a savepoint."""
 CANONICAL = "layout.json"

@@ -4,6 +4,7 @@
     offsets/N-1, N      the positions before and after; Spark looks at both when it starts
     commits/N-1, N
     sources/…           what sources keep themselves; what they noted beyond N does no harm, they are asked from N on
+    _penstock/sources/… what the positions belong to
     state/<op>/_metadata/…, _stateSchema/…   what the state is
     state/<op>/<part>[/<store>]/…   version N+1, and the versions it is built on
 
@@ -22,7 +23,7 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.layout import QUERY_ID, SOURCES, STATE
+from penstock.checkpoint.layout import QUERY_ID, SOURCE_IDS, SOURCES, STATE
 from penstock.checkpoint.spark_log import compact, join_offsets, split_offsets
 from penstock.errors import LedgerCorrupt, SavepointError
 
@@ -48,7 +49,7 @@ def needed(checkpoint: Tree, epoch: int) -> list[str]:
                 to_do="name an epoch that is complete and still kept; `num_retained` says how many are.",
             )
     found = [QUERY_ID, *(name for name in log if name in present)]
-    found += [name for name in present if name.startswith(f"{SOURCES}/")]
+    found += [name for name in present if name.startswith((f"{SOURCES}/", f"{SOURCE_IDS}/"))]
     found += _state(checkpoint, [name for name in present if name.startswith(f"{STATE}/")], epoch + 1)
     return found
 

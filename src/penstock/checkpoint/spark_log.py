@@ -151,6 +151,11 @@ class SparkLog:
         data = self._storage.read(layout.offsets(epoch))
         return None if data is None else self.parse_barrier(epoch, data)
 
+    def newest_barrier(self) -> Barrier | None:
+        """Of the newest epoch that Spark has planned, complete or not."""
+        epoch, pending = self.next_epoch()
+        return self.barrier(epoch if pending else epoch - 1)
+
     def parse_barrier(self, epoch: int, data: bytes) -> Barrier:
         try:
             _, metadata, offsets = split_offsets(data)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.guarantees import Guarantee, Link
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -41,6 +41,11 @@ class Source(ABC):
     def link(self, uid: str) -> Link:
         """Replayable sources promise exactly-once: the same positions give the same rows."""
         return Link("source", uid, Guarantee.EXACTLY_ONCE, f"replayable, {self.describe()}")
+
+    def link_beside(self, uid: str, others: Sequence[Source]) -> Link:
+        """The same in a job that reads `others` as well: one for each other place where a query reads a source, this
+        one included."""
+        return self.link(uid)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         """Connect and see that reading can work; write nothing."""
@@ -77,6 +82,25 @@ class Source(ABC):
 
     def verify(self, uid: str, read: EpochRead) -> None:  # noqa: B027 - most leave it to Spark
         """Raise where Spark does not read all that the positions of an epoch name; nothing has been written yet."""
+
+    @property
+    def identified(self) -> bool:
+        """Whether a part of it that was deleted and created again under its name can be told from the former one, by
+        `identities`; then `parts` and `refuse_replaced` are asked, too."""
+        return False
+
+    def parts(self, offset: Any) -> Mapping[str, Any]:
+        """The parts that `offset` (Spark's JSON for this source after an epoch) has positions in, with these."""
+        return {}
+
+    def identities(self, names: Collection[str], *, subscribed: bool = False) -> Mapping[str, str]:
+        """The id of each of these parts, which no other part ever has; a part that has none, or is not there, is left
+        out. `subscribed`: also of all others that a query would read if it started now."""
+        return {}
+
+    def refuse_replaced(self, uid: str, replaced: Mapping[str, tuple[str, str]]) -> None:  # noqa: B027
+        """Raise, unless the user has accepted that positions go on in parts that have another id (the second) than the
+        one that they were written for (the first)."""
 
     def start(self, job: str, uid: str, readers: Sequence[str]) -> None:  # noqa: B027 - most need nothing beside Spark
         """The job begins to run: start what must run beside its queries. `readers` names every place where a query

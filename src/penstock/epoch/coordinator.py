@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.spark_log import Barrier, SparkLog
     from penstock.contracts.sink import TwoPhaseSink
     from penstock.epoch.inflight.manager import InFlight
+    from penstock.epoch.inputs import Inputs
     from penstock.epoch.positions import RunningEpoch
     from penstock.events import Events
 
@@ -67,7 +68,7 @@ class Coordinator(ProtocolDriver):
         checkpoints: Checkpoints | None = None,
         inflight: InFlight | None = None,
         on_complete: Callable[[int, Barrier | None], None] | None = None,
-        ends_at: Callable[[Barrier], bool] | None = None,
+        inputs: Inputs | None = None,
         observer: EpochObserver | None = None,
         previous: int = 0,
         run: str = "",
@@ -92,7 +93,7 @@ class Coordinator(ProtocolDriver):
             limits=limits,
             inflight=inflight,
             observer=observer,
-            ends_at=ends_at,
+            inputs=inputs,
         )
         self._gate = Gate(query)
         self.stragglers = Stragglers(query, self._abort_dangling, inflight)

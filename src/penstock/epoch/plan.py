@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.checkpoint.spark_log import Barrier
+    from penstock.contracts.guarantees import Link
     from penstock.contracts.sink import TwoPhaseSink
     from penstock.contracts.source import Source
     from penstock.epoch.preparation import Body
@@ -60,6 +61,17 @@ class Progress:
     generation: int
     completed: int
     decided: int
+
+
+def source_links(plan: QueryPlan, plans: Iterable[QueryPlan]) -> list[Link]:
+    """What each source of `plan` gives, in a job of these plans."""
+    places = [(uid, other.sources[uid]) for other in plans for uid in other.positions if uid is not None]
+    links = []
+    for place in plan.sources.items():
+        beside = list(places)
+        beside.remove(place)
+        links.append(place[1].link_beside(place[0], [source for _, source in beside]))
+    return links
 
 
 @contextmanager

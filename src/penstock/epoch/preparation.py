@@ -14,17 +14,16 @@ from penstock.epoch.attempt import Attempt, EpochObserver, Watchdog
 from penstock.epoch.channel import Route, Writing
 from penstock.epoch.jobs import EachEpoch
 from penstock.epoch.outputs import EpochOutputs
-from penstock.errors import JobStopped
 from penstock.failpoints import failpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.checkpoint.spark_log import Barrier
     from penstock.config import Checkpoints
     from penstock.contracts.sink import TwoPhaseSink
     from penstock.epoch.committers import Committers
     from penstock.epoch.inflight.manager import InFlight
+    from penstock.epoch.inputs import Inputs
     from penstock.epoch.jobs import Jobs
     from penstock.epoch.watermark import WatermarkTracker
 
@@ -48,12 +47,12 @@ class Preparation:
         limits: Checkpoints,
         inflight: InFlight | None,
         observer: EpochObserver | None,
-        ends_at: Callable[[Barrier], bool] | None,
+        inputs: Inputs | None,
     ) -> None:
         self._job, self._sinks = job, dict(sinks)
         self._committers, self._body, self._executed_plan = committers, body, executed_plan
         self._watermark, self._limits = watermark, limits
-        self._inflight, self._observer, self._ends_at = inflight, observer, ends_at
+        self._inflight, self._observer, self._inputs = inflight, observer, inputs
         self.jobs: Jobs = EachEpoch()
         self._group: str | None = None
 
@@ -76,6 +75,8 @@ class Preparation:
         watchdog = Watchdog(attempt, self._limits.timeout_seconds, self._job_group(attempt.frame))
         try:
             with watchdog:
+                if self._inputs is not None:
+                    self._inputs.begin(attempt.barrier)
                 self._body(attempt.frame, outputs)
                 outputs.execute_rest()
                 failpoint("epoch.precommitted")
@@ -85,7 +86,8 @@ class Preparation:
                 watermark = self._watermark.advance(None if self._watermark.unchanging else plan())
                 if self._observer is not None:
                     self._observer.prepared(attempt.epoch, attempt.barrier, attempt.notes.opened, plan)
-            self._check_end(attempt)
+            if self._inputs is not None:
+                self._inputs.confirm(attempt.epoch, attempt.barrier)
         except Exception as error:
             return protocol.Failed(watchdog.expired or error)
         return protocol.Prepared(committables, watermark, outputs.strays, parallelism)
@@ -133,14 +135,3 @@ class Preparation:
             sealed.extend(self._inflight.sealed([committable for committable in found if is_logged(committable)], seal))
         by_id = {committable.id: committable for committable in sealed}
         return tuple(by_id.get(committable.id, committable) for committable in committables)
-
-    def _check_end(self, attempt: Attempt) -> None:
-        """Without a final checkpoint, the epoch that reaches the end of bounded inputs is not decided."""
-        if self._limits.final_checkpoint or self._ends_at is None or not self._ends_at(attempt.barrier):
-            return
-        raise JobStopped(
-            f"Epoch {attempt.epoch} of query {attempt.query!r} reaches the end of its inputs, and final_checkpoint is"
-            " off.",
-            safe="it is aborted, not lost: it replays when the job is started with final_checkpoint on.",
-            to_do="nothing, if that is what you want.",
-        )

@@ -179,6 +179,9 @@ class ExactlyOnce:
     def _check_location(self, actual: str) -> None:
         given = self._checkpoint
         if given is not None and _plain(given) != _plain(actual):
+            if self._coordinator is not None and self._tending is None:  # no run of the query will ever close it
+                self._coordinator.close()
+                self._coordinator = None
             raise ConfigurationError(
                 f"penstock.exactly_once was given checkpoint={given!r}, but the query runs on {actual!r}.",
                 safe="nothing was written.",

@@ -17,7 +17,7 @@ from penstock.contracts.guarantees import Chain, engine_link, wanted
 from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
 from penstock.epoch.callbacks import Callback, Callbacks
 from penstock.epoch.outputs import Epoch, EpochFunction, computed_once, write_as_it_is
-from penstock.epoch.plan import QueryPlan, reading
+from penstock.epoch.plan import QueryPlan, reading, source_links
 from penstock.errors import ConfigurationError, DuplicateUid, SavepointError
 from penstock.events import Events, Listener
 from penstock.job import prefetch
@@ -387,7 +387,7 @@ class Job:
         )
 
     def _chain(self, plan: QueryPlan) -> Chain:
-        sources = [source.link(uid) for uid, source in plan.sources.items()]
+        sources = source_links(plan, self._plans.values())
         engine = engine_link(self.checkpoints)
         return Chain((*sources, engine, *(sink.link(uid) for uid, sink in plan.sinks.items())))
 

@@ -14,6 +14,7 @@ from penstock.checkpoint.open import spark_log_at
 from penstock.contracts.source import reader_name
 from penstock.deadline import Deadline
 from penstock.epoch.coordinator import Coordinator
+from penstock.epoch.inputs import Inputs
 from penstock.epoch.plan import Progress, QueryPlan
 from penstock.epoch.task import fault_in
 from penstock.errors import JobStopped, PreCommitFailed
@@ -225,18 +226,18 @@ class QueryRunner:
             return False
         return True
 
-    def _run_final(self, coordinator: Coordinator, resume: Resume) -> None:
+    def _run_final(self, coordinator: Coordinator, resume: Resume, inputs: Inputs) -> None:
         self._until = drain.final_epoch(self.plan.uid, self._spark_log(), resume)
         if self._until is not None:
             drain.cut_final(coordinator, self._spark_log(), self._until)
-            self._watch(coordinator)
+            self._watch(coordinator, inputs)
 
-    def _refuse_drained(self, coordinator: Coordinator, resume: Resume) -> None:
+    def _refuse_drained(self, coordinator: Coordinator, resume: Resume, inputs: Inputs) -> None:
         """A drain that is decided and has to be written again is brought to its end before the start is refused."""
         log = self._spark_log()
         if is_due(resume) and log.drained(resume.epoch):
             self._until = coordinator.drains_at = resume.epoch
-            self._watch(coordinator)
+            self._watch(coordinator, inputs)
         drain.refuse_drained(self.plan.uid, log, self.folder.rpartition("/")[0])
 
     def _running(self, patience: Deadline) -> Coordinator:
@@ -280,6 +281,8 @@ class QueryRunner:
     def _run_once(self) -> None:
         """One start of the query: recover, run until it ends. Raises what made it fail."""
         plan = with_verification(self.plan, self.checkpoint, self._spark, self._spark_log)
+        storage = storage_at(self.checkpoint, self._spark)
+        inputs = Inputs(plan, storage, final_checkpoint=self._checkpoints.final_checkpoint)
         observer = Observer(
             plan.uid,
             plan.positions,
@@ -298,7 +301,7 @@ class QueryRunner:
             self._checkpoints,
             self._events,
             on_complete=self._on_complete,
-            ends_at=self.plan.finished_at if self.plan.bounded else None,
+            inputs=inputs,
             observer=observer,
             previous=self._generation,
             run=self._token,
@@ -310,11 +313,11 @@ class QueryRunner:
             if not self._checkpoints.logged:
                 coordinator.drain(self._stopping.is_set)  # what an earlier run left in the in-flight log goes first
             if self._draining:
-                self._run_final(coordinator, resume)
+                self._run_final(coordinator, resume, inputs)
             elif not self._stopping.is_set():
-                self._refuse_drained(coordinator, resume)
+                self._refuse_drained(coordinator, resume, inputs)
                 if not self._already_finished(resume.epoch):
-                    self._watch(coordinator)
+                    self._watch(coordinator, inputs)
             coordinator.drain(self._stopping.is_set)
             if (failure := coordinator.failure) is not None and not isinstance(failure, JobStopped):
                 raise failure
@@ -324,11 +327,12 @@ class QueryRunner:
             observer.close()
             self._query = None
 
-    def _watch(self, coordinator: Coordinator) -> None:
+    def _watch(self, coordinator: Coordinator, inputs: Inputs) -> None:
         if self._stopping.is_set():
             return
         # Since the recovery has looked, it has committed and swept; Spark's query would write into a newer run's log.
         coordinator.refuse_superseded()
+        inputs.start(self._spark_log().newest_barrier())
         interval = self._checkpoints.interval_seconds
         replay = None if self._resume is None else self._resume.replay
         query = spark_query.start(self._job, self.plan, self.checkpoint, interval, coordinator, replay)

@@ -7,6 +7,7 @@ refused where kafka-python is silent. There is no other admin client.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -186,6 +187,9 @@ class Connections:
             except SystemUnavailable:
                 self._raise_refusal()
                 raise
+            if self._closed:  # while it was connecting: nobody else closes it
+                self._replace(number)
+                raise NotSent
         return admin
 
     def _raise_refusal(self) -> None:
@@ -226,16 +230,19 @@ def _connect(servers: str, config: Mapping[str, Any], seconds: float) -> Any:
     except errors.KafkaError as error:
         _close(admin)
         raise faults.unreachable(servers, type(error).__name__, seconds) from None
+    except BaseException:
+        _close(admin)
+        raise
     return admin
 
 
 def _close(admin: Any) -> None:
     # A client whose bootstrap failed has a running thread but not yet this flag.
     admin._closed = False
-    try:
+    with contextlib.suppress(OSError, RuntimeError, AttributeError):  # its loop has ended by itself, or never began
         admin.close()
-    except (OSError, RuntimeError):  # its loop has ended by itself
-        pass
+    with contextlib.suppress(OSError, RuntimeError, AttributeError):
+        admin._net.stop()  # where closing failed half-way, its thread would go on, and go on logging
 
 
 def reach(servers: str, settings: Mapping[str, str], topic: str | None, seconds: float = REACH_SECONDS) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import (
     AccessDenied,
+    ConfigurationError,
     DataError,
     MissingExtra,
     PenstockError,
@@ -27,18 +28,42 @@ if TYPE_CHECKING:
 ALL_BROKERS_DOWN, AUTHENTICATION, SSL, RESOLVE, TRANSPORT = -187, -169, -181, -193, -195
 TIMED_OUT, MSG_TIMED_OUT, QUEUE_FULL = -185, -192, -184
 UNKNOWN_TOPIC, UNKNOWN_PARTITION, FATAL = -188, -190, -150
+UNSUPPORTED_FEATURE, INVALID_DIFFERENT_RECORD = -165, -138
 PURGED = (-152, -151)
 # Kafka
 UNKNOWN_TOPIC_OR_PARTITION, MSG_SIZE_TOO_LARGE, RECORD_LIST_TOO_LARGE = 3, 10, 18
 COORDINATOR_LOADING, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR = 14, 15, 16
 INVALID_TRANSACTION_TIMEOUT, CONCURRENT_TRANSACTIONS, TRANSACTIONAL_ID_NOT_FOUND = 50, 51, 105
 TRANSACTIONAL_ID_DENIED = 53
+INVALID_TOPIC, INVALID_TIMESTAMP, POLICY_VIOLATION, INVALID_RECORD = 17, 32, 44, 87
+UNSUPPORTED_SASL_MECHANISM, UNSUPPORTED_VERSION, UNSUPPORTED_FORMAT, UNSUPPORTED_COMPRESSION = 33, 35, 43, 76
 DENIED = {29: "the topic", 30: "the group", 31: "the cluster", 53: "the transactional id", 58: "the connection"}
 
 _TOO_LARGE = (MSG_SIZE_TOO_LARGE, RECORD_LIST_TOO_LARGE)
 _MISSING = (UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC)
 _AWAY = (ALL_BROKERS_DOWN, RESOLVE, TRANSPORT, TIMED_OUT, MSG_TIMED_OUT)
 _SAFE = "nothing of this epoch is visible."
+_RULES = (
+    "see which rows break a rule of the topic, and filter them: with cleanup.policy=compact it takes no row without a"
+    " key, message.timestamp.*.max.ms bound the column 'timestamp', and brokers may check schemas."
+)
+#: Rows that a topic never takes, and what to do about them. Of a batch with one such row, all others fail with it.
+_REFUSED = {
+    INVALID_TOPIC: "correct the name; Kafka takes up to 249 letters, digits, dots, dashes and underscores.",
+    INVALID_TIMESTAMP: "correct the column 'timestamp', or raise message.timestamp.before.max.ms and"
+    " message.timestamp.after.max.ms of the topic; without the column, see that brokers and workers agree on the time.",
+    POLICY_VIOLATION: "see the policy of the brokers that the rows break.",
+    INVALID_RECORD: _RULES,
+    INVALID_DIFFERENT_RECORD: _RULES,
+}
+#: What brokers like these never do.
+_UNSUPPORTED = (
+    UNSUPPORTED_SASL_MECHANISM,
+    UNSUPPORTED_VERSION,
+    UNSUPPORTED_FORMAT,
+    UNSUPPORTED_COMPRESSION,
+    UNSUPPORTED_FEATURE,
+)
 
 
 def unreachable(servers: str, reason: str, seconds: float) -> SystemUnavailable:
@@ -97,6 +122,14 @@ def from_code(
             f"The broker refuses the sink's transaction timeout ({text}).",
             safe=_SAFE,
             to_do="lower transaction_timeout, or raise the brokers' transaction.max.timeout.ms.",
+        )
+    if code in _REFUSED:
+        return DataError(f"Topic {topic!r} never takes such rows: {text}.", safe=_SAFE, to_do=_REFUSED[code])
+    if code in _UNSUPPORTED:
+        return ConfigurationError(
+            f"The Kafka brokers at {servers} cannot do what the sink asks of them while {doing}: {text} (code {code}).",
+            safe=_SAFE,
+            to_do="correct the sink's options (compression.type, sasl.mechanism), or upgrade the brokers.",
         )
     if code in _AWAY:
         return unreachable(servers, text, seconds)

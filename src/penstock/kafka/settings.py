@@ -132,7 +132,7 @@ def split_options(options: Mapping[str, object]) -> tuple[dict[str, str], dict[s
         if name.lower() in known:
             spark[known[name.lower()]] = text
         else:
-            client[name.removeprefix("kafka.")] = text
+            client[name.lower().removeprefix("kafka.")] = text  # Spark takes names in any case, and the last counts
     return spark, client
 
 

@@ -30,7 +30,14 @@ from penstock.naming import safe_name, safe_part
 from penstock.progress import Progress, silent
 from penstock.spark.versions import version_of
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
-from penstock.spark_state.rewrite import RewritePlan, join_format, open_readable, require_format, require_reader
+from penstock.spark_state.rewrite import (
+    RewritePlan,
+    join_format,
+    open_readable,
+    require_format,
+    require_reader,
+    require_spread_by_key,
+)
 from penstock.spark_state.store_rows import (
     FAMILY,
     KEY,
@@ -65,6 +72,7 @@ def export(spark: SparkSession, source: str, batch: int, folder: str, progress: 
     operators = read_metadata(origin, batch)
     require_format(origin, batch)
     RewritePlan.of(conf, operators, None, None)  # the same state can be read and rewritten
+    require_spread_by_key(conf, operators)
     require_reader(version_of(spark), conf, operators)
     described = []
     jobs = sum(len(store.families) for operator in operators for store in operator.stores)
@@ -123,6 +131,7 @@ def load(
     body = read_layout(origin)
     operators = tuple(parse_operator(one) for one in body["operators"])
     plan = RewritePlan.of(body["conf"], operators, partitions, backend)
+    require_spread_by_key(body["conf"], operators)
     plan.require_writer(version_of(spark), operators)
     plan.describe(goal, batch, operators)
     with open_work_session(spark) as work:

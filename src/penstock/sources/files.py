@@ -7,7 +7,7 @@ more it leaves out, with a warning in its log and nothing else. So before anythi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
@@ -16,6 +16,7 @@ from penstock.errors import ConfigurationError, FilesMissing
 from penstock.secrets import masked
 from penstock.sources.spark_reader import stream_reader
 from penstock.spark.query import current_execution
+from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,8 +30,9 @@ FORMATS = ("json", "csv", "parquet", "text", "orc")
 _DESCRIBED = ("parquet", "orc")  # each file holds its schema
 
 #: Spark forgets files, and ignores late ones, that are this much older than the newest it has seen; a week by default.
-#: A file that is moved into the folder keeps its old time, so a week would lose it without a word.
-NO_AGE = "36500d"
+#: A file that is moved into the folder keeps its old time, and one file may have a time far ahead of all others, so any
+#: age loses files without a word. With Java's largest number nothing is older: no time of a file comes near it.
+NO_AGE = f"{(1 << 63) - 1}ms"
 
 #: Options that let Spark go on past rows that it should have read, and what each does.
 LOSING: Mapping[str, str] = {
@@ -139,6 +141,31 @@ class FileSource(Source):
                 )
         because = f"replayable, {self.describe()}, every file noted in the checkpoint"
         return Link("source", uid, Guarantee.EXACTLY_ONCE, because)
+
+    def link_beside(self, uid: str, others: Sequence[Source]) -> Link:
+        """`cleanSource` removes what one query has read, and another may not have listed it yet."""
+        for other in others:
+            if isinstance(other, FileSource) and other.cleans and other._folder == self._folder:
+                return Link(
+                    "source",
+                    uid,
+                    Guarantee.AT_MOST_ONCE,
+                    f"{masked(self.path)} is read at several places, and cleanSource removes files that one has read"
+                    " and another may not have seen yet",
+                    "remove cleanSource, or read the folder at one place: write several outputs with @job.epoch.",
+                )
+        return self.link(uid)
+
+    @property
+    def cleans(self) -> bool:
+        """Whether Spark removes or moves files once they are read."""
+        given = {name.lower(): value.lower() for name, value in self.options.items()}
+        return given.get("cleansource", "off") != "off"
+
+    @property
+    def _folder(self) -> str:
+        path = local_path(self.path)
+        return str(path) if path is not None else self.path.rstrip("/")
 
     @property
     def verifies(self) -> bool:

@@ -110,9 +110,7 @@ def require_same_parallelism(
         return
     for uid in queries:
         where = f"{location}/{uid}/{history}"
-        spark_log = spark_log_at(where, spark)
-        epoch, pending = spark_log.next_epoch()
-        barrier = spark_log.barrier(epoch if pending else epoch - 1)
+        barrier = spark_log_at(where, spark).newest_barrier()
         if barrier is None or not storage_at(where, spark).list(STATE):
             continue
         recorded = str(barrier.metadata.get("conf", {}).get(PARTITIONS, wanted.value))

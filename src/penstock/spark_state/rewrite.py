@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CODEC = "spark.sql.streaming.stateStore.compression.codec"
+STRICT = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 ROW_CHECKSUM = "spark.sql.streaming.stateStore.rowChecksum.enabled"
 _JOIN = "symmetricHashJoin"
 _KNOWN = {
@@ -68,6 +69,9 @@ def rewrite(
     operators = read_metadata(origin, batch)
     require_format(origin, batch)
     plan = RewritePlan.of(conf, operators, partitions, backend)
+    spread = plan.partitions != int(conf[PARTITIONS])
+    if spread:
+        require_spread_by_key(conf, operators)
     require_reader(version_of(spark), conf, operators)
     plan.require_writer(version_of(spark), operators)
     plan.prepare(origin, goal, batch, operators)
@@ -83,7 +87,7 @@ def rewrite(
                 hashmap=backend_of(conf) == Backend.HASHMAP,
                 join_format=join_format(conf, operator),
             )
-            return frame if plan.partitions == int(conf[PARTITIONS]) else spread_over(frame, plan.partitions)
+            return spread_over(frame, plan.partitions) if spread else frame
 
         plan.write(work, goal, batch, operators, rows, progress)
     return batch
@@ -209,6 +213,19 @@ def require_reader(version: SparkVersion, conf: Mapping[str, str], operators: Se
             safe="nothing was changed.",
             to_do="keep parallelism and state backend as they are, and take native savepoints; or upgrade PySpark,"
             " which takes up the same checkpoint, and do it there.",
+        )
+
+
+def require_spread_by_key(conf: Mapping[str, str], operators: Sequence[OperatorMetadata]) -> None:
+    """Raises where rows of the state need not be in the partition that their own key belongs to. Before Spark 3.3, or
+    with this setting, an operator also takes rows as an earlier shuffle by other columns has left them."""
+    if operators and conf.get(STRICT, "false").lower() != "true":
+        raise ConfigurationError(
+            f"The query was begun with {STRICT}=false, or by a Spark older than 3.3: which partition a row of its"
+            " state belongs to depends on the shuffles before the operator, and only the plan knows them.",
+            safe="nothing was changed.",
+            to_do="keep the parallelism as it is and take native savepoints; a query that is begun anew with the"
+            " setting left at its default can be rescaled.",
         )
 
 

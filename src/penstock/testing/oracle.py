@@ -12,6 +12,7 @@ was bad, only because the question makes no sense.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,8 +88,11 @@ def compare(expected: Any, actual: Any) -> Verdict:
 
     Each side is a mapping from value to count, any iterable of hashable values, or columns: a numpy or Arrow array, or
     an Arrow table, whose rows are then the values. With columns on both sides no Python object is made per row, which
-    carries millions of rows; integers are the fastest. Columns of types that cannot be compared are a
-    `SchemaMismatch`, a value that is missing (null) equals another missing one.
+    carries millions of rows; integers are the fastest. A value that is missing (null) equals another missing one.
+
+    A value of another kind is another value: the text '1' is not the number 1, and neither are True, 1.0 and
+    Decimal('1'). Between columns of one kind the width does not count (int and bigint, float and double, text and large
+    text), nor does the unit of a time; columns of two kinds are a `SchemaMismatch`.
     """
     left, right = _columns(expected), _columns(actual)
     if left is None or right is None:
@@ -116,12 +120,29 @@ def _columns(side: Any) -> pa.Table | None:
 
 def _counter(side: Any) -> Counter[Any]:
     if isinstance(side, Mapping):
-        return Counter(side)
+        return Counter({_key(value): count for value, count in side.items()})
     table = _columns(side)
-    if table is None:
-        return Counter(side)
-    columns = [column.to_pylist() for column in table.columns]
-    return Counter(columns[0] if len(columns) == 1 else zip(*columns, strict=True))
+    if table is not None:
+        columns = [column.to_pylist() for column in table.columns]
+        side = columns[0] if len(columns) == 1 else zip(*columns, strict=True)
+    return Counter(map(_key, side))
+
+
+#: Python's own classes for what numpy and others have classes of their own for, most special first.
+_KINDS = (tuple, bool, int, float, str, bytes, dt.datetime)
+
+
+def _key(value: Any) -> tuple[type, Any]:
+    """The value with its kind: Python takes 1, True and 1.0 for equal."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    kind = next((one for one in _KINDS if isinstance(value, one)), type(value))
+    return kind, tuple(map(_key, value)) if kind is tuple else value
+
+
+def _value(key: tuple[type, Any]) -> Any:
+    kind, value = key
+    return tuple(map(_value, value)) if kind is tuple else value
 
 
 def _compare_counts(expected: Counter[Any], actual: Counter[Any]) -> Verdict:
@@ -138,7 +159,7 @@ def _compare_counts(expected: Counter[Any], actual: Counter[Any]) -> Verdict:
         lost=groups["lost"].total(),
         duplicated=groups["duplicated"].total(),
         unexpected=groups["unexpected"].total(),
-        examples={kind: list(group)[:EXAMPLES] for kind, group in groups.items() if group},
+        examples={kind: [_value(key) for key in list(group)[:EXAMPLES]] for kind, group in groups.items() if group},
     )
 
 
@@ -150,9 +171,15 @@ def _compare_integers(expected: Column, actual: Column) -> Verdict:
 
 
 def _compare_tables(expected: pa.Table, actual: pa.Table) -> Verdict:
+    if not all(map(_same_kind, expected.schema.types, actual.schema.types)):
+        raise _mismatch(expected.schema, actual.schema)
     try:
-        actual = actual.cast(expected.schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        plain = [
+            pa.schema([column.with_type(_plain(column.type)) for column in one.schema]) for one in (expected, actual)
+        ]
+        common = pa.unify_schemas(plain, promote_options="permissive")
+        expected, actual = expected.cast(common), actual.cast(common)
+    except pa.ArrowException as error:
         raise _mismatch(expected.schema, actual.schema) from error
     names = expected.schema.names
     sides = []
@@ -168,6 +195,39 @@ def _compare_tables(expected: pa.Table, actual: pa.Table) -> Verdict:
         return list(zip(*(column.to_pylist() for column in few.columns), strict=True))
 
     return _judge(_to_numpy(groups.column("wanted_sum")), _to_numpy(groups.column("seen_sum")), examples)
+
+
+_SAME_KIND: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind),
+    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind),
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_duration,
+    lambda kind: pa.types.is_timestamp(kind) and kind.tz is None,
+    lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None,
+)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type without what changes no value: a dictionary, the zone in which moments are shown."""
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz is not None else kind
+
+
+def _same_kind(left: pa.DataType, right: pa.DataType) -> bool:
+    left, right = _plain(left), _plain(right)
+    if left == right or pa.types.is_null(left) or pa.types.is_null(right):
+        return True
+    if pa.types.is_nested(left) and pa.types.is_nested(right) and left.num_fields == right.num_fields:
+        inner = [(left.field(at), right.field(at)) for at in range(left.num_fields)]
+        named = not pa.types.is_struct(left) or [one.name for one, _ in inner] == [one.name for _, one in inner]
+        return named and all(_same_kind(one.type, other.type) for one, other in inner)
+    return any(is_one(left) and is_one(right) for is_one in _SAME_KIND)
 
 
 def _judge(wanted: Column, seen: Column, name: Callable[[Column], list[Any]]) -> Verdict:
@@ -202,7 +262,7 @@ def _mismatch(expected: pa.Schema, actual: pa.Schema) -> SchemaMismatch:
     return SchemaMismatch(
         f"Rows of ({show(expected)}) cannot be compared with rows of ({show(actual)}).",
         safe="nothing was changed.",
-        to_do="give both sides the same columns, of types that convert into each other without loss.",
+        to_do="give both sides the same columns, of the same kinds: text and numbers, say, are never equal.",
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from penstock.contracts.sink import CheckContext
 from penstock.errors import (
     AccessDenied,
+    ConfigurationError,
     DataError,
     PenstockError,
     PreCommitFailed,
@@ -32,6 +33,19 @@ from penstock.sinks.kafka import check
         (-188, TopicMissing),
         (-190, DataError),
         (50, TimeoutsContradict),
+        (17, DataError),
+        (32, DataError),
+        (44, DataError),
+        (87, DataError),
+        (-138, DataError),
+        (33, ConfigurationError),
+        (35, ConfigurationError),
+        (43, ConfigurationError),
+        (76, ConfigurationError),
+        (-165, ConfigurationError),
+        (2, PreCommitFailed),
+        (19, PreCommitFailed),
+        (100, PreCommitFailed),
         (-187, SystemUnavailable),
         (-195, SystemUnavailable),
         (-192, SystemUnavailable),
@@ -52,6 +66,15 @@ def test_the_cause_counts_not_what_followed_from_it() -> None:
     assert isinstance(error, ValueTooLarge)
     assert "7,000,000" in str(error)
     assert "option is 5" in str(error)
+
+
+def test_rows_that_a_topic_never_takes_are_not_tried_again() -> None:
+    failed = [Undelivered(-138, "another row of the batch", "t", 10)] * 100
+    error = faults.from_undelivered(failed, total=9_000, servers="s", limit="", seconds=1)
+    assert isinstance(error, DataError)
+    assert not error.retryable
+    assert "'t'" in error.happened
+    assert "a key" in error.to_do
 
 
 def test_an_epoch_must_fit_into_a_transaction() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.errors import SchemaMismatch
+from penstock.errors import DataError, SchemaMismatch
 from penstock.kafka.librdkafka import Message
 from penstock.sinks.kafka.messages import ARGUMENT, MESSAGE, arguments, messages, plain, spans
 
@@ -91,6 +91,20 @@ def test_arguments_carry_timestamp_and_headers() -> None:
     named = [(c.string_at(int(a["a"])), read(a["b"], a["c"])) for tag, a in told[0] if tag == 9]
     assert named == [(b"a", b"1"), (b"b", None)]
     assert [(c.string_at(int(a["a"])), read(a["b"], a["c"])) for tag, a in told[3] if tag == 9] == [(b"a", b"")]
+
+
+@pytest.mark.parametrize("micros", [0, 1, -1, 999, -999])
+def test_the_first_moment_of_1970_is_refused_because_the_client_takes_it_for_none(micros: int) -> None:
+    rows = messages(pa.array([b"a", b"b", b"c"]), None, None)
+    stamps = pa.array([None, micros, 1000], pa.timestamp("us", "UTC"))
+    with pytest.raises(DataError, match="1 rows have a timestamp within a millisecond of 1970"):
+        arguments(rows, np.zeros(3, "u8"), stamps, None)
+
+
+def test_times_before_1970_are_carried_as_they_are() -> None:
+    rows, micros = messages(pa.array([b"a"] * 4), None, None), [-1000, 1000, -86_400_000_000, None]
+    built = arguments(rows, np.zeros(4, "u8"), pa.array(micros, pa.timestamp("us", "UTC")), None)
+    assert [int(_row(built, n)[5]["a"].view("i8")) for n in range(4)] == [-1, 1, -86_400_000, 0]
 
 
 PAIRS = pa.struct([("key", pa.string()), ("value", pa.binary())])

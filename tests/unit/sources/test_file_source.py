@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import pytest
 
 from penstock import FileSource, Guarantee
+from penstock.epoch.plan import QueryPlan, source_links
 from penstock.errors import ConfigurationError
-from penstock.sources.files import noted_files
+from penstock.sources.files import NO_AGE, noted_files
 from penstock.storage.storage import MemoryStorage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 def test_no_file_is_too_old_unless_the_user_says_so() -> None:
-    assert FileSource("/in").reader_options() == {"maxFileAge": "36500d"}
+    assert FileSource("/in").reader_options() == {"maxFileAge": NO_AGE}
     assert FileSource("/in", options={"MAXFILEAGE": "1d"}).reader_options() == {"MAXFILEAGE": "1d"}
 
 
 def test_options_are_spark_s_and_win() -> None:
     source = FileSource("/in", format="csv", max_files_per_epoch=3, options={"header": True, "maxFilesPerTrigger": 7})
-    assert source.reader_options() == {"maxFileAge": "36500d", "header": "true", "maxFilesPerTrigger": "7"}
+    assert source.reader_options() == {"maxFileAge": NO_AGE, "header": "true", "maxFilesPerTrigger": "7"}
     assert FileSource("/in", max_files_per_epoch=3).reader_options()["maxFilesPerTrigger"] == "3"
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("maxFileAge", "7d"), ("ignoreMissingFiles", True), ("IgnoreCorruptFiles", "true"), ("fileNameOnly", "TRUE")],
+    [
+        ("maxFileAge", "7d"),
+        ("maxFileAge", "36500d"),
+        ("ignoreMissingFiles", True),
+        ("IgnoreCorruptFiles", "true"),
+        ("fileNameOnly", "TRUE"),
+    ],
 )
 def test_options_that_skip_rows_lower_the_guarantee(name: str, value: object) -> None:
     link = FileSource("/in", options={name: value}).link("in")
@@ -32,7 +44,7 @@ def test_options_that_skip_rows_lower_the_guarantee(name: str, value: object) ->
 
 
 def test_options_that_skip_nothing_do_not() -> None:
-    options = {"maxFileAge": "36500d", "ignoreMissingFiles": False, "cleanSource": "archive"}
+    options = {"maxFileAge": NO_AGE, "ignoreMissingFiles": False, "cleanSource": "archive"}
     assert FileSource("/in", options=options).link("in").guarantee is Guarantee.EXACTLY_ONCE
 
 
@@ -40,6 +52,37 @@ def test_a_session_that_skips_rows_lowers_it_too() -> None:
     source = FileSource("/in")
     source._session = {"ignoreMissingFiles": "true"}
     assert source.link("in").guarantee is Guarantee.AT_MOST_ONCE
+
+
+@pytest.mark.parametrize("option", [{"cleanSource": "delete"}, {"CLEANSOURCE": "Archive"}])
+def test_a_folder_that_one_reader_cleans_is_exact_for_it_alone(option: dict[str, str]) -> None:
+    cleaning, other = FileSource("/data/in", options=option), FileSource("file:///data/in/")
+    assert (
+        cleaning.link_beside("in", [FileSource("/data/elsewhere", options=option)]).guarantee is Guarantee.EXACTLY_ONCE
+    )
+    assert cleaning.link_beside("in", [other]).guarantee is Guarantee.EXACTLY_ONCE, "the other one removes nothing"
+    for reader in (cleaning, other):
+        link = reader.link_beside("in", [cleaning])
+        assert link.guarantee is Guarantee.AT_MOST_ONCE
+        assert "cleanSource" in link.because
+    kept = FileSource("/data/in", options={"cleanSource": "OFF"})
+    assert kept.link_beside("in", [kept]).guarantee is Guarantee.EXACTLY_ONCE
+    assert FileSource("s3a://b/in/", options=option).link_beside("in", [FileSource("s3a://b/in", options=option)]).lift
+
+
+def test_a_job_knows_at_how_many_places_it_reads_a_source() -> None:
+    cleaning = FileSource("/in", options={"cleanSource": "delete"})
+
+    def plan(uid: str, *positions: str | None) -> QueryPlan:
+        sources = {name: cleaning for name in positions if name is not None}
+        return QueryPlan(uid, cast("DataFrame", None), {}, sources, positions, lambda batch, outputs: None)
+
+    def guarantees(*plans: QueryPlan) -> set[Guarantee]:
+        return {link.guarantee for one in plans for link in source_links(one, plans)}
+
+    assert guarantees(plan("a", "in", None)) == {Guarantee.EXACTLY_ONCE}
+    assert guarantees(plan("a", "in"), plan("b", "in")) == {Guarantee.AT_MOST_ONCE}
+    assert guarantees(plan("a", "in", "in")) == {Guarantee.AT_MOST_ONCE}, "a join with itself lists twice"
 
 
 def test_what_it_is() -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import threading
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext
-from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable
+from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable, TopicRecreated
 from penstock.kafka.settings import split_options
 from penstock.kafka.translation import for_java, for_librdkafka
+from penstock.sources.kafka import group
 from penstock.sources.kafka.group import GroupPublisher
 from penstock.sources.kafka.source import TUNED, KafkaSource
 
@@ -159,7 +163,90 @@ def test_no_secret_is_ever_shown() -> None:
 
 def test_ignoring_losses_lowers_the_guarantee() -> None:
     assert source().link("in").guarantee is Guarantee.EXACTLY_ONCE
-    assert source(options={"failOnDataLoss": False}).link("in").guarantee is Guarantee.AT_MOST_ONCE
+    for name, value in (("failOnDataLoss", False), ("failondataloss", "FALSE"), ("FAILONDATALOSS", "False")):
+        assert source(options={name: value}).link("in").guarantee is Guarantee.AT_MOST_ONCE
+
+
+@pytest.mark.parametrize(
+    "name", ["isolation.level", "kafka.isolation.level", "Isolation.Level", "KAFKA.Isolation.level"]
+)
+def test_reading_uncommitted_rows_lowers_the_guarantee_in_any_spelling(name: str) -> None:
+    uncommitted = source(options={name: "READ_UNCOMMITTED"})
+    assert uncommitted.link("in").guarantee is Guarantee.AT_LEAST_ONCE
+    assert "aborted" in uncommitted.link("in").because
+    assert uncommitted.reader_options("in")["kafka.isolation.level"] == "READ_UNCOMMITTED"
+    assert source(options={name: "read_committed"}).link("in").guarantee is Guarantee.EXACTLY_ONCE
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"includeHeaders": True},
+        {"kafka.group.id": "mine"},
+        {"startingOffsetsByTimestamp": "{}"},
+        {"maxTriggerDelay": "1m"},
+        {"minPartitions": 8},
+    ],
+)
+def test_options_that_read_every_row_leave_the_guarantee(harmless: dict[str, Any]) -> None:
+    assert source(options=harmless).link("in").guarantee is Guarantee.EXACTLY_ONCE
+
+
+def test_a_topic_that_was_created_again_is_refused_unless_its_id_is_accepted() -> None:
+    replaced = {"orders": ("A", "B"), "returns": ("R", "S")}
+    with pytest.raises(TopicRecreated) as refused:
+        source(accepted_ids=["B"]).refuse_replaced("in", replaced)
+    assert "'returns' (id R, now S)" in refused.value.happened
+    assert "'orders'" not in refused.value.happened
+    assert "accepted_ids=['S']" in refused.value.to_do
+    assert not refused.value.retryable
+    source(accepted_ids=["B", "S"]).refuse_replaced("in", replaced)
+    assert source(accepted_ids="B").accepted_ids == ("B",)
+
+
+def test_topics_of_which_something_was_read_are_compared_unless_losses_are_tolerated() -> None:
+    offset = {"orders": {"0": 0, "1": 7}, "returns": {"0": 0}}
+    for spelling in (offset, json.dumps(offset)):
+        assert source().parts(spelling) == {"orders": {"0": 0, "1": 7}}
+    assert source().identified
+    assert not source(options={"failOnDataLoss": "false"}).identified
+
+
+class Described:
+    """An admin client that knows these topics."""
+
+    def __init__(self, **ids: str) -> None:
+        self._ids = ids
+
+    def list_topics(self, timeout: float) -> Any:
+        return SimpleNamespace(topics=dict.fromkeys(self._ids))
+
+    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Any]:
+        confluent_kafka = pytest.importorskip("confluent_kafka")
+        missing = confluent_kafka.KafkaError(confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART)
+        refused = confluent_kafka.KafkaError(confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        found: dict[str, Any] = {}
+        for name in topics.topic_names:
+            found[name] = Future()
+            if name == "secret":
+                found[name].set_exception(confluent_kafka.KafkaException(refused))
+            elif name in self._ids:
+                found[name].set_result(SimpleNamespace(topic_id=self._ids[name]))
+            else:
+                found[name].set_exception(confluent_kafka.KafkaException(missing))
+        return found
+
+
+def test_ids_are_those_of_the_topics_that_are_there_and_have_one() -> None:
+    pytest.importorskip("confluent_kafka")
+    from penstock.sources.kafka.check import topic_ids
+
+    client: Any = Described(orders="o1", old="A" * 22, returns="r1")
+    assert topic_ids(client, "h:1", ["orders", "old", "gone"], None) == {"orders": "o1"}
+    assert topic_ids(client, "h:1", [], "re.*") == {"returns": "r1"}
+    assert topic_ids(client, "h:1", [], None) == {}
+    with pytest.raises(AccessDenied, match="refused"):
+        topic_ids(client, "h:1", ["secret"], None)
 
 
 def test_a_broker_that_is_not_there() -> None:
@@ -194,6 +281,7 @@ def test_only_the_newest_positions_are_published_and_not_too_often() -> None:
         publisher.publish({"orders": {"0": end}})
     publisher.flush()
     publisher.flush()
+    publisher.close()
     assert sent == [("g", {"orders": {"0": 1}}), ("g", {"orders": {"0": 49}})]
 
 
@@ -208,12 +296,56 @@ def test_a_group_that_cannot_be_reached_is_tried_again_and_mentioned_once(caplog
         mended.set()
 
     with caplog.at_level(logging.WARNING):
-        GroupPublisher(send, "g", pause=0.01).publish({"orders": {"0": 1}})
+        publisher = GroupPublisher(send, "g", pause=0.01)
+        publisher.publish({"orders": {"0": 1}})
         assert mended.wait(5)
+        publisher.close()
     assert tried == [{"orders": {"0": 1}}] * 6
     assert [record.message for record in caplog.records if record.name.startswith("penstock")] == [
         "positions could not be told to consumer group g, lag tools will not see this job: no coordinator"
     ]
+
+
+def test_a_publisher_that_is_closed_sends_the_last_positions_and_ends_its_thread() -> None:
+    sent: list[Any] = []
+    arrived, ended = threading.Event(), threading.Event()
+
+    def send(_: str, positions: Any) -> None:
+        sent.append(positions)
+        arrived.set()
+
+    publisher = GroupPublisher(send, "closed", pause=30.0, end=ended.set)
+    publisher.publish({"orders": {"0": 1}})
+    assert arrived.wait(5)
+    publisher.publish({"orders": {"0": 2}})
+    publisher.close()
+    assert sent == [{"orders": {"0": 1}}, {"orders": {"0": 2}}]
+    assert ended.is_set()
+    assert not [one for one in threading.enumerate() if one.name == "penstock-group-closed"]
+
+
+def test_a_source_that_stops_closes_what_it_has_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    class Connection:
+        def __init__(self, *_: Any) -> None: ...
+
+        def ask(self, *_: Any) -> dict[str, Any]:
+            return {}
+
+        def close(self) -> None:
+            closed.append("closed")
+
+    monkeypatch.setattr(group, "Connections", Connection)
+    one = source()
+    one.publish("job", "in", {"orders": {"0": 1}})
+    one.stop()
+    assert closed == ["closed"]
+    one.stop()
+    late = group.AdminSender("h:1", {})
+    late.close()
+    late("g", {})  # was under way
+    assert closed == ["closed"] * 2
 
 
 def test_publishing_survives_pickling_and_nothing() -> None:

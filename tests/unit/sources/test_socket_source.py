@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from penstock.errors import (
     ValueTooLarge,
 )
 from penstock.failpoints import InjectedFault, hooked
-from penstock.sources.socket.journal import Journal
+from penstock.sources.socket.journal import Journal, journal_id
 from penstock.sources.socket.journal_reader import JournalReader
 from penstock.sources.socket.receiver import Receiver, whole_lines
 from tests.support.lines import LineServer
@@ -365,3 +366,28 @@ def test_without_a_journal_positions_never_come_again(server: LineServer, tmp_pa
         source.stop()
         assert not folder.exists()
     assert starts[1] > starts[0] + 1000
+
+
+def test_a_journal_that_was_begun_anew_is_not_read_at_the_old_position(tmp_path: Path) -> None:
+    source = SocketSource("localhost", 9999, journal=str(tmp_path / "journal"))
+    assert source.identities(()) == {}
+    Journal(tmp_path / "journal", job="j", source="s").close()
+    before = source.identities(())
+    Journal(tmp_path / "journal", job="j", source="s").close()
+    assert source.identities(()) == before
+    shutil.rmtree(tmp_path / "journal")
+    Journal(tmp_path / "journal", job="j", source="s").close()
+    now = source.identities(())
+    assert before.keys() == now.keys() == source.parts({"position": 7}).keys()
+    assert before != now
+    assert source.parts({"position": 0}) == {}
+    with pytest.raises(PositionsLost, match="begun anew"):
+        source.refuse_replaced("s", {"journal": (before["journal"], now["journal"])})
+    assert source.identified
+    assert not SocketSource("localhost", 9999).identified
+
+
+def test_a_journal_of_an_earlier_version_has_no_id(tmp_path: Path) -> None:
+    assert journal_id(tmp_path) is None
+    (tmp_path / "journal.json").write_text('{"version": 1, "job": "j", "source": "s"}')
+    assert journal_id(tmp_path) is None

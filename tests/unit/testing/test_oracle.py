@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import itertools
 import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -83,6 +87,90 @@ def test_columns_that_cannot_be_compared_are_refused() -> None:
         compare(pa.table({"a": [1]}), pa.table({"b": [1]}))
     with pytest.raises(SchemaMismatch, match="cannot be compared"):
         compare(pa.table({"a": [1]}), pa.table({"a": ["one"]}))
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [
+        (["1"], [1]),
+        ([1], [True]),
+        ([0], [False]),
+        ([1], [Decimal(1)]),
+        ([1], [1.0]),
+        ([b"a"], ["a"]),
+        ([("k", 1)], [("k", True)]),
+        ([("k", (1, 2))], [("k", (1, 2.0))]),
+        ({1: 3}, {True: 3}),
+        (range(1, 2), ["1"]),
+        (pa.array([1]), [1.0]),
+        ([dt.date(2026, 1, 1)], [dt.datetime(2026, 1, 1)]),
+    ],
+)
+def test_a_value_of_another_kind_is_another_value(expected: Any, actual: Any) -> None:
+    for one, other in ((expected, actual), (actual, expected)):
+        verdict = compare(one, other)
+        assert (verdict.lost, verdict.duplicated, verdict.unexpected) == (verdict.expected, 0, verdict.found)
+        assert compare(one, one).ok
+
+
+def test_the_examples_are_the_values_themselves() -> None:
+    assert compare(["1", ("a", 2)], [1, ("a", 2)]).examples == {"lost": ["1"], "unexpected": [1]}
+    assert compare([("a", (1, None))], []).examples == {"lost": [("a", (1, None))]}
+
+
+ONE = [1]
+KINDS: dict[str, pa.Array] = {
+    "bool": pa.array([True]),
+    "int": pa.array(ONE, pa.int32()),
+    "double": pa.array([1.0]),
+    "decimal": pa.array([Decimal(1)], pa.decimal128(3, 1)),
+    "text": pa.array(["1"]),
+    "binary": pa.array([b"1"]),
+    "date": pa.array(ONE, pa.int32()).cast(pa.date32()),
+    "time": pa.array(ONE, pa.time64("us")),
+    "duration": pa.array(ONE, pa.duration("us")),
+    "moment": pa.array(ONE, pa.timestamp("us", "UTC")),
+    "wall clock": pa.array(ONE, pa.timestamp("us")),
+    "list": pa.array([[1]]),
+    "list of text": pa.array([["1"]]),
+    "struct": pa.array([{"a": 1}]),
+    "struct of text": pa.array([{"a": "1"}]),
+    "struct of another name": pa.array([{"b": 1}]),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(KINDS, 2)))
+def test_columns_of_two_kinds_are_never_equal(one: str, other: str) -> None:
+    for left, right in ((one, other), (other, one)):
+        with pytest.raises(SchemaMismatch):
+            compare(KINDS[left], KINDS[right])
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide"),
+    [
+        (pa.array([1, None], pa.int8()), pa.array([None, 1], pa.int64())),
+        (pa.array([1, None], pa.uint8()), pa.array([None, 1], pa.int64())),
+        (pa.array([0.1], pa.float32()), pa.array([0.10000000149011612], pa.float64())),
+        (pa.array([Decimal("1.5")], pa.decimal128(2, 1)), pa.array([Decimal("1.50")], pa.decimal128(10, 2))),
+        (pa.array(["a"]), pa.array(["a"], pa.large_string())),
+        (pa.array(["a"]), pa.array(["a"]).dictionary_encode()),
+        (pa.array([b"a"]), pa.array([b"a"], pa.large_binary())),
+        (pa.array([1_000], pa.timestamp("ms")), pa.array([1_000_000], pa.timestamp("us"))),
+        (pa.array([1], pa.timestamp("us", "UTC")), pa.array([1], pa.timestamp("us", "Europe/Berlin"))),
+        (pa.array([None, None]), pa.array([None, None], pa.string())),
+    ],
+)
+def test_the_width_of_a_column_does_not_count(narrow: pa.Array, wide: pa.Array) -> None:
+    assert compare(narrow, wide).ok
+    assert compare(wide, narrow).ok
+    assert compare(pa.table({"a": narrow, "b": narrow}), pa.table({"a": wide, "b": wide})).ok
+
+
+def test_a_value_that_does_not_fit_the_narrower_column_is_found() -> None:
+    assert compare(pa.array([0.1], pa.float32()), pa.array([0.1])).unexpected == 1
+    assert compare(pa.array([1], pa.timestamp("ms")), pa.array([1_001], pa.timestamp("us"))).unexpected == 1
+    assert compare(pa.array([1, None], pa.int8()), pa.array([300, None], pa.int64())).unexpected == 1
 
 
 def test_people_and_programs_can_read_a_verdict() -> None:

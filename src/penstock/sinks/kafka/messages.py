@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import SchemaMismatch
+from penstock.errors import DataError, SchemaMismatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -167,7 +167,7 @@ def arguments(
 
 
 def _milliseconds(timestamp: pa.Array | None, count: int) -> U8:
-    # 0 tells librdkafka to take the present.
+    # 0 tells librdkafka to take the present, and there is no other way to say it: it cannot send this one moment.
     if timestamp is None:
         return np.zeros(count, "u8")
     import pyarrow as pa
@@ -175,6 +175,14 @@ def _milliseconds(timestamp: pa.Array | None, count: int) -> U8:
 
     cast = pc.cast(timestamp, pa.timestamp("ms", timestamp.type.tz), safe=False)
     numbers: U8 = pc.fill_null(cast.cast(pa.int64()), 0).to_numpy(zero_copy_only=False).astype("i8").view("u8")
+    wrong = int(np.count_nonzero(numbers == 0)) - timestamp.null_count
+    if wrong:
+        raise DataError(
+            f"{wrong:,} rows have a timestamp within a millisecond of 1970-01-01T00:00:00Z, which Kafka's client takes"
+            " for none: they would get the present time, another one in every replay.",
+            safe="nothing of this epoch is visible.",
+            to_do="write null where a row has no time of its own, or leave the column 'timestamp' out.",
+        )
     return numbers
 
 

@@ -170,7 +170,9 @@ class Producer:
 
     def _topic(self, name: str, wanted: npt.NDArray[np.int32]) -> int:
         """The topic's handle, once its partitions are known: librdkafka must not meet an explicit partition before."""
-        if name not in self._partitions:
+        low, high = int(wanted.min()), int(wanted.max())
+        # Partitions may have been added since: a number that is not known yet is asked for before it is refused.
+        if name not in self._partitions or high >= self._partitions[name]:
             code, count = self._handle.partitions(name, INIT_SECONDS)
             if code or not count:
                 text = self._handle.text(code or faults.UNKNOWN_TOPIC_OR_PARTITION)
@@ -183,9 +185,7 @@ class Producer:
                     seconds=INIT_SECONDS,
                 )
             self._partitions[name] = count
-        low, high = int(wanted.min()), int(wanted.max())
         if low < -1 or high >= self._partitions[name]:
-            del self._partitions[name]  # somebody may be adding partitions: ask again next time
             raise DataError(
                 f"A row names partition {low if low < -1 else high} of topic {name!r}, which does not exist.",
                 safe="nothing of this epoch is visible.",

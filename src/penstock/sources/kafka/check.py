@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import Finding
 from penstock.errors import AccessDenied, PenstockError, SystemUnavailable, TopicMissing
 from penstock.kafka.connections import librdkafka_admin
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+#: Seconds for an answer that a query waits for.
+PATIENCE = 10.0
 
 
 def check_topics(
@@ -36,6 +42,27 @@ def check_topics(
     return ()
 
 
+def topic_ids(client: AdminClient, servers: str, names: Collection[str], pattern: str | None) -> dict[str, str]:
+    """The id of each of these topics, and of those that match `pattern`. A topic that is not there is left out, and so
+    are all where the brokers give topics no ids (before Kafka 2.8)."""
+    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+    try:
+        listed = client.list_topics(timeout=PATIENCE).topics if pattern is not None else {}
+        wanted = {*names, *(name for name in listed if re.fullmatch(pattern or "", name))}
+        found = {}
+        answers = client.describe_topics(TopicCollection(sorted(wanted)), request_timeout=PATIENCE) if wanted else {}
+        for name, future in answers.items():
+            try:
+                found[name] = str(future.result().topic_id)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+    except KafkaException as error:
+        raise translate_error(error.args[0], (), servers, safe="nothing was decided.") from error
+    return {name: own for name, own in found.items() if own.strip("A")}  # 16 zero bytes: no id
+
+
 def _require_topic(name: str, future: Any, servers: str) -> None:
     from confluent_kafka import KafkaError, KafkaException
 
@@ -52,7 +79,9 @@ def _require_topic(name: str, future: Any, servers: str) -> None:
         raise
 
 
-def translate_error(error: Any, heard: Sequence[Any], servers: str) -> PenstockError:
+def translate_error(
+    error: Any, heard: Sequence[Any], servers: str, *, safe: str = "nothing was started."
+) -> PenstockError:
     """One of our errors for one of librdkafka's. A refused login shows only as silence of the request, so what the
     client `heard` meanwhile counts as well."""
     from confluent_kafka import KafkaError
@@ -68,12 +97,12 @@ def translate_error(error: Any, heard: Sequence[Any], servers: str) -> PenstockE
         if fault.code() in refused:
             return AccessDenied(
                 f"Kafka at {servers} refused: {fault.str()}.",
-                safe="nothing was started.",
+                safe=safe,
                 to_do="check user, password and mechanism, and the right to read and describe the topics.",
             )
     detail = heard[-1].str() if heard else error.str()
     return SystemUnavailable(
         f"Kafka at {servers} does not answer: {detail}.",
-        safe="nothing was started.",
+        safe=safe,
         to_do="check that the brokers run, that this machine reaches them, and security.protocol.",
     )

@@ -9,12 +9,11 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 
 from penstock.deadline import Deadline
 from penstock.kafka import settings
-from penstock.kafka.connections import Connections
+from penstock.kafka.connections import Connections, kafka_python
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +31,15 @@ Send = Callable[[str, Positions], None]
 class GroupPublisher:
     """Sends the newest positions of one group from a thread of its own; older ones that were not sent are dropped."""
 
-    def __init__(self, send: Send, group: str, *, pause: float = PAUSE) -> None:
-        self._send = send
+    def __init__(self, send: Send, group: str, *, pause: float = PAUSE, end: Callable[[], None] = lambda: None) -> None:
+        """`end`: called when nothing is sent any more."""
+        self._send, self._end = send, end
         self._group = group
         self._pause = pause
         self._newest: Positions | None = None
         self._there = threading.Condition()
         self._failures = 0
+        self._closed = False
         self._thread: threading.Thread | None = None
 
     def publish(self, positions: Positions) -> None:
@@ -71,30 +72,47 @@ class GroupPublisher:
                     error,
                 )
 
-    def _run(self) -> None:
-        while True:
-            with self._there:
-                while self._newest is None:
-                    self._there.wait()
+    def close(self) -> None:
+        """Send what is waiting, unless the broker refuses anyway, and end the thread and its connection."""
+        with self._there:
+            self._closed = True
+            self._there.notify_all()
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
+            atexit.unregister(self.flush)
+        if not self._failures:
             self.flush()
-            time.sleep(self._pause)
+        self._end()
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._there:
+                self._there.wait_for(lambda: self._closed or self._newest is not None)
+            if not self._closed:
+                self.flush()
+            with self._there:
+                self._there.wait_for(lambda: self._closed, self._pause)
 
 
-def admin_sender(servers: str, options: Mapping[str, str]) -> Send:
+class AdminSender:
     """Sends through one kept connection, opened with the first positions and again after a failure. `options` are
     connection settings in librdkafka's names.
 
     Through kafka-python, not librdkafka: the latter's request for group offsets ends the whole process by an assertion
     when the group's coordinator goes away at the wrong moment, and this is the driver.
     """
-    connections: list[Connections] = []
 
-    def send(group: str, positions: Positions) -> None:
-        if not connections:
-            connections.append(Connections(servers, settings.normalise(options)))
-        connection = connections.pop()
+    def __init__(self, servers: str, options: Mapping[str, str]) -> None:
+        self._servers, self._options = servers, dict(options)
+        self._connections: list[Connections] = []
+        self._closed = False
+
+    def __call__(self, group: str, positions: Positions) -> None:
+        kafka_python()  # which knows how to import it
         from kafka.structs import OffsetAndMetadata, TopicPartition
 
+        kept = self._connections
+        connection = kept.pop() if kept else Connections(self._servers, settings.normalise(self._options))
         offsets = {
             TopicPartition(topic, int(partition)): OffsetAndMetadata(offset, "", -1)
             for topic, own in positions.items()
@@ -105,9 +123,14 @@ def admin_sender(servers: str, options: Mapping[str, str]) -> Send:
         except BaseException:
             connection.close()
             raise
-        connections.append(connection)
+        kept.append(connection)
+        if self._closed:  # while this was under way
+            self.close()
         refused = {where: error for where, error in answers.items() if getattr(error, "errno", 0) != 0}
         if refused:
             raise RuntimeError(f"the group's coordinator refused {refused}")
 
-    return send
+    def close(self) -> None:
+        self._closed = True
+        while self._connections:
+            self._connections.pop().close()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, TopicRecreated
 from penstock.kafka.connections import librdkafka_admin
 from penstock.kafka.settings import split_options
 from penstock.kafka.translation import for_java, for_librdkafka
-from penstock.sources.kafka.group import GroupPublisher, admin_sender
+from penstock.sources.kafka.group import AdminSender, GroupPublisher
 from penstock.sources.spark_reader import stream_reader
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ TUNED: Mapping[str, str] = {
     "fetch.max.wait.ms": "5",
 }
 
+_COMMITTED = "read_committed"
+
 
 class KafkaSource(Source):
     """Topics of one cluster: `key binary, value binary, topic string, partition int, offset bigint, timestamp
@@ -45,6 +47,9 @@ class KafkaSource(Source):
     given there always wins. `tuned=False` leaves Java's defaults. Only rows of committed transactions are read, and
     rows that Kafka deleted before they were read stop the job, unless `options` say otherwise.
 
+    A topic that was deleted and created again stops the job (`TopicRecreated`): its positions are those of the former
+    one. `accepted_ids` are the ids of topics in which the job is to go on at them all the same.
+
     Committed positions are mirrored to the consumer group `group` (`penstock-<job>-<uid>`), for lag tools only.
     """
 
@@ -57,6 +62,7 @@ class KafkaSource(Source):
         starting: str | Mapping[str, Any] = "earliest",
         max_offsets_per_epoch: int | None = None,
         group: str | None = None,
+        accepted_ids: Sequence[str] = (),
         options: Mapping[str, Any] | None = None,
         tuned: bool = True,
     ) -> None:
@@ -67,10 +73,11 @@ class KafkaSource(Source):
         self.starting = starting if isinstance(starting, str) else json.dumps(starting)
         self.max_offsets_per_epoch = max_offsets_per_epoch
         self.group = group
+        self.accepted_ids = (accepted_ids,) if isinstance(accepted_ids, str) else tuple(accepted_ids)
         self.tuned = tuned
         self._spark_options, self._client_options = split_options(options or {})
         self._publishers: dict[str, GroupPublisher] = {}
-        self._looker: AdminClient | None = None  # made when somebody looks at the lag
+        self._looker: AdminClient | None = None  # made when ids or ends of topics are first asked for
         self._refuse_contradictions()
 
     def _refuse_contradictions(self) -> None:
@@ -104,7 +111,7 @@ class KafkaSource(Source):
         if self.max_offsets_per_epoch is not None:
             options["maxOffsetsPerTrigger"] = str(self.max_offsets_per_epoch)
         client = {
-            "isolation.level": "read_committed",
+            "isolation.level": _COMMITTED,
             **(TUNED if self.tuned else {}),
             **for_java(self._client_options),
             "bootstrap.servers": self.servers,
@@ -122,7 +129,7 @@ class KafkaSource(Source):
         spark.read.format("kafka").options(**options).load().limit(1).collect()
 
     def link(self, uid: str) -> Link:
-        if self._spark_options.get("failOnDataLoss", "true").lower() == "false":
+        if self._tolerates_loss:
             return Link(
                 "source",
                 uid,
@@ -130,14 +137,66 @@ class KafkaSource(Source):
                 "failOnDataLoss=false goes on past rows that Kafka deleted before they were read",
                 "remove failOnDataLoss from the options, so that such a loss stops the job.",
             )
+        isolation = self._client_options.get("isolation.level", _COMMITTED)
+        if isolation.strip().lower() != _COMMITTED:
+            return Link(
+                "source",
+                uid,
+                Guarantee.AT_LEAST_ONCE,
+                f"isolation.level={isolation} also reads the rows of transactions that were aborted or are open",
+                f"remove isolation.level from the options; the source reads {_COMMITTED}.",
+            )
         return super().link(uid)
 
+    @property
+    def _tolerates_loss(self) -> bool:
+        return self._spark_options.get("failOnDataLoss", "true").strip().lower() == "false"
+
+    @property
+    def identified(self) -> bool:
+        return not self._tolerates_loss
+
+    def parts(self, offset: Any) -> Mapping[str, Any]:
+        """The topics of which something was read: of all others, whatever they are now, nothing is skipped."""
+        positions = json.loads(offset) if isinstance(offset, str) else offset
+        return {topic: own for topic, own in positions.items() if any(own.values())}
+
+    def identities(self, names: Collection[str], *, subscribed: bool = False) -> Mapping[str, str]:
+        from penstock.sources.kafka.check import topic_ids
+
+        if not subscribed:
+            return topic_ids(self._admin(), self.servers, names, None)
+        return topic_ids(self._admin(), self.servers, {*names, *self.topics}, self.pattern)
+
+    def refuse_replaced(self, uid: str, replaced: Mapping[str, tuple[str, str]]) -> None:
+        new = {name: now for name, (_, now) in replaced.items() if now not in self.accepted_ids}
+        if new:
+            shown = ", ".join(f"{name!r} (id {replaced[name][0]}, now {now})" for name, now in new.items())
+            raise TopicRecreated(
+                f"The positions of source {uid!r} were written for other topics than those that now have the names:"
+                f" {shown}. They were deleted and created again, or the job reads another cluster.",
+                safe="nothing was read from the new topics that a checkpoint counts; all that is committed stays.",
+                to_do="to read the new topics from their beginning, give the source another uid and restore the newest"
+                " checkpoint with --allow-non-restored-state, or use another query uid to start over; to go on at the"
+                f" old positions, because the same rows are there, KafkaSource(…, accepted_ids={list(new.values())}).",
+            )
+
+    def _admin(self) -> AdminClient:
+        if self._looker is None:
+            self._looker = librdkafka_admin(for_librdkafka(self.servers, self._client_options))
+        return self._looker
+
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
+        from penstock.contracts.sink import Finding
         from penstock.sources.kafka.check import check_topics
 
         for_java(self._client_options)  # what cannot be translated is said before anything connects
         settings = for_librdkafka(self.servers, self._client_options)
-        return check_topics(settings, self.topics, self.pattern, uid, min(10.0, context.timeout_seconds))
+        found = check_topics(settings, self.topics, self.pattern, uid, min(10.0, context.timeout_seconds))
+        if not found and self.identified and not self.identities((), subscribed=True):
+            unknown = "the brokers give topics no ids: one that is deleted and created again is not noticed"
+            return (Finding(uid, unknown),)
+        return found
 
     def publish(self, job: str, uid: str, offset: Any) -> None:
         if not offset:
@@ -146,18 +205,21 @@ class KafkaSource(Source):
         if group not in self._publishers:
             connection = for_librdkafka(self.servers, self._client_options)
             owned = ("bootstrap.servers", "client.id")
-            sender = admin_sender(self.servers, {key: connection[key] for key in connection if key not in owned})
-            self._publishers[group] = GroupPublisher(sender, group)
+            sender = AdminSender(self.servers, {key: connection[key] for key in connection if key not in owned})
+            self._publishers[group] = GroupPublisher(sender, group, end=sender.close)
         self._publishers[group].publish(json.loads(offset) if isinstance(offset, str) else offset)
+
+    def stop(self) -> None:
+        while self._publishers:
+            self._publishers.popitem()[1].close()
+        self._looker = None
 
     def end_positions(self, offset: Any, deadline: Deadline) -> Mapping[str, int]:
         from penstock.sources.kafka.ends import end_offsets
 
         if not offset:
             return {}
-        if self._looker is None:
-            self._looker = librdkafka_admin(for_librdkafka(self.servers, self._client_options))
-        return end_offsets(self._looker, json.loads(offset) if isinstance(offset, str) else offset, deadline)
+        return end_offsets(self._admin(), json.loads(offset) if isinstance(offset, str) else offset, deadline)
 
     def jars(self) -> Sequence[str]:
         return ("spark-kafka",)

@@ -300,11 +300,18 @@ def _disk(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def journal_id(folder: Path) -> str | None:
+    """What tells the journal from any other that was or will be in this folder; None where there is none, or one of an
+    earlier version."""
+    data = LocalStorage(folder).read(IDENTITY)
+    return None if data is None else json.loads(data).get("id")
+
+
 def claim_journal(folder: Path, job: str, source: str, *, create: bool = True) -> None:
     """See that the journal belongs to this source of this job, and make it so where it is new. Positions in a
     checkpoint mean something in one journal only, and one job deletes what another has not read."""
     storage = LocalStorage(folder)
-    mine = {"version": VERSION, "job": job, "source": source}
+    mine = {"version": VERSION, "job": job, "source": source, "id": secrets.token_hex(8)}
     if create:
         with contextlib.suppress(AlreadyExists):
             storage.create(IDENTITY, json.dumps(mine).encode())

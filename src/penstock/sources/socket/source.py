@@ -8,15 +8,15 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.option import size
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
-from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable
-from penstock.sources.socket.journal import Journal, claim_journal
+from penstock.errors import AccessDenied, ConfigurationError, PositionsLost, SystemUnavailable
+from penstock.sources.socket.journal import Journal, claim_journal, journal_id
 from penstock.sources.socket.receiver import Receiver
 from penstock.sources.spark_reader import stream_reader
 from penstock.storage.private import require_own
@@ -114,6 +114,26 @@ class SocketSource(Source):
                 to_do="correct the name, or see to the name service.",
             ) from error
         return ()
+
+    @property
+    def identified(self) -> bool:
+        return self.journal is not None
+
+    def parts(self, offset: Any) -> Mapping[str, Any]:
+        return {"journal": offset["position"]} if offset["position"] else {}
+
+    def identities(self, names: Collection[str], *, subscribed: bool = False) -> Mapping[str, str]:
+        found = None if self.journal is None else journal_id(self.journal)
+        return {} if found is None else {"journal": found}
+
+    def refuse_replaced(self, uid: str, replaced: Mapping[str, tuple[str, str]]) -> None:
+        raise PositionsLost(
+            f"The journal {self.journal} of source {uid!r} is not the one that the checkpoint's positions belong to: it"
+            " was deleted, or replaced, and begun anew.",
+            safe="nothing was skipped; the job stops before lines that it would have left out.",
+            to_do="bring back the journal that belongs to this checkpoint; or give the query another uid to start over"
+            " with what is there.",
+        )
 
     def start(self, job: str, uid: str, readers: Sequence[str]) -> None:
         folder, durable = self._place(uid), self.journal is not None
