@@ -28,12 +28,10 @@ from penstock.server.operations import Operations
 from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from penstock.config.rest import Rest
     from penstock.config.settings import Settings
     from penstock.events import Events
-    from penstock.server.requests import Asgi
+    from penstock.server.connections import Server
     from penstock.server.runs import Insight
 
 log = logging.getLogger("penstock")
@@ -197,16 +195,15 @@ class _Server:
 
     def _run(self, controls: Mapping[str, Any]) -> None:
         try:
-            import uvicorn
-
+            from penstock.server.connections import Server, uvicorn_config
             from penstock.server.job_app import Controls, job_application
 
             app = job_application(Controls(**controls)).asgi()
-            asyncio.run(self._serve(uvicorn.Server(uvicorn_config(app, self._rest))))
+            asyncio.run(self._serve(Server(uvicorn_config(app, self._rest))))
         except Exception:
             log.exception("the job runs, but takes no more commands: its control server has failed")
 
-    async def _serve(self, server: uvicorn.Server) -> None:
+    async def _serve(self, server: Server) -> None:
         """Until the end is asked for. uvicorn's own way to end takes a fifth of a second, in every job."""
         loop, end = asyncio.get_running_loop(), asyncio.Event()
         with self._lock:
@@ -218,23 +215,10 @@ class _Server:
         await asyncio.wait((serve, ended), return_when=asyncio.FIRST_COMPLETED)
         with self._lock:
             self._end = None
-        for listening in getattr(server, "servers", ()):
-            listening.close()
-        for connection in list(server.server_state.connections):
-            connection.shutdown()
+        await server.end()
         serve.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serve
-
-
-def uvicorn_config(app: Asgi, rest: Rest, log_level: str = "warning") -> uvicorn.Config:
-    """How our servers serve; by TLS where there is a certificate."""
-    import uvicorn
-
-    return uvicorn.Config(
-        app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None, log_level=log_level,
-        access_log=False, server_header=False, ssl_certfile=rest.certificate, ssl_keyfile=rest.key,
-    )  # fmt: skip
 
 
 def check_certificate(rest: Rest) -> None:
