@@ -16,7 +16,7 @@ ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubc
 CURED_BY_TIME = {
     "CheckpointExpired", "ClusterUnavailable", "CredentialsExpired", "EpochError", "FilesMissing", "LedgerError",
     "OutcomeUnknown",
-    "PreCommitFailed", "StorageFull", "StrayTask", "SystemUnavailable", "WritersLost",
+    "PreCommitFailed", "SparkUnresponsive", "StorageFull", "StrayTask", "SystemUnavailable", "WritersLost",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from enum import StrEnum
 
-from penstock.errors import EpochError, PenstockError, PreCommitFailed
+from penstock.errors import EpochError, PenstockError, PreCommitFailed, SparkUnresponsive
 
 
 class ErrorClass(StrEnum):
@@ -65,7 +65,8 @@ def classify(error: BaseException) -> ErrorClass:
 
 
 def jvm_gone(error: BaseException) -> bool:
-    """Whether this process has lost its JVM, so that no start inside it can succeed any more."""
+    """Whether this process has lost its JVM, or the JVM its way to this process, so that no start inside it can succeed
+    any more."""
     return any(map(_jvm_gone, error_chain(error, contexts=True)))
 
 
@@ -116,6 +117,8 @@ def _of_spark(error: BaseException) -> ErrorClass:
 
 
 def _jvm_gone(error: BaseException) -> bool:
+    if isinstance(error, SparkUnresponsive):
+        return True
     if isinstance(error, OSError):
         return _raised_by(error) == "py4j"
     if not _is_sparks(error):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.process import registration as registrations
 from penstock.process.registry import Registry
+from penstock.processes import raise_file_limit
 from penstock.secrets import masked
 from penstock.server import history, traces
 from penstock.server.collector import Collector
@@ -57,6 +58,7 @@ class Serving:
 def serving(job: Steerable, settings: Settings, events: Events, insight: Insight | None = None) -> Iterator[Serving]:
     """Register the job, listen for commands, follow its state, keep its history; at the end say how it ended and take
     the server down, as soon as whoever asked for the end has its answer. Nothing that goes wrong here stops the job."""
+    raise_file_limit()
     mine = registrations.register_driver(job.name, settings.checkpoints.storage)
     lifecycle = Lifecycle(job, mine)
     operations = Operations()
