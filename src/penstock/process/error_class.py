@@ -29,7 +29,7 @@ _WRAPPERS = (PreCommitFailed, EpochError)
 _MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 #: At the start of a line, or after "Caused by:" and the like, where a Java error's name stands in a stack trace.
-_NAMED = r"(?:^|: )\s*"
+_NAMED = r"(?:^|: )[ \t]*+"
 _REFUSED = re.compile(
     _NAMED + r"org\.apache\.spark\.sql\.(?:\w+\.)*(?:AnalysisException|ExtendedAnalysisException|ParseException)\b",
     re.MULTILINE,
