@@ -155,7 +155,7 @@ class OwnPaths:
     async def events(self, request: Request) -> Response:
         run: Run = request.state.run
         if not run.live:
-            return Response(status_code=204)  # an EventSource that gets this asks no more
+            return Response(status_code=204)  # nothing more will come
         given = request.headers.get("Last-Event-ID") or request.query_params.get("after") or ""
         after = int(given) if given.isdecimal() and len(given) < 19 else run.collector.newest_event
         if after > run.collector.newest_event:

@@ -181,7 +181,7 @@ class _Server:
         server = cls(listener, f"https://{place}" if secure else place, token, rest)
         names = names_of(listener, rest)
         open_reads = rest.open_reads and ipaddress.ip_address(host).is_loopback
-        controls = {**facts, "token": token, "open_reads": open_reads, "secure": secure, "names": names}
+        controls = {**facts, "token": token, "open_reads": open_reads, "names": names}
         server._thread = threading.Thread(target=server._run, args=(controls,), name="penstock-control", daemon=True)
         server._thread.start()
         return server

@@ -62,11 +62,11 @@ def serve_ui(rest: Rest, token: str, storages: Iterable[str], opened: Callable[[
     secure = rest.certificate is not None
     check_certificate(rest)
     listener = listen(rest.bind_address, rest.port)
-    access = Access(token, secure=secure)
+    access = Access(token)
     app = ui_application(access, storages, names_of(listener, rest))
     server = Server(uvicorn_config(app.asgi(), rest, "critical"))
     server.config.timeout_graceful_shutdown = 1  # a page that follows events would hold the end back
-    opened(f"{'https' if secure else 'http'}://{place_of(listener, rest)}/open?code={access.new_code()}")
+    opened(f"{'https' if secure else 'http'}://{place_of(listener, rest)}{access.new_path()}")
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
 

@@ -15,10 +15,9 @@ import pytest
 
 from penstock.errors import ControlError, PreCommitFailed, TopicMissing
 from penstock.process.registration import ID_VARIABLE
-from penstock.process.registry import Registry, State
+from penstock.process.registry import Registry, State, history_folder
 from penstock.server import serving as served_by
 from penstock.server.client import Client, NoAnswer
-from penstock.server.history import history_folder
 from penstock.server.lifecycle import Lifecycle
 from tests.support.steered import Served, Steered, served
 from tests.support.waiting import until

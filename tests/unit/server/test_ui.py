@@ -18,9 +18,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from penstock.errors import ControlError, PreCommitFailed
-from penstock.process.registry import Entry, Registry, State
+from penstock.process.registry import Entry, Registry, State, history_folder
 from penstock.server import commands, history
-from penstock.server.history import history_folder
 from tests.support.looking import a_story, request, ui
 from tests.support.steered import Served, served
 from tests.support.ui_link import link_of
@@ -341,19 +340,21 @@ def test_the_command_prints_a_link_that_works_once() -> None:
     with subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             link = urlsplit(link_of(process))
-            status, headers, _ = until(lambda: _try(link.netloc, f"{link.path}?{link.query}"), "the server")
-            assert (status, headers["location"]) == (303, "/")
-            assert request(link.netloc, "GET", f"{link.path}?{link.query}")[0] == 401
-            cookie = {"Cookie": headers["set-cookie"].partition(";")[0]}
-            assert request(link.netloc, "GET", "/penstock/v1/runs", cookie)[2] == b'{"runs": []}'
+            code = {"code": link.fragment.removeprefix("code=")}
+            assert (link.path, link.query) == ("/", "")
+            status, _, body = until(lambda: _try(link.netloc, code), "the server")
+            assert status == 201
+            assert request(link.netloc, "POST", "/penstock/v1/sessions", {}, code)[0] == 401
+            session = {"Authorization": f"Bearer {json.loads(body)['token']}"}
+            assert request(link.netloc, "GET", "/penstock/v1/runs", session)[2] == b'{"runs": []}'
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
 
 
-def _try(address: str, path: str) -> Any:
+def _try(address: str, code: dict[str, str]) -> Any:
     try:
-        return request(address, "GET", path)
+        return request(address, "POST", "/penstock/v1/sessions", {}, code)
     except OSError:
         return None
 
@@ -369,10 +370,10 @@ def test_a_browser_is_started_without_the_code(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("DISPLAY", ":0")
     for code in ("first", "second"):
-        _open_browser(f"http://127.0.0.1:1/open?code={code}")
+        _open_browser(f"http://127.0.0.1:1/#code={code}")
     page = tmp_path / "home" / "open.html"
     assert opened == [page.as_uri()] * 2
-    assert "url=http://127.0.0.1:1/open?code=second" in page.read_text()
+    assert "url=http://127.0.0.1:1/#code=second" in page.read_text()
     assert "first" not in page.read_text()
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
 
@@ -386,4 +387,4 @@ def test_the_command_opens_a_job_s_own_page() -> None:
         result = CliRunner().invoke(app, ["ui", "payments", "--json"])
         link = urlsplit(json.loads(result.stdout)["link"])
         assert link.netloc == job.serving.address
-        assert request(link.netloc, "GET", f"{link.path}?{link.query}")[0] == 303
+        assert _try(link.netloc, {"code": link.fragment.removeprefix("code=")})[0] == 201
