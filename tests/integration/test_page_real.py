@@ -126,7 +126,7 @@ def test_a_page_whose_session_is_over_says_so_and_takes_a_new_code(visit: Visit,
         expect(page.get_by_role("heading", name="This page is closed to you")).to_be_visible()
         page.get_by_label("Code from the link").fill(server.access.new_code())
         page.get_by_role("button", name="Open").click()
-        expect(page.get_by_role("link", name="payments")).to_be_visible()
+        expect(page.get_by_role("heading", name="payments")).to_be_visible()  # where it was
 
 
 def test_a_link_on_a_page_of_another_site(server: Ui, context: BrowserContext) -> None:

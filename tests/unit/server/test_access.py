@@ -135,7 +135,6 @@ def test_open_reads_show_no_text_of_an_error() -> None:
             "transactions",
             "settings",
             "savepoints",
-            "state/lookup?key=1",
         ):
             assert job.ask("GET", f"{run}/{path}", token=None)[0] == 401
         assert job.ask("GET", f"/jobs/{job.id}/exceptions", token=None)[0] == 401
