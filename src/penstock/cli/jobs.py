@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import io
+import itertools
+import os
 import re
 import sys
 import time
@@ -19,6 +22,7 @@ from penstock.cli.job_target import JobTarget, client_at, find_entry, find_runni
 from penstock.cli.output import Output
 from penstock.cli.text import duration_text, plain_text
 from penstock.errors import ControlError
+from penstock.process.log_file import earlier
 from penstock.process.registry import Entry, Registry, State, now_ms
 from penstock.progress import Progress
 
@@ -278,11 +282,13 @@ def logs(
             to_do="start it with `penstock run -d` to have one.",
         )
     write = _writer()
-    with Path(entry.log).open("rb") as file:
-        if lines is not None:
-            for line in deque(file, maxlen=lines):
-                write(line)
+    before = earlier(Path(entry.log))
+    with before.open("rb") if before.is_file() else io.BytesIO() as old, Path(entry.log).open("rb") as file:
+        for line in old if lines is None else deque(itertools.chain(old, file), maxlen=lines):
+            write(line)
         while True:
+            if os.fstat(file.fileno()).st_size < file.tell():
+                file.seek(0)  # it has begun anew
             now = Registry().get(entry.id) if follow else None
             over = now is None or (now.state.ended and not now.supervised)  # asked before the last read
             while part := file.read(_CHUNK):

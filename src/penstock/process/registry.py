@@ -1,7 +1,7 @@
 """The jobs of this machine: one small file for each run of a job, in a folder that every command can read.
 
     $PENSTOCK_HOME/jobs/ID.json     what is known of the run; readable by its owner only, because it holds a token
-    $PENSTOCK_HOME/logs/ID.log      what a detached job has written
+    $PENSTOCK_HOME/logs/ID.log      what a detached job has written; ID.log.1 what it wrote before, see `log_file`
 
 A run has one writer at a time: its driver while that lives, its supervisor before and after. Files appear whole or
 not at all, so readers need no lock. What a file says is checked against the processes it names: a run that
@@ -24,6 +24,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, BinaryIO
 
+from penstock.process.log_file import earlier
 from penstock.processes import is_running
 from penstock.storage.private import create_own, own_folder, read_own
 
@@ -204,7 +205,8 @@ class Registry:
         ended = [entry for entry in self.entries() if entry.state.ended]
         for entry in sorted(ended, key=lambda one: one.end or one.start, reverse=True)[MAX_ENDED_RUNS:]:
             self._file(entry.id).unlink(missing_ok=True)
-            self.log_file(entry.id).unlink(missing_ok=True)
+            for log in (self.log_file(entry.id), earlier(self.log_file(entry.id))):
+                log.unlink(missing_ok=True)
 
     def _checked(self, entry: Entry) -> Entry:
         return entry.checked(lambda: self._last_event(entry.id))

@@ -176,6 +176,7 @@ class _Server:
             log.warning("the job runs, but takes no commands: it cannot listen on %s: %s", rest.bind_address, error)
             return None
         host, place = listener.getsockname()[0], place_of(listener, rest)
+        warn_in_clear(host, rest)
         token = os.environ.get(TOKEN_VARIABLE, "").strip() or secrets.token_urlsafe(32)
         secure = rest.certificate is not None
         server = cls(listener, f"https://{place}" if secure else place, token, rest)
@@ -227,6 +228,16 @@ def check_certificate(rest: Rest) -> None:
     """Raises OSError where there is one that cannot be used."""
     if rest.certificate is not None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(rest.certificate, rest.key)
+
+
+def warn_in_clear(host: str, rest: Rest) -> None:
+    """Where a server listens beyond this machine without TLS."""
+    if rest.certificate is None and not ipaddress.ip_address(host).is_loopback:
+        log.warning(
+            "the control server listens on %s without TLS: whoever sees the traffic sees the token, and can steer the"
+            " job with it; set security.ssl.rest.certificate, or put a proxy in front",
+            host,
+        )
 
 
 def place_of(listener: socket.socket, rest: Rest) -> str:

@@ -18,7 +18,7 @@ from penstock.server.forward import Forwarding
 from penstock.server.job_app import add_job_paths
 from penstock.server.operations import Operations
 from penstock.server.runs import MachineRuns, Run
-from penstock.server.serving import check_certificate, listen, names_of, place_of
+from penstock.server.serving import check_certificate, listen, names_of, place_of, warn_in_clear
 from penstock.server.steer import SteeringPaths
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def serve_ui(rest: Rest, token: str, storages: Iterable[str], opened: Callable[[
     secure = rest.certificate is not None
     check_certificate(rest)
     listener = listen(rest.bind_address, rest.port)
+    warn_in_clear(listener.getsockname()[0], rest)
     access = Access(token)
     app = ui_application(access, storages, names_of(listener, rest))
     server = Server(uvicorn_config(app.asgi(), rest, "critical"))

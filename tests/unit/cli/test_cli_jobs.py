@@ -272,6 +272,9 @@ def test_logs(invoke: Invoke) -> None:
     Registry().put(Entry("d" * 32, "payments", State.FINISHED, start=1, end=2, log="/elsewhere"))
     assert invoke("logs", "payments") == (0, "one\ntwo\nthree ü\n", "")
     assert invoke("logs", "eeee", "-n", "1") == (0, "three ü\n", "")
+    log.with_name(f"{log.name}.1").write_text("before\n")  # it has begun anew
+    assert invoke("logs", "payments")[1] == "before\none\ntwo\nthree ü\n"
+    assert invoke("logs", "payments", "-n", "4")[1] == "before\none\ntwo\nthree ü\n"
     assert invoke("logs", "payments", "--follow", "-n", "0")[:2] == (0, "")
     status, _, err = invoke("logs", "dddd")
     assert status == 1

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import TopicMissing
-from penstock.process import lifeline, registration
+from penstock.process import lifeline, log_file, registration
 from penstock.process import registry as registries
+from penstock.process.log_file import earlier
 from penstock.process.registration import ID_VARIABLE, Registration, SupervisorEntry, error_fields
 from penstock.process.registry import Entry, Registry, State, history_folder, home
 from penstock.processes import is_running, mark
+from tests.support.waiting import until
 
 ID = "0123456789abcdef" * 2
 
@@ -109,6 +111,20 @@ def test_a_log_is_its_owner_s_alone(registry: Registry, tmp_path: Path) -> None:
     assert stat.S_IMODE(registry.log_file(ID).stat().st_mode) == 0o600
     assert stat.S_IMODE(registry.log_file(ID).parent.stat().st_mode) == 0o700
     assert "secret" not in str(mine(token="secret").public())
+
+
+def test_a_log_that_grows_too_large_begins_anew(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_file, "MOST_BYTES", 10)
+    monkeypatch.setattr(log_file, "_LOOK_SECONDS", 0.01)
+    file = registry.log_file(ID)
+    with registry.open_log(ID) as log, log_file.kept_small(file):
+        for text in (b"0123456789", b"abcdefghij", b"klm"):
+            log.write(text)
+            log.flush()
+            if text[:1] == b"a":
+                until(lambda: file.stat().st_size == 0, "the log to begin anew")
+    assert (file.read_bytes(), earlier(file).read_bytes()) == (b"klm", b"abcdefghij")
+    assert stat.S_IMODE(earlier(file).stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', f'{{"version": 2, "id": "{ID}"}}'])

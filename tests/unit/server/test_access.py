@@ -52,7 +52,8 @@ def test_a_code_opens_the_page_once(page: Ui) -> None:
     assert buy(page.address, code)[0] == 201
     for used in (code, "wrong", Ui.token):
         assert buy(page.address, used) == (401, {"errors": [f"{_USED}"]})
-    for nothing in ({}, {"code": ""}, {"code": 7}, []):
+    wrong: list[Any] = [{}, {"code": ""}, {"code": 7}, []]
+    for nothing in wrong:
         assert request(page.address, "POST", "/penstock/v1/sessions", {}, nothing)[0] in (400, 401)
 
 

@@ -95,7 +95,8 @@ def test_where_descriptors_run_out_the_server_waits_and_says_so_once(
 ) -> None:
     monkeypatch.setattr(connections, "_PAUSE_SECONDS", 0.01)
     job.ask("GET", "/jobs")
-    failed, accept = [], socket.socket.accept
+    failed: list[int] = []
+    accept = socket.socket.accept
 
     def none_left(listener: socket.socket) -> Any:
         if threading.current_thread().name != "penstock-control" or len(failed) == 5:
