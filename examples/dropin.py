@@ -12,7 +12,7 @@ from penstock import DataGenSource, KafkaSink
 from penstock.spark.session import session
 
 SERVERS = os.environ.get("KAFKA", "localhost:9092")
-CHECKPOINT = os.environ.get("CHECKPOINTS", "/tmp/penstock-examples") + "/dropin"
+CHECKPOINT = os.environ.get("CHECKPOINTS", os.path.expanduser("~/penstock-examples")) + "/dropin"
 ROWS = int(os.environ.get("ROWS", 1_000_000))
 
 spark = session("dropin", conf={}, jars=(), local_storage=True)  # or any session of yours

@@ -12,14 +12,14 @@ from pyspark.sql import DataFrame
 from penstock import Checkpoints, DataGenSource, Epoch, FileSink, Job, KafkaSink
 
 SERVERS = os.environ.get("KAFKA", "localhost:9092")
-CHECKPOINTS = os.environ.get("CHECKPOINTS", "/tmp/penstock-examples")
+CHECKPOINTS = os.environ.get("CHECKPOINTS", os.path.expanduser("~/penstock-examples"))
 ROWS = int(os.environ.get("ROWS", 1_000_000))
 
 job = Job("split", checkpoints=Checkpoints(storage=CHECKPOINTS))
 payments = job.read(DataGenSource(ROWS, max_rows_per_epoch=max(1, ROWS // 5)), uid="payments")
 
 alerts = KafkaSink(os.environ.get("ALERTS", "alerts"), servers=SERVERS, create_topic=True)
-archive = FileSink(os.environ.get("ARCHIVE", "/tmp/penstock-examples/archive"))
+archive = FileSink(os.environ.get("ARCHIVE", os.path.expanduser("~/penstock-examples/archive")))
 
 
 @job.epoch(payments, sinks={"alerts": alerts, "archive": archive})

@@ -9,8 +9,8 @@ import os
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job
 
-CHECKPOINTS = os.environ.get("CHECKPOINTS", "/tmp/penstock-examples")
-FOLDER = os.environ.get("ARCHIVE", "/tmp/penstock-examples/payments")
+CHECKPOINTS = os.environ.get("CHECKPOINTS", os.path.expanduser("~/penstock-examples"))
+FOLDER = os.environ.get("ARCHIVE", os.path.expanduser("~/penstock-examples/payments"))
 ROWS = int(os.environ.get("ROWS", 1_000_000))
 
 job = Job("generated", checkpoints=Checkpoints(storage=CHECKPOINTS))

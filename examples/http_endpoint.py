@@ -39,7 +39,7 @@ def endpoint(url, log):
 
 
 if __name__ == "__main__":
-    storage = os.environ.get("CHECKPOINTS", "/tmp/penstock-examples")
+    storage = os.environ.get("CHECKPOINTS", os.path.expanduser("~/penstock-examples"))
     rows = int(os.environ.get("ROWS", 10_000))
     url = os.environ.get("URL", "http://localhost:8000/payments")
     job = Job("http", checkpoints=Checkpoints(storage=storage))

@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 from penstock import Checkpoints, Job, KafkaSink, KafkaSource
 
 SERVERS = os.environ.get("KAFKA", "localhost:9092")
-CHECKPOINTS = os.environ.get("CHECKPOINTS", "/tmp/penstock-examples")
+CHECKPOINTS = os.environ.get("CHECKPOINTS", os.path.expanduser("~/penstock-examples"))
 
 job = Job("payments", checkpoints=Checkpoints(interval="200ms", storage=CHECKPOINTS))
 

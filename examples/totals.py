@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 from penstock import Checkpoints, DataGenSource, Job, KafkaSink
 
 SERVERS = os.environ.get("KAFKA", "localhost:9092")
-CHECKPOINTS = os.environ.get("CHECKPOINTS", "/tmp/penstock-examples")
+CHECKPOINTS = os.environ.get("CHECKPOINTS", os.path.expanduser("~/penstock-examples"))
 ROWS = int(os.environ.get("ROWS", 1_000_000))
 
 job = Job(

@@ -13,8 +13,8 @@ from pyspark.sql import functions as f
 
 from penstock import Checkpoints, FileSink, Job, SocketSource
 
-CHECKPOINTS = os.environ.get("CHECKPOINTS", "/tmp/penstock-examples")
-COUNTS = os.environ.get("COUNTS", "/tmp/penstock-examples/word-counts")
+CHECKPOINTS = os.environ.get("CHECKPOINTS", os.path.expanduser("~/penstock-examples"))
+COUNTS = os.environ.get("COUNTS", os.path.expanduser("~/penstock-examples/word-counts"))
 HOST, PORT = os.environ.get("HOST", "localhost"), int(os.environ.get("PORT", 9999))
 
 job = Job("words", checkpoints=Checkpoints(interval="500ms", storage=CHECKPOINTS))

@@ -35,13 +35,7 @@ _ISO = re.compile(
 def seconds(value: float | str, name: str) -> float:
     """A duration in seconds: a number of them, or text. What cannot be read is an error that names the setting."""
     if isinstance(value, str):
-        found = _read(value.strip())
-        if found is not None:
-            return found
-        raise _refused(
-            f"{name}={value!r} is not a duration.",
-            "write a number of seconds, or a number with ms, s, min, h or d, for example '200ms'.",
-        )
+        return _read_or_refuse(value, name, "give a number of seconds (not as text)")
     if not value >= 0:  # written this way, it refuses "not a number" too
         raise _refused(f"{name}={value} is negative or no number.", "give a duration of 0 or more.")
     return float(value)
@@ -49,7 +43,17 @@ def seconds(value: float | str, name: str) -> float:
 
 def duration_text(text: str, name: str) -> float:
     """A duration from a file or the command line, where a bare number is milliseconds."""
-    return int(text) / 1000 if text.strip().isdecimal() else seconds(text, name)
+    if text.strip().isdecimal():
+        return int(text) / 1000
+    return _read_or_refuse(text, name, "write a whole number of milliseconds")
+
+
+def _read_or_refuse(text: str, name: str, bare: str) -> float:
+    found = _read(text.strip())
+    if found is None:
+        to_do = f"{bare}, or a number with ms, s, min, h or d, for example '200ms'."
+        raise _refused(f"{name}={text!r} is not a duration.", to_do)
+    return found
 
 
 def _read(text: str) -> float | None:

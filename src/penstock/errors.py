@@ -52,6 +52,7 @@
     ├── SystemUnavailable             the other system does not answer
     │   ├── ClusterUnavailable        no master of Spark's answers, or it gives the job no executor
     │   └── CredentialsExpired        its keys have run out; renewed ones are found without a restart
+    ├── SparkUnresponsive             Spark cannot call the driver, or does not end a query; a new process can
     ├── TransactionRefused            a transaction may not be ended that way, or not now; nothing was touched
     ├── ControlError                  a command could not be given to a running job, or the job could not carry it out
     │   └── JobNotFound               no job of that name or id runs, or several do
@@ -338,6 +339,12 @@ class ClusterUnavailable(SystemUnavailable):
 
 class CredentialsExpired(SystemUnavailable):
     """The keys for the other system have run out. Renewed ones are found without a restart of the job."""
+
+
+class SparkUnresponsive(PenstockError):
+    """Spark cannot call the driver any more, or does not end a query. Only a new process can go on."""
+
+    retryable = True
 
 
 class TransactionRefused(PenstockError):

@@ -62,6 +62,36 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(body, default=str)
 
 
+class MaskedFormatter(logging.Formatter):
+    """Lines as `inner` writes them, masked and fit for a terminal: a client library may quote the address that it was
+    given, and an error a row."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain_text(masked(self._inner.format(record)))
+
+
+def set_up(job: str, *, as_json: bool) -> None:
+    """What this process logs to its terminal from now on; see `log_as_json` and `mask_log`."""
+    if as_json:
+        log_as_json(job=job)
+    else:
+        mask_log()
+
+
+def mask_log() -> None:
+    """From now on what this process logs to its terminal as text is masked, whichever library says it. Handlers that
+    the program makes later stay as they are, as do files."""
+    for handler in (*logging.getLogger().handlers, logging.lastResort):
+        if isinstance(handler, logging.StreamHandler) and handler.stream in _terminal():
+            inner = handler.formatter or logging.Formatter()
+            if not isinstance(inner, MaskedFormatter | JsonFormatter):
+                handler.setFormatter(MaskedFormatter(inner))
+
+
 def log_as_json(*, job: str | None = None) -> None:
     """From now on what this process logs to its terminal is JSON; calling it again changes only the job's name.
 
@@ -78,13 +108,22 @@ def log_as_json(*, job: str | None = None) -> None:
         if penstock.level == logging.NOTSET:
             penstock.setLevel(logging.INFO)
     for handler in handlers:
-        if handler.stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        if handler.stream in _terminal():
             handler.setFormatter(JsonFormatter())
 
 
 def is_json() -> bool:
     """Whether `log_as_json` has been called in this process."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
+def plain_text(text: str) -> str:
+    """Without what could move the cursor or change colours: names and errors come from anywhere."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "�" for character in text)
+
+
+def _terminal() -> tuple[Any, ...]:
+    return sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ _PROC = Path("/proc")
 _STATE, _PARENT, _START = 0, 1, 19  # where `stat` has them, counted from behind the process's name
 _ENDED = "ZX"  # a zombie, or being removed
 _POLL_SECONDS = 0.02
+_MOST_FILES = 1 << 16
 _KILL_SECONDS = 10.0  # after SIGKILL only a process stuck in the kernel is still there, which nobody can mend
 
 
@@ -43,6 +45,15 @@ def exists(pid: int) -> bool:
     except PermissionError:
         pass  # somebody else's, but there
     return True
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may, within reason: some libraries walk through all numbers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # then it stays as it was
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def start_time(pid: int) -> float | None:

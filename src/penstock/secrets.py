@@ -13,14 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote
 
 MASK = "***"
+MOST_CHARACTERS = 1 << 16
+"""Of a text that is shown: many times what an error with its stack has."""
 
 _WORD_ENDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _BETWEEN = re.compile(r"[^a-z0-9]+")
 _SECRET = re.compile(
-    r"pass(word|wd|phrase|code)|pass$|pwd\b|secret|credential|jaas|bearer\.config"
-    r"|token|\bsas\b|\bsig\b|signature$|\.pem$|\bdsn$|connection\.?string|auth\.user\.info|user\.?info$|authorization"
-    r"|(access|account|api|auth|client|decryption|encryption|keystore|master|private|secret|service\.account|shared"
-    r"|signing|storage)\.?key\b"
+    r"pass(word|wd|phrase|code)|pass$|pwd\b|pw$|secret|credential|jaas|bearer\.config"
+    r"|token|\bsas\b|\bsig\b|signature$|\.pem$|\bdsn$|identified\.by$|connection\.?string|auth\.user\.info|user\.?info$|authorization"
+    r"|(access|account|api|auth|client|decryption|encryption|hmac|keystore|master|private|rsa|secret|service\.account|shared"
+    r"|signing|ssh|storage)\.?key\b"
     r"|\b(master)?auth$|\bcookies?$|service\.account\.json$"
 )
 #: The last word of settings that say where, how or how long, and not what.
@@ -30,11 +32,21 @@ _HARMLESS = re.compile(
 )
 _REALLY = re.compile(r"\b(access|private)\.?key\.id$")  # not a secret by itself, but half of one
 
-_ADDRESS = re.compile(r"://[^/@:\s'\"]*:(?P<secret>[^\s'\"]+)@")  # up to the last @: it should have been encoded
-_ORACLE = re.compile(r"jdbc:oracle:\w+:[^/@\s]+/(?P<secret>[^\s'\"]+)@")
+# A text may quote a row, which a stranger has written. So each pattern reads it in one pass: what repeats is possessive
+# or bounded, and where it stops, no other attempt has begun before.
+_RUN = re.compile(r"[^\s'\"]++")
+_USER = re.compile(  # what comes before a password; that ends at the last @ of the run: it should have been encoded
+    r"://[^/@:\s'\"]*+:|https?://(?=[^/@:\s'\"]++@)|jdbc:oracle:\w{1,16}+:[^/@\s'\"]{1,128}+/", re.IGNORECASE
+)
 _KEY = re.compile(r"""(?<![\w.\-])(?P<key>[\w.\-]++)['"]?\s*+[=:]\s*+(?!//)""")
-_VALUE = re.compile(r"""(?P<secret>\*{3}(?=[\s,;&}\])]|$)|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s;&"']+)""")
-_HEADER = re.compile(r"\b(?:bearer|basic)\s+(?P<secret>[\w.~+/=\-]{8,})", re.IGNORECASE)
+_OPTION = re.compile(r"(?<![\w\-])--?(?P<key>[\w.\-]++)[ \t]++(?!-)")
+_SQL = re.compile(r"\b(?P<key>password|identified by)\s++(?=['\"])", re.IGNORECASE)
+_VALUE = re.compile(  # a quote that is not closed reaches to the end: the text may have been cut
+    r"""(?:\*{3}(?=[\s,;&}\])]|$)|"(?:[^"\\]|\\.)*+"?|'(?:[^'\\]|\\.)*+'?|\{[^{}]*+\}|[^\s;&"']++)""", re.DOTALL
+)
+_BRACED = re.compile(r"\{[^{}]*+\}")
+_HEADER = re.compile(r"\b(?:bearer|basic)\s++(?P<secret>[\w.~+/=\-]{8,}+)", re.IGNORECASE)
+_SIGNED = re.compile(r"(?<![\w\-])(?P<secret>eyJ[\w\-]++\.[\w\-]++(?:\.[\w\-]*+)?)")  # a JSON web token
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>.*?)(?:-----END|\Z)", re.DOTALL)
 _SHORTEST = 3  # to be looked for in a text: a shorter one would be found in every word
 
@@ -51,8 +63,9 @@ def mask_setting(key: str, value: str) -> str:
 
 
 def masked(text: str) -> str:
-    """`text` with every secret that can be known by its surroundings hidden."""
-    parts, end = [], 0
+    """`text` with every secret that can be known by its surroundings hidden, and no longer than is of use: an error may
+    quote a whole row."""
+    text, parts, end = _shortened(text), [], 0
     for start, stop in sorted(_found(text)):
         if start >= end:
             parts += [text[end:start], MASK]
@@ -87,9 +100,33 @@ def _spellings(secrets: Iterable[str]) -> set[str]:
     return {secret for secret in found if len(secret) >= _SHORTEST}
 
 
+def _shortened(text: str) -> str:
+    """Cut before the word in which the limit lies: half a secret could not be told from other text."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    kept = text[:MOST_CHARACTERS].rstrip()
+    kept = kept[: max(kept.rfind(" "), kept.rfind("\n"), kept.rfind("\t"), 0)]
+    return f"{kept} … ({len(text) - len(kept)} more characters)"
+
+
 def _found(text: str) -> Iterator[tuple[int, int]]:
-    for pattern in (_ADDRESS, _ORACLE, _HEADER, _PRIVATE_KEY):
+    for run in _RUN.finditer(text):
+        end = text.rfind("@", *run.span())
+        if end >= 0 and (user := _USER.search(text, run.start(), end + 1)) and user.end() < end:
+            yield user.end(), end
+    for pattern in (_HEADER, _SIGNED, _PRIVATE_KEY):
         yield from (match.span("secret") for match in pattern.finditer(text))
-    for match in _KEY.finditer(text):
-        if is_secret(match["key"]) and (value := _VALUE.match(text, match.end())):
-            yield value.span("secret")
+    for pattern in (_KEY, _OPTION, _SQL):
+        yield from _values(pattern, text)
+
+
+def _values(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
+    """Of secrets whose name `pattern` finds."""
+    end = 0
+    for match in pattern.finditer(text):
+        # Within a value without quotes, another one has the same end, unless it is one in braces.
+        inside = match.end() < end
+        if is_secret(match["key"]) and (value := (_BRACED if inside else _VALUE).match(text, match.end())):
+            yield value.span()
+            if text[match.end()] not in "\"'":
+                end = value.end()

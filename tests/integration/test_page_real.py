@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.errors import PreCommitFailed
-from penstock.process.registry import Entry, Registry, State
-from penstock.server.history import history_folder
+from penstock.process.registry import Entry, Registry, State, history_folder
 from tests.support.browser import Watch, serious_findings
 from tests.support.looking import Ui, a_story, ui
 from tests.support.own_home import use_own_home
@@ -81,7 +80,7 @@ def visit(context: BrowserContext, server: Ui) -> Iterator[Visit]:
 
 
 def link(server: Ui) -> str:
-    return f"http://{server.address}/open?code={server.access.new_code()}"
+    return f"http://{server.address}{server.access.new_path()}"
 
 
 def test_a_link_opens_once_and_a_wrong_token_nothing(server: Ui, browser: Browser, context: BrowserContext) -> None:
@@ -93,34 +92,45 @@ def test_a_link_opens_once_and_a_wrong_token_nothing(server: Ui, browser: Browse
     with contextlib.closing(browser.new_context()) as other:
         stranger = other.new_page()
         for place, told in (
+            (f"http://{server.address}/", "The job's token is needed"),
             (once, "This link has been used, or is too old."),
-            (f"http://{server.address}/open?code=wrong", "This link has been used, or is too old."),
-            (f"http://{server.address}/", "This page is opened by the link that `penstock ui` prints."),
+            (f"http://{server.address}/#code=wrong", "This link has been used, or is too old."),
         ):
-            answer = stranger.goto(place)
-            assert answer is not None
-            assert answer.status == 401
-            expect(stranger.locator("body")).to_contain_text(told)
+            stranger.goto(place)
+            expect(stranger.get_by_role("heading", name="This page is closed to you")).to_be_visible()
+            expect(stranger.get_by_role("alert")).to_contain_text(told)
     with contextlib.closing(browser.new_context(extra_http_headers={"Authorization": "Bearer wrong"})) as other:
         answer = other.new_page().goto(f"http://{server.address}/penstock/v1/runs")
         assert answer is not None
         assert answer.status == 401
 
 
-def test_a_page_whose_cookie_is_gone_says_so_and_takes_a_new_code(visit: Visit, server: Ui) -> None:
+def test_a_tab_stays_open_when_it_is_loaded_again_and_another_needs_a_link(server: Ui, context: BrowserContext) -> None:
+    page = context.new_page()
+    page.goto(link(server))
+    for _ in range(2):
+        expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+        page.reload()
+    assert context.cookies() == [], "a browser would send them to every port of the machine"
+    other = context.new_page()
+    other.goto(f"http://{server.address}/")
+    expect(other.get_by_role("heading", name="This page is closed to you")).to_be_visible()
+
+
+def test_a_page_whose_session_is_over_says_so_and_takes_a_new_code(visit: Visit, server: Ui) -> None:
     with served() as job:
         page = visit(f"/runs/{job.id}/overview", loud=True)
         expect(page.locator("#connection")).to_have_text("Live")
-        page.context.clear_cookies()
+        server.access._sessions.clear()
         page.get_by_role("tab", name="Savepoints").click()
         expect(page.get_by_role("heading", name="This page is closed to you")).to_be_visible()
         page.get_by_label("Code from the link").fill(server.access.new_code())
         page.get_by_role("button", name="Open").click()
-        expect(page.get_by_role("link", name="payments")).to_be_visible()
+        expect(page.get_by_role("heading", name="payments")).to_be_visible()  # where it was
 
 
 def test_a_link_on_a_page_of_another_site(server: Ui, context: BrowserContext) -> None:
-    """Such a page gets no cookie along; whoever follows the link must still come in."""
+    """Whoever follows it must still come in."""
     target = link(server)
 
     class Elsewhere(http.server.BaseHTTPRequestHandler):
@@ -143,11 +153,11 @@ def test_a_link_on_a_page_of_another_site(server: Ui, context: BrowserContext) -
 
 
 def test_scripts_of_another_port_read_nothing(server: Ui, context: BrowserContext) -> None:
-    """The same site by the browser's reckoning, so it sends the cookie along."""
+    """The same site by the browser's reckoning: it would send a cookie along."""
     page = context.new_page()
     page.goto(link(server))
     with ui() as other:
-        page.goto(f"http://{other.address}/open?code={other.access.new_code()}")
+        page.goto(link(other))
         for mode in ("cors", "no-cors"):
             told = page.evaluate(
                 """async ([address, mode]) => {

@@ -12,7 +12,8 @@ from typing import Any
 
 from penstock.config.rest import Rest
 from penstock.server.access import Access
-from penstock.server.serving import listen, uvicorn_config
+from penstock.server.connections import Server, uvicorn_config
+from penstock.server.serving import listen
 from penstock.server.ui import ui_application
 
 
@@ -71,13 +72,11 @@ class Ui:
     token = "the-token-of-the-ui"
 
     def __init__(self, *storages: str) -> None:
-        import uvicorn
-
         self.access = Access(self.token)
         self.app = ui_application(self.access, storages)
         self._listener = listen("127.0.0.1", 0)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn_config(self.app.asgi(), Rest()))
+        self._server = Server(uvicorn_config(self.app.asgi(), Rest()))
         self._server.config.timeout_graceful_shutdown = 1
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

@@ -75,7 +75,6 @@ class PageWorld:
             "/series": lambda run, request: {"series": run.series(run.queries[0], _number(request, "points", 500))},
             "/alignment": lambda run, _: run.alignment(),
             "/state": lambda run, _: {"operators": [_operator(run)]},
-            "/state/lookup": _lookup,
             "/inflight": lambda run, _: {
                 "sinks": [{"query": "alerts", "sink": "alerts", "epochs": 2, "bytes": 8_000_000}]
             },
@@ -97,6 +96,7 @@ class PageWorld:
             Route("/penstock/v1/runs", self._post(self._start), methods=["POST"]),
             *(Route(OWN + path, self._get(self._of_run(tell))) for path, tell in own.items()),
             Route(OWN + "/events", self._stream),
+            Route(OWN + "/state/lookup", self._post(_lookup), methods=["POST"]),
             Route(OWN + "/transactions/{verb}", self._post(self._settle), methods=["POST"]),
             *(Route("/jobs/{id}" + path, self._get(self._of_run(tell))) for path, tell in flink.items()),
             Route("/jobs/{id}", self._post(self._end), methods=["PATCH"]),
@@ -251,8 +251,8 @@ def _operator(run: Run) -> Json:
     }
 
 
-def _lookup(run: Run, request: Request) -> Json:
-    if request.query_params["key"] == "nonsense":
+def _lookup(request: Request, body: Json) -> Json:
+    if body["key"] == "nonsense":
         raise HTTPException(400, "The key is not JSON")
     return {"rows": [{"key": {"account": "acc-0042"}, "value": {"sum": "<i>1200.50</i>"}, "partition": 3}]}
 

@@ -48,6 +48,17 @@ def test_what_is_no_duration_is_refused_everywhere(text: str) -> None:
         RedisSink("redis://h", key="id", ttl=text)
 
 
+def test_the_advice_is_right_for_where_the_duration_is_written() -> None:
+    """A bare number in a file or behind `-D` is milliseconds: advice of seconds would be off by a thousand."""
+    with pytest.raises(ConfigurationError) as file:
+        duration_text("0.5", "execution.checkpointing.interval")
+    assert "a whole number of milliseconds, or a number with ms, s" in file.value.to_do
+    assert "seconds," not in file.value.to_do.replace("milliseconds", "")
+    with pytest.raises(ConfigurationError) as python:
+        seconds("5", "interval")
+    assert python.value.to_do.startswith("give a number of seconds (not as text), or a number with ms, s")
+
+
 @pytest.mark.parametrize(("value", "found"), [(0, 0.0), (2.5, 2.5), (90, 90.0)])
 def test_a_number_is_seconds_in_python(value: Any, found: float) -> None:
     assert seconds(value, "x") == found

@@ -210,6 +210,21 @@ def test_the_setting_is_read_from_every_place(monkeypatch: pytest.MonkeyPatch, t
         resolve()
 
 
+def test_text_lines_of_libraries_are_masked_and_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    own = logging.StreamHandler(sys.stderr)
+    own.setFormatter(logging.Formatter("%(name)s says: %(message)s"))
+    logging.getLogger().addHandler(own)
+    logs.set_up("payments", as_json=False)
+    logs.set_up("payments", as_json=False)
+    try:
+        raise ValueError("s3a://key:hunter2@bucket")
+    except ValueError:
+        logging.getLogger("aiokafka").exception("cannot reach redis://u:hunter2@h \x1b[2J\n\tat x")
+    text = capsys.readouterr().err
+    assert text.startswith("aiokafka says: cannot reach redis://u:***@h �[2J\n\tat x\nTraceback ")
+    assert "hunter2" not in text
+
+
 def test_settings_that_cannot_be_read_are_the_job_s_to_tell(tmp_path: Path) -> None:
     (tmp_path / "penstock.yaml").write_text("[")
     assert not program.set_up_log()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -55,6 +56,18 @@ def test_a_session_is_ended_with_all_it_holds(sleeper: subprocess.Popen[bytes]) 
     assert processes.mark(sleeper.pid) is None
     assert processes.start_time(sleeper.pid) == float("inf")
     assert sleeper.pid not in processes.all_running()
+
+
+def test_a_driver_may_open_as_many_files_as_its_hard_limit_allows() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], 512), before[1]))
+        processes.raise_file_limit()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert soft == min(before[1], 1 << 16) or before[1] == resource.RLIM_INFINITY
+        assert hard == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_process_that_is_gone() -> None:

@@ -7,11 +7,24 @@ import stat
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JError
 
+from penstock.epoch.task import fault_in
 from penstock.errors import SystemUnavailable, from_json
 from penstock.events import Events
+from penstock.process.error_class import ErrorClass, classify
 from penstock.process.registration import error_fields
-from penstock.secrets import MASK, hide, is_secret, mask_setting, masked, secrets_of, without_secrets
+from penstock.secrets import (
+    MASK,
+    MOST_CHARACTERS,
+    _found,
+    hide,
+    is_secret,
+    mask_setting,
+    masked,
+    secrets_of,
+    without_secrets,
+)
 
 KAFKA = """
 sasl.password sasl.jaas.config ssl.key.password ssl.key.pem ssl.certificate.pem ssl.keystore.password
@@ -45,7 +58,8 @@ SPARK = """
 spark.authenticate.secret spark.ssl.keyPassword spark.ssl.keyStorePassword spark.ssl.ui.trustStorePassword
 spark.kubernetes.authenticate.submission.oauthToken spark.kubernetes.authenticate.driver.oauthToken
 spark.executorEnv.DB_PASSWORD spark.yarn.appMasterEnv.API_KEY spark.sql.catalog.prod.credential
-spark.sql.catalog.prod.token spark.x.secret spark.my.token
+spark.sql.catalog.prod.token spark.x.secret spark.my.token spark.my.pw spark.app.dbPw spark.app.hmacKey
+spark.app.sshKey spark.app.rsaKey
 """
 SYSTEMS = {"kafka": KAFKA, "s3": S3, "azure": AZURE, "google": GOOGLE, "sql": SQL, "spark": SPARK}
 SECRETS = [(system, key) for system, keys in SYSTEMS.items() for key in keys.split()]
@@ -104,6 +118,15 @@ def test_what_is_none_is_shown(key: str, prefix: str) -> None:
          "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----"),
         ("redis://u:a@h?password=b;sig=c://d:e@f g", "redis://u:*** g"),
         ("Authorization: Bearer hunter2hunter2", "Authorization: *** ***"),
+        ("the answer had eyJhbGciOi.eyJzdWIi.hunter2-_x in it", "the answer had *** in it"),
+        ("git+https://ghp_hunter2@example.org/x", "git+https://***@example.org/x"),
+        ("mysqldump --password hunter2 --user app", "mysqldump --password *** --user app"),
+        ("tool --password-file /run/x --token hunter2", "tool --password-file /run/x --token ***"),
+        ("ALTER ROLE app PASSWORD 'hunter 2' LOGIN", "ALTER ROLE app PASSWORD *** LOGIN"),
+        ("CREATE USER app IDENTIFIED BY 'hunter2'", "CREATE USER app IDENTIFIED BY ***"),
+        ("jdbc:sqlserver://db;password={hun;ter2};encrypt=true", "jdbc:sqlserver://db;password=***;encrypt=true"),
+        ("password=token={hunter 2} x", "password=*** x"),
+        ("password='hunter 2 and no end", "password=***"),
     ],
 )  # fmt: skip
 def test_a_secret_inside_a_value_is_blotted_out(value: str, seen: str) -> None:
@@ -135,9 +158,41 @@ def test_secrets_of_settings_are_found_wherever_a_message_puts_them() -> None:
     assert without_secrets(said, settings) == "eu-west refused *** (also ***) of ***"
 
 
-def test_a_long_text_without_any_is_read_in_passing() -> None:
-    """Patterns that look back and forth would need minutes for this."""
-    text = "a" * 200_000 + ":" * 1000 + " " + "b=" * 50_000
+WORST = [
+    "://", "://a:", "http://", "https://a", "jdbc:oracle:thin:", "jdbc:oracle:thin:a/", "password=x", "password={",
+    "password=\"a", "password='\\'", "--password ", "--password", "-", "password ", "identified by ", "bearer ",
+    "bearer", "eyJ", "eyJa.", "-eyJ", "-----BEGIN ", "-----BEGIN PRIVATE KEY", "a", ":", "b=", "b =", " ", "\n", "'",
+    "@", "password=@://a:", "Secret", "aB",
+]  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("part", WORST)
+def test_a_row_that_an_error_quotes_is_read_in_one_pass(part: str) -> None:
+    """A pattern that looks back and forth would need hours for these, and hold the whole driver up."""
+    list(_found(part * (500_000 // len(part))))
+
+
+def test_a_long_text_is_cut_before_it_is_searched_and_no_half_of_a_secret_is_left() -> None:
+    for secret in ("redis://u:hunter2hunter2@cache", "password='hunter2 hunter2'", "--token hunter2hunter2"):
+        for before in range(0, len(secret) + 1, 3):
+            start = "x " * ((MOST_CHARACTERS - before) // 2)
+            text = masked(f"{start:{MOST_CHARACTERS - before}}{secret} and more")
+            assert "hun" not in text
+            assert len(text) < MOST_CHARACTERS + 50
+
+
+@pytest.mark.parametrize(
+    "part", ["\n", "penstock-task-error {", 'Cannot run program "', "a.", ": org.apache.spark.sql."]
+)
+def test_what_an_error_of_spark_s_quotes_is_classified_in_one_pass(part: str) -> None:
+    text = part * (500_000 // len(part))
+    assert fault_in(text) is None
+    assert classify(Py4JError(text)) is ErrorClass.UNKNOWN
+
+
+def test_a_long_text_without_any_stays_as_it_is() -> None:
+    text = "a" * 20_000 + ":" * 1000 + " " + "b=" * 5_000
     assert masked(text) == text
 
 

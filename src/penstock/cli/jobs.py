@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+import itertools
+import os
+import re
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +20,9 @@ from typer.core import TyperCommand
 
 from penstock.cli.job_target import JobTarget, client_at, find_entry, find_running, running_names
 from penstock.cli.output import Output
-from penstock.cli.text import duration_text
+from penstock.cli.text import duration_text, plain_text
 from penstock.errors import ControlError
+from penstock.process.log_file import earlier
 from penstock.process.registry import Entry, Registry, State, now_ms
 from penstock.progress import Progress
 
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _CHUNK = 1 << 16
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 
 
 class Kind(StrEnum):
@@ -273,20 +281,32 @@ def logs(
             f"Job {entry.name!r} ({entry.id}) has no log: its output went to whoever started it.",
             to_do="start it with `penstock run -d` to have one.",
         )
-    with Path(entry.log).open("rb") as file:
-        if lines is not None:
-            for line in deque(file, maxlen=lines):
-                _write(line)
+    write = _writer()
+    before = earlier(Path(entry.log))
+    with before.open("rb") if before.is_file() else io.BytesIO() as old, Path(entry.log).open("rb") as file:
+        for line in old if lines is None else deque(itertools.chain(old, file), maxlen=lines):
+            write(line)
         while True:
+            if os.fstat(file.fileno()).st_size < file.tell():
+                file.seek(0)  # it has begun anew
             now = Registry().get(entry.id) if follow else None
             over = now is None or (now.state.ended and not now.supervised)  # asked before the last read
             while part := file.read(_CHUNK):
-                _write(part)
+                write(part)
             if over:
                 return
             time.sleep(_POLL_SECONDS)
 
 
-def _write(part: bytes) -> None:
-    sys.stdout.buffer.write(part)
-    sys.stdout.flush()
+def _writer() -> Callable[[bytes], None]:
+    """To a terminal, without what could steer it: a log quotes errors, and those rows. Colours go, too."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(part: bytes) -> None:
+        if sys.stdout.isatty():
+            sys.stdout.write(plain_text(_COLOUR.sub("", decoder.decode(part))))
+        else:
+            sys.stdout.buffer.write(part)
+        sys.stdout.flush()
+
+    return write

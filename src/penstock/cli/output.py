@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from penstock.logs import plain_text
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -93,25 +95,25 @@ class TableOutput(Output):
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=Text(title), title_justify="left", show_header=False, box=None, pad_edge=False)
+        table = Table(title=Text(plain_text(title)), title_justify="left", show_header=False, box=None, pad_edge=False)
         for key, value in fields.items():
             if value not in (None, ""):
-                table.add_row(Text(key.replace("_", " "), style="bold"), Text(_cell(value)))
+                table.add_row(Text(_cell(key).replace("_", " "), style="bold"), Text(_cell(value)))
         self._console().print(table)
 
     def table(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+        table = Table(title=Text(plain_text(title)), title_justify="left", box=None, pad_edge=False)
         for key in rows[0] if rows else ():
-            table.add_column(key.replace("_", " "))
+            table.add_column(Text(_cell(key).replace("_", " ")))
         for row in rows:
             table.add_row(*(Text(_cell(value)) for value in row.values()))
         self._console().print(table)
 
     def line(self, text: str) -> None:
-        self._console().print(text, markup=False, highlight=False)
+        self._console().print(plain_text(text), markup=False, highlight=False)
 
     @contextmanager
     def working(self, text: str) -> Iterator[Callable[[str], None]]:
@@ -121,8 +123,8 @@ class TableOutput(Output):
         if not console.is_terminal:
             yield lambda _: None
             return
-        with console.status(Text(text)) as status:
-            yield lambda changed: status.update(Text(changed))
+        with console.status(Text(plain_text(text))) as status:
+            yield lambda changed: status.update(Text(plain_text(changed)))
 
     @contextmanager
     def progress(self, text: str) -> Iterator[Display]:
@@ -130,9 +132,9 @@ class TableOutput(Output):
 
         console = self._console(stderr=True)
         if not console.is_terminal:
-            yield LineDisplay(text, console)
+            yield LineDisplay(plain_text(text), console)
             return
-        with BarDisplay(text, console) as display:
+        with BarDisplay(plain_text(text), console) as display:
             yield display
 
     def error(self, error: PenstockError) -> None:
@@ -141,7 +143,7 @@ class TableOutput(Output):
 
         parts = [("What happened", error.happened), ("What is safe", error.safe), ("What to do", error.to_do)]
         body = Text("\n\n").join(
-            Text.assemble((f"{label}\n", "bold"), sentence) for label, sentence in parts if sentence
+            Text.assemble((f"{label}\n", "bold"), plain_text(sentence)) for label, sentence in parts if sentence
         )
         self._console(stderr=True).print(
             Panel(body, title=type(error).__name__, title_align="left", border_style="red")
@@ -159,4 +161,4 @@ class TableOutput(Output):
 def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "" if value is None else str(value)
+    return "" if value is None else plain_text(str(value))

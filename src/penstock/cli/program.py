@@ -6,6 +6,7 @@ import logging
 import os
 import runpy
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from penstock.errors import ConfigurationError, PenstockError
 from penstock.process import lifeline
 from penstock.process.error_class import classify
 from penstock.process.restart import status_of
+from penstock.secrets import masked
 
 if TYPE_CHECKING:
     from penstock.job.job import Job
@@ -36,8 +38,9 @@ def set_up_log() -> bool:
     try:
         wanted = {**from_file().values, **from_options().values}.get(FORMAT, "")
     except PenstockError:
-        return False
+        wanted = ""
     if wanted.strip().lower() != LogFormat.JSON:
+        logs.mask_log()
         return False
     logs.log_as_json()
     return True
@@ -98,8 +101,10 @@ def _show(error: Exception) -> None:
         from penstock.cli.output import Output
 
         Output.for_people().error(error)
-    else:
-        sys.excepthook(type(error), error, error.__traceback__)  # a stranger's traceback must stay whole
+    elif sys.excepthook is not sys.__excepthook__:
+        sys.excepthook(type(error), error, error.__traceback__)  # the program has one of its own
+    else:  # a stranger's traceback must stay whole
+        sys.stderr.write(logs.plain_text(masked("".join(traceback.format_exception(error)))))
 
 
 def _jobs_not_run(names: dict[str, Any]) -> dict[str, Any]:

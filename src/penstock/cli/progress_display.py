@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.cli.text import duration_text, size_text
+from penstock.cli.text import duration_text, plain_text, size_text
 from penstock.process.registry import Entry, Registry, State
 from penstock.progress import Pace, Step
 
@@ -48,7 +48,7 @@ class LineDisplay(Display):
             self._console.print(line, markup=False, highlight=False)
 
     def say(self, text: str) -> None:
-        self._text = text
+        self._text = plain_text(text)
 
 
 class BarDisplay(Display):
@@ -84,7 +84,7 @@ class BarDisplay(Display):
         self._bar.update(self._task, completed=step.done, total=step.total or None, **fields)
 
     def say(self, text: str) -> None:
-        self._bar.update(self._task, description=text)
+        self._bar.update(self._task, description=plain_text(text))
 
 
 def step_text(step: Step) -> str:
@@ -94,7 +94,7 @@ def step_text(step: Step) -> str:
     else:
         amount = f"{step.done:,} of {step.total:,} {step.unit}"
     share = f" ({100 * step.done // step.total} %)" if step.total else ""
-    return f"{step.what}: {amount}{share}"
+    return plain_text(f"{step.what}: {amount}{share}")
 
 
 def _seconds(seconds: float) -> str:

@@ -161,17 +161,19 @@ def _start(script: Path, arguments: list[str], *, detached: bool, supervise: boo
 
 def _run_supervised(script: Path, arguments: list[str]) -> int:
     from penstock.events import Events
+    from penstock.process.log_file import kept_small
     from penstock.process.registration import SupervisorEntry
     from penstock.process.supervisor import Supervisor, command
 
     _log_to_stderr()
     settings = _settings()
     given = os.environ.get(ID_VARIABLE)  # where `run -d` has started this one
-    entry = SupervisorEntry(script, id=given, log_file=Registry().log_file(given) if given else None)
+    log_file = Registry().log_file(given) if given else None
+    entry = SupervisorEntry(script, id=given, log_file=log_file)
     os.environ[ID_VARIABLE] = entry.id
     events = Events()
     events.listen(entry)
-    with _shown_restore(entry.id):
+    with _shown_restore(entry.id), kept_small(log_file):
         own = command(script, arguments)
         return Supervisor(own, settings.restart, standby=settings.availability.standby, events=events).run()
 

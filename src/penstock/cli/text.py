@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.logs import plain_text as plain_text
+
 
 def duration_text(milliseconds: int) -> str:
     """The two largest units: `3d 4h`, `12m 5s`, `7s`."""
@@ -31,8 +33,3 @@ def size_text(size: int) -> str:
 def number_text(number: float) -> str:
     """`12,345`; a small one with a digit behind the point."""
     return f"{number:.1f}" if 0 < number < 10 and number != int(number) else f"{number:,.0f}"
-
-
-def plain_text(text: str) -> str:
-    """Without what could move the cursor or change colours: names and errors come from anywhere."""
-    return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)

@@ -14,7 +14,7 @@ _MISSING = re.compile(r"No module named '?(?P<name>\w+)|Error while finding modu
 _READING = re.compile(r"in _read_with_length|in read_command|in read_udfs|Error from python worker|runpy\.py")
 _PYTHON = re.compile(r"PYTHON_VERSION_MISMATCH\]\s*(?P<said>[^\n]*)")
 #: Not there, not for this machine, or not to be run: no memory for it, for one, is another matter.
-_PROGRAM = re.compile(r'Cannot run program "(?P<program>[^"]*python[^"]*)".*(?:error=|error: )(?:2|8|13)\b')
+_PROGRAM = re.compile(r'Cannot run program "(?P<program>[^"\n]{0,500}+)"[^\n]{0,500}?(?:error=|error: )(?:2|8|13)\b')
 
 _SAFE = "no row was written by it, and nothing is decided."
 _SHIP = (
@@ -27,7 +27,7 @@ def mismatch_in(text: str) -> ExecutorMismatch | None:
     if found := _PYTHON.search(text):
         said = found["said"].strip().rstrip(".")
         return mismatch(f"An executor's Python is not the driver's: {said}.")
-    if found := _PROGRAM.search(text):
+    if (found := _PROGRAM.search(text)) and "python" in found["program"]:
         return mismatch(f"An executor has no Python where it was told to look for it: {found['program']}.")
     found = _MISSING.search(text)
     if found is not None and ((name := found["name"] or found["spec"]) == "penstock" or _READING.search(text)):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,23 +29,24 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 RESULT_SCHEMA = "result string"
-_MARKED = re.compile(r"penstock-task-error (\{.*?\}) end-of-penstock-task-error", re.DOTALL)
+_BEGIN, _END = "penstock-task-error {", "} end-of-penstock-task-error"
 
 
 class TaskFault(Exception):
     """Carries a Penstock error through Spark's text-only reporting of task failures."""
 
     def __init__(self, error: PenstockError) -> None:
-        super().__init__(f"penstock-task-error {error.to_json()} end-of-penstock-task-error")
+        super().__init__(f"{_BEGIN[:-1]}{error.to_json()}{_END[1:]}")
 
 
 def fault_in(text: str) -> PenstockError | None:
     """The Penstock error inside a Spark failure's text, if a task raised one, or could not even begin."""
-    match = _MARKED.search(text)
-    if match is None:
+    begin = text.find(_BEGIN)
+    end = text.find(_END, begin) if begin >= 0 else -1
+    if end < 0:
         return mismatch_in(text)
     with contextlib.suppress(ValueError):
-        return from_json(match[1])
+        return from_json(text[begin + len(_BEGIN) - 1 : end + 1])
     return None
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock import __version__
+from penstock import __version__, logs
 from penstock.config import Checkpoints, Retention, StateBackend
 from penstock.config.checkpoints import give_memory_a_folder
 from penstock.config.log import LogFormat
@@ -31,7 +31,6 @@ from penstock.job.restore_point import RestorePoint
 from penstock.job.retention import JobFolder, retain_batches
 from penstock.job.standby import take_turn, tell_running, writer_modules
 from penstock.job.steering import Steering
-from penstock.logs import log_as_json
 from penstock.naming import check_name
 from penstock.process import lifeline
 from penstock.process.lifeline import stop_on_signals
@@ -81,8 +80,7 @@ class Job:
     ) -> None:
         self.settings = resolve(checkpoints, state_backend, restart, conf)
         self.name = check_name(self.settings.recovery.fork_name or name, "job")
-        if self.settings.log.format is LogFormat.JSON:
-            log_as_json(job=self.name)
+        logs.set_up(self.name, as_json=self.settings.log.format is LogFormat.JSON)
         self.checkpoints = give_memory_a_folder(self.settings.checkpoints)
         self._restart = self.settings.restart
         self._spark = spark

@@ -17,13 +17,15 @@ from penstock.epoch.coordinator import Coordinator
 from penstock.epoch.inputs import Inputs
 from penstock.epoch.plan import Progress, QueryPlan
 from penstock.epoch.task import fault_in
-from penstock.errors import JobStopped, PreCommitFailed
+from penstock.errors import JobStopped, PenstockError, PreCommitFailed
 from penstock.job import drain
 from penstock.job.assembly import coordinator_for
 from penstock.job.drain import is_due, not_held
 from penstock.logs import bound
 from penstock.savepoints.take import HeldQuery
+from penstock.spark import liveness
 from penstock.spark import query as spark_query
+from penstock.spark.liveness import Liveness, callback_server
 from penstock.spark.observer import Observer
 from penstock.spark.query import with_verification
 from penstock.spark.settings import require_same_backend
@@ -338,10 +340,20 @@ class QueryRunner:
         query = spark_query.start(self._job, self.plan, self.checkpoint, interval, coordinator, replay)
         self._query = query
         self._run_id = str(query.runId)
-        while query.isActive and not self._wake.is_set() and coordinator.failure is None:
+        alive = Liveness(
+            self.plan.uid,
+            lambda: callback_server(self._spark),
+            lambda: self._spark_log().next_epoch(),
+            self._checkpoints.timeout_seconds,
+        )
+        fault: PenstockError | None = None
+        while query.isActive and not self._wake.is_set() and coordinator.failure is None and fault is None:
             self._wake.wait(_POLL_SECONDS)
             coordinator.tend()
+            fault = alive.fault(busy=coordinator.busy)
         self._drain(coordinator, query)
+        if fault is not None:
+            raise fault
         failure = coordinator.failure
         if failure is None and not self._wake.is_set() and (exception := query.exception()) is not None:
             fault = fault_in(str(exception))  # a source's own error, from Spark's planner
@@ -369,7 +381,7 @@ class QueryRunner:
         while query.isActive and log.next_epoch()[0] <= coordinator.completed and not patience.passed():
             time.sleep(_POLL_SECONDS / 5)
         if query.isActive:
-            query.stop()
+            liveness.stop(query, self.plan.uid)
 
     def _on_recovered(self, resume: Resume) -> None:
         for look in self._before_start:

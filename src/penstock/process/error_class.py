@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from enum import StrEnum
 
-from penstock.errors import EpochError, PenstockError, PreCommitFailed
+from penstock.errors import EpochError, PenstockError, PreCommitFailed, SparkUnresponsive
 
 
 class ErrorClass(StrEnum):
@@ -29,7 +29,7 @@ _WRAPPERS = (PreCommitFailed, EpochError)
 _MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 #: At the start of a line, or after "Caused by:" and the like, where a Java error's name stands in a stack trace.
-_NAMED = r"(?:^|: )\s*"
+_NAMED = r"(?:^|: )[ \t]*+"
 _REFUSED = re.compile(
     _NAMED + r"org\.apache\.spark\.sql\.(?:\w+\.)*(?:AnalysisException|ExtendedAnalysisException|ParseException)\b",
     re.MULTILINE,
@@ -67,7 +67,8 @@ def classify(error: BaseException) -> ErrorClass:
 
 
 def jvm_gone(error: BaseException) -> bool:
-    """Whether this process has lost its JVM, so that no start inside it can succeed any more."""
+    """Whether this process has lost its JVM, or the JVM its way to this process, so that no start inside it can succeed
+    any more."""
     return any(map(_jvm_gone, error_chain(error, contexts=True)))
 
 
@@ -118,6 +119,8 @@ def _of_spark(error: BaseException) -> ErrorClass:
 
 
 def _jvm_gone(error: BaseException) -> bool:
+    if isinstance(error, SparkUnresponsive):
+        return True
     if isinstance(error, OSError):
         return _raised_by(error) == "py4j"
     if not _is_sparks(error):

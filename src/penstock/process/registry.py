@@ -1,7 +1,7 @@
 """The jobs of this machine: one small file for each run of a job, in a folder that every command can read.
 
     $PENSTOCK_HOME/jobs/ID.json     what is known of the run; readable by its owner only, because it holds a token
-    $PENSTOCK_HOME/logs/ID.log      what a detached job has written
+    $PENSTOCK_HOME/logs/ID.log      what a detached job has written; ID.log.1 what it wrote before, see `log_file`
 
 A run has one writer at a time: its driver while that lives, its supervisor before and after. Files appear whole or
 not at all, so readers need no lock. What a file says is checked against the processes it names: a run that
@@ -17,13 +17,14 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType
 from typing import Any, BinaryIO
 
+from penstock.process.log_file import earlier
 from penstock.processes import is_running
 from penstock.storage.private import create_own, own_folder, read_own
 
@@ -102,19 +103,21 @@ class Entry:
         """Whether its driver runs now."""
         return is_running(self.pid, self.pid_mark)
 
-    def checked(self) -> Entry:
-        """As it is now, going by its processes and not only by the file."""
+    def checked(self, last_sign: Callable[[], int] = int) -> Entry:
+        """As it is now, going by its processes and not only by the file. `last_sign` gives when the run last left
+        anything behind, in milliseconds: its file changes with its state alone."""
         if self.state.ended or not self.here or self.driven:
             return self
+        gone = replace(self, address=None, token=None, certificate=None)  # the port may be another program's by now
         if self.supervised:
-            return replace(self, state=State.RESTARTING) if self.state is State.RUNNING else self
+            return replace(gone, state=State.RESTARTING) if self.state is State.RUNNING else gone
         error = self.error or {
             "error": "ControlError",
             "happened": f"The process of job {self.name!r} has ended and left no message.",
             "safe": "what was decided is safe.",
             "to_do": "start it again, which recovers it.",
         }
-        return replace(self, state=State.FAILED, end=self.end or self.modified, error=error)
+        return replace(gone, state=State.FAILED, end=self.end or max(self.modified, last_sign()), error=error)
 
     def public(self) -> dict[str, Any]:
         """Everything but the token and the marks."""
@@ -134,6 +137,11 @@ def home(environ: Mapping[str, str] | None = None) -> Path:
     except RuntimeError:
         user = Path("/")  # a container's user without a name; where this cannot be written, the job says so
     return user / ".local" / "state" / "penstock"
+
+
+def history_folder(id: str, root: Path | None = None) -> Path:
+    """Where the events of a run are kept, see `server.history`."""
+    return (root or home()) / "history" / id
 
 
 def now_ms() -> int:
@@ -161,7 +169,7 @@ class Registry:
             for file in (self._home / "jobs").iterdir():
                 entry = self._read(file) if file.suffix == ".json" else None
                 if entry is not None and entry.here:
-                    found.append(entry.checked())
+                    found.append(self._checked(entry))
         return sorted(found, key=lambda one: (one.start, one.id), reverse=True)
 
     def ids(self) -> set[str]:
@@ -173,7 +181,7 @@ class Registry:
     def get(self, id: str) -> Entry | None:
         """The run as it is now."""
         entry = self.read_entry(id)
-        return None if entry is None else entry.checked()
+        return None if entry is None else self._checked(entry)
 
     def read_entry(self, id: str) -> Entry | None:
         """The run as its file says."""
@@ -197,7 +205,18 @@ class Registry:
         ended = [entry for entry in self.entries() if entry.state.ended]
         for entry in sorted(ended, key=lambda one: one.end or one.start, reverse=True)[MAX_ENDED_RUNS:]:
             self._file(entry.id).unlink(missing_ok=True)
-            self.log_file(entry.id).unlink(missing_ok=True)
+            for log in (self.log_file(entry.id), earlier(self.log_file(entry.id))):
+                log.unlink(missing_ok=True)
+
+    def _checked(self, entry: Entry) -> Entry:
+        return entry.checked(lambda: self._last_event(entry.id))
+
+    def _last_event(self, id: str) -> int:
+        """When a line was last added to the run's history, which is when the event of that line was; 0 for none."""
+        with contextlib.suppress(OSError):
+            files = history_folder(id, self._home).iterdir()
+            return max((file.stat().st_mtime_ns // 1_000_000 for file in files), default=0)
+        return 0
 
     def _file(self, id: str) -> Path:
         return self._home / "jobs" / f"{id}.json"

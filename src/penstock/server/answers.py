@@ -7,6 +7,8 @@ The three sentences of an error of ours travel beside it, in the header `X-Penst
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from http import HTTPStatus
@@ -32,6 +34,13 @@ HEADERS = (
 )
 
 
+_ENDED = ControlError(
+    "The job ended before it could answer.",
+    safe="what was decided is safe. Whether this was done is not known.",
+    to_do="see with `penstock list` how it ended.",
+)
+
+
 class AsciiJson(JSONResponse):
     """JSON in ASCII: an error may quote a path that is no valid text, and it must still be told."""
 
@@ -51,21 +60,33 @@ class NotifyingResponse(Response):
 
 
 class WithHeaders:
-    """What every answer carries, also that of a wrong name. Answers are not stored unless they say so themselves."""
+    """What every answer carries, also that of a wrong name, and of a server that ends before it could answer. Answers
+    are not stored unless they say so themselves."""
 
     def __init__(self, app: Asgi) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        started = False
+
         async def send_with(message: Any) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 given = list(message.get("headers", ()))
                 names = {name.lower() for name, _ in given}
                 more = [*HEADERS, (b"cache-control", b"no-store")]
                 message = {**message, "headers": given + [pair for pair in more if pair[0] not in names]}
             await send(message)
 
-        await self._app(scope, receive, send_with)
+        try:
+            await self._app(scope, receive, send_with)
+        except asyncio.CancelledError:  # only the end of the server cancels; raised, it would be logged as a fault
+            if started:  # a stream, which has no other end than this
+                with contextlib.suppress(Exception):
+                    await send({"type": "http.response.body"})
+            else:
+                await error_response(_ENDED, 503)(scope, receive, send_with)
 
 
 async def http_error(request: Request, error: Exception) -> Response:

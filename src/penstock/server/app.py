@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from penstock.errors import ControlError
@@ -44,14 +44,16 @@ class Application:
         self.table.add("POST", f"{ROOT}/codes", self._code, "A one-time code", secret=True, answer=("code", "path"))
         self.table.add("GET", f"{ROOT}/openapi.json", self._openapi, "This document", answer=("openapi", "paths"))
         self.table.add(
-            "GET", "/open", access.open, "Open the page by a one-time code", open=True, status=303, query=("code",)
-        )
+            "POST", f"{ROOT}/sessions", access.open, "A token for the page, for a one-time code", open=True, status=201,
+            body=("code",), answer=("token",),
+        )  # fmt: skip
 
     def asgi(self) -> Asgi:
         routes = self._routes([path for path in self.table.paths if path.flink])
         own = self._routes([path for path in self.table.paths if not path.flink])
+        # The page itself holds nothing of a job, and a browser that opens it cannot say yet who asks.
         pages = [
-            Route(f"/{name}" if name != "index.html" else "/", self._page(name), methods=["GET"])
+            Route(f"/{name}" if name != "index.html" else "/", page_files.page(name), methods=["GET"])
             for name in page_files.files()
         ]
         app = Starlette(
@@ -99,21 +101,9 @@ class Application:
             raise HTTPException(404, f"Job {id} not found")
         return run
 
-    def _page(self, name: str) -> Callable[[Request], Awaitable[Response]]:
-        async def page(request: Request) -> Response:
-            try:
-                self.access.require(request, secret=False)
-            except HTTPException as error:
-                text = "This page is opened by the link that `penstock ui` prints.\n"
-                return PlainTextResponse(text, error.status_code, headers={"WWW-Authenticate": "Bearer"})
-            request.path_params["file"] = name
-            return await page_files.page(request)
-
-        return page
-
     async def _code(self, request: Request) -> Response:
-        code = self.access.new_code()
-        return AsciiJson({"code": code, "path": f"/open?code={code}"})
+        path = self.access.new_path()
+        return AsciiJson({"code": path.partition("=")[2], "path": path})
 
     async def _openapi(self, request: Request) -> Response:
         return AsciiJson(self.document())

@@ -21,10 +21,11 @@ PROGRESS_HEADER = "X-Penstock-Progress"
 _OURS = "/penstock/"  # paths that Flink does not have stand beside its /v1
 _TIMEOUT_SECONDS = 30.0  # of one request; long work is polled
 _SLOWEST_POLL_SECONDS = 0.5
+_ENDING = 503  # of a server that ends, or of a proxy before one that is gone
 
 
 class NoAnswer(ControlError):
-    """Nobody is there, or the connection broke."""
+    """Nothing is there, the connection broke, or the job ended before it could answer."""
 
 
 class Client:
@@ -73,14 +74,17 @@ class Client:
                 text, header = response.read(), response.getheader(ERROR_HEADER)
                 step = Step.of(response.getheader(PROGRESS_HEADER))
             except (OSError, http.client.HTTPException) as error:
-                raise NoAnswer(
-                    f"The job at {self.address} does not answer: {type(error).__name__}: {error}.",
-                    safe="nothing is known to have been done.",
-                    to_do="see with `penstock list` whether it runs, and where.",
-                ) from error
+                raise self._no_answer(f"{type(error).__name__}: {error}") from error
         if step is not None:
             progress(step)
         return self._read_answer(text, response.status, header)
+
+    def _no_answer(self, why: str) -> NoAnswer:
+        return NoAnswer(
+            f"The job at {self.address} does not answer: {why}.",
+            safe="nothing is known to have been done.",
+            to_do="see with `penstock list` whether it runs, and where.",
+        )
 
     def _connection(self) -> http.client.HTTPConnection:
         if not self._secure:
@@ -116,6 +120,8 @@ class Client:
             pause = min(_SLOWEST_POLL_SECONDS, pause * 2)
 
     def _read_answer(self, text: bytes, status: int, header: str | None) -> dict[str, Any]:
+        if status == _ENDING or (status >= 500 and header is None and not text.startswith(b"{")):
+            raise self._no_answer(f"status {status}")
         if header is not None:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 raise _with_help(from_json(header), status)

@@ -4,12 +4,12 @@ it, starts Spark, or runs a user's program. The rules are the command's.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +30,29 @@ from penstock.server.routes import Table
 from penstock.server.runs import MachineRuns, Run, Runs
 
 COMMAND_SECONDS = 300.0
+"""For a command to end, and for one that waits behind another to begin."""
+MOST_WAITING = 8
 _ERROR_CHARACTERS = 2000
 _NOT_THEIRS = (ID_VARIABLE, FILE_VARIABLE, "PENSTOCK_OPTIONS")
-
-_one_at_a_time = threading.Lock()  # each may start a Spark of its own
 
 
 def run_command(arguments: Sequence[str], folder: Path | None = None, seconds: float = COMMAND_SECONDS) -> Any:
     """What `penstock ARGUMENTS` answers in JSON. Raises the error that it shows."""
-    with _one_at_a_time:
-        environment = {name: value for name, value in os.environ.items() if name not in _NOT_THEIRS}
-        process = subprocess.Popen(
-            penstock_command(*arguments),
-            cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            out, told = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise ControlError(
-                f"`penstock {arguments[0]}` did not end within {seconds:.0f} s and was ended.",
-                to_do="run it in a terminal.",
-            ) from None
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_THEIRS}
+    process = subprocess.Popen(
+        penstock_command(*arguments),
+        cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, told = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise ControlError(
+            f"`penstock {arguments[0]}` did not end within {seconds:.0f} s and was ended.",
+            to_do="run it in a terminal.",
+        ) from None
     if process.returncode == 0:
         return json.loads(out or b"{}")
     raise _error(told.decode(errors="replace"), process.returncode)
@@ -74,10 +73,28 @@ class CommandPaths:
 
     def __init__(self, runs: Runs, machine: MachineRuns | None = None) -> None:
         self._runs, self._machine = runs, machine
+        self._turn, self._waiting = asyncio.Lock(), 0  # each command may start a Spark of its own
+
+    async def _run_in_turn(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """One after the other; those that wait hold no thread, which others need to read."""
+        if self._waiting >= MOST_WAITING:
+            raise HTTPException(429, "Too many commands wait for each other; ask again later")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise HTTPException(429, "Another command has not ended; ask again later") from None
+        finally:
+            self._waiting -= 1
+        try:
+            return await run_in_threadpool(function, *arguments)
+        finally:
+            self._turn.release()
 
     async def start(self, request: Request) -> Response:
         body = await requests.read_object(request)
-        return AsciiJson(await run_in_threadpool(self._start, body), 201)
+        return AsciiJson(await self._run_in_turn(self._start, body), 201)
 
     def _start(self, body: dict[str, Any]) -> dict[str, Any]:
         program, path = requests.text(body, "program"), requests.text(body, "from")
@@ -100,7 +117,8 @@ class CommandPaths:
         return dict(run_command([*options, "--", program], _directory(known[0])))
 
     async def lookup(self, request: Request) -> Response:
-        return AsciiJson(await run_in_threadpool(_lookup, request.state.run, dict(request.query_params)))
+        body = await requests.read_object(request)
+        return AsciiJson(await self._run_in_turn(_lookup, request.state.run, body))
 
     async def commit(self, request: Request) -> Response:
         return await self._settle("commit", request)
@@ -113,7 +131,7 @@ class CommandPaths:
 
     async def _settle(self, verb: str, request: Request) -> Response:
         body = await requests.read_object(request)
-        return AsciiJson({"result": await run_in_threadpool(_settle, verb, request.state.run, body)})
+        return AsciiJson({"result": await self._run_in_turn(_settle, verb, request.state.run, body)})
 
 
 def add_commands(table: Table, paths: CommandPaths) -> None:
@@ -123,8 +141,8 @@ def add_commands(table: Table, paths: CommandPaths) -> None:
         body=("program", "from", "claim", "fork", "suffix"), answer=("id", "name", "state"), **secret,
     )  # fmt: skip
     table.add(
-        "GET", f"{RUN}/state/lookup", paths.lookup, "Rows of state by key",
-        query=("query", "operator", "key", "path"), answer=("rows",), **secret,
+        "POST", f"{RUN}/state/lookup", paths.lookup, "Rows of state by key",
+        body=("query", "operator", "key", "path"), answer=("rows",), **secret,
     )  # fmt: skip
     for verb, handler in (("commit", paths.commit), ("abort", paths.abort), ("resolve", paths.resolve)):
         table.add(
@@ -133,13 +151,15 @@ def add_commands(table: Table, paths: CommandPaths) -> None:
         )  # fmt: skip
 
 
-def _lookup(run: Run, given: Mapping[str, str]) -> dict[str, Any]:
+def _lookup(run: Run, body: dict[str, Any]) -> dict[str, Any]:
+    names = ("query", "operator", "key", "path")
+    given = {name: found for name in names if body.get(name) != "" and (found := requests.text(body, name))}
     path = given.get("path") or (str(run.folder) if run.folder is not None else "")
     if not path:
         raise HTTPException(404, "The job's folder is not on this machine; name a path")
     if not given.get("operator", "0").isdecimal():
         raise HTTPException(400, "operator is not a number")
-    chosen = {name: given[name] for name in ("query", "operator", "key") if given.get(name)}
+    chosen = {name: value for name, value in given.items() if name != "path"}
     if "key" not in chosen and "operator" not in chosen:
         raise HTTPException(400, "key or operator is needed")
     options = [f"--{name}={value}" for name, value in chosen.items()]

@@ -16,11 +16,13 @@ from penstock.errors import ControlError
 from penstock.process.registry import Entry
 from penstock.server.answers import ERROR_HEADER, error_response
 from penstock.server.client import trusting
+from penstock.server.commands import COMMAND_SECONDS
 from penstock.server.requests import MAX_BODY_BYTES
 from penstock.server.runs import MachineRuns, is_live
 
 CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 60.0
+READ_SECONDS = 60.0
+WORK_SECONDS = 2 * COMMAND_SECONDS + 10.0  # a command that waited for its turn
 _PASSED_ON = ("content-type", ERROR_HEADER.lower(), "x-penstock-progress", "www-authenticate")
 _CHUNK = 1 << 16
 _MOST_HEADERS = 1 << 16
@@ -39,7 +41,15 @@ class Forwarding:
             return None
         reading = request.method in ("GET", "HEAD")
         try:
-            return await _send(request, entry)
+            return await _send(request, entry, READ_SECONDS if reading else WORK_SECONDS)
+        except TimeoutError:
+            # It is there and works on it: to answer in its place would be to do the same once more.
+            late = ControlError(
+                f"Job {entry.name!r} has not answered in time.",
+                safe="what was decided is safe. Whether this was done is not known.",
+                to_do="see its log for what it waits for.",
+            )
+            return error_response(late, 504)
         except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
             if reading:
                 return None
@@ -57,13 +67,16 @@ def answers(entry: Entry) -> bool:
     return is_live(entry) or (entry.address is not None and entry.token is not None and entry.driven)
 
 
-async def _send(request: Request, entry: Entry) -> Response:
+async def _send(request: Request, entry: Entry, seconds: float) -> Response:
     address = str(entry.address)
     split = urlsplit(address if "://" in address else f"http://{address}")
     secure = trusting(entry.certificate) if split.scheme == "https" else None
     body = await _body(request)
-    async with asyncio.timeout(CONNECT_SECONDS):
-        reader, writer = await asyncio.open_connection(split.hostname, split.port, ssl=secure, limit=_MOST_HEADERS)
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection(split.hostname, split.port, ssl=secure, limit=_MOST_HEADERS)
+    except TimeoutError as error:
+        raise EOFError("no connection in time") from error
     done = False
     try:
         # HTTP/1.0: an answer without a length then ends with the connection, and is never cut into chunks.
@@ -77,7 +90,7 @@ async def _send(request: Request, entry: Entry) -> Response:
         if last.isdecimal():
             head.append(f"Last-Event-ID: {last}")
         writer.write("\r\n".join([*head, "", ""]).encode("latin-1") + body)
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(seconds):
             status, headers = await _head(reader)
             kept = {name: value for name, value in headers.items() if name in _PASSED_ON}
             if headers.get("content-type", "").startswith("text/event-stream"):

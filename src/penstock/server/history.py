@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.process.registry import ID, home
+from penstock.process.registry import ID, history_folder, home
 from penstock.storage.private import create_own, own_folder, read_own
 
 log = logging.getLogger("penstock")
@@ -46,10 +46,6 @@ _YOUNG_SECONDS = 3600.0
 _WAITING = 10_000  # events not yet written
 _CLOSE_SECONDS = 5.0
 _SEGMENT = re.compile(r"^(?P<kind>epochs|story)-(?P<number>\d{8})\.jsonl$")
-
-
-def history_folder(id: str, root: Path | None = None) -> Path:
-    return (root or home()) / "history" / id
 
 
 @dataclass

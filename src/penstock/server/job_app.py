@@ -22,7 +22,7 @@ from penstock.server.steer import DisposalPaths, Steered, SteeringPaths, add_dis
 @dataclass(frozen=True)
 class Controls:
     """What the paths lead to. `open_reads`: reading needs no token, but then shows no error's text. `names`: those it
-    answers to besides this machine's own. `secure`: it is asked by HTTPS."""
+    answers to besides this machine's own."""
 
     job: Steerable
     registration: Registration
@@ -33,7 +33,6 @@ class Controls:
     describe: Callable[[], Mapping[str, Any]] = dict
     insight: Insight | None = None
     open_reads: bool = False
-    secure: bool = False
     names: Sequence[str] = field(default=())
     metrics: Metrics | None = None
 
@@ -53,7 +52,7 @@ class Controls:
 
 
 def job_application(controls: Controls) -> Application:
-    access = Access(controls.token, open_reads=controls.open_reads, secure=controls.secure)
+    access = Access(controls.token, open_reads=controls.open_reads)
     runs = OneRun(controls.run)
     app = Application(runs, access, controls.names)
     steering = SteeringPaths(Steered(controls.job, controls.lifecycle, controls.operations))

@@ -15,6 +15,8 @@ from penstock.progress import Progress, Step
 
 MAX_ANSWERS = 1000  # answers; a request repeated after that many others is taken for a new one
 
+MOST_RUNNING = 16  # each has a thread
+
 
 @dataclass
 class Operation:
@@ -52,6 +54,12 @@ class Operations:
                 )
             if self._closed is not None:
                 raise ControlError(self._closed, safe="nothing was done.")
+            if sum(not one.over.is_set() for one in self._all.values()) >= MOST_RUNNING:
+                raise ControlError(
+                    f"The job already works on {MOST_RUNNING} requests.",
+                    safe="nothing was done.",
+                    to_do="ask again when one of them is over.",
+                )
             self._all[request] = operation = Operation(kind)
             while len(self._all) > MAX_ANSWERS and next(iter(self._all.values())).over.is_set():
                 self._all.popitem(last=False)

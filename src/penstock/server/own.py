@@ -29,6 +29,8 @@ RUN = f"{ROOT}/runs/{{run}}"
 
 LOOK_SECONDS = 3.0
 """How old what other systems were asked for may be: however many look, they are asked no more often."""
+MOST_STREAMS = 32
+"""Of events: each holds a connection, of which a server has few."""
 _EVENTS_POLL = 0.25
 _EVENTS_SILENCE = 15.0
 
@@ -155,7 +157,9 @@ class OwnPaths:
     async def events(self, request: Request) -> Response:
         run: Run = request.state.run
         if not run.live:
-            return Response(status_code=204)  # an EventSource that gets this asks no more
+            return Response(status_code=204)  # nothing more will come
+        if run.collector.watchers >= MOST_STREAMS:
+            raise HTTPException(429, f"{MOST_STREAMS} already follow the events of this run")
         given = request.headers.get("Last-Event-ID") or request.query_params.get("after") or ""
         after = int(given) if given.isdecimal() and len(given) < 19 else run.collector.newest_event
         if after > run.collector.newest_event:

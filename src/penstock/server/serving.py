@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.process import registration as registrations
 from penstock.process.registry import Registry
+from penstock.processes import raise_file_limit
 from penstock.secrets import masked
 from penstock.server import history, traces
 from penstock.server.collector import Collector
@@ -28,12 +29,10 @@ from penstock.server.operations import Operations
 from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from penstock.config.rest import Rest
     from penstock.config.settings import Settings
     from penstock.events import Events
-    from penstock.server.requests import Asgi
+    from penstock.server.connections import Server
     from penstock.server.runs import Insight
 
 log = logging.getLogger("penstock")
@@ -59,6 +58,7 @@ class Serving:
 def serving(job: Steerable, settings: Settings, events: Events, insight: Insight | None = None) -> Iterator[Serving]:
     """Register the job, listen for commands, follow its state, keep its history; at the end say how it ended and take
     the server down, as soon as whoever asked for the end has its answer. Nothing that goes wrong here stops the job."""
+    raise_file_limit()
     mine = registrations.register_driver(job.name, settings.checkpoints.storage)
     lifecycle = Lifecycle(job, mine)
     operations = Operations()
@@ -176,12 +176,13 @@ class _Server:
             log.warning("the job runs, but takes no commands: it cannot listen on %s: %s", rest.bind_address, error)
             return None
         host, place = listener.getsockname()[0], place_of(listener, rest)
+        warn_in_clear(host, rest)
         token = os.environ.get(TOKEN_VARIABLE, "").strip() or secrets.token_urlsafe(32)
         secure = rest.certificate is not None
         server = cls(listener, f"https://{place}" if secure else place, token, rest)
         names = names_of(listener, rest)
         open_reads = rest.open_reads and ipaddress.ip_address(host).is_loopback
-        controls = {**facts, "token": token, "open_reads": open_reads, "secure": secure, "names": names}
+        controls = {**facts, "token": token, "open_reads": open_reads, "names": names}
         server._thread = threading.Thread(target=server._run, args=(controls,), name="penstock-control", daemon=True)
         server._thread.start()
         return server
@@ -197,16 +198,15 @@ class _Server:
 
     def _run(self, controls: Mapping[str, Any]) -> None:
         try:
-            import uvicorn
-
+            from penstock.server.connections import Server, uvicorn_config
             from penstock.server.job_app import Controls, job_application
 
             app = job_application(Controls(**controls)).asgi()
-            asyncio.run(self._serve(uvicorn.Server(uvicorn_config(app, self._rest))))
+            asyncio.run(self._serve(Server(uvicorn_config(app, self._rest))))
         except Exception:
             log.exception("the job runs, but takes no more commands: its control server has failed")
 
-    async def _serve(self, server: uvicorn.Server) -> None:
+    async def _serve(self, server: Server) -> None:
         """Until the end is asked for. uvicorn's own way to end takes a fifth of a second, in every job."""
         loop, end = asyncio.get_running_loop(), asyncio.Event()
         with self._lock:
@@ -218,29 +218,26 @@ class _Server:
         await asyncio.wait((serve, ended), return_when=asyncio.FIRST_COMPLETED)
         with self._lock:
             self._end = None
-        for listening in getattr(server, "servers", ()):
-            listening.close()
-        for connection in list(server.server_state.connections):
-            connection.shutdown()
+        await server.end()
         serve.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serve
-
-
-def uvicorn_config(app: Asgi, rest: Rest, log_level: str = "warning") -> uvicorn.Config:
-    """How our servers serve; by TLS where there is a certificate."""
-    import uvicorn
-
-    return uvicorn.Config(
-        app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None, log_level=log_level,
-        access_log=False, server_header=False, ssl_certfile=rest.certificate, ssl_keyfile=rest.key,
-    )  # fmt: skip
 
 
 def check_certificate(rest: Rest) -> None:
     """Raises OSError where there is one that cannot be used."""
     if rest.certificate is not None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(rest.certificate, rest.key)
+
+
+def warn_in_clear(host: str, rest: Rest) -> None:
+    """Where a server listens beyond this machine without TLS."""
+    if rest.certificate is None and not ipaddress.ip_address(host).is_loopback:
+        log.warning(
+            "the control server listens on %s without TLS: whoever sees the traffic sees the token, and can steer the"
+            " job with it; set security.ssl.rest.certificate, or put a proxy in front",
+            host,
+        )
 
 
 def place_of(listener: socket.socket, rest: Rest) -> str:

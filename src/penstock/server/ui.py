@@ -18,7 +18,7 @@ from penstock.server.forward import Forwarding
 from penstock.server.job_app import add_job_paths
 from penstock.server.operations import Operations
 from penstock.server.runs import MachineRuns, Run
-from penstock.server.serving import check_certificate, listen, names_of, place_of, uvicorn_config
+from penstock.server.serving import check_certificate, listen, names_of, place_of, warn_in_clear
 from penstock.server.steer import SteeringPaths
 
 if TYPE_CHECKING:
@@ -57,16 +57,17 @@ def ui_application(
 
 def serve_ui(rest: Rest, token: str, storages: Iterable[str], opened: Callable[[str], Any]) -> None:
     """Serve until the process is ended. `opened` is told the link, with its one-time code, once the port is open."""
-    import uvicorn
+    from penstock.server.connections import Server, uvicorn_config
 
     secure = rest.certificate is not None
     check_certificate(rest)
     listener = listen(rest.bind_address, rest.port)
-    access = Access(token, secure=secure)
+    warn_in_clear(listener.getsockname()[0], rest)
+    access = Access(token)
     app = ui_application(access, storages, names_of(listener, rest))
-    server = uvicorn.Server(uvicorn_config(app.asgi(), rest, "critical"))
+    server = Server(uvicorn_config(app.asgi(), rest, "critical"))
     server.config.timeout_graceful_shutdown = 1  # a page that follows events would hold the end back
-    opened(f"{'https' if secure else 'http'}://{place_of(listener, rest)}/open?code={access.new_code()}")
+    opened(f"{'https' if secure else 'http'}://{place_of(listener, rest)}{access.new_path()}")
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
 

@@ -32,7 +32,7 @@ from penstock.spark.pack_files import (
     packages,
     requirements,
 )
-from penstock.storage.private import own_folder
+from penstock.storage.private import create_own, own_folder
 
 MANIFEST = "penstock-pack.json"
 FORMAT = 1
@@ -146,7 +146,10 @@ def _write(target: Path, manifest: Mapping[str, Any], entries: Iterable[Entry]) 
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with tarfile.open(aside, "w:gz", compresslevel=_COMPRESSION) as archive:
+        with (
+            open(create_own(aside), "wb") as file,
+            tarfile.open(fileobj=file, mode="w:gz", compresslevel=_COMPRESSION) as archive,
+        ):
             _add(archive, MANIFEST, json.dumps(manifest, indent=1).encode(), 0o644)
             _add(archive, "bin/python3", _LAUNCHER.encode(), 0o755)
             _add(archive, "bin/python", _LAUNCHER.encode(), 0o755)

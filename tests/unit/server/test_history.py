@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.events import Events
+from penstock.process.registry import history_folder
 from penstock.server import history
 from penstock.server.history import HistoryWriter, read_history
 from tests.support.looking import a_story, checkpoint
@@ -25,7 +26,7 @@ def written(epochs: int = 3) -> Path:
     a_story(events.emit, epochs)
     events.emit("opened", query="out", epoch=1, generation=1)  # not worth keeping
     writer.close()
-    return history.history_folder(RUN)
+    return history_folder(RUN)
 
 
 def test_all_of_it_comes_back() -> None:
@@ -84,7 +85,7 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for epoch in range(100):
         writer.on_event({"time": float(epoch), "event": "checkpoint", **checkpoint(epoch)})
     writer.close()
-    files = sorted(history.history_folder(RUN).glob("epochs-*"))
+    files = sorted(history_folder(RUN).glob("epochs-*"))
     assert len(files) == history.SEGMENTS["epochs"]
     assert all(file.stat().st_size <= 4000 for file in files)
     kept = [event["epoch"] for event in read_history(RUN).epochs]
@@ -95,14 +96,14 @@ def test_the_oldest_go_and_the_living_stay(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(history, "MOST_BYTES", 2500)
     names = [uuid.uuid4().hex for _ in range(5)]
     for age, name in enumerate(names):
-        folder = history.history_folder(name)
+        folder = history_folder(name)
         folder.mkdir(parents=True)
         (folder / "epochs-00000001.jsonl").write_bytes(b" " * 1000)
         for path in (folder / "epochs-00000001.jsonl", folder):
             os.utime(path, (1000 + age, 1000 + age))
-    (history.history_folder("not-a-run")).mkdir()
+    (history_folder("not-a-run")).mkdir()
     living, forgotten = names[0], names[4]
-    (history.history_folder(uuid.uuid4().hex)).mkdir()  # of a job that starts just now
+    (history_folder(uuid.uuid4().hex)).mkdir()  # of a job that starts just now
     history.prune(known=set(names) - {forgotten}, ended=set(names) - {forgotten, living})
     left = {folder.name for folder in (tmp_path / "home" / "history").iterdir()}
     assert len(left) == 5

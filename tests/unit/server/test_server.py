@@ -15,10 +15,9 @@ import pytest
 
 from penstock.errors import ControlError, PreCommitFailed, TopicMissing
 from penstock.process.registration import ID_VARIABLE
-from penstock.process.registry import Registry, State
+from penstock.process.registry import Registry, State, history_folder
 from penstock.server import serving as served_by
 from penstock.server.client import Client, NoAnswer
-from penstock.server.history import history_folder
 from penstock.server.lifecycle import Lifecycle
 from tests.support.steered import Served, Steered, served
 from tests.support.waiting import until
@@ -348,10 +347,13 @@ def test_beyond_this_machine_it_answers_to_the_address_that_was_dialled() -> Non
             assert Client(f"{name}:{port}", job.entry.token).jobs()[0]["jid"] == job.id
 
 
-def test_beyond_this_machine_every_request_needs_the_token() -> None:
+def test_beyond_this_machine_every_request_needs_the_token(caplog: pytest.LogCaptureFixture) -> None:
     with served(bind_address="0.0.0.0", address="127.0.0.1") as job:
         assert job.ask("GET", "/jobs/overview", token=None)[0] == 401
         assert job.ask("GET", "/v1/jobs/overview")[0] == 200
+    assert "listens on 0.0.0.0 without TLS" in caplog.text
+    with served():
+        assert caplog.text.count("without TLS") == 1, "nobody else can see what stays on this machine"
 
 
 def test_a_token_of_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:

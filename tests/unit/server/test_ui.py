@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,9 +19,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from penstock.errors import ControlError, PreCommitFailed
-from penstock.process.registry import Entry, Registry, State
-from penstock.server import commands, history
-from penstock.server.history import history_folder
+from penstock.process.registry import Entry, Registry, State, history_folder
+from penstock.server import commands, forward, history, operations, own
 from tests.support.looking import a_story, request, ui
 from tests.support.steered import Served, served
 from tests.support.ui_link import link_of
@@ -310,20 +310,77 @@ def test_state_is_looked_up_by_the_command(ran: list[Any], registry: Registry, t
     past = registered(registry, "", storage=str(tmp_path / "ck"))
     with ui() as page:
         path = f"/penstock/v1/runs/{past}/state/lookup"
-        assert page.ask("GET", f"{path}?query=out&operator=0&key=%22a%22")[0] == 200
+        assert page.ask("POST", path, {"query": "out", "operator": "0", "key": '"a"', "path": ""})[0] == 200
         where = str(tmp_path / "ck" / "payments")
         assert ran[-1][0] == ["state", "--json", "--query=out", "--operator=0", '--key="a"', "--", where]
-        assert page.ask("GET", f"{path}?key=1&path=--help")[0] == 200
+        assert page.ask("POST", path, {"key": "1", "path": "--help"})[0] == 200
         assert ran[-1][0] == ["state", "--json", "--key=1", "--", "--help"]
-        assert page.ask("GET", f"{path}?operator=x")[0] == 400
+        assert page.ask("POST", path, {"operator": "x"})[0] == 400
+        assert page.ask("POST", path, {"key": 7})[0] == 400
 
 
 def test_a_command_s_error_is_told_as_it_is(registry: Registry, tmp_path: Path) -> None:
     past = registered(registry, "", storage=str(tmp_path / "ck"))
     with ui() as page:
-        status, body = page.ask("GET", f"/penstock/v1/runs/{past}/state/lookup?key=1&path={tmp_path}/nothing")
+        wanted = {"key": "1", "path": f"{tmp_path}/nothing"}
+        status, body = page.ask("POST", f"/penstock/v1/runs/{past}/state/lookup", wanted)
         assert (status, list(body)) == (500, ["errors"])
         assert "nothing" in body["errors"][0]
+
+
+class Held:
+    """A job's `status` that does not come back while it is held."""
+
+    def __init__(self, job: Served) -> None:
+        self.asked, self.go, self._status = threading.Semaphore(0), threading.Event(), job.job.status
+        job.job.status = self._slow  # type: ignore[method-assign]
+
+    def _slow(self) -> dict[str, Any]:
+        self.asked.release()
+        assert self.go.wait(60)
+        return self._status()
+
+
+def test_a_job_that_does_not_answer_in_time_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is asked may start processes: to answer in its place would start them a second time."""
+    monkeypatch.setattr(forward, "READ_SECONDS", 0.2)
+    with served() as job, ui() as page:
+        held = Held(job)
+        status, body = page.ask("GET", f"/penstock/v1/runs/{job.id}")
+        held.go.set()
+        assert (status, "has not answered in time" in body["errors"][0]) == (504, True)
+
+
+def test_commands_that_wait_hold_no_thread_and_are_few(
+    monkeypatch: pytest.MonkeyPatch, registry: Registry, tmp_path: Path
+) -> None:
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    def slow(*_: Any) -> list[Any]:
+        begun.release()
+        assert go.wait(60)
+        return []
+
+    monkeypatch.setattr(commands, "run_command", slow)
+    path = f"/penstock/v1/runs/{registered(registry, '', storage=str(tmp_path))}/state/lookup"
+    with ui() as page, ThreadPoolExecutor(20) as many:
+        asking = [many.submit(page.ask, "POST", path, {"key": "1"}) for _ in range(commands.MOST_WAITING + 4)]
+        assert begun.acquire(timeout=60)
+        until(lambda: sum(one.done() for one in asking) == 3, "those that are too many to be refused")
+        assert page.ask("GET", "/jobs/overview")[0] == 200
+        assert not begun.acquire(blocking=False), "one at a time"
+        go.set()
+        assert sorted(one.result()[0] for one in asking) == [200] * 9 + [429] * 3
+
+
+def test_long_work_and_streams_of_events_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "MOST_RUNNING", 2)
+    monkeypatch.setattr(own, "MOST_STREAMS", 0)
+    with served() as job:
+        job.job.gate.clear()
+        asked = [job.ask("POST", f"/jobs/{job.id}/checkpoints")[0] for _ in range(3)]
+        assert asked == [202, 202, 409]
+        assert job.ask("GET", f"/penstock/v1/runs/{job.id}/events")[0] == 429
 
 
 def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,19 +398,21 @@ def test_the_command_prints_a_link_that_works_once() -> None:
     with subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             link = urlsplit(link_of(process))
-            status, headers, _ = until(lambda: _try(link.netloc, f"{link.path}?{link.query}"), "the server")
-            assert (status, headers["location"]) == (303, "/")
-            assert request(link.netloc, "GET", f"{link.path}?{link.query}")[0] == 401
-            cookie = {"Cookie": headers["set-cookie"].partition(";")[0]}
-            assert request(link.netloc, "GET", "/penstock/v1/runs", cookie)[2] == b'{"runs": []}'
+            code = {"code": link.fragment.removeprefix("code=")}
+            assert (link.path, link.query) == ("/", "")
+            status, _, body = until(lambda: _try(link.netloc, code), "the server")
+            assert status == 201
+            assert request(link.netloc, "POST", "/penstock/v1/sessions", {}, code)[0] == 401
+            session = {"Authorization": f"Bearer {json.loads(body)['token']}"}
+            assert request(link.netloc, "GET", "/penstock/v1/runs", session)[2] == b'{"runs": []}'
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
 
 
-def _try(address: str, path: str) -> Any:
+def _try(address: str, code: dict[str, str]) -> Any:
     try:
-        return request(address, "GET", path)
+        return request(address, "POST", "/penstock/v1/sessions", {}, code)
     except OSError:
         return None
 
@@ -369,10 +428,10 @@ def test_a_browser_is_started_without_the_code(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("DISPLAY", ":0")
     for code in ("first", "second"):
-        _open_browser(f"http://127.0.0.1:1/open?code={code}")
+        _open_browser(f"http://127.0.0.1:1/#code={code}")
     page = tmp_path / "home" / "open.html"
     assert opened == [page.as_uri()] * 2
-    assert "url=http://127.0.0.1:1/open?code=second" in page.read_text()
+    assert "url=http://127.0.0.1:1/#code=second" in page.read_text()
     assert "first" not in page.read_text()
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
 
@@ -386,4 +445,4 @@ def test_the_command_opens_a_job_s_own_page() -> None:
         result = CliRunner().invoke(app, ["ui", "payments", "--json"])
         link = urlsplit(json.loads(result.stdout)["link"])
         assert link.netloc == job.serving.address
-        assert request(link.netloc, "GET", f"{link.path}?{link.query}")[0] == 303
+        assert _try(link.netloc, {"code": link.fragment.removeprefix("code=")})[0] == 201

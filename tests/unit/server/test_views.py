@@ -155,7 +155,6 @@ def test_the_rest_of_it(asked: Any) -> None:
     assert asked("/penstock/v1/runs/RUN/alignment?query=..%2f..&epoch=3")[0] == 404
     assert asked("/penstock/v1/runs/RUN/alignment")[0] == 400
     assert set(asked("/penstock/v1/runs/RUN/transactions")[1]) == {"transactions", "unseen"}
-    assert asked("/penstock/v1/runs/RUN/state/lookup")[0] in (400, 404)
     assert asked("/penstock/v1/health") == (200, {"status": "ok"})
     assert asked("/penstock/v1/nothing")[0] == 404
 

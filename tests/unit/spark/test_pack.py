@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import platform
+import stat
 import subprocess
 import sysconfig
 import tarfile
@@ -17,7 +18,7 @@ from penstock import __version__
 from penstock.errors import ArchiveMismatch, ConfigurationError
 from penstock.spark import pack, pack_files
 from penstock.spark.pack import FORMAT, MANIFEST, read_manifest, require_fitting
-from penstock.spark.pack_files import extras_of, interpreter, job_modules, packages, requirements
+from penstock.spark.pack_files import extras_of, interpreter, job_modules, own_entries, packages, requirements
 from penstock.spark.shipping import PYTHON, settings, submit_line
 
 PACKAGES = pack_files.PACKAGES
@@ -41,6 +42,27 @@ def test_what_a_job_imports_is_found(script: Path) -> None:
     assert own == {folder / "rules" / "__init__.py", folder / "rules" / "inner.py", folder / "helper.py"}
     assert names - {"penstock"} == {"pyyaml"}  # of itself it always packs
     assert extras_of([script, *own]) == {"kafka"}
+
+
+def test_hidden_files_and_keys_beside_a_job_stay_here(
+    script: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    package = script.parent / "kept"
+    (package / ".git").mkdir(parents=True)
+    key = "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2"
+    texts = {"__init__.py": "", "data.csv": "a", "ca.pem": "-----BEGIN CERTIFICATE-----"}
+    hidden = {".env": "x", ".git/config": "x"}
+    keys = {"id_rsa": key, "client.pem": key, "account.json": json.dumps({"private_key": key}),
+            "credentials.json": "{}", "store.jks": "", "tls.key": ""}  # fmt: skip
+    for name, text in {**texts, **hidden, **keys}.items():
+        (package / name).write_text(text)
+    script.write_text("import kept\n")
+    own, _ = job_modules(script)
+    packed = {name.rpartition("site-packages/")[2] for name, _ in own_entries(own, script)}
+    assert packed == {f"kept/{name}" for name in texts}
+    assert all(f"kept/{name}" in caplog.text for name in keys)
+    pack._write(tmp_path / "x.tar.gz", {}, [])
+    assert stat.S_IMODE((tmp_path / "x.tar.gz").stat().st_mode) == 0o600
 
 
 def test_what_a_package_requires_comes_with_it() -> None:

@@ -131,6 +131,8 @@ def test_names_agree() -> None:
     assert driver["spec"]["selector"]["matchLabels"] == labels == service["spec"]["selector"]
     assert settings["spark.driver.host"] == f"{service['metadata']['name']}.{namespace}.svc"
     assert settings["spark.kubernetes.namespace"] == namespace
+    asked_for = {name.strip() for name in settings["penstock.control.hosts"].split(",")}
+    assert {settings["spark.driver.host"], f"{settings['spark.driver.host']}.cluster.local"} <= asked_for
     claim = of_kind("PersistentVolumeClaim")["metadata"]["name"]
     assert values_of("claimName") == {claim}
     assert settings["spark.kubernetes.executor.volumes.persistentVolumeClaim.checkpoints.options.claimName"] == claim

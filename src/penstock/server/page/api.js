@@ -12,6 +12,29 @@ export class Failure extends Error {
 }
 
 const OWN = "penstock/v1";
+const KEPT = "penstock-session";
+
+let session = null;
+try {
+  session = sessionStorage.getItem(KEPT); // of this tab and this origin: no other port of the machine is told
+} catch {
+  // then it holds until the page is left
+}
+
+/** What says who asks. */
+export function identity() {
+  return session ? { Authorization: `Bearer ${session}` } : {};
+}
+
+/** Opens the page for this tab, with the code of a link. */
+export async function enter(code) {
+  ({ token: session } = await post("/sessions", { code }));
+  try {
+    sessionStorage.setItem(KEPT, session);
+  } catch {
+    // as above
+  }
+}
 
 /** Asks for a path of Penstock's own, below /penstock/v1. */
 export function get(path, params) {
@@ -68,7 +91,7 @@ function newId() {
 async function send(method, path, { params, body, heard }) {
   const query = new URLSearchParams(Object.entries(params ?? {}).filter(([, value]) => value !== null && value !== undefined && value !== ""));
   const target = query.size ? `${path}?${query}` : path;
-  const options = { method, credentials: "same-origin", headers: { Accept: "application/json" }, cache: "no-store" };
+  const options = { method, credentials: "omit", headers: { Accept: "application/json", ...identity() }, cache: "no-store" };
   if (body !== undefined) {
     options.body = JSON.stringify(body);
     options.headers["Content-Type"] = "application/json";

@@ -1,5 +1,6 @@
 // The page: which view the address asks for, and what all views share.
 
+import { enter, identity } from "./api.js";
 import { h, patch } from "./dom.js";
 import { millis } from "./format.js";
 import { RunView } from "./views/run.js";
@@ -21,7 +22,9 @@ function decode(text) {
   }
 }
 
-function show() {
+async function show() {
+  const code = /^#code=([\w-]+)$/.exec(location.hash)?.[1];
+  if (code) return openWith(code);
   const wanted = route();
   if (view && view.id === wanted.id) {
     view.move(wanted);
@@ -30,6 +33,17 @@ function show() {
   view?.close();
   patch(main);
   view = wanted.id === null ? new RunsView(main) : new RunView(main, wanted);
+}
+
+/** A code is good once, so the address does not keep it. A tab that is open already needs none. */
+async function openWith(code) {
+  history.replaceState(null, "", "#/");
+  try {
+    await enter(code);
+  } catch (failure) {
+    if (!identity().Authorization) return showLocked(failure);
+  }
+  return show();
 }
 
 /** Shown instead of any view where the server wants to know who asks. */
@@ -44,15 +58,26 @@ export function showLocked(failure) {
       { class: "locked" },
       h("h1", null, "This page is closed to you"),
       h("p", { role: "alert" }, failure.happened),
-      h("p", null, "It is opened by a link with a code that works once. ", h("code", null, "penstock ui"), " prints one; so does ", h("code", null, "penstock ui JOB"), " for a job that runs."),
+      h("p", null, "It is opened by a link with a code that works once. ", h("code", null, "penstock ui"), " prints one; so does ", h("code", null, "penstock ui JOB"), " for a job that runs. It opens one tab."),
       h(
         "form",
-        { action: "open", method: "get", class: "row" },
+        { class: "row", onsubmit: submitCode },
         h("label", { class: "field" }, h("span", { class: "field-name" }, "Code from the link"), h("input", { name: "code", required: true, autocomplete: "off", spellcheck: "false" })),
         h("button", { class: "button primary" }, "Open"),
       ),
     ),
   );
+}
+
+async function submitCode(event) {
+  event.preventDefault();
+  const code = new FormData(event.target).get("code").trim();
+  try {
+    await enter(code);
+  } catch (failure) {
+    return showLocked(failure);
+  }
+  return show();
 }
 
 function chooseTheme(event) {

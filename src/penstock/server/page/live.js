@@ -1,13 +1,8 @@
 // What keeps a run's page up to date: one stream of events that says that something happened, and a reader that then
 // asks for the data, at most once a second, and never while nobody can see the page.
 
-import { own } from "./api.js";
+import { identity, own } from "./api.js";
 
-const EVENTS = [
-  "started", "recovered", "log_restored", "opened", "precommitted", "decided", "committed", "completed", "checkpoint",
-  "checkpoint_failed", "skipped", "logged", "drained", "drain_waiting", "callback_failed", "throttled", "flowing",
-  "aborted", "failed", "restarting", "global_checkpoint", "savepoint", "restoring", "restored", "stopped", "supervisor",
-];
 const NEWEST = 50;
 const LEAST_MS = 1000;
 const WITHOUT_EVENTS_MS = 10_000;
@@ -106,26 +101,40 @@ export class Stream {
   _connect() {
     clearTimeout(this._retry);
     this._retry = null;
-    const source = new EventSource(this._address);
+    const source = new AbortController();
     this._source = source;
-    source.onopen = () => {
-      this._failures = 0;
-      this._state("Live");
-    };
-    source.onerror = () => this._failed();
-    const take = (event) => this._take(event);
-    for (const name of EVENTS) source.addEventListener(name, take);
-    source.onmessage = take;
+    this._follow(source).then(
+      () => this._source === source && this._failed(),
+      () => this._source === source && this._failed(),
+    );
   }
 
-  _take(event) {
+  /** An `EventSource` cannot say who asks. */
+  async _follow(source) {
+    const response = await fetch(this._address, { headers: { Accept: "text/event-stream", ...identity() }, credentials: "omit", cache: "no-store", signal: source.signal });
+    if (response.status !== 200) return;
+    this._failures = 0;
+    this._state("Live");
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done || this._source !== source) return;
+      const blocks = (rest + value).split("\n\n");
+      rest = blocks.pop();
+      for (const block of blocks) this._take(fieldsOf(block));
+    }
+  }
+
+  _take({ id, event, data }) {
+    if (data === undefined) return; // a sign of life
     let body = {};
     try {
-      body = JSON.parse(event.data);
+      body = JSON.parse(data);
     } catch {
       // an event that cannot be read still says that something happened
     }
-    this.newest.unshift({ event: event.type, id: event.lastEventId, ...body });
+    this.newest.unshift({ event, id, ...body });
     this.newest.length = Math.min(this.newest.length, NEWEST);
     this._changed(body);
   }
@@ -143,7 +152,11 @@ export class Stream {
   _disconnect() {
     clearTimeout(this._retry);
     this._retry = null;
-    this._source?.close();
+    this._source?.abort();
     this._source = null;
   }
+}
+
+function fieldsOf(block) {
+  return Object.fromEntries(block.split("\n").map((line) => [line.slice(0, line.indexOf(":")), line.slice(line.indexOf(":") + 2)]));
 }

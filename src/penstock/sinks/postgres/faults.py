@@ -31,7 +31,7 @@ RULES = (
     Rule(
         SchemaMismatch,
         (NO_CODE,),
-        match=r'does not exist in target table|relation ".*" does not exist',  # ADBC
+        match=r'does not exist in target table|relation "[^"]*" does not exist',  # ADBC
         say="the table, or a column, went away while rows were written.",
     ),
     Rule(

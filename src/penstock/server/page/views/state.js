@@ -1,6 +1,6 @@
 // State: what each operator keeps, how it grew, and a look at one key.
 
-import { get, series } from "../api.js";
+import { get, post, series } from "../api.js";
 import { chart } from "../chart.js";
 import { h } from "../dom.js";
 import { bytes, count, plain } from "../format.js";
@@ -41,7 +41,7 @@ function drawLookup(context, operators) {
     memory.found = { waiting: true };
     context.draw();
     try {
-      memory.found = await get(`${context.path}/state/lookup`, wanted);
+      memory.found = await post(`${context.path}/state/lookup`, wanted);
     } catch (failure) {
       memory.found = { failure };
     }
