@@ -88,8 +88,11 @@ def test_new_files_are_read_once_over_a_restart_however_old_they_are(
         put(tmp_path / "in", "b ä,%20.json", 3, age=30 * 86400)
         run.wait(lambda: rows(tmp_path).total() == 3, "an old file")
     put(tmp_path / "in", "c.json", 4)
+    newest = max((tmp_path / "checkpoints").glob("*/out/spark/sources/0/[0-9]*"), key=lambda note: int(note.name))
+    newest.write_text("v1")  # as another driver, which had not seen the file yet, would have noted the same cut
     with running(build()) as run:
         run.wait(lambda: rows(tmp_path).total() == 4, "the file that came meanwhile")
+        assert run.all("log_restored")
     assert rows(tmp_path) == Counter([1, 2, 3, 4])
 
 

@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.belonging import history_of, is_decided
-from penstock.checkpoint.spark_log import commit_text, state_format_of
+from penstock.checkpoint.belonging import history_of, overwritten
+from penstock.checkpoint.spark_log import commit_text, reads_files, state_format_of
 from penstock.epoch import protocol
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def look(ledger: Ledger, log: SparkLog) -> Found:
     manifests = [(epoch - 1, completed(ledger, epoch - 1, query))]
     if decided is not None:
         manifests.append((epoch, _manifest(ledger, epoch, query, decided)))
-    intact = all(is_decided(log, number, manifest) for number, manifest in manifests)
-    return replace(found, damaged=damaged or not intact)
+    lost = any(overwritten(log, number, manifest) for number, manifest in manifests)
+    return replace(found, damaged=damaged or lost)
 
 
 def query_of(ledger: Ledger, log: SparkLog) -> str | None:
@@ -70,7 +70,8 @@ def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | Non
     for number, manifest in ((epoch - 1, before), (epoch, of_epoch)):
         if number < 0 or (number == epoch and decided is None):
             continue
-        if log.has_barrier(number) and is_decided(log, number, manifest):
+        wanted |= overwritten(log, number, manifest)
+        if log.has_barrier(number):
             continue
         if manifest is None or manifest.file is None:
             return False
@@ -105,12 +106,9 @@ def completed(ledger: Ledger, epoch: int, query: str | None) -> Manifest | None:
 
 
 def restore_barrier(ledger: Ledger, copy: SparkLog, epoch: int) -> None:
-    """In a copy of the checkpoint: the barrier of a complete epoch is the one that was decided."""
-    manifest = completed(ledger, epoch, copy.query_id())
-    if not is_decided(copy, epoch, manifest):
-        assert manifest is not None
-        assert manifest.file is not None
-        copy.write_again(layout.offsets(epoch), manifest.file)
+    """In a copy of the checkpoint: the barrier of a complete epoch, and what it stands for, is what was decided."""
+    for name, text in overwritten(copy, epoch, completed(ledger, epoch, copy.query_id())).items():
+        copy.write_again(name, text)
 
 
 def _manifest(ledger: Ledger, epoch: int, query: str | None, decided: DecisionId) -> Manifest | None:
@@ -149,7 +147,7 @@ def _left_whole(
     barrier = _barrier(log, newest, wanted)
     offsets: tuple[Any, ...] = barrier.offsets if barrier is not None else ()
     for index, offset in enumerate(offsets):
-        if isinstance(offset, dict) and offset.keys() == {"logOffset"}:
+        if reads_files(offset):
             logged = [int(match[1]) for name in log.names(layout.source(index)) if (match := _LOGGED.match(name))]
             if max(logged, default=-1) < offset["logOffset"]:
                 return False
