@@ -90,8 +90,11 @@ def test_new_files_are_read_once_over_a_restart_however_old_they_are(
         put(tmp_path / "in", "far.json", 4, age=-400 * 365 * 86400)
         run.wait(lambda: rows(tmp_path).total() == 4, "a file whose time is centuries ahead")
     put(tmp_path / "in", "c.json", 5)
+    newest = max((tmp_path / "checkpoints").glob("*/out/spark/sources/0/[0-9]*"), key=lambda note: int(note.name))
+    newest.write_text("v1")  # as another driver, which had not seen the file yet, would have noted the same cut
     with running(build()) as run:
         run.wait(lambda: rows(tmp_path).total() == 5, "the file that came meanwhile")
+        assert run.all("log_restored")
         put(tmp_path / "in", "d.json", 6, age=100 * 365 * 86400)
         run.wait(lambda: rows(tmp_path).total() == 6, "a file from before 1970")
     assert rows(tmp_path) == Counter([1, 2, 3, 4, 5, 6])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
@@ -35,23 +36,31 @@ def history_of(log: SparkLog) -> str:
     return log.location.rstrip("/").rpartition("/")[2]
 
 
-def is_decided(log: SparkLog, epoch: int, manifest: Manifest | None) -> bool:
-    """Whether `offsets/N` is the file that `manifest` was decided on: False where another driver has written over it,
-    and the manifest has the right one. A file that is lost is not compared: it is written again."""
-    if manifest is None or manifest.barrier is None or not log.has_barrier(epoch):
-        return True
-    barrier = log.barrier(epoch)
-    if barrier is None or barrier.digest == manifest.barrier:
-        return True
-    if manifest.file is None:
+def overwritten(log: SparkLog, epoch: int, manifest: Manifest | None) -> dict[str, str]:
+    """What another driver has written over of the files that `manifest` was decided on, and what belongs there. Of a
+    file that is lost nothing is said here: it is written again."""
+    found: dict[str, str] = {}
+    if manifest is None or manifest.barrier is None:
+        return found
+    barrier = log.barrier(epoch) if log.has_barrier(epoch) else None
+    if barrier is not None and barrier.digest != manifest.barrier:
+        found[layout.offsets(epoch)] = _kept(log, layout.offsets(epoch), epoch, manifest.file)
+    for name, (digest, text) in manifest.notes.items():
+        there = log.read(name)
+        if there is not None and hashlib.sha256(there.encode()).hexdigest() != digest:
+            found[name] = _kept(log, name, epoch, text)
+    return found
+
+
+def _kept(log: SparkLog, name: str, epoch: int, text: str | None) -> str:
+    if text is None:
         raise LedgerCorrupt(
-            f"{log.location}/{layout.offsets(epoch)} is not the file epoch {epoch} was decided on, and the decision,"
-            " of an earlier version of Penstock, holds no copy of it.",
+            f"{log.location}/{name} is not the file epoch {epoch} was decided on, and its decision holds no copy.",
             safe="nothing was started; what is committed stays committed.",
             to_do="see whether another program writes to this checkpoint, and stop it. Bring the file back from a copy"
             " of the checkpoint; or go on from a savepoint.",
         )
-    return False
+    return text
 
 
 def mismatch(query: str, found: str) -> LedgerError:

@@ -17,7 +17,7 @@ import hashlib
 import re
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _MANIFEST = re.compile(r"^(\d{10})\.g(\d{8,})\.json$")
 _NUMBERED = re.compile(r"^(\d{8,})\.json$")
+_NOTED = 1 << 16  # characters of a source's note that a manifest holds: some five hundred files
 _KEEP = 20  # generations and claims: enough to see who ran before whom; the newest of each is what counts
 
 
@@ -166,6 +167,7 @@ class Ledger:
         offsets: str | None = None,
         history: str | None = None,
         stateful: bool = False,
+        notes: Mapping[str, str] | None = None,
     ) -> None:
         """The commit point: when this returns, the decision is durable. When it raises, it may or may not be."""
         # What an epoch of Spark's has and a drained one has not. An older Penstock reads past it.
@@ -174,6 +176,9 @@ class Ledger:
             more = {"offsets": offsets, "history": history, "stateful": stateful}
         if decision.parallelism is not None:
             more["parallelism"] = decision.parallelism
+        if notes:
+            kept = {name: text if len(text) <= _NOTED else None for name, text in notes.items()}
+            more["notes"] = {name: [_digest(text), kept[name]] for name, text in notes.items()}
         body = {
             **more,
             "epoch": decision.id.epoch,
@@ -288,7 +293,8 @@ class Ledger:
 class Manifest:
     """A decision as it stands in the ledger. `barrier` is a digest of the input positions it was made for, `offsets`
     the positions themselves, as Spark wrote them; `history` the folder they were in. `stateful`: the query has state.
-    The last three are not known of a decision by an earlier version."""
+    `notes` are those of sources that read files: by name a digest and, where it is not too long, the text. All of these
+    are not known of a decision by an earlier version."""
 
     decision: Decision
     query: str | None
@@ -297,11 +303,12 @@ class Manifest:
     offsets: str | None = None
     history: str | None = None
     stateful: bool = False
+    notes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
     def file(self) -> str | None:
         """`offsets/N` as it was decided on; None where the manifest does not hold it."""
-        intact = self.offsets is not None and hashlib.sha256(self.offsets.encode()).hexdigest() == self.barrier
+        intact = self.offsets is not None and _digest(self.offsets) == self.barrier
         return self.offsets if intact else None
 
     @classmethod
@@ -312,8 +319,12 @@ class Manifest:
         )
         named = DecisionId(body["epoch"], body["generation"])
         decision = Decision(named, committables, body["watermark"], body.get("parallelism"))
-        more = (body.get("offsets"), body.get("history"), bool(body.get("stateful")))
+        more = (body.get("offsets"), body.get("history"), bool(body.get("stateful")), body.get("notes") or {})
         return cls(decision, body["query"], body["barrier"], body["decided"], *more)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _by_id(manifest: Manifest) -> DecisionId:

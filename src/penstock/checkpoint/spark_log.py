@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
@@ -48,6 +48,8 @@ class Barrier:
     metadata: dict[str, Any]
     offsets: tuple[Any, ...]
     text: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Where it was asked for: the files in which sources that read files have noted what their positions stand for."""
 
     @property
     def cut(self) -> tuple[Any, ...]:
@@ -163,6 +165,22 @@ class SparkLog:
             return Barrier(hashlib.sha256(data).hexdigest(), json.loads(metadata), parsed, data.decode())
         except ValueError as error:
             raise self._unreadable(layout.offsets(epoch)) from error
+
+    def notes(self, barrier: Barrier) -> dict[str, str]:
+        """What sources that read files have noted for the barrier, by the names of their files: such a position is a
+        number, and only the note of that number names the files."""
+        found = {}
+        for index, offset in enumerate(barrier.offsets):
+            for ending in ("", ".compact") if reads_files(offset) else ():
+                name = f"{layout.source(index)}/{offset['logOffset']}{ending}"
+                if (text := self.read(name)) is not None:
+                    found[name] = text
+        return found
+
+    def read(self, name: str) -> str | None:
+        """A file of the checkpoint, as it is; None where there is none."""
+        data = self._storage.read(name)
+        return None if data is None else data.decode(errors="replace")
 
     def committed_watermark(self, epoch: int) -> int | None:
         """The watermark in `commits/N`, None where there is no such file or it is of a format we do not know."""
@@ -289,6 +307,11 @@ def split_offsets(data: bytes) -> tuple[str, str, list[str]]:
 def join_offsets(version: str, metadata: str, offsets: Sequence[str]) -> bytes:
     """An `offsets/N` of these lines."""
     return "\n".join([version, metadata, *offsets]).encode()
+
+
+def reads_files(offset: Any) -> bool:
+    """Whether it is the position of a source that reads files."""
+    return isinstance(offset, dict) and offset.keys() == {"logOffset"}
 
 
 def compact(body: Mapping[str, Any]) -> str:

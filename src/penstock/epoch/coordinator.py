@@ -353,6 +353,7 @@ class Coordinator(ProtocolDriver):
             offsets=attempt.barrier.text,
             history=history_of(self._log),
             stateful=self._log.stateful(),
+            notes=attempt.barrier.notes,
         )
         self.decided = decision.id.epoch
         attempt.notes.decided = time.time()

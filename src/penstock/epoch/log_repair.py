@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.belonging import history_of, is_decided
+from penstock.checkpoint.belonging import history_of, overwritten
 from penstock.checkpoint.spark_files import lost_state
 from penstock.checkpoint.spark_log import commit_text, state_format_of
 from penstock.epoch import protocol
@@ -57,9 +57,9 @@ def look(ledger: Ledger, log: SparkLog, *, running: bool = False) -> Found:
     manifests = [(epoch - 1, completed(ledger, epoch - 1, query))]
     if decided is not None:
         manifests.append((epoch, _manifest(ledger, epoch, query, decided)))
-    intact = all(is_decided(log, number, manifest) for number, manifest in manifests)
+    replaced = any(overwritten(log, number, manifest) for number, manifest in manifests)
     leftover = drained or (decision is None and undecided)
-    return replace(found, barrier=barrier and not drained, damaged=damaged or leftover or not intact)
+    return replace(found, barrier=barrier and not drained, damaged=damaged or leftover or replaced)
 
 
 def _unusable(log: SparkLog, epoch: int, barrier: bool) -> bool:
@@ -87,7 +87,8 @@ def restore(
     for number, manifest in ((epoch - 1, before), (epoch, of_epoch)):
         if number < 0 or (number == epoch and decided is None):
             continue
-        if log.has_barrier(number) and is_decided(log, number, manifest):
+        wanted |= overwritten(log, number, manifest)
+        if log.has_barrier(number):
             continue
         if manifest is None or manifest.file is None:
             return None
@@ -179,12 +180,9 @@ def completed(ledger: Ledger, epoch: int, query: str | None) -> Manifest | None:
 
 
 def restore_barrier(ledger: Ledger, copy: SparkLog, epoch: int) -> None:
-    """In a copy of the checkpoint: the barrier of a complete epoch is the one that was decided."""
-    manifest = completed(ledger, epoch, copy.query_id())
-    if not is_decided(copy, epoch, manifest):
-        assert manifest is not None
-        assert manifest.file is not None
-        copy.write_again(layout.offsets(epoch), manifest.file)
+    """In a copy of the checkpoint: the barrier of a complete epoch, and what it stands for, is what was decided."""
+    for name, text in overwritten(copy, epoch, completed(ledger, epoch, copy.query_id())).items():
+        copy.write_again(name, text)
 
 
 def _manifest(ledger: Ledger, epoch: int, query: str | None, decided: DecisionId) -> Manifest | None:

@@ -9,6 +9,7 @@ manifest holds what was run. What becomes of the file afterwards does no harm: e
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.checkpoint import layout
@@ -55,7 +56,7 @@ class Positions:
             if self._log.parse_barrier(epoch, self._running.ends_at().encode()).cut != barrier.cut:
                 raise self.overwritten(epoch)
         self._followed = epoch
-        return barrier
+        return replace(barrier, notes=self._log.notes(barrier))
 
     def _check_start(self, epoch: int, text: str) -> None:
         """In the first epoch of a run: Spark has read the end of the epoch before from its log, after we have looked at

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.belonging import is_decided
+from penstock.checkpoint.belonging import overwritten
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.record import CheckpointRecord, global_numbers, read_global
@@ -200,7 +200,7 @@ def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) 
         needed(folder, epoch)  # says what is missing
         raise AssertionError("unreachable")
     ledger = Ledger(root.at(f"{uid}/{layout.LEDGER}").storage)
-    if not is_decided(spark_log, epoch, completed(ledger, epoch, query_id)):
+    if overwritten(spark_log, epoch, completed(ledger, epoch, query_id)):
         raise LedgerCorrupt(
             f"{folder.location}/{layout.offsets(epoch)} is not what epoch {epoch} of query {uid!r} was decided on:"
             " another driver has written over it.",

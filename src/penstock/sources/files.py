@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
-from penstock.errors import ConfigurationError, FilesMissing
+from penstock.errors import BarrierOverwritten, ConfigurationError, FilesMissing
 from penstock.secrets import masked
 from penstock.sources.spark_reader import stream_reader
 from penstock.spark.query import current_execution
@@ -174,7 +174,15 @@ class FileSource(Source):
     def verify(self, uid: str, read: EpochRead) -> None:
         start = -1 if read.start is None else int(read.start["logOffset"])
         wanted = noted_files(read.notes, start, int(read.end["logOffset"]))
-        missing = sorted(wanted - listed_files(read.spark)) if wanted else []
+        listed = listed_files(read.spark)
+        missing = sorted(wanted - set().union(*listed)) if wanted else []
+        if len(listed) == 1 and listed[0] - wanted:
+            raise BarrierOverwritten(
+                f"Epoch {read.epoch} reads {len(listed[0] - wanted)} files of source {uid!r} that its note in"
+                f" {read.notes.location} does not name: another driver, one that this run has superseded, wrote it.",
+                safe="nothing of the epoch was written; no file was skipped.",
+                to_do="let the job restart. If it happens again, a second driver of this job is still alive: stop it.",
+            )
         if missing:
             raise FilesMissing(
                 f"Epoch {read.epoch} is to read {len(wanted)} files of source {uid!r}, and {len(missing)} of them are"
@@ -233,11 +241,11 @@ def _entries(data: bytes, wanted: set[int]) -> list[tuple[str, int]]:
     return [(str(one["path"]), int(one["batchId"])) for one in entries if int(one["batchId"]) in wanted]
 
 
-def listed_files(spark: SparkSession) -> set[str]:
-    """The files that the epoch under way reads, from all file sources of its plan; called inside `foreachBatch`."""
+def listed_files(spark: SparkSession) -> list[set[str]]:
+    """The files that the epoch under way reads, by each file source in its plan; called inside `foreachBatch`."""
     jvm: Any = spark._jvm
     leaves = current_execution(spark).lastExecution().logical().collectLeaves()
-    files: set[str] = set()
+    files: list[set[str]] = []
     for index in range(leaves.size()):
         leaf = leaves.apply(index)
         if leaf.getClass().getSimpleName() != "LogicalRelation" or not leaf.isStreaming():
@@ -246,5 +254,5 @@ def listed_files(spark: SparkSession) -> set[str]:
         if relation.getClass().getSimpleName() == "HadoopFsRelation":
             # One call for all of them: each name by itself would be a round trip to the JVM.
             join = jvm.org.apache.hadoop.util.StringUtils.join
-            files.update(str(join("\n", relation.location().inputFiles())).split("\n"))
-    return files - {""}
+            files.append(set(str(join("\n", relation.location().inputFiles())).split("\n")) - {""})
+    return files

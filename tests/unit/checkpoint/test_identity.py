@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint.belonging import check_sources, history_of, is_decided, mismatch
+from penstock.checkpoint.belonging import check_sources, history_of, mismatch, overwritten
 from penstock.checkpoint.decision import Decision, DecisionId
 from penstock.checkpoint.ledger import Ledger, Manifest
 from penstock.checkpoint.spark_log import SparkLog
@@ -67,9 +67,10 @@ def test_a_run_on_another_history_says_nothing(before: str) -> None:
         )
 
 
-def decided(barrier: str | None, offsets: str | None = None) -> Manifest:
+def decided(barrier: str | None, offsets: str | None = None, **notes: str) -> Manifest:
     ledger = Ledger(MemoryStorage())
-    ledger.decide(Decision(DecisionId(5, 1), ()), query="q", barrier=barrier, offsets=offsets)
+    named = {f"sources/{index}/9": text for index, text in notes.items()}
+    ledger.decide(Decision(DecisionId(5, 1), ()), query="q", barrier=barrier, offsets=offsets, notes=named)
     return ledger.manifests(5)[0]
 
 
@@ -79,12 +80,13 @@ OTHER = "v1\n{}\n8"
 
 @pytest.mark.parametrize("barrier", [DIGEST, None])
 def test_the_file_that_was_decided_on_is_fine(barrier: str | None) -> None:
-    assert is_decided(SparkLog(checkpoint()), 5, decided(barrier))
-    assert is_decided(SparkLog(checkpoint()), 5, None), "an epoch that was not decided"
+    assert overwritten(SparkLog(checkpoint()), 5, decided(barrier)) == {}
+    assert overwritten(SparkLog(checkpoint()), 5, None) == {}, "an epoch that was not decided"
 
 
 def test_another_file_than_was_decided_on_is_to_be_restored_from_the_decision() -> None:
-    assert not is_decided(SparkLog(checkpoint()), 5, decided(hashlib.sha256(OTHER.encode()).hexdigest(), OTHER))
+    manifest = decided(hashlib.sha256(OTHER.encode()).hexdigest(), OTHER)
+    assert overwritten(SparkLog(checkpoint()), 5, manifest) == {"offsets/5": OTHER}
 
 
 @pytest.mark.parametrize("offsets", [None, OTHER])
@@ -92,7 +94,7 @@ def test_another_file_than_was_decided_on_is_to_be_restored_from_the_decision() 
 def test_where_the_decision_holds_no_copy_of_it_the_job_stops(digest: str, offsets: str | None) -> None:
     log = SparkLog(checkpoint())
     with pytest.raises(LedgerCorrupt) as refused:
-        is_decided(log, 5, decided(digest, offsets))
+        overwritten(log, 5, decided(digest, offsets))
     assert refused.value.happened.startswith(f"{log.location}/offsets/5 is not the file epoch 5 was decided on")
 
 
@@ -102,7 +104,34 @@ def test_a_barrier_that_is_lost_or_torn_is_written_again_not_compared(data: byte
     storage.delete("offsets/5")
     if data is not None:
         storage.create("offsets/5", data)
-    assert is_decided(SparkLog(storage), 5, decided("0" * 64))
+    assert overwritten(SparkLog(storage), 5, decided("0" * 64)) == {}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_the_positions_of_a_file_source_stand_for_is_compared_as_well(lost: bool) -> None:
+    """Both drivers call their cut 9; which files that are, only the source's note says. Also with a lost barrier."""
+    storage = checkpoint()
+    if lost:
+        storage.delete("offsets/5")
+    for index in ("a", "b"):
+        storage.create(f"sources/{index}/9", b"v1\nthe same")
+    manifest = decided(DIGEST, BARRIER.decode(), a="v1\nthe same", b="v1\nanother", c="v1\nlost")
+    assert overwritten(SparkLog(storage), 5, manifest) == {"sources/b/9": "v1\nanother"}
+
+
+@pytest.mark.parametrize(("length", "kept"), [(1 << 16, True), ((1 << 16) + 1, False)])
+def test_a_note_that_is_too_long_for_the_ledger_is_told_apart_and_not_restored(length: int, kept: bool) -> None:
+    storage, text = checkpoint(), "x" * length
+    storage.create("sources/b/9", text.encode())
+    manifest = decided(DIGEST, BARRIER.decode(), b=text)
+    assert overwritten(SparkLog(storage), 5, manifest) == {}
+    storage.delete("sources/b/9")
+    storage.create("sources/b/9", b"v1\nof another driver")
+    if kept:
+        assert overwritten(SparkLog(storage), 5, manifest) == {"sources/b/9": text}
+        return
+    with pytest.raises(LedgerCorrupt, match="sources/b/9 is not the file epoch 5 was decided on"):
+        overwritten(SparkLog(storage), 5, manifest)
 
 
 def test_the_error_for_two_that_are_not_each_others_names_both() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from penstock.checkpoint.spark_log import END_OF_TIME, STATE_FORMAT, SparkLog
+from penstock.checkpoint.spark_log import END_OF_TIME, STATE_FORMAT, Barrier, SparkLog
 from penstock.errors import LedgerCorrupt
 from penstock.storage.storage import MemoryStorage
 
@@ -374,3 +374,25 @@ def test_of_a_spark_that_nobody_has_tried_an_example_is_needed(storage: MemorySt
     assert untried.finish(1, 5)
     assert untried.committed_watermark(1) == 5
     assert SparkLog(MemoryStorage()).knows_commits()
+
+
+def test_the_notes_of_a_barrier_are_those_of_its_file_sources(log: SparkLog, storage: MemoryStorage) -> None:
+    names = ["sources/0/7", "sources/1/8", "sources/1/9", "sources/2/10.compact", "sources/3/0", "sources/4/1"]
+    for name in names:
+        storage.create(name, f"v1\n{name}".encode())
+    offsets = [{"t": {"0": 7}}, {"logOffset": 8}, {"logOffset": 10}, None, {"logOffset": 5}, {"logOffset": 1, "t": 1}]
+    wanted = ["sources/1/8", "sources/2/10.compact"]
+    assert log.notes(Barrier("", {}, tuple(offsets))) == {name: f"v1\n{name}" for name in wanted}
+    assert log.read("sources/1/9") == "v1\nsources/1/9"
+    assert log.read("sources/9/9") is None
+
+
+def test_two_barriers_are_one_where_they_cut_at_the_same_place_and_time() -> None:
+    one = Barrier("a", {"batchWatermarkMs": 1, "batchTimestampMs": 2, "conf": {}}, ({"t": 1}, None))
+    assert one.cut == Barrier("b", {**one.metadata, "conf": {"newer": "1"}}, one.offsets, "x", {"y": "z"}).cut
+    for other in (
+        Barrier("a", {**one.metadata, "batchWatermarkMs": 2}, one.offsets),
+        Barrier("a", {**one.metadata, "batchTimestampMs": 3}, one.offsets),
+        Barrier("a", one.metadata, ({"t": 2}, None)),
+    ):
+        assert one.cut != other.cut

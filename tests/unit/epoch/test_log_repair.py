@@ -174,6 +174,29 @@ def test_a_barrier_that_another_driver_has_written_over_is_restored(epoch: int) 
     assert not look(world.ledger, world.log).damaged
 
 
+@pytest.mark.parametrize("lost", ["commits/5", "offsets/5", "nothing"])
+def test_the_files_that_a_position_stands_for_are_restored_with_it(lost: str) -> None:
+    world = World(5)
+    world.offset = '{{"logOffset":{}}}'
+    world.files.create("sources/0/50", b"v1\nours")
+    world.cut(5)
+    barrier = world.log.barrier(5)
+    assert barrier is not None
+    decision = Decision(DecisionId(5, 1), (Committable("out", 0, 10, 5, {}),), 70)
+    notes = world.log.notes(barrier)
+    world.ledger.decide(decision, query=QUERY, barrier=barrier.digest, offsets=barrier.text, notes=notes)
+    world.files.create("commits/5", b'v1\n{"nextBatchWatermarkMs":70}')
+    before = everything(world.files)
+    assert not look(world.ledger, world.log).damaged
+    world.lose("sources/0/50", lost)
+    world.files.create("sources/0/50", b"v1\nof another driver")
+    assert look(world.ledger, world.log).damaged
+    assert world.restored()
+    if lost == "commits/5":
+        before.pop(lost)  # the epoch is decided, and its recovery completes the log
+    assert everything(world.files) == before
+
+
 @pytest.mark.parametrize("epoch", [4, 7])
 def test_barriers_that_spark_does_not_go_by_are_not_compared(epoch: int) -> None:
     """Older ones are read by nothing, and of an epoch that is not decided any barrier will do."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from penstock import FileSource, Guarantee
+from penstock.contracts.source import EpochRead
 from penstock.epoch.plan import QueryPlan, source_links
-from penstock.errors import ConfigurationError
+from penstock.errors import BarrierOverwritten, ConfigurationError, FilesMissing
+from penstock.sources import files
 from penstock.sources.files import NO_AGE, noted_files
 from penstock.storage.storage import MemoryStorage
 
@@ -121,3 +124,27 @@ def test_the_files_of_an_epoch_are_found_in_spark_s_notes() -> None:
     assert names(-1, 0) == {"0a"}
     assert names(11, 11) == set()
     assert names(11, 12) == set()
+
+
+@pytest.mark.parametrize(
+    ("listed", "error"),
+    [
+        ([{"a", "b"}], None),
+        ([{"a", "b", "c"}], BarrierOverwritten),
+        ([{"a"}], FilesMissing),
+        ([{"a", "c"}], BarrierOverwritten),
+        ([{"a", "b"}, {"of another source"}], None),
+        ([{"a"}, {"of another source"}], FilesMissing),
+        ([], FilesMissing),
+    ],
+)
+def test_an_epoch_reads_the_files_that_its_note_names_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, listed: list[set[str]], error: type[Exception] | None
+) -> None:
+    """A file that Spark reads and the note, of another driver, does not name would be read again after a restart."""
+    notes = MemoryStorage()
+    notes.create("3", b"".join([b"v1", *(b'\n{"path":"%s","batchId":3}' % name for name in (b"a", b"b"))]))
+    monkeypatch.setattr(files, "listed_files", lambda _: listed)
+    read = EpochRead(None, 7, {"logOffset": 2}, {"logOffset": 3}, notes)  # type: ignore[arg-type]
+    with pytest.raises(error) if error is not None else contextlib.nullcontext():
+        FileSource("/in").verify("in", read)
