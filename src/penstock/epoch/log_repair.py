@@ -112,6 +112,8 @@ def _drain_undecided(
         return False
     manifests = [one for one in ledger.manifests(epoch) if one.query == query]
     digests = [one.barrier for one in manifests if complete or one.decision.id == decided]
+    if not complete and ledger.has_begun(epoch, query):
+        return False  # at most once: it is never begun again, so it is brought to its end
     return barrier.digest not in digests and (bool(digests) or not complete)
 
 

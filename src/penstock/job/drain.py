@@ -43,6 +43,8 @@ def cut_final(coordinator: Coordinator, log: SparkLog, epoch: int) -> None:
 
     No file system replaces a file only if no other run has. So look before, and again after: what a superseded drain
     has written stays, since the newer run may be at work there, and counts for nothing."""
+    if coordinator.has_begun(epoch):
+        raise not_held(coordinator.query, f"epoch {epoch} was begun and, at most once, has to be skipped first")
     coordinator.refuse_superseded()
     log.end_of_time(epoch)
     coordinator.refuse_superseded()

@@ -172,6 +172,55 @@ def test_a_drain_that_cannot_close_windows_is_refused_by_name(spark: TimedSpark,
     assert spark.log.next_epoch() == before
 
 
+@pytest.fixture
+def at_most_once(tmp_path: Path) -> TimedSpark:
+    return TimedSpark(tmp_path, MemorySink(), mode="at_most_once")
+
+
+def test_at_most_once_a_drain_that_was_begun_is_not_begun_again_and_the_job_is_drained(
+    at_most_once: TimedSpark,
+) -> None:
+    """Some windows may be visible: whatever emits them again doubles them. And the mark is on the epoch's number, so
+    another barrier there would have its rows skipped."""
+    spark = at_most_once
+    runner = SmallRunner(spark)
+    with runner.running(20):
+        pass
+    last = spark.log.next_epoch()[0]
+    with hooked("epoch.confirmed", away), pytest.raises(InjectedFault):
+        drain(runner)
+    with pytest.raises(JobDrained), again(spark, 40):
+        pass
+    assert spark.log.closed_up_to(last) == END_OF_TIME
+    assert sorted(cast(MemorySink, spark.sink).visible) == list(range(20))
+
+
+def test_at_most_once_an_epoch_that_was_begun_is_not_drained_over(at_most_once: TimedSpark) -> None:
+    spark = at_most_once
+    spark.run(20)
+    with hooked("epoch.confirmed", away), pytest.raises(InjectedFault):
+        spark.run(30)
+    with pytest.raises(SavepointError, match="was begun"):
+        drain(SmallRunner(spark))
+
+
+@pytest.mark.parametrize("mode", ["at_least_once", "exactly_once"])
+def test_a_drain_that_was_begun_otherwise_is_forgotten(tmp_path: Path, mode: str) -> None:
+    spark = TimedSpark(tmp_path, MemorySink(), mode=mode)
+    runner = SmallRunner(spark)
+    with runner.running(20):
+        pass
+    with hooked("epoch.opened", away), pytest.raises(InjectedFault):
+        drain(runner)
+    with again(spark, 40):
+        pass
+    assert sorted(cast(MemorySink, spark.sink).visible) == list(range(40))
+    drain(runner := SmallRunner(spark))
+    with pytest.raises(JobDrained), again(spark, 60):
+        pass
+    assert runner.at_end().epoch == spark.log.next_epoch()[0] - 1
+
+
 # Against a newer run
 
 
@@ -232,7 +281,7 @@ def test_a_run_that_did_not_ask_for_it_does_not_run_the_barrier_of_a_drain(spark
 
 def test_a_start_that_is_superseded_during_its_recovery_starts_no_query(spark: TimedSpark) -> None:
     runner = SmallRunner(spark)
-    with pytest.raises(Superseded), hooked("recover.swept", once(superseded_by(spark, 20))), runner.running(20):
+    with pytest.raises(Superseded), hooked("recover.swept", once(superseded_by(spark, 20))), runner.running(30):
         pass
     assert not runner.queries
 
