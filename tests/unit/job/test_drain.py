@@ -167,7 +167,7 @@ def test_a_drain_that_cannot_close_windows_is_refused_by_name(spark: TimedSpark,
     with runner.running(20):
         pass
     before = spark.log.next_epoch()
-    with pytest.raises(SavepointError, match="its windows cannot be closed"):
+    with pytest.raises(SavepointError, match=r"Query 'out' .* its windows cannot be closed: Spark's commit log"):
         drain(runner)
     assert spark.log.next_epoch() == before
 
@@ -200,7 +200,7 @@ def test_at_most_once_an_epoch_that_was_begun_is_not_drained_over(at_most_once: 
     spark.run(20)
     with hooked("epoch.confirmed", away), pytest.raises(InjectedFault):
         spark.run(30)
-    with pytest.raises(SavepointError, match="was begun"):
+    with pytest.raises(SavepointError, match=r"Query 'out' .*: epoch \d was begun"):
         drain(SmallRunner(spark))
 
 
@@ -229,8 +229,10 @@ def test_a_superseded_drain_writes_no_barrier(spark: TimedSpark) -> None:
     with runner.running(20):
         pass
     runner.prepare_final()
+    epoch, _ = spark.log.next_epoch()
     with hooked("recover.swept", once(superseded_by(spark, 40))), pytest.raises(Superseded):
         runner.emit_final()
+    assert not spark.log.drained(epoch)
     spark.run(50)
     assert spark.log.closed_up_to(spark.log.next_epoch()[0] - 1) == 50_000
     assert sorted(cast(MemorySink, spark.sink).visible) == list(range(50))
@@ -368,6 +370,8 @@ def once(action: Callable[[], None]) -> Callable[[], None]:
 
 
 def test_what_is_due_is_not_drained_over(spark: TimedSpark) -> None:
-    with pytest.raises(SavepointError, match="epoch 7 is decided and has to be written again first"):
-        final_epoch("out", spark.log, Resume(3, 7, "void"))
-    assert final_epoch("out", spark.log, Resume(3, 0, "none")) is None
+    for action in ("void", "repair", "verify"):
+        with pytest.raises(SavepointError, match=r"Query 'out' .*epoch 7 is decided and has to be written again first"):
+            final_epoch("out", spark.log, Resume(3, 7, action))
+    for action in ("none", "finished"):
+        assert final_epoch("out", spark.log, Resume(3, 0, action)) is None
