@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint.belonging import check_barrier, check_sources, history_of, mismatch
+from penstock.checkpoint.belonging import barrier_to_run, check_barrier, check_sources, history_of, mismatch
 from penstock.checkpoint.decision import Decision, DecisionId
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import SparkLog
-from penstock.errors import LedgerCorrupt, UidChanged
+from penstock.errors import LedgerCorrupt, LedgerError, UidChanged
 from penstock.storage.storage import MemoryStorage
 
 BARRIER = b"v1\n{}\n7"
@@ -119,3 +119,18 @@ def test_epoch_zero_is_compared_like_any_other() -> None:
 
 def test_the_error_for_two_that_are_not_each_others_names_both() -> None:
     assert "query 'copy', but the log is elsewhere:" in mismatch("copy", "the log is elsewhere").happened
+
+
+def test_an_epoch_without_a_barrier_is_of_another_checkpoint() -> None:
+    with pytest.raises(LedgerError, match="query 'copy', but memory:job/copy/spark has no offsets/6"):
+        barrier_to_run(SparkLog(checkpoint()), 6, "copy", drains=True)
+
+
+def test_the_barrier_of_a_drain_is_run_only_by_who_asked_for_it() -> None:
+    log = SparkLog(checkpoint())
+    log.end_of_time(6)
+    with pytest.raises(LedgerError, match="barrier of epoch 6 of query 'copy'") as refused:
+        barrier_to_run(log, 6, "copy", drains=False)
+    assert refused.value.retryable, "the next start removes it"
+    assert barrier_to_run(log, 6, "copy", drains=True).drains == "q"
+    assert barrier_to_run(log, 5, "copy", drains=False).text == BARRIER.decode()
