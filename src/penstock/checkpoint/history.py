@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.storage.storage import Storage
 
 _KEPT = 2
+_KINDS = {RESTORES: "restore", RESTORING: "restoring"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,10 @@ class Histories:
 
     def reserve(self, history: str) -> int:
         """Begin a restore that builds folders of this name; its number. Restores that began before it end."""
-        number = max(self._numbers(), default=0) + 1
+        number = self._newest() + 1
         while True:
             try:
-                self._storage.create(numbered(RESTORING, number), seal("restoring", {"history": history}))
+                self._storage.create(numbered(RESTORING, number), seal(_KINDS[RESTORING], {"history": history}))
                 return number
             except AlreadyExists:
                 number += 1
@@ -86,12 +87,14 @@ class Histories:
         """Make it the one that counts; its number is a reserved one, and its folders are whole."""
         self.refuse_newer(restored.number)
         with contextlib.suppress(AlreadyExists):  # by this restore, which was not told: the number is its own
-            self._storage.create(numbered(RESTORES, restored.number), seal("restore", dataclasses.asdict(restored)))
+            self._storage.create(
+                numbered(RESTORES, restored.number), seal(_KINDS[RESTORES], dataclasses.asdict(restored))
+            )
         self.refuse_newer(restored.number)
 
     def refuse_newer(self, number: int) -> None:
         """Raise `SavepointError` where another restore has begun since."""
-        newest = max(self._numbers(), default=0)
+        newest = self._newest()
         if newest > number:
             raise SavepointError(
                 f"Another restore into {self._storage.location} has begun after this one (number {newest}).",
@@ -104,7 +107,7 @@ class Histories:
         the last restore had not been."""
         kept, begun = self.kept(), {body["history"]: first for first, body in self._bodies(RESTORING)}
         there = [name for name in self._storage.list(uid) if is_history(name) and name not in kept]
-        return [f"{uid}/{name}" for name in there if begun.get(name, 0) < number]
+        return [f"{uid}/{name}" for name in there if name not in begun or begun[name] < number]
 
     def _bodies(self, folder: str) -> list[tuple[int, dict[str, Any]]]:
         found = []
@@ -112,12 +115,12 @@ class Histories:
             name = numbered(folder, number)
             data = self._storage.read(name)
             if data is not None:
-                kind = "restore" if folder == RESTORES else "restoring"
-                found.append((number, unseal(kind, data, f"{self._storage.location}/{name}")))
+                found.append((number, unseal(_KINDS[folder], data, f"{self._storage.location}/{name}")))
         return found
 
-    def _numbers(self) -> list[int]:
-        return [*numbers(self._storage.list(RESTORES)), *numbers(self._storage.list(RESTORING))]
+    def _newest(self) -> int:
+        """The highest number of a restore that is done, or was begun; 0 before the first."""
+        return max([0, *numbers(self._storage.list(RESTORES)), *numbers(self._storage.list(RESTORING))])
 
 
 def _known(body: Mapping[str, Any]) -> dict[str, Any]:

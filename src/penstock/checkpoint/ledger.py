@@ -156,6 +156,10 @@ class Ledger:
                     self._storage.delete(f"{layout.BEGUN}/{name}")
         return True
 
+    def has_begun(self, epoch: int, query: str | None) -> bool:
+        """Whether the epoch is marked as begun."""
+        return f"{epoch:010d}.{query}.json" in self._storage.list(layout.BEGUN)
+
     # Manifests
 
     def decide(

@@ -269,6 +269,10 @@ class Coordinator(ProtocolDriver):
         """Mark the epoch as begun, durably; False where it was before."""
         return self._ledger.begin(attempt.epoch, self._log.query_id())
 
+    def has_begun(self, epoch: int) -> bool:
+        """Whether the epoch is marked as begun."""
+        return self._ledger.has_begun(epoch, self._log.query_id())
+
     def commit_at_sinks(self, epoch: int, committables: Sequence[Committable]) -> Mapping[WriterId, Outcome]:
         """What is proven of each within the time for a commit."""
         return self._commit_at_sinks(epoch, committables, Deadline(self._timing.commit_seconds))

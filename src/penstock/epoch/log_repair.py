@@ -53,7 +53,7 @@ def look(ledger: Ledger, log: SparkLog, *, running: bool = False) -> Found:
     found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query), damaged)
     decision = protocol.honoured(found)
     decided = decision.id if decision is not None and decision.id.epoch == epoch else None
-    drained = decided is None and _cut_by_drain(log, epoch, query)
+    drained = decided is None and _cut_by_drain(ledger, log, epoch, query)
     manifests = [(epoch - 1, completed(ledger, epoch - 1, query))]
     if decided is not None:
         manifests.append((epoch, _manifest(ledger, epoch, query, decided)))
@@ -106,7 +106,7 @@ def restore(
     torn = log.torn()
     for name in torn:
         log.remove_torn(name)
-    undecided = _remove_undecided(log, epoch, query) if decided is None and not running else []
+    undecided = _remove_undecided(ledger, log, epoch, query) if decided is None and not running else []
     for name, text in wanted.items():
         log.write_again(name, text)
     return [*torn, *undecided, *wanted]
@@ -152,17 +152,19 @@ def refuse_lost_state(ledger: Ledger, log: SparkLog, found: Found, query: str) -
     )
 
 
-def _remove_undecided(log: SparkLog, epoch: int, query: str | None) -> list[str]:
+def _remove_undecided(ledger: Ledger, log: SparkLog, epoch: int, query: str | None) -> list[str]:
     barrier = log.barrier(epoch)
-    if barrier is not None and (_cut_by_drain(log, epoch, query) or not log.notes_reach(barrier)):
+    if barrier is not None and (_cut_by_drain(ledger, log, epoch, query) or not log.notes_reach(barrier)):
         log.remove(layout.offsets(epoch))
         return [layout.offsets(epoch), *(log.begin_anew() if epoch == 0 else [])]
     return log.begin_anew() if epoch == 0 else []
 
 
-def _cut_by_drain(log: SparkLog, epoch: int, query: str | None) -> bool:
+def _cut_by_drain(ledger: Ledger, log: SparkLog, epoch: int, query: str | None) -> bool:
+    """Whether the barrier of an undecided epoch is that of a drain which counts for nothing. One that was begun at most
+    once is never begun again, so it is brought to its end."""
     barrier = log.barrier(epoch) if query is not None and log.has_barrier(epoch) else None
-    return barrier is not None and barrier.drains == query
+    return barrier is not None and barrier.drains == query and not ledger.has_begun(epoch, query)
 
 
 def completed(ledger: Ledger, epoch: int, query: str | None) -> Manifest | None:

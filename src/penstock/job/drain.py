@@ -41,17 +41,19 @@ def cut_final(coordinator: Coordinator, log: SparkLog, epoch: int) -> None:
     """Write the barrier at the end of time, in place of one that is not decided: Spark would cut it anew, and nothing
     of it is visible.
 
-    No file system replaces a file only if no other run has. So look before, and again after: what a superseded drain
-    has written stays, since the newer run may be at work there, and counts for nothing."""
+    No file system replaces a file only if no other run has. So look before; and again after, as every start does before
+    Spark's. What a superseded drain has written stays, since the newer run may be at work there, and counts for
+    nothing."""
+    if coordinator.has_begun(epoch):
+        raise not_held(coordinator.query, f"epoch {epoch} was begun and, at most once, has to be skipped first")
     coordinator.refuse_superseded()
     log.end_of_time(epoch)
-    coordinator.refuse_superseded()
     coordinator.drains_at = epoch
 
 
 def is_due(resume: Resume) -> bool:
     """Whether the next epoch is decided and has to be run once more."""
-    return resume.replay is not None or resume.action == "void"
+    return resume.action not in ("none", "finished")
 
 
 def refuse_drained(uid: str, log: SparkLog, job: str) -> None:

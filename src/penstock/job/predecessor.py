@@ -27,12 +27,11 @@ class LastRun:
 
     def __init__(self, folder: Tree, plans: Mapping[str, QueryPlan], spark: SparkSession) -> None:
         self._folder, self._plans, self._spark = folder, plans, spark
-        self._generations: dict[str, int] = {}
+        self._generations = dict.fromkeys(plans, 0)
 
     def fence(self, *, finish: bool) -> None:
         """Register as the newest run of every query. `finish`: recover those of the program, as a start would, by the
         same protocol; raises `SavepointError` where that takes the plan, and so a start."""
-        self._generations = dict.fromkeys(self._plans, 0)
         try:
             ledgers = JobLedgers.at(self._folder.location, self._spark)
         except ConfigurationError:

@@ -235,9 +235,10 @@ class QueryRunner:
             self._watch(coordinator, inputs)
 
     def _refuse_drained(self, coordinator: Coordinator, resume: Resume, inputs: Inputs) -> None:
-        """A drain that is decided and has to be written again is brought to its end before the start is refused."""
+        """A drain that is decided and has to be written again, or is begun at most once, is brought to its end before
+        the start is refused."""
         log = self._spark_log()
-        if is_due(resume) and log.drained(resume.epoch):
+        if (is_due(resume) or coordinator.has_begun(resume.epoch)) and log.drained(resume.epoch):
             self._until = coordinator.drains_at = resume.epoch
             self._watch(coordinator, inputs)
         drain.refuse_drained(self.plan.uid, log, self.folder.rpartition("/")[0])

@@ -242,7 +242,7 @@ class Settlement(ProtocolDriver):
 
     def fence(self) -> int:
         """See `fence`."""
-        return self._ledger.register(self._facts())
+        return self._register()
 
     def abort(self, only: Collection[Orphan], others: Collection[Orphan]) -> None:
         """See `abort`."""

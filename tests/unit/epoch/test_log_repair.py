@@ -834,3 +834,92 @@ def test_stores_below_a_partition_count_and_other_folders_do_not() -> None:
     world.lose("offsets/0", "state/0/0/right/1.zip")
     world.files.create("state/0/0/right/9.zip", b"")
     assert not world.restored()
+
+
+class TestDrains:
+    """The barrier at the end of time counts once it is decided on, and not before."""
+
+    def after_restore(self, world: World) -> tuple[int, bool]:
+        found = look(world.ledger, world.log)
+        decision = honoured(found)
+        if found.damaged:
+            assert restore(world.ledger, world.log, next_epoch(found), decision.id if decision else None)
+        return world.log.next_epoch()
+
+    def test_undecided_it_is_not_there_and_goes(self) -> None:
+        world = World(6)
+        world.log.end_of_time(6)
+        world.files.create("offsets/.6.crc", b"Spark's checksum")
+        found = look(world.ledger, world.log)
+        assert (found.epoch, found.barrier, found.damaged) == (6, False, True)
+        assert self.after_restore(world) == (6, False)
+        assert world.files.read("offsets/.6.crc") is None
+        assert not look(world.ledger, world.log).damaged
+
+    def test_decided_it_is_a_barrier_like_any_other(self) -> None:
+        world = World(6)
+        world.log.end_of_time(6)
+        world.decide(6)
+        found = look(world.ledger, world.log)
+        assert (found.epoch, found.barrier, found.damaged) == (6, True, False)
+        world.files.create("commits/6", b'v1\n{"nextBatchWatermarkMs":7}')
+        assert not look(world.ledger, world.log).damaged
+        assert world.log.drained(6)
+
+    def test_decided_and_lost_it_is_written_again(self) -> None:
+        world = World(6)
+        world.log.end_of_time(6)
+        world.decide(6)
+        world.files.delete("offsets/6")
+        assert restore(world.ledger, world.log, 6, DecisionId(6, 1))
+        assert world.log.drained(6)
+
+    def test_a_decision_that_does_not_count_decides_no_drain(self) -> None:
+        world = World(6)
+        world.log.end_of_time(6)
+        world.decide(6)
+        world.ledger.claim(Claim(2, 6, None), QUERY)
+        assert self.after_restore(world) == (6, False)
+
+    def test_in_place_of_the_barrier_that_was_decided_on_it_gives_way_to_it(self) -> None:
+        world = World(6)
+        world.cut(6)
+        world.decide(6)
+        decided = world.files.read("offsets/6")
+        world.log.end_of_time(6)
+        assert self.after_restore(world) == (6, True)
+        assert world.files.read("offsets/6") == decided
+
+    def test_over_a_complete_epoch_it_gives_way_to_what_was_decided(self) -> None:
+        world = World(6)
+        decided = world.files.read("offsets/5")
+        world.log.end_of_time(5)
+        assert look(world.ledger, world.log).damaged
+        assert self.after_restore(world) == (6, False)
+        assert world.files.read("offsets/5") == decided
+
+    def test_complete_without_a_decision_it_stays(self) -> None:
+        """At least once decides nothing."""
+        world = World(6)
+        world.log.end_of_time(6)
+        world.files.create("commits/6", b'v1\n{"nextBatchWatermarkMs":7}')
+        assert not look(world.ledger, world.log).damaged
+        assert world.log.drained(6)
+
+    def test_that_of_another_query_is_none(self) -> None:
+        """A restored copy: the mark bears the id of the query that it was copied from."""
+        world = World(6)
+        world.log.end_of_time(6)
+        text = (world.files.read("offsets/6") or b"").replace(QUERY.encode(), b"other")
+        world.files.delete("offsets/6")
+        world.files.create("offsets/6", text)
+        found = look(world.ledger, world.log)
+        assert (found.barrier, found.damaged) == (True, False)
+        assert not world.log.drained(6)
+
+    def test_it_is_known_although_the_note_of_the_querys_id_is_lost(self) -> None:
+        world = World(6)
+        world.log.end_of_time(6)
+        world.files.delete("metadata")
+        assert self.after_restore(world) == (6, False)
+        assert world.log.query_id() == QUERY

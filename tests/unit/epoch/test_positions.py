@@ -8,9 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.spark_log import SparkLog
 from penstock.epoch.coordinator import Coordinator
-from penstock.errors import BarrierOverwritten, Superseded
+from penstock.epoch.positions import Positions
+from penstock.errors import BarrierOverwritten, LedgerError, Superseded
 from penstock.process.error_class import ErrorClass, classify
+from penstock.storage.storage import MemoryStorage
 from tests.support.memory_sink import MemorySink
 from tests.support.small_spark import SmallSpark, barrier_text
 
@@ -136,3 +140,29 @@ def test_of_two_drivers_that_cut_an_epoch_at_once_one_is_superseded_and_no_row_i
     old.close()
     query.run(60)
     once(query, 60)
+
+
+def written(text: str = "v1\n{}\n7") -> SparkLog:
+    storage = MemoryStorage("memory:job/copy/spark")
+    storage.create("metadata", b'{"id":"q"}')
+    storage.create("offsets/5", text.encode())
+    return SparkLog(storage)
+
+
+def positions(log: SparkLog) -> Positions:
+    return Positions("copy", Ledger(MemoryStorage()), log, None)
+
+
+def test_an_epoch_without_a_barrier_is_of_another_checkpoint() -> None:
+    with pytest.raises(LedgerError, match="query 'copy', but memory:job/copy/spark has no offsets/6"):
+        positions(written()).barrier(6, drains=True)
+
+
+def test_only_the_run_that_asked_for_a_drain_executes_its_barrier() -> None:
+    log = written()
+    log.end_of_time(6)
+    with pytest.raises(LedgerError, match="barrier of epoch 6 of query 'copy'") as refused:
+        positions(log).barrier(6)
+    assert refused.value.retryable, "the next start removes it"
+    assert positions(log).barrier(6, drains=True).drains == "q"
+    assert positions(log).barrier(5).text == "v1\n{}\n7"

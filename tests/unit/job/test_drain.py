@@ -167,9 +167,58 @@ def test_a_drain_that_cannot_close_windows_is_refused_by_name(spark: TimedSpark,
     with runner.running(20):
         pass
     before = spark.log.next_epoch()
-    with pytest.raises(SavepointError, match="its windows cannot be closed"):
+    with pytest.raises(SavepointError, match=r"Query 'out' .* its windows cannot be closed: Spark's commit log"):
         drain(runner)
     assert spark.log.next_epoch() == before
+
+
+@pytest.fixture
+def at_most_once(tmp_path: Path) -> TimedSpark:
+    return TimedSpark(tmp_path, MemorySink(), mode="at_most_once")
+
+
+def test_at_most_once_a_drain_that_was_begun_is_not_begun_again_and_the_job_is_drained(
+    at_most_once: TimedSpark,
+) -> None:
+    """Some windows may be visible: whatever emits them again doubles them. And the mark is on the epoch's number, so
+    another barrier there would have its rows skipped."""
+    spark = at_most_once
+    runner = SmallRunner(spark)
+    with runner.running(20):
+        pass
+    last = spark.log.next_epoch()[0]
+    with hooked("epoch.confirmed", away), pytest.raises(InjectedFault):
+        drain(runner)
+    with pytest.raises(JobDrained), again(spark, 40):
+        pass
+    assert spark.log.closed_up_to(last) == END_OF_TIME
+    assert sorted(cast(MemorySink, spark.sink).visible) == list(range(20))
+
+
+def test_at_most_once_an_epoch_that_was_begun_is_not_drained_over(at_most_once: TimedSpark) -> None:
+    spark = at_most_once
+    spark.run(20)
+    with hooked("epoch.confirmed", away), pytest.raises(InjectedFault):
+        spark.run(30)
+    with pytest.raises(SavepointError, match=r"Query 'out' .*: epoch \d was begun"):
+        drain(SmallRunner(spark))
+
+
+@pytest.mark.parametrize("mode", ["at_least_once", "exactly_once"])
+def test_a_drain_that_was_begun_otherwise_is_forgotten(tmp_path: Path, mode: str) -> None:
+    spark = TimedSpark(tmp_path, MemorySink(), mode=mode)
+    runner = SmallRunner(spark)
+    with runner.running(20):
+        pass
+    with hooked("epoch.opened", away), pytest.raises(InjectedFault):
+        drain(runner)
+    with again(spark, 40):
+        pass
+    assert sorted(cast(MemorySink, spark.sink).visible) == list(range(40))
+    drain(runner := SmallRunner(spark))
+    with pytest.raises(JobDrained), again(spark, 60):
+        pass
+    assert runner.at_end().epoch == spark.log.next_epoch()[0] - 1
 
 
 # Against a newer run
@@ -180,8 +229,10 @@ def test_a_superseded_drain_writes_no_barrier(spark: TimedSpark) -> None:
     with runner.running(20):
         pass
     runner.prepare_final()
+    epoch, _ = spark.log.next_epoch()
     with hooked("recover.swept", once(superseded_by(spark, 40))), pytest.raises(Superseded):
         runner.emit_final()
+    assert not spark.log.drained(epoch)
     spark.run(50)
     assert spark.log.closed_up_to(spark.log.next_epoch()[0] - 1) == 50_000
     assert sorted(cast(MemorySink, spark.sink).visible) == list(range(50))
@@ -232,7 +283,7 @@ def test_a_run_that_did_not_ask_for_it_does_not_run_the_barrier_of_a_drain(spark
 
 def test_a_start_that_is_superseded_during_its_recovery_starts_no_query(spark: TimedSpark) -> None:
     runner = SmallRunner(spark)
-    with pytest.raises(Superseded), hooked("recover.swept", once(superseded_by(spark, 20))), runner.running(20):
+    with pytest.raises(Superseded), hooked("recover.swept", once(superseded_by(spark, 20))), runner.running(30):
         pass
     assert not runner.queries
 
@@ -319,6 +370,8 @@ def once(action: Callable[[], None]) -> Callable[[], None]:
 
 
 def test_what_is_due_is_not_drained_over(spark: TimedSpark) -> None:
-    with pytest.raises(SavepointError, match="epoch 7 is decided and has to be written again first"):
-        final_epoch("out", spark.log, Resume(3, 7, "void"))
-    assert final_epoch("out", spark.log, Resume(3, 0, "none")) is None
+    for action in ("void", "repair", "verify"):
+        with pytest.raises(SavepointError, match=r"Query 'out' .*epoch 7 is decided and has to be written again first"):
+            final_epoch("out", spark.log, Resume(3, 7, action))
+    for action in ("none", "finished"):
+        assert final_epoch("out", spark.log, Resume(3, 0, action)) is None

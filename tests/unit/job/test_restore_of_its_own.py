@@ -14,9 +14,9 @@ import pytest
 from penstock.checkpoint.decision import Claim
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.ledger import Ledger
-from penstock.checkpoint.spark_log import SparkLog
+from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.config.recovery import Recovery
-from penstock.errors import SavepointError, Superseded
+from penstock.errors import NotRestorable, SavepointError, Superseded
 from penstock.failpoints import InjectedFault, hooked
 from penstock.job.predecessor import LastRun
 from penstock.job.restore_point import RestorePoint
@@ -68,10 +68,16 @@ class JobOnDisk(SmallSpark):
         with hooked(point, _die), pytest.raises(InjectedFault):
             self.run(rows)
 
-    def restore(self, path: str | Path, id: str = "a", others: tuple[JobOnDisk, ...] = ()) -> RestoreResult:
+    @property
+    def generation(self) -> int:
+        return Ledger(LocalStorage(self.folder / "ledger")).newest_generation()
+
+    def restore(
+        self, path: str | Path, id: str = "a", others: tuple[JobOnDisk, ...] = (), session: Any = SPARK
+    ) -> RestoreResult:
         plans = {one.uid: one.plan for one in (self, *others)}
-        last = LastRun(LocalTree(self.root), plans, SPARK)
-        restorer = Restorer(self.job, f"file://{self.root}", SPARK, last)
+        last = LastRun(LocalTree(self.root), plans, session)
+        restorer = Restorer(self.job, f"file://{self.root}", session, last)
         return restorer.restore(Recovery(path=f"file://{path}", restore_id=id * 32), plans, {})
 
     def lose(self, epoch: int) -> None:
@@ -158,6 +164,43 @@ def test_a_log_of_an_unknown_format_is_not_restored(payments: JobOnDisk, sink: M
     assert payments.histories.current() == "spark"
 
 
+def test_where_the_barrier_does_not_say_the_state_format_is_that_of_the_session(payments: JobOnDisk) -> None:
+    payments.run(8)
+    payments.dies_at("epoch.committed", 20)
+    conf = SimpleNamespace(get=lambda key, otherwise=None: "2" if key == STATE_FORMAT else otherwise)
+    session = cast(Any, SimpleNamespace(version="4.2.0", conf=conf))
+    with pytest.raises(SavepointError, match="format of Spark's log is not known"):
+        payments.restore(payments.root, session=session)
+
+
+def test_a_checkpoint_that_cannot_be_recovered_may_be_left_for_a_savepoint(
+    tmp_path: Path, payments: JobOnDisk, sink: MemorySink
+) -> None:
+    """The job's last run is fenced, and nothing else is asked of what it left."""
+    other = JobOnDisk(tmp_path, "other", MemorySink())
+    other.run(20)
+    payments.run(8)
+    payments.dies_at("epoch.decided", 20)
+    sink.lose()
+    decided = payments.epoch + 1
+    before = payments.generation
+    assert payments.restore(f"{other.root}/chk-0").beyond == {"out": (1, decided)}
+    assert payments.generation == before + 1
+
+
+def test_a_query_that_the_program_has_no_more_is_fenced_and_not_recovered(
+    tmp_path: Path, payments: JobOnDisk, sink: MemorySink
+) -> None:
+    gone = JobOnDisk(tmp_path, "payments", sink, uid="gone")
+    payments.run(20)
+    gone.run(8)
+    gone.dies_at("epoch.decided", 20)
+    visible, before = len(sink.visible), gone.generation
+    with pytest.raises(NotRestorable):
+        payments.restore(payments.root)
+    assert (len(sink.visible), gone.generation) == (visible, before + 1)
+
+
 def test_the_barrier_of_a_drain_that_was_never_decided_is_not_restored(payments: JobOnDisk, sink: MemorySink) -> None:
     payments.run(20)
     last = payments.complete
@@ -213,11 +256,24 @@ def test_a_driver_that_wakes_while_its_job_is_restored_decides_nothing(
 
 def test_a_run_that_begins_while_its_job_is_restored_keeps_the_job(payments: JobOnDisk, sink: MemorySink) -> None:
     payments.run(20)
-    with hooked("restore.copied", lambda: payments.run(30)), pytest.raises(Superseded):
+    with (
+        hooked("restore.copied", lambda: payments.run(30)),
+        pytest.raises(Superseded, match="Generation 2 of query 'out' has been superseded by generation 3"),
+    ):
         payments.restore(payments.root)
     assert payments.histories.current() == "spark"
     payments.run(40)
     assert sorted(sink.visible) == list(range(40))
+
+
+def test_the_first_run_of_a_job_that_begins_while_it_is_restored_keeps_the_job(
+    tmp_path: Path, payments: JobOnDisk
+) -> None:
+    other = JobOnDisk(tmp_path, "other", MemorySink())
+    other.run(20)
+    with hooked("restore.copied", lambda: payments.run(10)), pytest.raises(Superseded, match="by generation 1"):
+        payments.restore(other.root)
+    assert payments.histories.current() == "spark"
 
 
 def test_a_run_that_registered_before_a_restore_was_recorded_looks_for_it(payments: JobOnDisk) -> None:
@@ -235,9 +291,9 @@ def test_a_run_that_registered_before_a_restore_was_recorded_looks_for_it(paymen
 def test_a_restore_of_another_job_fences_it_not(tmp_path: Path, payments: JobOnDisk) -> None:
     other = JobOnDisk(tmp_path, "other", MemorySink())
     other.run(20)
-    before = Ledger(LocalStorage(other.folder / "ledger")).newest_generation()
+    before = other.generation
     payments.restore(other.root)
-    assert Ledger(LocalStorage(other.folder / "ledger")).newest_generation() == before
+    assert other.generation == before
 
 
 # Another job's checkpoint

@@ -202,6 +202,16 @@ class TestHistories:
         assert histories.current() == "spark-bbbbbbbbbbbb"
         assert histories.find("id-a") is not None
         assert histories.find("id-c") is None
+        assert histories.find("id-") is None
+        [_, newest] = histories.all()
+        histories.record(newest)  # its answer was lost, and it is tried again
+        assert [one.number for one in histories.all()] == [1, 2]
+
+    def test_a_damaged_record_is_named(self) -> None:
+        storage = MemoryStorage("file:/jobs/shop")
+        storage.create("restores/0000000001.json", b"{")
+        with pytest.raises(LedgerCorrupt, match="file:/jobs/shop/restores/0000000001"):
+            Histories(storage).current()
 
     def test_only_the_one_before_is_kept_beside_it(self, tmp_path: Path) -> None:
         """What restores before it have left goes; what one after it builds does not."""
@@ -210,8 +220,9 @@ class TestHistories:
             (tmp_path / "totals" / name).mkdir(parents=True)
         histories.reserve("spark-bbbbbbbbbbbb")
         made = self.restore(histories, "a")
-        histories.reserve("spark-cccccccccccc")
-        assert histories.unneeded("totals", made) == ["totals/spark-bbbbbbbbbbbb"]
+        builds = histories.reserve("spark-cccccccccccc")
+        for number in (made, builds):
+            assert histories.unneeded("totals", number) == ["totals/spark-bbbbbbbbbbbb"]
         made = self.restore(histories, "d")
         assert sorted(histories.unneeded("totals", made)) == [
             "totals/spark",
