@@ -13,6 +13,7 @@ import pytest
 from penstock import Checkpoints, Epoch, FileSink, Job, KafkaSink, RestartStrategy
 from penstock.errors import ConfigurationError, DuplicateUid, PreCommitFailed
 from penstock.failpoints import InjectedFault
+from penstock.process.error_class import ErrorClass, classify
 from tests.support.running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
 
 if TYPE_CHECKING:
@@ -145,6 +146,29 @@ def test_all_outputs_are_of_the_same_rows(two: Two) -> None:
     run_all(two.job(split, chosen))
     assert two.alerts_seen() == two.archive_seen("id")
     assert 0 < two.alerts_seen().total() < ROWS
+
+
+def test_a_part_of_the_batch_that_is_lost_is_not_computed_a_second_time(two: Two, session: SparkSession) -> None:
+    """As when an executor dies between two outputs: the plan is left to chance, so the second would have other rows."""
+    dies = True
+
+    def chosen(frame: DataFrame) -> DataFrame:
+        return frame.where("rand() < 0.5")
+
+    def split(batch: DataFrame, epoch: Epoch) -> None:
+        epoch.write(values(batch), two.alerts)
+        if dies and epoch.id == 1:
+            kept: Any = session.sparkContext._jsc.getPersistentRDDs()  # type: ignore[attr-defined]
+            assert len(kept) > 0
+            for number in list(kept):
+                session._jvm.org.apache.spark.SparkEnv.get().blockManager().removeRdd(number)  # type: ignore[union-attr]
+        epoch.write(batch, two.archive)
+
+    assert classify(failing(two.job(split, chosen), PreCommitFailed)) is ErrorClass.RETRY
+    dies = False
+    run_all(two.job(split, chosen))
+    assert two.alerts_seen() == two.archive_seen("id")
+    assert len(session.sparkContext._jsc.getPersistentRDDs()) == 0, "nothing is kept for longer"  # type: ignore[attr-defined]
 
 
 def test_an_epoch_that_writes_nothing(two: Two) -> None:

@@ -219,7 +219,9 @@ CHECKPOINT_OPTIONS = (
     ),
     _option(
         f"{_C}.timeout", "timeout", "10 min", duration_text,
-        "An epoch that is not prepared after this is aborted at the sinks and is a failed checkpoint.",
+        "An epoch that is not prepared after this is aborted at the sinks and is a failed checkpoint. Counted from when"
+        " Spark hands the epoch over: what it computes before that, such as the small side of a broadcast join, and"
+        " with adaptive execution whole stages, does not count.",
         f"{_LIMITS}test_a_checkpoint_that_takes_too_long_is_aborted_and_tried_again",
     ),
     _option(

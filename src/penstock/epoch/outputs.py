@@ -135,18 +135,20 @@ class Epoch:
 
 
 @contextmanager
-def computed_once(batch: DataFrame, persist: bool) -> Iterator[None]:
-    """While this lasts, `batch` is computed once, in full."""
+def computed_once(batch: DataFrame, persist: bool) -> Iterator[DataFrame]:
+    """`batch`, computed once and kept while this lasts. Its executors keep it, without the plan it came from: where one
+    of them is lost, whoever reads on fails, and with it the epoch, instead of computing that part a second time: a plan
+    that is not deterministic would give the second output other rows than the first."""
     if not persist:
-        yield
+        yield batch
         return
-    batch.persist()
+    # In full, before the function sees it: a stateful plan that is read only in part breaks its checkpoint.
+    kept = batch.localCheckpoint(eager=True)
     try:
-        # In full, before the function sees it: a stateful plan that is read only in part breaks its checkpoint.
-        batch.write.format("noop").mode("overwrite").save()
-        yield
+        yield kept
     finally:
-        batch.unpersist()
+        plan: Any = kept._jdf
+        plan.queryExecution().logical().rdd().unpersist(False)
 
 
 def left_strays(answers: Sequence[Answer], spark: SparkContext) -> bool:

@@ -149,7 +149,7 @@ class Job:
         """Decorate `f(batch, epoch)`: everything it writes with `epoch.write(frame, sink)` is under one decision.
 
         `sinks` names each output. The batch is computed once and kept while the function runs (`persist`), so that
-        all outputs are of the same rows even where the plan is not deterministic.
+        all outputs are of the same rows even where the plan is not deterministic, or the epoch fails and replays.
         """
 
         def decorate(function: EpochFunction) -> EpochFunction:
@@ -157,8 +157,8 @@ class Job:
             uids = {id(sink): key for key, sink in sinks.items()}
 
             def body(batch: DataFrame, outputs: EpochOutputs) -> None:
-                with computed_once(batch, persist):
-                    function(batch, Epoch(outputs, uids))
+                with computed_once(batch, persist) as rows:
+                    function(rows, Epoch(outputs, uids))
 
             self._add(frame, sinks, name, body, output_mode, options)
             return function

@@ -38,7 +38,7 @@ _REFUSED = re.compile(
 _STATE = re.compile(r"CANNOT_LOAD_STATE_STORE\.(?:CANNOT_READ_\w+|UNEXPECTED_FILE_SIZE|AUTO_SNAPSHOT_REPAIR_FAILED)\b")
 _MEMORY = re.compile(_NAMED + r"java\.lang\.OutOfMemoryError\b", re.MULTILINE)
 _PASSING = re.compile(
-    r"ExecutorLostFailure|Lost executor|FetchFailed|Python worker exited unexpectedly"
+    r"ExecutorLostFailure|Lost executor|FetchFailed|CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|Python worker exited unexpectedly"
     r"|Python worker failed to connect back|"
     + _NAMED
     + r"(?:java\.net\.\w+|java\.nio\.channels\.\w+|java\.io\.(?:EOF|IO|InterruptedIO)Exception"

@@ -68,6 +68,7 @@ def test_penstocks_own_errors_by_their_class(kind: type[Exception]) -> None:
         (spark(task_failed("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)")), RETRY),
         (spark(task_failed("java.net.ConnectException: Connection refused")), RETRY),
         (spark(task_failed("java.io.IOException: Broken pipe")), RETRY),
+        (spark(task_failed("[CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND] Checkpoint block rdd_7_0 not found!")), RETRY),
         (spark(task_failed("[CANNOT_LOAD_STATE_STORE.CANNOT_READ_DELTA_FILE_NOT_EXISTS] Error reading")), FATAL),
         (
             spark(
