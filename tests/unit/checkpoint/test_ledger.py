@@ -477,6 +477,23 @@ def test_later_decisions_of_this_query_alone_are_evidence() -> None:
     assert [decision.id.epoch for decision in one.decisions_since(12, "m")] == [12, 14]
 
 
+def test_earlier_decisions_of_this_query_come_newest_first_and_once_for_each_epoch() -> None:
+    storage = MemoryStorage()
+    one = Ledger(storage)
+    made = ((9, 9, "m"), (10, 3, "m"), (10, 20, "m"), (11, 4, "m"), (11, 5, "a"), (12, 2, "m"), (13, 6, "m"))
+    for epoch, generation, query in made:
+        one.decide(Decision(DecisionId(epoch, generation), ()), query=query, barrier=None)
+    storage.create("epochs/0000000008.tmp", b"not a manifest")
+    found = [decision.id for decision in one.decisions_before(13, "m")]
+    assert found == [DecisionId(12, 2), DecisionId(11, 4), DecisionId(10, 20), DecisionId(9, 9)]
+    assert [decision.id.epoch for decision in one.decisions_before(10, "m")] == [9]
+    assert list(one.decisions_before(9, "m")) == []
+    rest = one.decisions_before(13, "m")
+    next(rest)
+    storage.delete("epochs/0000000010.g00000020.json")
+    assert [decision.id for decision in rest][1] == DecisionId(10, 3), "what a prune has removed is passed over"
+
+
 def test_the_last_query_is_that_of_the_newest_run_on_this_very_history() -> None:
     one = ledger()
     runs = [

@@ -20,7 +20,7 @@ from penstock.contracts.sink import Committer, Leftover
 from penstock.deadline import Deadline
 from penstock.errors import OutcomeUnknown, PreCommitFailed, SystemUnavailable
 from penstock.failpoints import active, failpoint
-from penstock.sinks.sql.dialect import C, Dialect, name_of, split
+from penstock.sinks.sql.dialect import C, Dialect, Proof, name_of, split
 from penstock.sinks.sql.moves import POLL, Lane, Moves
 from penstock.sinks.sql.names import is_staging
 
@@ -190,25 +190,30 @@ class SqlCommitter(Committer, Generic[C]):
         without the others. `OutcomeUnknown` while one is there and cannot be committed: a sweep would abort it."""
         names = {name_of(one) for one in committables}
 
-        def ask(connection: C) -> tuple[set[str], set[str]]:
+        def ask(connection: C) -> tuple[Proof, set[str]]:
             self._set_up(connection)
-            gone = names - self._dialect.prove(connection, names).marked
-            return gone, gone & {found.writer for found in self._dialect.recover(connection)} if gone else gone
+            proof = self._dialect.prove(connection, names)
+            if names <= proof.marked:
+                return proof, set()
+            # Before the markers: what is not there now, and has none afterwards, was not committed in between.
+            there = {found.writer for found in self._dialect.recover(connection)}
+            return self._dialect.prove(connection, names), there
 
         if not names:
             return {}
         with self._mapper.mapped("looking back"):
-            gone, there = self._lanes[0].run(ask, deadline)
+            proof, there = self._lanes[0].run(ask, deadline)
+        gone = [one for one in committables if name_of(one) not in proof.marked]
         if not gone:
             return {}
+        left = [one for one in gone if name_of(one) in there]
         log.warning(
             "%d writers of epoch %d were committed to %s, which does not know them any more: %d are still prepared and "
-            "committed again", len(gone), epoch, self._mapper.table, len(there),
+            "committed again", len(gone), epoch, self._mapper.table, len(left),
         )  # fmt: skip
-        left = [one for one in committables if name_of(one) in gone]
-        outcomes = self.commit(epoch, left, deadline)
+        outcomes = {one.writer: _without_trace(one, proof) for one in gone} | dict(self.commit(epoch, left, deadline))
         self._newest = epoch, committables  # not only what was left of it
-        unknown = [one for one in left if name_of(one) in there and outcomes[one.writer] is Outcome.UNKNOWN]
+        unknown = [one for one in left if outcomes[one.writer] is Outcome.UNKNOWN]
         if unknown:
             raise OutcomeUnknown(
                 f"Epoch {epoch} was committed to {self._mapper.table}, which has fallen back behind that: "
@@ -224,7 +229,9 @@ class SqlCommitter(Committer, Generic[C]):
         notice, must have what was committed last. The sweep that follows finds out what is lost."""
         epoch, last = self._newest
         again = self._committed_again(epoch, last, deadline)
-        gone = [name_of(one) for one in last if not again.get(one.writer, Outcome.COMMITTED).visible]
+        # Of those that may have been pruned, by the drainer's committer of the same sink, nothing is proven.
+        self._newest = epoch, [one for one in last if again.get(one.writer) is not Outcome.UNKNOWN]
+        gone = [name_of(one) for one in last if again.get(one.writer) is Outcome.LOST]
         if gone:
             raise PreCommitFailed(
                 f"What was committed last to {self._mapper.table} is not there any more: {gone[0]}"
@@ -327,9 +334,7 @@ class SqlCommitter(Committer, Generic[C]):
             return None
         if name in proof.marked:
             return Outcome.ALREADY_COMMITTED
-        # Without its row the sink's tables were made anew, or emptied: then nothing is proven.
-        younger = proof.pruned is not None and committable.payload["at"] > proof.pruned
-        return Outcome.LOST if younger else Outcome.UNKNOWN
+        return _without_trace(committable, proof)
 
     def _judge(self, lane: Lane[C], error: Exception) -> tuple[str, bool]:
         """What a driver's error says, and whether trying again may cure it. A broken rule or a missing right will be
@@ -358,3 +363,10 @@ class SqlCommitter(Committer, Generic[C]):
         except Exception as error:  # the next time will do
             log.warning("old markers of %s could not be pruned: %s", self._mapper.table, type(error).__name__)
             lane.close()
+
+
+def _without_trace(committable: Committable, proof: Proof) -> Outcome:
+    """Of a writer that has neither a marker nor anything prepared. Without its row the sink's tables were made anew, or
+    emptied: then nothing is proven."""
+    younger = proof.pruned is not None and committable.payload["at"] > proof.pruned
+    return Outcome.LOST if younger else Outcome.UNKNOWN
