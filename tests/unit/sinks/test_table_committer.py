@@ -202,12 +202,15 @@ def test_a_proof_begins_where_an_epoch_was_sealed_however_long_its_writers_took(
     assert committer(table).commit(7, sealed, soon()) == {0: Outcome.COMMITTED, 1: Outcome.COMMITTED}
 
 
-@pytest.mark.parametrize(("expired", "quiet", "said"), [(0, True, "given it up"), (1, False, "cut off")])
+@pytest.mark.parametrize(
+    ("expired", "quiet", "said"),
+    [(0, True, "a newer run has given it up"), (1, False, "the table's history was cut off since it was written")],
+)
 def test_what_a_newer_run_may_be_removing_is_not_sealed(table: Table, expired: int, quiet: bool, said: str) -> None:
     ones = [prepare(table, 0), prepare(table, 1)]
     table.log.append(Change("", swept=[token(ones[1])]) if not expired else Change(""))
     table.expired, table.quiet = expired, quiet
-    with pytest.raises(PreCommitFailed, match=said):
+    with pytest.raises(PreCommitFailed, match=rf"cannot be committed: {said}\."):
         committer(table).seal(ones, soon())
 
 

@@ -17,7 +17,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from itertools import takewhile
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from penstock.sinks.tables.target import Change, History
@@ -44,7 +44,7 @@ class Pages:
     def history(self, mark: Mapping[str, Any], before: int) -> History:
         """What the sink did after its commit number `before`."""
         after = mark["commits"] - before
-        entries = list(takewhile(lambda entry: entry["commit"] > before, self._entries(mark))) if after > 0 else []
+        entries = list(islice(self._entries(mark), max(0, after)))
         return History(
             frozenset(token for entry in entries for token in entry["added"]),
             frozenset(token for entry in entries for token in entry["swept"]),
@@ -56,7 +56,7 @@ class Pages:
         """Write the page of the next commit; the mark that the commit has to set."""
         number = mark["commits"] + 1
         name = f"{number:010d}-{secrets.token_hex(6)}.json"
-        page = {"commit": number, "added": list(change.added), "swept": list(change.swept), "before": dict(mark)}
+        page = {"added": list(change.added), "swept": list(change.swept), "before": dict(mark)}
         self._tree(root).write_durably(f"{self._folder}/{name}", json.dumps(page).encode())
         self._remember(name, page)
         gave_up = number if change.swept else mark.get("gave_up", mark["commits"])
@@ -93,7 +93,7 @@ class Pages:
         if name not in self._known:
             try:
                 self._remember(name, json.loads(self._tree(mark["root"]).read(f"{self._folder}/{name}")))
-            except FileNotFoundError:
+            except (FileNotFoundError, ValueError):  # cleaned up or altered: the history ends here
                 return None
         return self._known[name]
 
