@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from penstock.cli.jobs import _writer
 from penstock.cli.output import TableOutput
 from penstock.cli.text import duration_text
 from penstock.errors import ControlError, PreCommitFailed
@@ -279,6 +282,16 @@ def test_logs(invoke: Invoke) -> None:
     status, _, err = invoke("logs", "dddd")
     assert status == 1
     assert "has no log" in err
+
+
+def test_a_log_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", screen)
+    write = _writer()
+    for part in (b"\x1b[1;31mred\x1b[0m \x1b]52;c;x\x07 \xc3", b"\xbc\n"):
+        write(part)
+    assert screen.getvalue() == "red �]52;c;x� ü\n"
 
 
 def test_long_work_shows_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

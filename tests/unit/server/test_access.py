@@ -179,13 +179,6 @@ def test_by_tls_where_there_is_a_certificate(tmp_path: Path, job_certificate: Pa
             assert "CREATED" in body["timestamps"]  # only the job itself knows
 
 
-@pytest.fixture
-def job_certificate(tmp_path: Path) -> Path:
-    from penstock.dev.servers.security import make_security
-
-    return make_security(tmp_path / "tls", {}).keystore
-
-
 def test_a_certificate_that_cannot_be_used_stops_no_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "bad.pem").write_text("nothing")
     for name in ("bad.pem", "missing.pem"):

@@ -10,6 +10,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def job() -> Iterator[Served]:
 
 
 def connect(job: Served, send: bytes = b"") -> socket.socket:
-    host, _, port = str(job.serving.address).rpartition(":")
+    host, _, port = str(job.serving.address).removeprefix("https://").rpartition(":")
     made = socket.create_connection((host, int(port)), timeout=30)
     made.sendall(send)
     return made
@@ -51,6 +52,19 @@ def test_strangers_hold_a_bounded_number_of_connections_and_the_owner_still_gets
     assert all(is_closed(one) for one in opened[: connections.MOST_CONNECTIONS])
     for one in opened:
         one.close()
+
+
+def test_strangers_that_never_speak_tls_do_not_keep_the_owner_out(
+    job_certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 600.0)
+    with served(certificate=str(job_certificate)) as job:
+        opened = [connect(job) for _ in range(2 * connections.MOST_CONNECTIONS)]
+        client = Client(str(job.entry.address), job.entry.token, job.entry.certificate)
+        assert client.jobs()[0]["jid"] == job.id
+        assert all(is_closed(one) for one in opened[: connections.MOST_CONNECTIONS])
+        for one in opened:
+            one.close()
 
 
 @pytest.mark.parametrize("sent", [b"", HALF, b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"])
