@@ -107,7 +107,7 @@ def _drain_undecided(
     """Whether the barrier of `epoch` was cut by a drain and the epoch was not decided on it: not by `decided`, the one
     decision that counts; nor, where it is complete, by any. One that is complete without a decision was not to be
     decided (at least once), and counts."""
-    barrier = log.barrier(epoch) if epoch >= 0 and log.has_barrier(epoch) else None
+    barrier = log.barrier(epoch) if log.has_barrier(epoch) else None
     if barrier is None or barrier.drains != query:
         return False
     manifests = [one for one in ledger.manifests(epoch) if one.query == query]
