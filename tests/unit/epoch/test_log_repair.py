@@ -906,6 +906,38 @@ class TestDrains:
         assert not look(world.ledger, world.log).damaged
         assert world.log.drained(6)
 
+    @pytest.mark.parametrize("other", ["0000", "ffff"])
+    def test_complete_without_a_decision_it_stays_whatever_another_query_decided(self, other: str) -> None:
+        """And whatever else is restored."""
+        world = World(6)
+        world.log.end_of_time(6)
+        world.files.create("commits/6", b'v1\n{"nextBatchWatermarkMs":7}')
+        world.ledger.decide(
+            Decision(DecisionId(6, 3), (), 7), query=other, barrier="x", offsets=None, history="spark", stateful=False
+        )
+        world.files.create("offsets/7", b"")
+        assert self.after_restore(world) == (7, False)
+        assert world.log.drained(6)
+
+    def test_decided_it_is_left_as_it_is_though_the_manifest_does_not_hold_it(self) -> None:
+        world = World(6)
+        world.log.end_of_time(6)
+        barrier = world.log.barrier(6)
+        assert barrier is not None
+        decision = Decision(DecisionId(6, 1), (), 7)
+        world.ledger.decide(
+            decision, query=QUERY, barrier=barrier.digest, offsets=None, history="spark", stateful=False
+        )
+        assert restore(world.ledger, world.log, 6, decision.id)
+        assert world.log.drained(6)
+
+    @pytest.mark.parametrize("begun_by", [QUERY, "another"])
+    def test_at_most_once_it_counts_once_it_is_begun(self, begun_by: str) -> None:
+        world = World(6)
+        world.log.end_of_time(6)
+        assert world.ledger.begin(6, begun_by)
+        assert self.after_restore(world) == (6, begun_by == QUERY)
+
     def test_that_of_another_query_is_none(self) -> None:
         """A restored copy: the mark bears the id of the query that it was copied from."""
         world = World(6)
