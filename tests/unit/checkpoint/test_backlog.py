@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint.backlog import Backlog, Entry, is_logged, log_of, prepared_of, with_prepared
+from penstock.checkpoint.backlog import Backlog, Entry, drained_up_to, is_logged, log_of, prepared_of, with_prepared
 from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.layout import seal, unseal
 from penstock.errors import LedgerCorrupt
@@ -349,6 +349,12 @@ def test_whoever_waits_is_woken_when_it_was_read_again(place: Place) -> None:
         own.reload()
         waiting.join(0.001)
     assert woken.is_set()
+
+
+def test_where_nothing_is_marked_no_epoch_is_delivered(place: Place) -> None:
+    assert drained_up_to(place.storage, FOLDER) == -1
+    place.backlog().mark(3)
+    assert drained_up_to(place.storage, FOLDER) == 3
 
 
 def test_it_says_where_it_is(place: Place) -> None:

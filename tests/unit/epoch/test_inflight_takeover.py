@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -154,7 +155,7 @@ def test_a_run_that_takes_over_sees_what_the_old_drainer_has_done_since(
 
 @pytest.mark.parametrize("after", [{"max_concurrent": 3}, {}, {"unaligned": True, "aligned_timeout": 60}], ids=str)
 def test_a_decided_epoch_waits_behind_those_in_the_backlog_whatever_the_settings_are_now(
-    tmp_path: Path, after: dict[str, object]
+    tmp_path: Path, after: dict[str, Any]
 ) -> None:
     sink = MemorySink()
     spark = SmallSpark(tmp_path, sink, numbers, job="job", max_concurrent=3)
@@ -166,7 +167,7 @@ def test_a_decided_epoch_waits_behind_those_in_the_backlog_whatever_the_settings
     spark._query(first, 8)
     with hooked("epoch.confirmed", die), pytest.raises(Death):
         spark._query(first, 14)
-    spark.checkpoints = Checkpoints(**after)  # type: ignore[arg-type]
+    spark.checkpoints = Checkpoints(**after)
     second = spark.coordinator()
     second.recover()
     ended(second)
@@ -187,7 +188,7 @@ def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("always_due")
 @pytest.mark.parametrize("settings", [{}, {"max_concurrent": 2}, {"unaligned": True, "aligned_timeout": 60}], ids=str)
 def test_what_a_zombie_opens_long_after_the_takeover_is_swept_by_the_newest_run(
-    tmp_path: Path, settings: dict[str, object]
+    tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     sink = MemorySink()
     spark = SmallSpark(tmp_path, sink, numbers, job="job", **settings)
@@ -231,9 +232,7 @@ def test_what_a_zombie_opens_long_after_the_takeover_is_swept_by_the_newest_run(
 
 @pytest.mark.usefixtures("always_due")
 @pytest.mark.parametrize("now", [{"unaligned": True, "aligned_timeout": 0}, {}], ids=["the log is on", "it is off"])
-def test_what_a_drainer_that_stood_still_opens_is_swept_by_the_newest_run(
-    tmp_path: Path, now: dict[str, object]
-) -> None:
+def test_what_a_drainer_that_stood_still_opens_is_swept_by_the_newest_run(tmp_path: Path, now: dict[str, Any]) -> None:
     sink = MemorySink()
     spark = SmallSpark(tmp_path, sink, numbers, job="job", unaligned=True, aligned_timeout=0)
     old = spark.coordinator()
@@ -247,7 +246,7 @@ def test_what_a_drainer_that_stood_still_opens_is_swept_by_the_newest_run(
     with hooked("drain.prepared", sleep):
         spark._query(old, 4)
         assert asleep.wait(PATIENCE)
-    spark.checkpoints = Checkpoints(**now)  # type: ignore[arg-type]
+    spark.checkpoints = Checkpoints(**now)
     new = spark.coordinator()
     new.recover()
     new.drain(lambda: False)

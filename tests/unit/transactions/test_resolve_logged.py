@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -58,7 +59,7 @@ class _ForgetfulCommitter(memory_sink._Committer):
 class Story:
     """A job with an epoch in its in-flight log, which the sink is made to forget."""
 
-    def __init__(self, folder: Path, **checkpoints: object) -> None:
+    def __init__(self, folder: Path, **checkpoints: Any) -> None:
         self.folder, self.sink = folder / "job", ForgetfulSink()
         self.spark = SmallSpark(self.folder / "out", self.sink, numbers, job="job", **checkpoints)
         self.made: list[Coordinator] = []
