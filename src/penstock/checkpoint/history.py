@@ -4,6 +4,7 @@
     <storage>/<job>/<query>/spark-3f2a9c41d07e       one that began with a restore
     <storage>/<job>/restores/0000000002.json         the restore that made it the one that counts, for all queries
     <storage>/<job>/restoring/0000000002.json        that restore was begun, and which folders it builds
+    <storage>/<job>/restoring/0000000003.json        restores up to 2 that are not recorded never count
 
 A restore builds its folders first and then creates one record: that is the step at which all queries change over, at
 once or not at all. Killed before it, the job is what it was; killed after it, it is restored. Nothing is moved or
@@ -12,6 +13,9 @@ overwritten.
 Of two restores at once, the one that began last counts. Each reserves a number before it builds, and looks for a
 higher one before and after it records its own: the other has begun, and this one ends with an error. A record of a
 lower number never counts beside one of a higher, so folders that belong to a lower number may be removed.
+
+A run that begins meanwhile is not in the copy that such a restore makes. It registers, then voids every restore that
+has begun and is not recorded; a restore records, then looks for newer runs. So one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -57,7 +61,12 @@ class Histories:
 
     def all(self) -> list[Restored]:
         """Oldest first."""
-        return [Restored(**{**_known(body), "number": number}) for number, body in self._bodies(RESTORES)]
+        void = {number for _, body in self._bodies(RESTORING) for number in body.get("voids", ())}
+        return [
+            Restored(**{**_known(body), "number": number})
+            for number, body in self._bodies(RESTORES)
+            if number not in void
+        ]
 
     def current(self) -> str:
         """The name of the folder, below each query's, that counts."""
@@ -75,10 +84,24 @@ class Histories:
 
     def reserve(self, history: str) -> int:
         """Begin a restore that builds folders of this name; its number. Restores that began before it end."""
+        return self._number({"history": history})
+
+    def void_unrecorded(self) -> None:
+        """Call when a run has registered: restores that have begun and are not recorded never count."""
+        begun = self._bodies(RESTORING)
+        over = {
+            *numbers(self._storage.list(RESTORES)),
+            *(number for _, body in begun for number in body.get("voids", ())),
+        }
+        void = [number for number, body in begun if "voids" not in body and number not in over]
+        if void:
+            self._number({"voids": void})
+
+    def _number(self, body: Mapping[str, Any]) -> int:
         number = self._newest() + 1
         while True:
             try:
-                self._storage.create(numbered(RESTORING, number), seal(_KINDS[RESTORING], {"history": history}))
+                self._storage.create(numbered(RESTORING, number), seal(_KINDS[RESTORING], body))
                 return number
             except AlreadyExists:
                 number += 1
@@ -105,7 +128,7 @@ class Histories:
     def unneeded(self, uid: str, number: int) -> list[str]:
         """Folders of a query that belong to restores before this one, or to none, and neither count nor would count if
         the last restore had not been."""
-        kept, begun = self.kept(), {body["history"]: first for first, body in self._bodies(RESTORING)}
+        kept, begun = self.kept(), {body.get("history"): first for first, body in self._bodies(RESTORING)}
         there = [name for name in self._storage.list(uid) if is_history(name) and name not in kept]
         return [f"{uid}/{name}" for name in there if name not in begun or begun[name] < number]
 

@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 
 
 class RunningEpoch(Protocol):
-    """What Spark holds in memory of the epoch under way, each as it would stand in `offsets/N`."""
+    """What Spark holds in memory of the epoch under way, each as it would stand in `offsets/N`; None where it cannot
+    be seen. Then Spark's log is believed."""
 
-    def starts_at(self) -> str: ...
+    def starts_at(self) -> str | None: ...
 
-    def ends_at(self) -> str: ...
+    def ends_at(self) -> str | None: ...
 
 
 class Positions:
-    """Of one start of one query. `running` is None where Spark's memory cannot be seen; then its log is believed."""
+    """Of one start of one query."""
 
     def __init__(self, query: str, ledger: Ledger, log: SparkLog, running: RunningEpoch | None) -> None:
         self._query, self._ledger, self._log, self._running = query, ledger, log, running
@@ -51,9 +52,11 @@ class Positions:
                 to_do="let the job restart: its recovery removes that barrier.",
             )
         if self._running is not None:
-            if self._followed != epoch - 1:
-                self._check_start(epoch, self._running.starts_at())
-            if self._log.parse_barrier(epoch, self._running.ends_at().encode()).cut != barrier.cut:
+            starts = self._running.starts_at() if self._followed != epoch - 1 else None
+            ends = self._running.ends_at()
+            if starts is not None:
+                self._check_start(epoch, starts)
+            if ends is not None and self._log.parse_barrier(epoch, ends.encode()).cut != barrier.cut:
                 raise self.overwritten(epoch)
         self._followed = epoch
         return replace(barrier, notes=self._log.notes(barrier))

@@ -32,7 +32,8 @@ def coordinator_for(
     **more: Any,
 ) -> Coordinator:
     """One start's coordinator, not yet recovered. Spark's checkpoint is `history`, in the query's folder."""
-    running = RunningQuery(spark, lambda: current_execution(spark))
+    session = plan.frame.sparkSession  # the one that starts the query, and so knows it
+    running = RunningQuery(session, lambda: current_execution(session))
     retained = max(checkpoints.retained, checkpoints.num_retained)
     ledger = ledger_at(f"{folder}/{LEDGER}", spark, retained=retained, trusted=checkpoints.trusted_schemes)
     return Coordinator(

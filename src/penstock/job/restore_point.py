@@ -75,9 +75,11 @@ class RestorePoint:
         return current
 
     def refuse_replaced(self) -> None:
-        """Call after a run has registered: where a restore has been recorded meanwhile, its history counts. As with the
-        epoch protocol, each side first writes and then looks."""
-        if Histories(self._storage).current() != self._current:
+        """Call after a run has registered: where a restore has been recorded meanwhile, its history counts; one that is
+        not recorded yet never will. As with the epoch protocol, each side first writes and then looks."""
+        histories = Histories(self._storage)
+        histories.void_unrecorded()
+        if histories.current() != self._current:
             raise Superseded(
                 f"Job {self._job!r} was restored while this run started.",
                 safe="this run has started no query; what is restored counts.",

@@ -103,11 +103,11 @@ class RunningQuery:
         execution = self._execution()
         return None if execution is None else execution.lastExecution().executedPlan()
 
-    def starts_at(self) -> str:
+    def starts_at(self) -> str | None:
         """The positions after which the epoch's rows begin, as they would stand in `offsets/N`."""
         return self._text("startOffsets")
 
-    def ends_at(self) -> str:
+    def ends_at(self) -> str | None:
         """The positions with which they end."""
         return self._text("endOffsets")
 
@@ -116,9 +116,11 @@ class RunningQuery:
             self._found = self._find()
         return self._found
 
-    def _text(self, which: str) -> str:
+    def _text(self, which: str) -> str | None:
         """Written by Spark itself, so that it can be compared with the file. Few calls: each is a round trip."""
         execution = self._execution()
+        if execution is None:
+            return None
         if self._written is None:
             jvm: Any = self._spark._jvm
             self._written = execution.offsetLog(), execution.sources(), jvm.java.io.ByteArrayOutputStream()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections import Counter
@@ -191,7 +192,6 @@ class NoDeletes(MemoryStorage):
 def test_what_is_done_stays_done_where_what_is_old_cannot_be_removed(caplog: pytest.LogCaptureFixture) -> None:
     one = ledger(NoDeletes("delete"), retained=3)
     assert [one.register(FACTS) for _ in range(25)] == list(range(1, 26))
-    assert "could not be removed" in caplog.text
     assert all(one.begin(epoch, "q") for epoch in range(5))
     for epoch in (1, 50):
         one.decide(Decision(DecisionId(epoch, 1), ()), query="q", barrier=None)
@@ -200,6 +200,25 @@ def test_what_is_done_stays_done_where_what_is_old_cannot_be_removed(caplog: pyt
     broken = NoDeletes("list")
     assert ledger(broken).register(FACTS) == 1
     assert ledger(broken).begin(7, "q")
+    told = {record.getMessage().partition(",")[0] for record in caplog.records}
+    assert told == {"old files in memory: could not be removed"}
+
+
+@pytest.mark.parametrize(("length", "kept"), [(0, True), (1 << 16, True), ((1 << 16) + 1, False)])
+def test_a_manifest_knows_every_note_again_and_holds_those_that_are_not_too_long(length: int, kept: bool) -> None:
+    one, text = ledger(), "ä" * length
+    one.decide(DECISION, query="q", barrier="b", offsets="o", notes={"sources/0/7": text})
+    [manifest] = one.manifests(12)
+    assert manifest.notes == {"sources/0/7": [hashlib.sha256(text.encode()).hexdigest(), text if kept else None]}
+    assert (manifest.offsets, manifest.history, manifest.stateful) == ("o", None, False)
+
+
+def test_a_manifest_without_notes_is_written_as_ever() -> None:
+    storage = MemoryStorage()
+    one = ledger(storage)
+    one.decide(DECISION, query="q", barrier="b", offsets="o", notes={})
+    assert one.manifests(12)[0].notes == {}
+    assert b"notes" not in (storage.read("epochs/0000000012.g00000007.json") or b"")
 
 
 def test_of_many_that_register_at_once_each_gets_its_own(tmp_path: Path) -> None:

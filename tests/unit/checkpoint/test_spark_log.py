@@ -8,7 +8,7 @@ import pytest
 
 from penstock.checkpoint.spark_log import END_OF_TIME, STATE_FORMAT, Barrier, SparkLog
 from penstock.errors import LedgerCorrupt
-from penstock.storage.storage import MemoryStorage
+from penstock.storage.storage import AlreadyExists, MemoryStorage
 
 # As PySpark 4.2.0 writes them.
 CONF = {"spark.sql.streaming.stateStore.providerClass": "…", "spark.sql.shuffle.partitions": "2"}
@@ -385,6 +385,19 @@ def test_the_notes_of_a_barrier_are_those_of_its_file_sources(log: SparkLog, sto
     assert log.notes(Barrier("", {}, tuple(offsets))) == {name: f"v1\n{name}" for name in wanted}
     assert log.read("sources/1/9") == "v1\nsources/1/9"
     assert log.read("sources/9/9") is None
+    storage.create("sources/9/9", b"v1\n\xff")
+    assert log.read("sources/9/9") == "v1\n\ufffd", "it is to be compared, and need not make sense"
+
+
+def test_a_file_that_comes_back_while_it_is_written_again_is_no_error(
+    log: SparkLog, storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exists(name: str, data: bytes) -> None:
+        raise AlreadyExists(name)
+
+    storage.create("commits/0", b"")
+    monkeypatch.setattr(storage, "create", exists)
+    log.write_again("commits/0", commit(5).decode())
 
 
 def test_two_barriers_are_one_where_they_cut_at_the_same_place_and_time() -> None:
