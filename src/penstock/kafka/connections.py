@@ -187,7 +187,7 @@ class Connections:
             except SystemUnavailable:
                 self._raise_refusal()
                 raise
-            if self._closed:  # while it was connecting: nobody else closes it
+            if self._closed:  # closed while this thread was connecting, which therefore has to close it
                 self._replace(number)
                 raise NotSent
         return admin

@@ -10,7 +10,6 @@ import pytest
 from penstock.checkpoint import layout
 from penstock.checkpoint.spark_log import Barrier
 from penstock.contracts.source import Source
-from penstock.epoch import inputs as module
 from penstock.epoch.inputs import Inputs
 from penstock.epoch.plan import QueryPlan
 from penstock.errors import JobStopped, LedgerCorrupt, PositionsLost
@@ -62,7 +61,7 @@ class Bounded(Topics):
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Those that were made, without making them."""
     made: list[float] = []
-    monkeypatch.setattr(module.time, "sleep", made.append)
+    monkeypatch.setattr("penstock.epoch.inputs.time.sleep", made.append)
     return made
 
 

@@ -175,7 +175,7 @@ class KafkaSource(Source):
             raise TopicRecreated(
                 f"The positions of source {uid!r} were written for other topics than those that now have the names:"
                 f" {shown}. They were deleted and created again, or the job reads another cluster.",
-                safe="nothing was read from the new topics that a checkpoint counts; all that is committed stays.",
+                safe="no epoch that read the new topics was decided; what is committed stays.",
                 to_do="to read the new topics from their beginning, give the source another uid and restore the newest"
                 " checkpoint with --allow-non-restored-state, or use another query uid to start over; to go on at the"
                 f" old positions, because the same rows are there, KafkaSource(…, accepted_ids={list(new.values())}).",
