@@ -158,7 +158,7 @@ def test_a_part_of_the_batch_that_is_lost_is_not_computed_a_second_time(two: Two
     def split(batch: DataFrame, epoch: Epoch) -> None:
         epoch.write(values(batch), two.alerts)
         if dies and epoch.id == 1:
-            kept: Any = session.sparkContext._jsc.getPersistentRDDs()  # type: ignore[attr-defined]
+            kept: Any = session.sparkContext._jsc.getPersistentRDDs()
             assert len(kept) > 0
             for number in list(kept):
                 session._jvm.org.apache.spark.SparkEnv.get().blockManager().removeRdd(number)  # type: ignore[union-attr]
@@ -168,7 +168,7 @@ def test_a_part_of_the_batch_that_is_lost_is_not_computed_a_second_time(two: Two
     dies = False
     run_all(two.job(split, chosen))
     assert two.alerts_seen() == two.archive_seen("id")
-    assert len(session.sparkContext._jsc.getPersistentRDDs()) == 0, "nothing is kept for longer"  # type: ignore[attr-defined]
+    assert len(session.sparkContext._jsc.getPersistentRDDs()) == 0, "nothing is kept for longer"
 
 
 def test_an_epoch_that_writes_nothing(two: Two) -> None:

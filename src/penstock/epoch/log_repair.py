@@ -139,9 +139,8 @@ def refuse_lost_state(ledger: Ledger, log: SparkLog, found: Found, query: str) -
     lost = _state_lost(ledger, log, epoch) if protocol.next_epoch(found) == found.epoch else None
     if lost is None:
         return
-    sizes = log.storage.sizes(layout.STATE)
-    complete = [number for number in range(epoch - 1, -1, -1) if log.has_commit(number) and log.has_barrier(number)]
-    whole = next((number for number in complete if lost_state(log.storage, number, sizes) is None), None)
+    complete = [number for number in range(epoch, -1, -1) if log.has_commit(number)]
+    whole = next((number for number in complete if _state_lost(ledger, log, number) is None), None)
     folder = log.location.rpartition("/")[0]
     at = "" if whole is None else f" from {folder}/{layout.CHECKPOINTS}/{layout.checkpoint_name(whole)},"
     raise StateLost(
@@ -153,11 +152,12 @@ def refuse_lost_state(ledger: Ledger, log: SparkLog, found: Found, query: str) -
 
 
 def _remove_undecided(ledger: Ledger, log: SparkLog, epoch: int, query: str | None) -> list[str]:
+    removed = []
     barrier = log.barrier(epoch)
     if barrier is not None and (_cut_by_drain(ledger, log, epoch, query) or not log.notes_reach(barrier)):
         log.remove(layout.offsets(epoch))
-        return [layout.offsets(epoch), *(log.begin_anew() if epoch == 0 else [])]
-    return log.begin_anew() if epoch == 0 else []
+        removed.append(layout.offsets(epoch))
+    return removed + log.begin_anew() if epoch == 0 else removed
 
 
 def _cut_by_drain(ledger: Ledger, log: SparkLog, epoch: int, query: str | None) -> bool:

@@ -16,7 +16,7 @@ from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionI
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_files import lost_state
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
-from penstock.epoch.log_repair import completed, look, query_of, restore, restore_barrier
+from penstock.epoch.log_repair import completed, look, query_of, refuse_lost_state, restore, restore_barrier
 from penstock.epoch.protocol import honoured, next_epoch
 from penstock.errors import CheckpointBehind, LedgerCorrupt, StateLost
 from penstock.failpoints import hooked
@@ -76,6 +76,20 @@ class World:
         found = look(self.ledger, self.log)
         decision = honoured(found)
         return restore(self.ledger, self.log, next_epoch(found), decision.id if decision else None) is not None
+
+    def mended(self) -> bool:
+        """Restored, if a look gives the protocol a reason to."""
+        found = look(self.ledger, self.log)
+        behind = next_epoch(found) > found.epoch or (honoured(found) is not None and not found.barrier)
+        return self.restored() if found.damaged or behind else True
+
+
+def picture(*tables: str) -> bytes:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        named = [{"localFileName": name, "dfsSstFileName": name} for name in tables]
+        archive.writestr("metadata", "v1\n" + json.dumps({"sstFiles": named}))
+    return written.getvalue()
 
 
 def everything(storage: MemoryStorage) -> dict[str, bytes]:
@@ -371,7 +385,7 @@ def test_a_first_epoch_that_was_never_completed_leaves_nothing_that_spark_refuse
         if barrier is not None:
             world.files.create("offsets/0", barrier)
         world.files.create("sources/0/0", b"v1\n{}")
-        assert world.restored()
+        assert world.mended()
         assert sorted(everything(world.files)) == ["metadata", "sources/0/0"], "where the source begins is kept"
 
 
@@ -380,7 +394,7 @@ def test_a_first_epoch_whose_barrier_is_whole_is_replayed_without_its_half_writt
     world.cut(0)
     world.files.create("state/0/_metadata/metadata", b"")
     world.files.create("state/0/0/1.delta", b"x")
-    assert world.restored()
+    assert world.mended()
     assert sorted(everything(world.files)) == ["metadata", "offsets/0"]
 
 
@@ -389,7 +403,7 @@ def test_a_start_of_which_even_the_querys_id_is_torn_begins_anew() -> None:
     world.lose("metadata")
     for name in ("metadata", "offsets/0", "state/0/0/1.delta", "sources/0/0"):
         world.files.create(name, b"")
-    assert world.restored()
+    assert world.mended()
     assert not everything(world.files)
 
 
@@ -399,7 +413,7 @@ def test_state_of_a_decided_first_epoch_is_never_removed() -> None:
     world.decide(0, stateful=True)
     world.files.create("state/0/0/1.delta", b"x")
     world.lose("offsets/0")
-    assert world.restored()
+    assert world.mended()
     assert world.files.read("state/0/0/1.delta") == b"x"
 
 
@@ -412,7 +426,7 @@ def test_state_of_a_void_decision_is_removed() -> None:
     world.ledger.claim(Claim(2, 0, None), QUERY)
     world.files.create("state/0/0/1.delta", b"x")
     world.lose("offsets/0")
-    assert world.restored()
+    assert world.mended()
     assert world.files.sizes("state") == {}
 
 
@@ -422,6 +436,95 @@ def test_state_that_tells_of_complete_epochs_is_never_removed(name: str) -> None
     world = World(0)
     world.files.create(name, b"x")
     unrestorable(world, "offsets/0")
+
+
+def test_state_that_an_undecided_second_epoch_has_left_is_in_nobodys_way() -> None:
+    world = World(1)
+    for version in (1, 2):
+        world.files.create(f"state/0/0/{version}.delta", b"x")
+    world.files.create("offsets/1", b"")
+    before = everything(world.files)
+    assert restore(world.ledger, world.log, 1, None) == ["offsets/1"]
+    assert everything(world.files) == {name: data for name, data in before.items() if name != "offsets/1"}
+
+
+def test_what_is_removed_is_told() -> None:
+    world = World(0)
+    world.offset = '{{"logOffset":{}}}'
+    world.cut(0)
+    world.files.create("state/0/0/1.delta", b"x")
+    assert restore(world.ledger, world.log, 0, None) == ["offsets/0", "state"]
+    assert restore(world.ledger, world.log, 0, None) == []
+    later = World(3)
+    later.offset = '{{"logOffset":{}}}'
+    later.cut(3)
+    later.files.create("state/0/0/3.delta", b"x")
+    assert restore(later.ledger, later.log, 3, None) == ["offsets/3"]
+    assert later.files.read("state/0/0/3.delta") == b"x"
+
+
+def refused(world: World) -> StateLost | None:
+    try:
+        refuse_lost_state(world.ledger, world.log, look(world.ledger, world.log), "out")
+    except StateLost as error:
+        return error
+    return None
+
+
+def test_state_that_is_gone_altogether_is_missed_where_the_decision_knows_of_it() -> None:
+    for stateful, query in ((False, QUERY), (True, "0"), (True, "~")):
+        world = World(2)
+        world.cut(2)
+        barrier = world.log.barrier(2)
+        assert barrier is not None
+        decision = Decision(DecisionId(2, 1), (), 70)
+        world.ledger.decide(decision, query=query, barrier=None, offsets=barrier.text, stateful=stateful)
+        world.files.create("commits/2", b'v1\n{"nextBatchWatermarkMs":70}')
+        assert refused(world) is None
+    world = World(2)
+    world.cut(2)
+    world.decide(2, stateful=True)
+    world.files.create("commits/2", b'v1\n{"nextBatchWatermarkMs":70}')
+    error = refused(world)
+    assert error is not None
+    assert "state, all of it" in str(error)
+    assert "chk-1, from" in error.to_do, "which had none, as far as is known"
+
+
+def test_a_log_that_is_behind_says_nothing_of_state() -> None:
+    """Versions that belong to its end may be forgotten: those that the ledger knows of count."""
+    world = World(6)
+    world.files.create("state/0/0/6.snapshot", b"x")
+    assert refused(world) is None
+    world.lose(*LOSSES["three epochs"])
+    assert refused(world) is None
+
+
+def test_the_checkpoint_to_go_on_from_is_the_newest_complete_one_whose_state_is_whole() -> None:
+    world = World(6)
+    for version in (1, 2):
+        world.files.create(f"state/0/0/{version}.snapshot", b"x")
+    error = refused(world)
+    assert error is not None
+    assert "go on from file:/jobs/shop/out/checkpoints/chk-1, from a savepoint" in error.to_do
+    world.lose("commits/1")
+    error = refused(world)
+    assert error is not None
+    assert "checkpoints/chk-0," in error.to_do
+    world.lose("state/0/0/1.snapshot")
+    error = refused(world)
+    assert error is not None
+    assert "or go on from a savepoint or under" in error.to_do
+
+
+def test_a_picture_whose_tables_are_lost_is_lost() -> None:
+    world = World(1)
+    world.files.create("state/0/0/1.zip", picture("a.sst"))
+    error = refused(world)
+    assert error is not None
+    assert "version 1 of state/0/0" in str(error)
+    world.files.create("state/0/0/SSTs/a.sst", b"x")
+    assert refused(world) is None
 
 
 def test_what_spark_has_begun_already_is_no_leftover() -> None:
@@ -450,7 +553,7 @@ def test_a_barrier_whose_source_has_lost_its_note_of_the_files(note: bytes | Non
         assert found.damaged is (note is not None), "only what is torn is removed"
         assert world.files.read("offsets/2"), "a decided barrier stays"
         return
-    assert world.restored()
+    assert world.mended()
     assert world.log.next_epoch() == (2, False), "Spark cuts it anew"
     assert world.files.list("sources/0") == ["0", "1"]
 
@@ -461,7 +564,7 @@ def test_a_stream_that_a_plan_holds_twice_has_one_folder() -> None:
     metadata = json.dumps({"batchWatermarkMs": 70, "conf": {}})
     both = '{"logOffset":1}\n{"logOffset":1}'
     world.files.create("offsets/1", f"v1\n{metadata}\n{both}".encode())
-    assert world.restored()
+    assert world.mended()
     assert world.log.next_epoch() == (1, True)
 
 
@@ -636,11 +739,8 @@ def test_which_state_is_whole(name: str) -> None:
     [({"a.sst": b"x", "b.sst": b"x"}, True), ({"a.sst": b"x", "b.sst": b""}, False), ({"a.sst": b"x"}, False)],
 )
 def test_a_picture_is_as_whole_as_the_tables_it_names(tables: dict[str, bytes], whole: bool) -> None:
-    storage, picture = MemoryStorage(), io.BytesIO()
-    with zipfile.ZipFile(picture, "w") as archive:
-        named = [{"localFileName": name, "dfsSstFileName": name} for name in ("a.sst", "b.sst")]
-        archive.writestr("metadata", "v1\n" + json.dumps({"sstFiles": named}))
-    storage.create("state/0/0/1.zip", picture.getvalue())
+    storage = MemoryStorage()
+    storage.create("state/0/0/1.zip", picture("a.sst", "b.sst"))
     for name, content in tables.items():
         storage.create(f"state/0/0/SSTs/{name}", content)
     assert (lost_state(storage, 0, storage.sizes("state")) is None) is whole
