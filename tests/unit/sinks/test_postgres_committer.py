@@ -166,6 +166,30 @@ def test_every_writer_of_the_last_epoch_is_looked_for_and_committed_again_where_
     with pytest.raises(PreCommitFailed, match=gid(2)):
         committer.seal([later], soon())
     assert list(committer.missing(7, ones, soon())) == [2]
+    assert committer.seal([later], soon()) == [later], "the sweep has told, and somebody has ruled"
+    fall_back(database, ones[0])
+    committer.seal([later], soon())
+    assert sorted(database.now.rows) == [0, 1]
+    said = len(database.said)
+    committer.seal([later], soon())
+    assert [each[:12] for each in database.said[said:]] == ["SELECT ARRAY", "SELECT gid, "], "one question, as a rule"
+
+
+def test_while_one_is_prepared_again_and_locked_the_whole_epoch_is_looked_for(
+    database: Database, committer: SqlCommitter[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    sleeping(monkeypatch, "penstock.sinks.sql.committer", lambda s: now.__setitem__(0, now[0] + max(s, 1e-4)))
+    ones = [prepare(database, n) for n in range(2)]
+    committer.commit(7, ones, soon())
+    fall_back(database, ones[1])
+    database.before = refusing(psycopg.errors.LockNotAvailable("waited"), "COMMIT PREPARED", 10_000)
+    with pytest.raises(OutcomeUnknown, match=gid(1)):
+        committer.seal([NOTHING], Deadline(0.05, clock=lambda: now[0]))
+    database.before = lambda statement: None
+    fall_back(database, ones[0])
+    committer.seal([NOTHING], soon())
+    assert sorted(database.now.rows) == [0, 1]
 
 
 def test_what_a_start_has_looked_for_is_looked_for_before_its_first_decision(
@@ -235,7 +259,7 @@ def test_what_a_promoted_replica_lacks_is_told_with_the_statement_that_accepts_i
     told = committer.missing(7, ones, soon())
     assert list(told) == [2]
     assert told[2].startswith("INSERT INTO")
-    assert gid(2) in told[2]
+    assert f"'{gid(2)}', 7, 3, 2000)" in told[2]
     assert database.now.rows.count(1) == 1, "what was still prepared is committed again"
     assert name_of(ones[1]) in database.now.markers
 
@@ -246,6 +270,7 @@ def test_a_server_that_never_knew_the_sink_has_lost_nothing_that_could_be_proven
     one = prepare(database, 0, at=0)
     database.now.prepared.clear()
     assert committer.missing(7, [one], soon()) == {}
+    assert database.now.known
 
 
 def test_staged_rows_are_moved_before_the_decision_and_seen_after_it(

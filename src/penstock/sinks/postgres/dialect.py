@@ -49,6 +49,8 @@ def application(prefix: str, generation: int, role: str) -> str:
 class PostgresDialect(Dialect[Line]):
     """One sink's hand on its server."""
 
+    looks_back = True
+
     def __init__(self, sink: PostgresSink, scope: SinkScope) -> None:
         self._sink, self._place, self._prefix = sink, sink.place, scope.prefix
         self.generation = scope.generation

@@ -116,21 +116,18 @@ class SqlCommitter(Committer, Generic[C]):
         outcomes.update(self._commit_prepared(prepared, deadline))
         if all(outcome.visible for outcome in outcomes.values()):
             if any(map(name_of, here)):
-                self._newest = epoch, self._known_again(epoch, here)
+                self._newest = epoch, self._known_again(here)
             self._prune(epoch)
         return outcomes
 
     def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
         """Those without marker, transaction and staging table, on a server that still knows this sink. A transaction or
         table that is there, because the server has lost the commit alone, is committed again."""
-        here = self._known_again(epoch, self._by_place(committables)[0])
+        here = self._known_again(self._by_place(committables)[0])
         gone = self._committed_again(epoch, here, deadline)
         self._newest = epoch, [one for one in here if gone.get(one.writer, Outcome.COMMITTED).visible]
-        return {
-            one.writer: self._dialect.acknowledge(one, epoch) or ""
-            for one in here
-            if gone.get(one.writer) is Outcome.LOST
-        }
+        lost = [one for one in here if gone.get(one.writer) is Outcome.LOST]
+        return {one.writer: self._dialect.acknowledge(one, epoch) for one in lost}
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
         self._moves.release()
@@ -177,10 +174,9 @@ class SqlCommitter(Committer, Generic[C]):
         for lane in self._lanes:
             lane.close()
 
-    def _known_again(self, epoch: int, committables: Sequence[Committable]) -> list[Committable]:
-        """Those whose loss could be acknowledged, and is therefore looked for."""
-        named = (one for one in committables if name_of(one))
-        return [one for one in named if self._dialect.acknowledge(one, epoch) is not None]
+    def _known_again(self, committables: Sequence[Committable]) -> list[Committable]:
+        """Those that are looked for again."""
+        return [one for one in committables if self._dialect.looks_back and name_of(one)]
 
     def _committed_again(
         self, epoch: int, committables: Sequence[Committable], deadline: Deadline

@@ -90,6 +90,8 @@ class Dialect(ABC, Generic[C]):
     #: Whether an error that no trying cures is raised although the epoch is decided, so that the job ends with it;
     #: else it is logged and the outcome left unknown, and the next recovery tries again.
     raises_what_stays = True
+    #: Whether what was committed is looked for again: the server may have been replaced by one that lacks it.
+    looks_back = False
 
     @abstractmethod
     def connect(self, deadline: Deadline) -> C:
@@ -99,10 +101,9 @@ class Dialect(ABC, Generic[C]):
     def quote(self, name: str) -> str:
         """`name` as an identifier in a statement."""
 
-    def acknowledge(self, committable: Committable, epoch: int) -> str | None:
-        """What a person runs so that a writer counts as committed although its rows were lost; None where that cannot
-        be said, and such a loss is not looked for."""
-        return None
+    def acknowledge(self, committable: Committable, epoch: int) -> str:
+        """Where the sink looks back: what a person runs so that a writer counts as committed although it was lost."""
+        raise NotImplementedError
 
     def elsewhere(self, payload: Mapping[str, Any]) -> Dialect[C] | None:
         """The dialect for a committable of a run before the program named another table, where that makes another sink
