@@ -240,7 +240,7 @@ def test_a_job_s_whole_life_on_the_page(
     visitor.part("History")
     visitor.later_than(visitor.newest_epoch())
     assert visitor.watch.errors == []
-    assert visitor.watch.elsewhere(link.partition("open?")[0]) == []
+    assert visitor.watch.elsewhere(link.partition("#")[0]) == []
     die(visitor)
     after = kafka.values(topic_of(world))
     assert after == dict.fromkeys(map(str, range(len(after))), 1)
@@ -281,7 +281,7 @@ def its_own_page(world: World, browser: Browser, epoch: int) -> None:
     own.part("History")
     own.later_than(epoch)
     assert own.watch.errors == []
-    assert own.watch.elsewhere(address.partition("open?")[0]) == []
+    assert own.watch.elsewhere(address.partition("#")[0]) == []
     own.page.close()
 
 
