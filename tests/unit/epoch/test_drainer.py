@@ -261,6 +261,18 @@ def test_a_sink_that_takes_nothing_is_told_of_once(story: Story) -> None:
     assert story.drained(driver) == rows(1, 2)
 
 
+def test_a_sink_that_answers_again_is_not_waited_for_though_nothing_is_delivered(story: Story) -> None:
+    driver = story.driver()
+    story.sink.away = True
+    driver.start()
+    while not story.told("drain_waiting"):
+        driver._backlogs["out"].wait(0.001)
+    assert driver.behind() == ["out"]
+    story.sink.away = False
+    while driver.behind():
+        driver._backlogs["out"].wait(0.001)
+
+
 def test_pauses_grow_up_to_a_limit_and_begin_anew_after_a_delivery(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,11 +152,11 @@ class Drainer(ProtocolDriver):
                     self._recover()
                 entry = self._backlog.first()
                 self._sweep_again()
+                if entry is not None:
+                    self._deliver(entry)
+                wait, self.waiting_for = _FIRST_WAIT, None
                 if entry is None:
                     self._backlog.wait(1.0)
-                    continue
-                self._deliver(entry)
-                wait, self.waiting_for = _FIRST_WAIT, None
             except BaseException as error:
                 self._recovered = False
                 if not (isinstance(error, PenstockError) and error.retryable):
