@@ -45,12 +45,10 @@ def look(ledger: Ledger, log: SparkLog) -> Found:
         return protocol.Found(epoch, barrier, damaged=damaged)
     found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query), damaged)
     decision = protocol.honoured(found)
-    decided = decision.id if decision is not None and decision.id.epoch == epoch else None
-    manifests = [(epoch - 1, completed(ledger, epoch - 1, query))]
-    if decided is not None:
-        manifests.append((epoch, _manifest(ledger, epoch, query, decided)))
-    lost = any(overwritten(log, number, manifest) for number, manifest in manifests)
-    return replace(found, damaged=damaged or lost)
+    lost = overwritten(log, epoch - 1, completed(ledger, epoch - 1, query))
+    if decision is not None:
+        lost |= overwritten(log, decision.id.epoch, _manifest(ledger, decision.id))
+    return replace(found, damaged=damaged or bool(lost))
 
 
 def query_of(ledger: Ledger, log: SparkLog) -> str | None:
@@ -66,7 +64,7 @@ def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | Non
     if query is not None and log.query_id() is None:
         wanted[layout.QUERY_ID] = json.dumps({"id": query}, separators=(",", ":"))
     before = completed(ledger, epoch - 1, query)
-    of_epoch = _manifest(ledger, epoch, query, decided) if decided is not None else None
+    of_epoch = _manifest(ledger, decided) if decided is not None else None
     for number, manifest in ((epoch - 1, before), (epoch, of_epoch)):
         if number < 0 or (number == epoch and decided is None):
             continue
@@ -94,8 +92,6 @@ def restore(ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | Non
 def completed(ledger: Ledger, epoch: int, query: str | None) -> Manifest | None:
     """Of a complete epoch, the decision that was carried out: the newest that counts. One that a newer run found this
     epoch without, as its claim says, was written by a run that was superseded and committed nothing."""
-    if epoch < 0 or query is None:
-        return None
     claims = [claim for claim in ledger.claims(query) if claim.epoch == epoch]
     found = [
         manifest
@@ -111,9 +107,8 @@ def restore_barrier(ledger: Ledger, copy: SparkLog, epoch: int) -> None:
         copy.write_again(name, text)
 
 
-def _manifest(ledger: Ledger, epoch: int, query: str | None, decided: DecisionId) -> Manifest | None:
-    found = [one for one in ledger.manifests(epoch) if one.query == query and one.decision.id == decided]
-    return found[0] if found else None
+def _manifest(ledger: Ledger, decided: DecisionId) -> Manifest | None:
+    return next((one for one in ledger.manifests(decided.epoch) if one.decision.id == decided), None)
 
 
 def _commit_before(
