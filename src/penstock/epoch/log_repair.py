@@ -54,12 +54,11 @@ def look(ledger: Ledger, log: SparkLog, *, running: bool = False) -> Found:
     decision = protocol.honoured(found)
     decided = decision.id if decision is not None and decision.id.epoch == epoch else None
     drained = decided is None and _cut_by_drain(ledger, log, epoch, query)
-    manifests = [(epoch - 1, completed(ledger, epoch - 1, query))]
-    if decided is not None:
-        manifests.append((epoch, _manifest(ledger, epoch, query, decided)))
-    replaced = any(overwritten(log, number, manifest) for number, manifest in manifests)
+    replaced = overwritten(log, epoch - 1, completed(ledger, epoch - 1, query))
+    if decision is not None:
+        replaced |= overwritten(log, decision.id.epoch, _manifest(ledger, decision.id))
     leftover = drained or (decision is None and undecided)
-    return replace(found, barrier=barrier and not drained, damaged=damaged or leftover or replaced)
+    return replace(found, barrier=barrier and not drained, damaged=damaged or leftover or bool(replaced))
 
 
 def _unusable(log: SparkLog, epoch: int, barrier: bool) -> bool:
@@ -83,7 +82,7 @@ def restore(
     if query is not None and log.query_id() is None:
         wanted[layout.QUERY_ID] = json.dumps({"id": query}, separators=(",", ":"))
     before = completed(ledger, epoch - 1, query)
-    of_epoch = _manifest(ledger, epoch, query, decided) if decided is not None else None
+    of_epoch = _manifest(ledger, decided) if decided is not None else None
     for number, manifest in ((epoch - 1, before), (epoch, of_epoch)):
         if number < 0 or (number == epoch and decided is None):
             continue
@@ -170,8 +169,6 @@ def _cut_by_drain(ledger: Ledger, log: SparkLog, epoch: int, query: str | None) 
 def completed(ledger: Ledger, epoch: int, query: str | None) -> Manifest | None:
     """Of a complete epoch, the decision that was carried out: the newest that counts. One that a newer run found this
     epoch without, as its claim says, was written by a run that was superseded and committed nothing."""
-    if epoch < 0 or query is None:
-        return None
     claims = [claim for claim in ledger.claims(query) if claim.epoch == epoch]
     found = [
         manifest
@@ -187,9 +184,8 @@ def restore_barrier(ledger: Ledger, copy: SparkLog, epoch: int) -> None:
         copy.write_again(name, text)
 
 
-def _manifest(ledger: Ledger, epoch: int, query: str | None, decided: DecisionId) -> Manifest | None:
-    found = [one for one in ledger.manifests(epoch) if one.query == query and one.decision.id == decided]
-    return found[0] if found else None
+def _manifest(ledger: Ledger, decided: DecisionId) -> Manifest | None:
+    return next((one for one in ledger.manifests(decided.epoch) if one.decision.id == decided), None)
 
 
 def _commit_before(

@@ -24,8 +24,9 @@ _POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 class WatermarkTracker:
     """One query run's watermarks."""
 
+    _choose: Callable[[Iterable[int]], int]
+
     def __init__(self) -> None:
-        self._choose: Callable[[Iterable[int]], int] = min
         self._nodes: dict[int, int] = {}
         self._global: int | None = None
         self._trusted = True
@@ -45,8 +46,8 @@ class WatermarkTracker:
         """An epoch's barrier; only that of the first one that this run executes counts."""
         if self._global is None:
             self._global = int(barrier.metadata.get("batchWatermarkMs", 0))
-            # A barrier without the setting is of a Spark that had no other policy.
-            policy = str(barrier.metadata.get("conf", {}).get(_POLICY, "min"))
+            # A barrier without the setting is of a Spark that had no policy but the lowest.
+            policy = str(barrier.metadata.get("conf", {}).get(_POLICY))
             self._choose = max if policy.lower() == "max" else min
 
     def verify(self, committed: int | None) -> None:

@@ -20,7 +20,7 @@ _FRESH = frozenset({"noac", "actimeo=0", "acdirmax=0"})
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """What is mounted at `point`: the kind of file system, and all options that it tells."""
+    """What is mounted at `point`: the kind of file system, and its options."""
 
     point: str
     kind: str
@@ -51,8 +51,8 @@ def mount_of(folder: Path) -> Mount | None:
 def _parse(line: str) -> Mount | None:
     """`36 35 98:0 / /mnt rw,noatime shared:1 - nfs4 server:/export rw,vers=4.2,acdirmax=60`"""
     own, _, rest = line.partition(" - ")
-    fields, more = own.split(" "), rest.split(" ")
+    fields, more = own.split(), rest.split()
     if len(fields) < 6 or len(more) < 3:
         return None
     point = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[4])
-    return Mount(point, more[0], frozenset([*fields[5].split(","), *more[2].split(",")]))
+    return Mount(point, more[0], frozenset(more[2].split(",")))

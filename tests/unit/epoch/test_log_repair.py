@@ -1028,7 +1028,7 @@ class TestDrains:
         world.ledger.decide(
             decision, query=QUERY, barrier=barrier.digest, offsets=None, history="spark", stateful=False
         )
-        assert restore(world.ledger, world.log, 6, decision.id)
+        assert restore(world.ledger, world.log, 6, decision.id) is not None
         assert world.log.drained(6)
 
     @pytest.mark.parametrize("begun_by", [QUERY, "another"])

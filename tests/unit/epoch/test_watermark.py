@@ -86,6 +86,7 @@ def test_the_lowest_of_several_counts_unless_told_otherwise() -> None:
     for made in (Barrier("", {}, ()), barrier(0, {}), barrier(0, {POLICY: "MIN"})):
         one = WatermarkTracker()
         one.start(made)
+        assert one.advance(Node(Mark(7, 7), Mark(7, 7))) == 0
         assert one.advance(Node(Mark(100), Mark(50))) == 40
 
 

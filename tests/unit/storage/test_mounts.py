@@ -29,7 +29,15 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def mount(kind: str, options: str, *more: str) -> Path:
         point = str(folder).replace(" ", "\\040")
         line = f"36 22 0:45 / {point} rw,noatime shared:7 - {kind} server:/export {options}"
-        table.write_text("\n".join([ROOT, line, *more, "nonsense", ""]))
+        odd = [
+            "nonsense",
+            "1 2 - nfs4 server:/x rw",
+            "40 22 0:9 / / rw - nfs4 rw",
+            "41 22 0:9 / / - nfs4 server:/x rw",
+            "\udcff",
+        ]
+        text = "\n".join([line, ROOT, *more, *odd, ""])
+        table.write_text(text, errors="surrogateescape")
         return folder
 
     return mount
