@@ -851,7 +851,7 @@ def test_the_next_epoch_that_nobody_decided_is_not_looked_for() -> None:
     assert world.log.next_epoch() == (2, False)
     world.lose("commits/1", "state/0/0/2.delta")
     world.files.create("state/0/0/1.delta", b"")
-    assert not restore(world.ledger, world.log, 2, None)
+    assert restore(world.ledger, world.log, 2, None) is None
 
 
 def test_state_that_only_the_epoch_before_tells_of() -> None:
@@ -860,7 +860,7 @@ def test_state_that_only_the_epoch_before_tells_of() -> None:
     world.decide(1, stateful=True)
     world.files.create("commits/1", b'v1\n{"nextBatchWatermarkMs":70}')
     world.lose("commits/1")
-    assert not restore(world.ledger, world.log, 2, None), "its state is not there"
+    assert restore(world.ledger, world.log, 2, None) is None, "its state is not there"
     world.files.create("state/0/0/2.delta", b"")
     assert restore(world.ledger, world.log, 2, None)
 
@@ -879,13 +879,13 @@ def test_state_of_the_very_first_epoch_must_be_there() -> None:
 def test_any_state_format_but_the_first_is_not_guessed(version: str) -> None:
     world = World(2, conf={STATE_FORMAT: version})
     world.lose("commits/1")
-    assert not restore(world.ledger, world.log, 2, None)
+    assert restore(world.ledger, world.log, 2, None) is None
 
 
 def test_without_any_watermark_a_commit_is_not_guessed() -> None:
     world = World(2, watermark=None)
     world.lose("commits/1")
-    assert not restore(world.ledger, world.log, 2, None)
+    assert restore(world.ledger, world.log, 2, None) is None
     assert world.files.read("commits/1") is None
 
 
