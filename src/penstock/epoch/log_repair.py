@@ -43,7 +43,7 @@ def look(ledger: Ledger, log: SparkLog) -> Found:
     damaged = log.damaged() or (query is not None and log.query_id() is None)
     if query is None:
         return protocol.Found(epoch, barrier, damaged=damaged)
-    found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query), damaged)
+    found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query))
     decision = protocol.honoured(found)
     lost = overwritten(log, epoch - 1, completed(ledger, epoch - 1, query))
     if decision is not None:
