@@ -50,7 +50,7 @@ def look(ledger: Ledger, log: SparkLog, *, running: bool = False) -> Found:
     undecided = not running and _unusable(log, epoch, barrier)
     if query is None:
         return protocol.Found(epoch, barrier, damaged=damaged or undecided)
-    found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query), damaged)
+    found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query))
     decision = protocol.honoured(found)
     decided = decision.id if decision is not None and decision.id.epoch == epoch else None
     drained = decided is None and _cut_by_drain(ledger, log, epoch, query)

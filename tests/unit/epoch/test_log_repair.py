@@ -260,6 +260,13 @@ def test_a_decision_that_the_newer_run_honoured_is_the_one_that_was_carried_out(
     assert found.decision.id == DecisionId(5, 1)
 
 
+def test_a_decision_that_is_not_there_restores_nothing() -> None:
+    world = World()
+    before = everything(world.files)
+    assert restore(world.ledger, world.log, 6, DecisionId(6, 9)) is None
+    assert everything(world.files) == before
+
+
 def test_a_copy_for_a_savepoint_gets_the_barrier_that_was_decided() -> None:
     """The driver that was superseded has renamed its own over it while the newer run goes on by its memory."""
     world = World()
