@@ -3,10 +3,7 @@ lives is fenced first, and the history that counts is whole."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,82 +11,16 @@ from typing import Any, cast
 import pytest
 
 from penstock.checkpoint.decision import Claim
-from penstock.checkpoint.history import Histories
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.config.recovery import Recovery
 from penstock.errors import NotRestorable, SavepointError, Superseded
 from penstock.failpoints import InjectedFault, hooked
-from penstock.job.predecessor import LastRun
 from penstock.job.restore_point import RestorePoint
-from penstock.savepoints.restore import Restorer, RestoreResult
-from penstock.storage.local import LocalStorage, LocalTree
+from penstock.savepoints.restore import RestoreResult
+from penstock.storage.local import LocalStorage
+from tests.support.job_on_disk import SPARK, JobOnDisk, die
 from tests.support.memory_sink import MemorySink
-from tests.support.small_runner import numbers
-from tests.support.small_spark import SmallSpark
-
-SPARK = cast(Any, SimpleNamespace(version="4.2.0", conf=SimpleNamespace(get=lambda _, otherwise=None: otherwise)))
-
-
-class JobOnDisk(SmallSpark):
-    """A job of one query, in its folder; `history` is the one that its next start goes on from."""
-
-    def __init__(self, base: Path, name: str, sink: MemorySink, uid: str = "out") -> None:
-        super().__init__(base / name / uid, sink, numbers, job=name)
-        self.root, self.uid = base / name, uid
-        (self.root / "queries").mkdir(parents=True, exist_ok=True)
-        facts = {"version": 1, "sources": ["in"], "sinks": ["out"]}
-        (self.root / "queries" / f"{uid}.json").write_text(json.dumps(facts))
-
-    def coordinator(self, **more: Any) -> Any:
-        self.spark = self.folder / self.histories.current()
-        return super().coordinator(sources=("in",), **more)
-
-    @property
-    def histories(self) -> Histories:
-        return Histories(LocalStorage(self.root))
-
-    @property
-    def plan(self) -> Any:
-        return SimpleNamespace(
-            uid=self.uid,
-            frame=None,
-            output_mode="append",
-            positions=["in"],
-            sinks={"out": self.sink},
-            sources={"in": 0},
-        )
-
-    @property
-    def complete(self) -> int:
-        """The newest epoch that Spark has logged as complete."""
-        return self.log.next_epoch()[0] - 1
-
-    def dies_at(self, point: str, rows: int) -> None:
-        """A run that reads up to `rows` and ends of a failure in its last epoch."""
-        with hooked(point, _die), pytest.raises(InjectedFault):
-            self.run(rows)
-
-    @property
-    def generation(self) -> int:
-        return Ledger(LocalStorage(self.folder / "ledger")).newest_generation()
-
-    def restore(
-        self, path: str | Path, id: str = "a", others: tuple[JobOnDisk, ...] = (), session: Any = SPARK
-    ) -> RestoreResult:
-        plans = {one.uid: one.plan for one in (self, *others)}
-        last = LastRun(LocalTree(self.root), plans, session)
-        restorer = Restorer(self.job, f"file://{self.root}", session, last)
-        return restorer.restore(Recovery(path=f"file://{path}", restore_id=id * 32), plans, {})
-
-    def lose(self, epoch: int) -> None:
-        """What a power cut takes from Spark's log."""
-        for folder in ("offsets", "commits"):
-            (self.spark / folder / str(epoch)).unlink(missing_ok=True)
-
-
-def _die() -> None:
-    raise InjectedFault("It dies here.", safe="-", to_do="-")
 
 
 @pytest.fixture
@@ -290,77 +221,6 @@ def test_a_run_that_registered_before_a_restore_was_recorded_looks_for_it(paymen
         point.refuse_replaced()
 
 
-class At:
-    """Does something else before the `number`-th time that histories or generations are listed or created."""
-
-    def __init__(self, number: int, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None]) -> None:
-        self.left, self._meanwhile = number, meanwhile
-        for name in ("create", "list"):
-            real = getattr(LocalStorage, name)
-            monkeypatch.setattr(LocalStorage, name, lambda *given, real=real: self._call(real, *given))
-
-    def _call(self, real: Any, storage: LocalStorage, name: str, *more: Any) -> Any:
-        if name.partition("/")[0] in ("restores", "restoring", "generations"):
-            self.left -= 1
-            if self.left == 0:
-                self._meanwhile()
-        return real(storage, name, *more)
-
-    @property
-    def reached(self) -> bool:
-        return self.left <= 0
-
-
-class Race:
-    """A restore of the job's own checkpoint and a plain start; each then runs the job, unless it is refused."""
-
-    def __init__(self, folder: Path) -> None:
-        self.sink = MemorySink()
-        self.job = JobOnDisk(folder, "payments", self.sink)
-        self.job.run(20)
-        self.ended: list[str] = []
-
-    def restore(self) -> None:
-        try:
-            self.job.restore(self.job.root)
-            self.start()
-        except (SavepointError, Superseded) as refused:
-            self.ended.append(f"restore: {refused.happened}")
-
-    def start(self) -> None:
-        settings = cast(Any, SimpleNamespace(recovery=Recovery()))
-        point = RestorePoint("payments", {}, settings, LocalStorage(self.job.root), SPARK, False)
-        point._current = self.job.histories.current()
-        run = self.job.coordinator()
-        try:
-            run.recover()
-            point.refuse_replaced()
-            self.job._query(run, 30)
-        except Superseded as refused:
-            self.ended.append(f"start: {refused.happened}")
-        finally:
-            run.close()
-
-
-@pytest.mark.parametrize("interrupted", ["restore", "start"])
-def test_a_restore_and_a_start_that_overlap_at_any_step_double_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: str
-) -> None:
-    for number in itertools.count(1):
-        race = Race(tmp_path / str(number))
-        first, second = (race.restore, race.start) if interrupted == "restore" else (race.start, race.restore)
-        with monkeypatch.context() as patched:
-            at = At(number, patched, second)
-            first()
-        if not at.reached:
-            break
-        current = race.job.histories.current()
-        assert {"metadata"} <= {path.name for path in (race.job.folder / current).iterdir()}, f"call {number}"
-        race.job.run(60)
-        assert sorted(race.sink.visible) == list(range(60)), f"call {number}, {race.ended}"
-    assert number > 10
-
-
 def test_a_restore_of_another_job_fences_it_not(tmp_path: Path, payments: JobOnDisk) -> None:
     other = JobOnDisk(tmp_path, "other", MemorySink())
     other.run(20)
@@ -465,7 +325,7 @@ def test_a_copy_that_is_not_whole_is_not_recorded(tmp_path: Path, payments: JobO
 def test_what_killed_restores_have_left_goes_with_the_next(tmp_path: Path, payments: JobOnDisk) -> None:
     other = JobOnDisk(tmp_path, "other", MemorySink())
     other.run(20)
-    with hooked("restore.copied", _die), pytest.raises(InjectedFault):
+    with hooked("restore.copied", die), pytest.raises(InjectedFault):
         payments.restore(other.root)
     [half] = payments.folder.glob("spark-*")
     payments.restore(other.root, "b")

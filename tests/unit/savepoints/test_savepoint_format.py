@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.checkpoint.history import Histories, Restored
+from penstock.checkpoint.layout import seal
 from penstock.checkpoint.spark_files import needed, tables_of
 from penstock.errors import (
     LedgerCorrupt,
@@ -238,6 +239,35 @@ class TestHistories:
         histories = Histories(Late())
         assert histories.reserve("spark-aaaaaaaaaaaa") == 1
         assert histories.reserve("spark-bbbbbbbbbbbb") == 2
+
+    def test_a_restore_that_is_not_recorded_when_a_run_registers_never_counts(self) -> None:
+        storage = MemoryStorage()
+        histories = Histories(storage)
+        self.restore(histories, "a")
+        number = histories.reserve("spark-bbbbbbbbbbbb")
+        histories.void_unrecorded()
+        with pytest.raises(SavepointError, match="Another restore"):
+            histories.record(self.restored("b", number))
+        # It had looked before the run registered, and records now.
+        body = {**dataclasses.asdict(self.restored("b", number)), "number": number}
+        storage.create(f"restores/{number:010d}.json", seal("restore", body))
+        assert histories.current() == "spark-aaaaaaaaaaaa"
+        assert histories.find("id-b") is None
+        assert self.restore(histories, "c") == number + 2
+        assert histories.current() == "spark-cccccccccccc"
+
+    def test_a_run_voids_each_restore_once_and_none_that_is_recorded(self) -> None:
+        storage = MemoryStorage()
+        histories = Histories(storage)
+        histories.void_unrecorded()
+        self.restore(histories, "a")
+        histories.void_unrecorded()
+        assert storage.list("restoring") == ["0000000001.json"]
+        histories.reserve("spark-bbbbbbbbbbbb")
+        for _ in range(2):
+            histories.void_unrecorded()
+        assert sorted(storage.list("restoring")) == ["0000000001.json", "0000000002.json", "0000000003.json"]
+        assert [one.number for one in histories.all()] == [1]
 
     def test_of_two_restores_the_one_that_began_last_counts(self) -> None:
         histories = Histories(MemoryStorage())
