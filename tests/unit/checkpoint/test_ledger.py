@@ -213,6 +213,17 @@ def test_a_manifest_knows_every_note_again_and_holds_those_that_are_not_too_long
     assert (manifest.offsets, manifest.history, manifest.stateful) == ("o", None, False)
 
 
+@pytest.mark.parametrize("parallelism", [None, 4])
+def test_a_manifest_holds_by_how_many_tasks_its_epoch_was_planned(parallelism: int | None) -> None:
+    storage = MemoryStorage()
+    one = Ledger(storage)
+    decision = Decision(DecisionId(3, 1), (), 7, parallelism)
+    one.decide(decision, query="q", barrier=None)
+    assert one.decisions(3, "q") == (decision,)
+    written = storage.read("epochs/0000000003.g00000001.json") or b""
+    assert (b'"parallelism"' in written) == (parallelism is not None)
+
+
 def test_a_manifest_without_notes_is_written_as_ever() -> None:
     storage = MemoryStorage()
     one = ledger(storage)
@@ -499,7 +510,7 @@ def test_later_decisions_of_this_query_alone_are_evidence() -> None:
 def test_earlier_decisions_of_this_query_come_newest_first_and_once_for_each_epoch() -> None:
     storage = MemoryStorage()
     one = Ledger(storage)
-    made = ((9, 9, "m"), (10, 3, "m"), (10, 20, "m"), (11, 4, "m"), (11, 5, "a"), (12, 2, "m"), (13, 6, "m"))
+    made = ((9, 9, "m"), (10, 3, "m"), (10, 20, "m"), (11, 4, "m"), (11, 5, "a"), (12, 2, "m"), (12, 7, "z"), (13, 6, "m"))
     for epoch, generation, query in made:
         one.decide(Decision(DecisionId(epoch, generation), ()), query=query, barrier=None)
     storage.create("epochs/0000000008.tmp", b"not a manifest")
