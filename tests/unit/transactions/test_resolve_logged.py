@@ -199,6 +199,21 @@ def test_whoever_resolves_supersedes_the_drainers_of_the_query(story: Story) -> 
     assert isinstance(coordinator.failure, Superseded)
 
 
+def test_a_word_that_comes_after_a_takeover_is_not_kept(story: Story) -> None:
+    recorded(story)
+    story.sink.forget()
+    ledgers = JobLedgers.at(str(story.folder))
+    query = ledgers.queries[0]
+
+    def late(_: Sequence[Unprovable]) -> Outcome:
+        query.ledger.register({})
+        return Outcome.LOST
+
+    with pytest.raises(Superseded):
+        settlement.resolve(ledgers, query, {"out": story.sink}, (), late)
+    assert not list(story.folder.rglob("rulings/*"))
+
+
 def test_where_nothing_waits_there_is_nothing_to_resolve(story: Story) -> None:
     recorded(story)
     story.delivered()

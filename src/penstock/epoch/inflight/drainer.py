@@ -178,14 +178,13 @@ class Drainer(ProtocolDriver):
         self._times.started(self._generation)
 
     def _sweep_again(self) -> None:
-        """Between two epochs: abort what drainers of older runs have opened since. What this one has decided is
-        carried out, except what it is about to repair."""
+        """Between two epochs: abort what drainers of older runs have opened since. What is decided is visible by then,
+        or lost."""
         if self._times.due:
             older = not self._times.soon
             self._times.swept()
-            keep = self._replay.decision.committables if self._replay is not None else ()
             try:
-                self._abort_dangling(keep, again=True, older=older)
+                self._abort_dangling((), again=True, older=older)
             except PenstockError as error:
                 if not error.retryable:
                     raise
