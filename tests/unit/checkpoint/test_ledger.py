@@ -510,7 +510,16 @@ def test_later_decisions_of_this_query_alone_are_evidence() -> None:
 def test_earlier_decisions_of_this_query_come_newest_first_and_once_for_each_epoch() -> None:
     storage = MemoryStorage()
     one = Ledger(storage)
-    made = ((9, 9, "m"), (10, 3, "m"), (10, 20, "m"), (11, 4, "m"), (11, 5, "a"), (12, 2, "m"), (12, 7, "z"), (13, 6, "m"))
+    made = (
+        (9, 9, "m"),
+        (10, 3, "m"),
+        (10, 20, "m"),
+        (11, 4, "m"),
+        (11, 5, "a"),
+        (12, 2, "m"),
+        (12, 7, "z"),
+        (13, 6, "m"),
+    )
     for epoch, generation, query in made:
         one.decide(Decision(DecisionId(epoch, generation), ()), query=query, barrier=None)
     storage.create("epochs/0000000008.tmp", b"not a manifest")
