@@ -123,7 +123,7 @@ class SparkLog:
         folders = self.names(SOURCES)
         for index, offset in enumerate(barrier.offsets):
             noted = str(index) in folders or not folders
-            if noted and isinstance(offset, dict) and offset.keys() == {"logOffset"}:
+            if noted and reads_files(offset):
                 notes = sorted(self._notes(layout.source(index)), reverse=True)
                 newest = next((number for number, name in notes if self._storage.read(name)), -1)
                 if newest < offset["logOffset"]:

@@ -221,6 +221,71 @@ def test_the_end_of_time_needs_an_epoch_before_it(log: SparkLog, storage: Memory
     assert storage.read("offsets/7") is None
 
 
+@pytest.mark.parametrize("other", ["2b7e", "9f03"])
+def test_the_end_of_time_of_another_query_is_not_a_drain_of_this_one(
+    log: SparkLog, storage: MemoryStorage, other: str
+) -> None:
+    """A savepoint holds the barrier as it was, and the query that is started from it gets an id of its own."""
+    storage.create("offsets/7", offsets())
+    storage.create("metadata", b'{"id":"6a1c"}')
+    log.end_of_time(8)
+    restored = MemoryStorage()
+    restored.create("metadata", f'{{"id":"{other}"}}'.encode())
+    restored.create("offsets/8", storage.read("offsets/8") or b"")
+    assert not SparkLog(restored).drained(8)
+
+
+def test_the_end_of_time_after_a_barrier_without_settings(log: SparkLog, storage: MemoryStorage) -> None:
+    storage.create("offsets/7", offsets({"batchWatermarkMs": 0, "batchTimestampMs": 1}))
+    storage.create("metadata", b'{"id":"6a1c"}')
+    assert not log.drained(7)
+    log.end_of_time(8)
+    assert log.drained(8)
+
+
+@pytest.mark.parametrize("torn", [b"", b'v1\n{"batchWatermark'])
+def test_a_torn_barrier_is_not_that_of_a_drain(log: SparkLog, storage: MemoryStorage, torn: bytes) -> None:
+    storage.create("offsets/8", torn)
+    assert not log.drained(8)
+
+
+def test_the_newest_barrier_is_that_of_the_pending_epoch_or_of_the_last_complete_one(
+    log: SparkLog, storage: MemoryStorage
+) -> None:
+    assert log.newest_barrier() is None
+    for epoch in range(3):
+        storage.create(f"offsets/{epoch}", offsets(None, str(epoch)))
+        pending = log.newest_barrier()
+        assert pending is not None
+        assert pending.offsets == (epoch,)
+        storage.create(f"commits/{epoch}", commit())
+        assert log.newest_barrier() == pending
+
+
+@pytest.mark.parametrize(
+    ("data", "watermark"),
+    [
+        (commit(5), 5),
+        (commit(5) + b"\n", 5),
+        (b'v2\n{"nextBatchWatermarkMs":6,"stateUniqueIds":{}}', 6),
+        (b'v2\n{"nextBatchWatermarkMs":7,"stateUniqueIds":{"0":"\xff"}}', 7),
+        (b'v1\n{"nextBatchWatermarkMs":', None),
+        (b'\xff\n{"nextBatchWatermarkMs":8}', None),
+        (b"v2\nnot JSON", None),
+        (b"v2\n{}", None),
+        (b"v2\n[]", None),
+        (b'v2\n{"nextBatchWatermarkMs":null}', None),
+        (b"", None),
+    ],
+)
+def test_how_far_an_epoch_has_closed_windows_is_read_from_a_commit_of_any_format(
+    log: SparkLog, storage: MemoryStorage, data: bytes, watermark: int | None
+) -> None:
+    storage.create("commits/3", data)
+    assert log.closed_up_to(3) == watermark
+    assert log.closed_up_to(2) is None
+
+
 # After a power cut
 
 
@@ -272,6 +337,20 @@ def test_torn_metadata_is_no_metadata(log: SparkLog, storage: MemoryStorage) -> 
     storage.create("metadata", b"")
     assert log.query_id() is None
     assert log.torn() == ["metadata"]
+
+
+def test_a_note_that_is_gone_by_the_time_it_is_read_is_not_torn(
+    log: SparkLog, storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.create("sources/0/3", b"")
+    assert log.torn() == ["sources/0/3"]
+    monkeypatch.setattr(storage, "read", lambda name: None)
+    assert log.torn() == []
+
+
+def test_the_notes_of_a_source_that_has_seen_no_file_yet_reach_its_position(log: SparkLog) -> None:
+    assert log.notes_reach(Barrier("", {}, ({"logOffset": -1},)))
+    assert not log.notes_reach(Barrier("", {}, ({"logOffset": 0},)))
 
 
 class Syncing(MemoryStorage):
@@ -378,9 +457,10 @@ def test_of_a_spark_that_nobody_has_tried_an_example_is_needed(storage: MemorySt
 
 def test_the_notes_of_a_barrier_are_those_of_its_file_sources(log: SparkLog, storage: MemoryStorage) -> None:
     names = ["sources/0/7", "sources/1/8", "sources/1/9", "sources/2/10.compact", "sources/3/0", "sources/4/1"]
-    for name in names:
+    for name in [*names, "sources/5/1"]:
         storage.create(name, f"v1\n{name}".encode())
-    offsets = [{"t": {"0": 7}}, {"logOffset": 8}, {"logOffset": 10}, None, {"logOffset": 5}, {"logOffset": 1, "t": 1}]
+    offsets = [{"t": {"0": 7}}, {"logOffset": 8}, {"logOffset": 10}, None, {}, {"logOffset": 1, "t": 1}]
+    offsets += [{"logOffset": 5}]
     wanted = ["sources/1/8", "sources/2/10.compact"]
     assert log.notes(Barrier("", {}, tuple(offsets))) == {name: f"v1\n{name}" for name in wanted}
     assert log.read("sources/1/9") == "v1\nsources/1/9"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,7 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.epoch.coordinator import Coordinator
 from penstock.epoch.positions import Positions
-from penstock.errors import BarrierOverwritten, LedgerError, Superseded
+from penstock.errors import BarrierOverwritten, LedgerCorrupt, LedgerError, Superseded
 from penstock.process.error_class import ErrorClass, classify
 from penstock.storage.storage import MemoryStorage
 from tests.support.memory_sink import MemorySink
@@ -166,3 +167,114 @@ def test_only_the_run_that_asked_for_a_drain_executes_its_barrier() -> None:
     assert refused.value.retryable, "the next start removes it"
     assert positions(log).barrier(6, drains=True).drains == "q"
     assert positions(log).barrier(5).text == "v1\n{}\n7"
+
+
+# What Spark holds in memory, held against the log and the ledger
+
+
+class Memory:
+    """A query whose epoch `n` reads up to `n`; `starts` and `ends` are what Spark believes of the one under way."""
+
+    def __init__(self) -> None:
+        storage = MemoryStorage("memory:job/copy/spark")
+        storage.create("metadata", b'{"id":"q"}')
+        for epoch in range(3, 8):
+            storage.create(f"offsets/{epoch}", barrier_text(epoch).encode())
+        self.storage, self.log = storage, SparkLog(storage)
+        self.asked = 0  # for the start
+        self.starts: str | None = None
+        self.ends: str | None = None
+
+    def starts_at(self) -> str | None:
+        self.asked += 1
+        return self.starts
+
+    def ends_at(self) -> str | None:
+        return self.ends
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+def compared(memory: Memory) -> Positions:
+    return Positions("copy", Ledger(MemoryStorage()), memory.log, memory)
+
+
+def before(monkeypatch: pytest.MonkeyPatch, text: str | None, *, decided: bool = True) -> list[tuple[int, str | None]]:
+    """The epoch before was decided with the barrier `text`. What is asked for is kept."""
+    asked = []
+
+    def completed(ledger: Ledger, epoch: int, query_id: str | None) -> SimpleNamespace | None:
+        asked.append((epoch, query_id))
+        return SimpleNamespace(file=text) if decided else None
+
+    monkeypatch.setattr("penstock.epoch.positions.completed", completed)
+    return asked
+
+
+def test_where_spark_started_is_asked_in_the_first_epoch_of_a_run_and_after_one_that_was_not_seen(
+    memory: Memory,
+) -> None:
+    checked = compared(memory)
+    for epoch, asked in ((4, 1), (5, 1), (6, 1), (6, 2), (4, 3), (7, 4)):
+        checked.barrier(epoch)
+        assert memory.asked == asked
+
+
+def test_the_very_first_epoch_starts_at_nothing_that_could_be_overwritten(memory: Memory) -> None:
+    memory.storage.create("offsets/0", barrier_text(0).encode())
+    compared(memory).barrier(0)
+    assert memory.asked == 0
+
+
+def test_an_epoch_that_was_refused_is_not_followed_by_the_next(memory: Memory) -> None:
+    checked = compared(memory)
+    memory.ends = barrier_text(40)
+    with pytest.raises(BarrierOverwritten, match="offsets/4"):
+        checked.barrier(4)
+    memory.ends = None
+    checked.barrier(5)
+    assert memory.asked == 2
+
+
+def test_a_start_at_other_positions_than_were_decided_is_refused(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = before(monkeypatch, barrier_text(3))
+    memory.starts = barrier_text(3, watermark=9)
+    compared(memory).barrier(4)
+    assert asked == [(3, "q")]
+    memory.starts = barrier_text(2)
+    with pytest.raises(BarrierOverwritten, match="offsets/3"):
+        compared(memory).barrier(4)
+
+
+@pytest.mark.parametrize("decided", [True, False])
+def test_a_start_after_an_epoch_whose_barrier_the_ledger_does_not_have_is_believed(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, decided: bool
+) -> None:
+    before(monkeypatch, None, decided=decided)
+    memory.starts = barrier_text(2)
+    assert compared(memory).barrier(4).text == barrier_text(4)
+
+
+def test_what_cannot_be_read_is_named_by_its_epoch(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.ends = "v1"
+    with pytest.raises(LedgerCorrupt, match="offsets/4 cannot"):
+        compared(memory).barrier(4)
+    memory.starts = "v1"
+    before(monkeypatch, barrier_text(3))
+    with pytest.raises(LedgerCorrupt, match="offsets/3 cannot"):
+        compared(memory).barrier(4)
+    memory.starts = barrier_text(3)
+    before(monkeypatch, "v1")
+    with pytest.raises(LedgerCorrupt, match="offsets/3 cannot"):
+        compared(memory).barrier(4)
+
+
+def test_a_barrier_comes_with_the_notes_of_sources_that_read_files(memory: Memory) -> None:
+    memory.storage.create("offsets/8", b'v1\n{}\n{"logOffset":2}')
+    memory.storage.create("sources/0/2", b"v1\nthe files")
+    assert compared(memory).barrier(8).notes == {"sources/0/2": "v1\nthe files"}
