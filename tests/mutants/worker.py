@@ -8,6 +8,8 @@ process a mutant which runs those and stops at the first that fails. What is add
 * **Fewer idle ones.** Words of errors and logs, failpoints and asserts are no behaviour; of a string one mutant is
   enough; None in the place of False is none.
 * **The quick tests first**, since one that fails ends it.
+* **A time limit a test.** mutmut has one for all tests of a mutant together, and threads that wait for one another in
+  vain would each take all of it.
 * **An item's `_nodeid`**, which mutmut reads and newer versions of pytest do not have any more.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -24,6 +27,7 @@ from typing import Any, cast
 import libcst as cst
 import libcst.matchers as m
 import pytest
+from _pytest import runner as pytest_runner
 from mutmut import __main__ as mutmut
 from mutmut.mutation import file_mutation, mutators
 from mutmut.mutation.data import SourceFileMutationData
@@ -34,6 +38,8 @@ from mutmut.stats import status_by_exit_code
 from mutmut.utils.format_utils import orig_function_and_class_names_from_key
 
 _PROCESSES = 2
+_TIMEOUT = 36  # mutmut's exit code for it
+_LEAST_SECONDS, _TIMES = 5.0, 10  # a test may take that long, or so many times what it takes without a mutant
 
 _DECORATORS = m.Name("property") | m.Attribute(m.Name("contextlib"), m.Name("contextmanager"))
 _IDLE_CALLS = (
@@ -160,6 +166,23 @@ def arguments(runner: PytestRunner, tests: Iterable[str]) -> list[str]:
     return ["-x", "-q", *(chosen or runner._pytest_add_cli_args_test_selection)]
 
 
+def limit_tests() -> None:
+    """End the process when a test takes far longer than it did without a mutant."""
+    protocol = pytest_runner.runtestprotocol
+
+    def limited(item: pytest.Item, *args: Any, **more: Any) -> Any:
+        usual = state().duration_by_test.get(item.nodeid)
+        if usual is not None:
+            signal.setitimer(signal.ITIMER_REAL, max(_LEAST_SECONDS, usual * _TIMES))
+        try:
+            return protocol(item, *args, **more)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(_TIMEOUT))
+    pytest_runner.runtestprotocol = limited
+
+
 def results(module: str) -> Iterator[dict[str, Any]]:
     data = SourceFileMutationData(path=Path(module))
     data.load()
@@ -184,6 +207,7 @@ def main() -> None:
     extend()
     pytest.Item._nodeid = property(lambda item: item.nodeid)  # type: ignore[attr-defined]
     PytestRunner._pytest_args_regular_run = arguments  # type: ignore[assignment,method-assign]
+    limit_tests()
     mutmut._run((), _PROCESSES)
     found = list(results(module))
     Path("result.json").write_text(json.dumps({"seconds": time.monotonic() - started, "mutants": found}))

@@ -138,6 +138,7 @@ class Story(World):
 @pytest.fixture
 def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
     monkeypatch.setattr(module, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(module, "_LOOK_EVERY", 0.005)
     monkeypatch.setattr("penstock.epoch.inflight.manager._LOOK_EVERY", 0.005)
     made = Story(tmp_path)
     yield made

@@ -74,6 +74,12 @@ class _SlowCommitter(memory_sink._Committer):
         return outcomes
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("drainer._FIRST_WAIT", "drainer._LOOK_EVERY", "manager._LOOK_EVERY"):
+        monkeypatch.setattr(f"penstock.epoch.inflight.{pause}", 0.005)
+
+
 @pytest.fixture
 def sink() -> Iterator[SlowSink]:
     made = SlowSink()

@@ -47,6 +47,7 @@ MARK = "~drain"
 
 _WRITERS = 4  # side by side; more would only take the driver's core from the epochs
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
+_LOOK_EVERY = 1.0  # where nothing waits
 _STOP_SECONDS = 10.0
 _RECOVERIES = 10**9  # more than a run gets to, one every few seconds
 
@@ -156,7 +157,7 @@ class Drainer(ProtocolDriver):
                     self._deliver(entry)
                 wait, self.waiting_for = _FIRST_WAIT, None
                 if entry is None:
-                    self._backlog.wait(1.0)
+                    self._backlog.wait(_LOOK_EVERY)
             except BaseException as error:
                 self._recovered = False
                 if not (isinstance(error, PenstockError) and error.retryable):
