@@ -167,12 +167,12 @@ def arguments(runner: PytestRunner, tests: Iterable[str]) -> list[str]:
 
 
 def limit_tests() -> None:
-    """End the process when a test takes far longer than it did without a mutant."""
-    protocol = pytest_runner.runtestprotocol
+    """End a mutant's process when a test takes far longer than it did without one. This process learns how long."""
+    protocol, learning = pytest_runner.runtestprotocol, os.getpid()
 
     def limited(item: pytest.Item, *args: Any, **more: Any) -> Any:
-        usual = state().duration_by_test.get(item.nodeid)
-        if usual is not None:
+        if os.getpid() != learning:
+            usual = state().duration_by_test.get(item.nodeid, 0.0)
             signal.setitimer(signal.ITIMER_REAL, max(_LEAST_SECONDS, usual * _TIMES))
         try:
             return protocol(item, *args, **more)
