@@ -34,7 +34,9 @@ class Server:
         self.after: Callable[[], None] = lambda: None
         self.closed = False
         self.replicas = 0
-        self.waited: list[str] = []
+        self.waited: list[tuple[str, str]] = []  # what was written before a wait
+        self.waits: list[tuple[int, int]] = []  # for so many replicas, so many milliseconds
+        self.when_waiting: Callable[[], None] = lambda: None
 
     def execute_command(self, command: str, digest: str, count: int, *rest: Any) -> Any:
         assert command == "EVALSHA"
@@ -89,7 +91,13 @@ class Server:
         return [name.encode() for name in self.open.get(key, {})]
 
     def zscore(self, key: str, name: str) -> int | None:
+        self.before()
         return self.done.get(key, {}).get(name)
+
+    def wait(self, replicas: int, milliseconds: int) -> int:
+        self.when_waiting()
+        self.waits.append((replicas, milliseconds))
+        return self.replicas
 
     def pipeline(self, *, transaction: bool) -> Pipeline:
         assert not transaction
@@ -111,16 +119,16 @@ class Pipeline:
     def llen(self, key: str) -> None:
         self._asked.append(lambda: len(self._server.lists.get(key, [])))
 
-    def set(self, key: str, _value: str) -> None:
-        self._asked.append(lambda: self._server.waited.append(key))
+    def set(self, key: str, value: str) -> None:
+        self._asked.append(lambda: self._server.waited.append((key, value)))
 
     def zscore(self, key: str, name: str) -> None:
-        self._asked.append(lambda: self._server.zscore(key, name))
+        self._asked.append(lambda: self._server.done.get(key, {}).get(name))
 
-    def execute_command(self, command: str, _replicas: int, milliseconds: int) -> None:
+    def execute_command(self, command: str, replicas: int, milliseconds: int) -> None:
         assert command == "WAIT"
         assert milliseconds > 0
-        self._asked.append(lambda: self._server.replicas)
+        self._asked.append(lambda: self._server.wait(replicas, milliseconds))
 
     def execute(self) -> list[Any]:
         self._server.before()
@@ -192,7 +200,7 @@ def test_an_epoch_counts_when_enough_replicas_have_it(server: Server, there: int
             own.seal([one, EMPTY], Deadline(0.05))
     expected = Outcome.COMMITTED if there else Outcome.UNKNOWN
     assert own.commit(7, [one, EMPTY], Deadline(1 if there else 0.05)) == {0: expected, 9: Outcome.COMMITTED}
-    assert set(server.waited) == {BASE.synced}
+    assert set(server.waited) == {(BASE.synced, name_of(one))}
     server.replicas = 1
     assert own.commit(7, [one], Deadline(1)) == {0: Outcome.ALREADY_COMMITTED}
 
@@ -203,6 +211,35 @@ def test_replicas_of_a_server_that_has_not_the_proof_do_not_count(server: Server
     server.replicas = 1
     server.after = lambda: server.done.clear()
     assert own.commit(7, [one], Deadline(1))[0] is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize(("left", "milliseconds"), [(60.0, 5000), (2.5, 2500), (0.0001, 1)])
+def test_replicas_are_waited_for_up_to_the_deadline_and_not_for_ever(
+    server: Server, left: float, milliseconds: int
+) -> None:
+    server.replicas = 3
+    committer(server, replicas=2).seal([prepare(server, 0)], Deadline(left, clock=lambda: 0.0))
+    assert server.waits == [(2, milliseconds)]
+
+
+def test_a_server_that_is_away_while_its_replicas_are_waited_for_is_asked_again(
+    server: Server, pauses: list[float]
+) -> None:
+    one, server.replicas = prepare(server, 0), 1
+    server.when_waiting = fails(3, redis.exceptions.ConnectionError("reset"))
+    assert committer(server, replicas=1).commit(7, [one], Deadline(60, clock=lambda: 0.0)) == {0: Outcome.COMMITTED}
+    assert pauses == [0.1, 0.1, 0.1]
+    server.when_waiting = fails(1, OSError("reset"))
+    committer(server, replicas=1).commit(7, [one], Deadline(0.05, clock=lambda: 0.0))
+    assert pauses[3:] == [0.05], "no pause goes beyond the deadline"
+
+
+def test_a_server_that_refuses_to_wait_for_replicas_is_an_error(server: Server, pauses: list[float]) -> None:
+    one = prepare(server, 0)
+    server.when_waiting = fails(1, redis.exceptions.NoPermissionError("NOPERM this user"))
+    with pytest.raises(AccessDenied, match=r"db\.example:6380/2 refused: NOPERM this user"):
+        committer(server, replicas=1).seal([one], Deadline(1))
+    assert pauses == []
 
 
 def test_without_replicas_nobody_is_waited_for(server: Server) -> None:
@@ -230,6 +267,17 @@ def test_what_a_replica_lacks_is_told_and_what_it_has_prepared_is_applied(server
     assert [name for name, _ in server.applied].count(name_of(ones[1])) == 5
     server.done.clear()
     with pytest.raises(PreCommitFailed, match=f"committed last to Redis .*{name_of(ones[1])}"):
+        own.seal([], Deadline(1))
+
+
+def test_a_sweep_that_finds_nothing_or_all_of_it_lost_leaves_what_was_committed_last(server: Server) -> None:
+    ones, own = [prepare(server, n) for n in range(2)], committer(server)
+    own.commit(7, ones[:1], Deadline(1))
+    server.open.clear()
+    assert own.missing(8, [EMPTY], Deadline(1)) == {}
+    assert list(own.missing(8, ones[1:], Deadline(1))) == [1]
+    server.done.clear()
+    with pytest.raises(PreCommitFailed, match=f"committed last to Redis .*{name_of(ones[0])}"):
         own.seal([], Deadline(1))
 
 
@@ -274,6 +322,7 @@ def test_a_server_that_is_away_is_named_without_its_password(server: Server) -> 
     server.before = fails(9, redis.exceptions.ConnectionError("refused"))
     calls: list[Callable[[], Any]] = [
         lambda: committer(server).seal([one], Deadline(1)),
+        lambda: committer(server).missing(7, [one], Deadline(1)),
         lambda: committer(server).abort([one], Deadline(1)),
         lambda: committer(server).abort_dangling([], Deadline(1)),
         lambda: committer(server).leftovers(Deadline(1)),
