@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.backlog import Backlog
-from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome
+from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome
 from penstock.checkpoint.ledger import Ledger
 from penstock.contracts.sink import Committer, SinkScope, Writer, WriterScope
 from penstock.deadline import Deadline
@@ -524,15 +524,23 @@ def test_a_later_decision_says_that_all_before_it_is_delivered(story: Story) -> 
     assert [path.name for path in story.folder.glob("id/out/drained/*")] == ["0000000006.json"]
 
 
-def test_decisions_of_an_earlier_format_are_refused_by_name_until_they_are_delivered(story: Story) -> None:
-    driver = story.driver()
-    story.write(driver, 5, [batch(1)])
+def test_what_a_drainer_with_runs_of_its_own_has_decided_is_carried_out(story: Story) -> None:
+    """Of two decisions, the one that the newer of its runs has claimed to honour."""
+    [one] = story.write(story.driver(), 5, [batch(1)])
     earlier = Ledger(LocalStorage(story.folder / "id" / "out" / "ledger"))
-    earlier.decide(Decision(DecisionId(5, 17), ()), query="id", barrier=None)
-    with pytest.raises(LedgerCorrupt, match="earlier Penstock"):
-        story.driver()
-    Backlog(LocalStorage(story.folder), "id/out", str(story.folder / "id/out/logs")).mark(5)
-    assert story.drained(story.driver()) == []
+    for generation in (17, 18):
+        writer = story.sink.open_writer(WriterScope(DRAIN, 5, generation, 0, 0))
+        writer.write(batch(1))
+        prepared = replace(one, payload=writer.pre_commit())
+        earlier.decide(Decision(DecisionId(5, generation), (prepared,)), query="id", barrier=None)
+        if generation == 17:
+            earlier.claim(Claim(19, 5, DecisionId(5, 17)), "id")
+    assert story.drained(story.driver()) == rows(1)
+    assert list(story.folder.glob("id/out/ledger/*/*")) == []
+    assert sorted(path.name for path in story.folder.glob("id/out/drain/epochs/*")) == [
+        "0000000005.g00000017.json",
+        "0000000005.g00000018.json",
+    ]
 
 
 # How it ends

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.backlog import Backlog, log_of, prepared_of, with_prepared
 from penstock.checkpoint.decision import Committable, Outcome, WriterId
 from penstock.checkpoint.inflight_log import confirm, make_folder
-from penstock.checkpoint.layout import BACKLOG, DRAIN, EPOCHS, LEDGER, LOGS
+from penstock.checkpoint.layout import BACKLOG, CLAIMS, DRAIN, EPOCHS, LEDGER, LOGS
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.epoch.channel import Route, Writing
 from penstock.epoch.driver import Timing
 from penstock.epoch.inflight.drainer import Drainer
 from penstock.epoch.inflight.write_turn import WriteTurn
-from penstock.errors import LedgerCorrupt, PenstockError, UidChanged
+from penstock.errors import PenstockError, UidChanged
 from penstock.failpoints import failpoint
+from penstock.storage.storage import AlreadyExists
 
 if TYPE_CHECKING:
     from penstock.checkpoint.ledger import Ledger
@@ -81,7 +83,7 @@ class InFlight:
         for uid in self._sinks:
             folder = f"{query_id}/{uid}"
             backlog = self._backlogs[uid] = Backlog(self._storage, folder, f"{self._location}/{folder}/{LOGS}")
-            self._refuse_earlier_decisions(folder, backlog.drained)
+            self._adopt_earlier_decisions(folder)
             if self._limits.logged:
                 make_folder(backlog.logs)
 
@@ -293,16 +295,16 @@ class InFlight:
                 backlog.wait(_LOOK_EVERY)
                 return
 
-    def _refuse_earlier_decisions(self, folder: str, drained: int) -> None:
-        """Before 0.1.0 drainers had runs of their own, whose numbers say nothing here."""
-        names = self._storage.list(f"{folder}/{LEDGER}/{EPOCHS}")
-        if any(int(name.partition(".")[0]) > drained for name in names):
-            raise LedgerCorrupt(
-                f"{self._location}/{folder}/{LEDGER} holds the decision of an earlier Penstock to deliver an epoch from"
-                " the in-flight log, and whether that is done is not known.",
-                safe="nothing was started; the rows are in the log, or in the sink.",
-                to_do="let the Penstock that wrote it deliver the log, then start this one.",
-            )
+    def _adopt_earlier_decisions(self, folder: str) -> None:
+        """A drainer used to number its runs by itself, in a ledger of its own. What it claimed and decided counts: all
+        of those numbers come before today's, which begin at 10⁹."""
+        for kind in (CLAIMS, EPOCHS):
+            for name in self._storage.list(f"{folder}/{LEDGER}/{kind}"):
+                data = self._storage.read(f"{folder}/{LEDGER}/{kind}/{name}")
+                if data is not None:
+                    with suppress(AlreadyExists):
+                        self._storage.create(f"{folder}/{DRAIN}/{kind}/{name}", data)
+                self._storage.delete(f"{folder}/{LEDGER}/{kind}/{name}")
 
     def _drained_before(self, uid: str) -> bool:
         return bool(self._storage.list(f"{self._id}/{uid}/{DRAIN}"))
