@@ -24,7 +24,7 @@ from penstock.epoch.inflight import drainer as module
 from penstock.epoch.inflight.manager import InFlight
 from penstock.epoch.inflight.write_turn import WriteTurn
 from penstock.epoch.task import _write, committable
-from penstock.errors import LedgerCorrupt, LedgerError, SchemaMismatch, Superseded, SystemUnavailable
+from penstock.errors import CheckpointBehind, LedgerCorrupt, LedgerError, SchemaMismatch, Superseded, SystemUnavailable
 from penstock.failpoints import InjectedFault, hooked
 from penstock.logs import JsonFormatter
 from penstock.storage.local import LocalStorage
@@ -545,6 +545,18 @@ def test_what_is_marked_by_a_later_decision_leaves_its_epoch_first_or_nothing(st
     assert [entry.epoch for entry in drainer._backlog.entries()] == [9]
     assert not drainer._restore_log(10, decided)
     assert driver.pending == 0
+
+
+def test_a_decision_for_an_epoch_that_is_in_no_log_is_refused_and_names_the_place(story: Story) -> None:
+    driver = story.driver()
+    one = story.write(driver, 5, [batch(1)])
+    ledger = Ledger(LocalStorage(story.folder / "id" / "out" / "drain"))
+    ledger.decide(Decision(DecisionId(7, 0), tuple(one)), query="id", barrier=None)
+    driver.start()
+    story.until(driver, lambda: driver.failure)
+    assert isinstance(driver.failure, CheckpointBehind)
+    assert f"{story.folder}/id/out has lost it" in str(driver.failure)
+    assert story.sink.commits == []
 
 
 def test_decisions_of_an_earlier_format_are_refused_by_name_until_they_are_delivered(story: Story) -> None:
