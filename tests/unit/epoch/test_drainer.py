@@ -24,7 +24,7 @@ from penstock.epoch.inflight import drainer as module
 from penstock.epoch.inflight.manager import InFlight
 from penstock.epoch.inflight.write_turn import WriteTurn
 from penstock.epoch.task import _write, committable
-from penstock.errors import LedgerCorrupt, LedgerError, SchemaMismatch, Superseded, SystemUnavailable
+from penstock.errors import CheckpointBehind, LedgerCorrupt, LedgerError, SchemaMismatch, Superseded, SystemUnavailable
 from penstock.failpoints import InjectedFault, hooked
 from penstock.logs import JsonFormatter
 from penstock.storage.local import LocalStorage
@@ -45,6 +45,7 @@ class Watched(MemorySink):
         self.silent: set[int] = set()
         self.refuse: Exception | None = None
         self.given_up: list[Committable] = []
+        self.asked: list[tuple[list[Committable], float]] = []  # for evidence, and for how long
         self.aborted_writers = 0
 
     def open_writer(self, scope: WriterScope) -> Writer:
@@ -98,6 +99,10 @@ class WatchedCommitter(Committer):
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
         assert isinstance(deadline, Deadline)
         return self._real.abort_dangling(keep, deadline)
+
+    def evidence(self, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
+        self._sink.asked.append((list(committables), deadline.remaining()))
+        return {one.writer: f"of writer {one.writer}" for one in committables if one.writer != 2}
 
     def close(self) -> None:
         self.closed = True
@@ -471,12 +476,16 @@ def test_a_superseded_drainer_touches_nothing(story: Story, route: Route) -> Non
 def test_a_run_that_is_overtaken_before_its_drainer_begins_claims_and_leaves(story: Story) -> None:
     old = story.driver()
     story.write(old, 5, [batch(1)])
+    story.sink.open_writer(WriterScope(DRAIN, 4, 1, 0, 0)).pre_commit()
+    before = dict(story.sink.prepared)
     new = story.driver()
     old.start()
     story.until(old, lambda: old.failure)
     assert isinstance(old.failure, Superseded)
-    assert story.sink.visible == []
+    assert (story.sink.visible, story.sink.commits) == ([], [])
+    assert story.sink.prepared == before != {}, "nothing was swept"
     assert story.drained(new) == rows(1)
+    assert story.sink.prepared == {}
 
 
 def test_what_a_run_before_has_delivered_since_is_read_from_the_storage(story: Story) -> None:
@@ -508,6 +517,7 @@ def test_a_log_that_is_gone_because_its_epoch_was_delivered_meanwhile_is_no_dama
     with hooked("drain.opened", deliver_elsewhere):
         assert story.drained(driver) == rows(2)
     assert driver.failure is None
+    assert [one["epoch"] for one in story.told("drained")] == [6], "it tells only of its own"
 
 
 def test_a_later_decision_says_that_all_before_it_is_delivered(story: Story) -> None:
@@ -522,6 +532,31 @@ def test_a_later_decision_says_that_all_before_it_is_delivered(story: Story) -> 
     ledger.decide(Decision(DecisionId(6, 0), (prepared,)), query="id", barrier=None)
     assert story.drained(driver) == rows(2)
     assert [path.name for path in story.folder.glob("id/out/drained/*")] == ["0000000006.json"]
+
+
+def test_what_is_marked_by_a_later_decision_leaves_its_epoch_first_or_nothing(story: Story) -> None:
+    driver = story.driver()
+    for epoch in (5, 6, 9):
+        story.write(driver, epoch, [batch(epoch)])
+    drainer, decided = driver.drainers()["out"], DecisionId(6, 0)
+    assert drainer._restore_log(6, decided)
+    assert [entry.epoch for entry in drainer._backlog.entries()] == [6, 9]
+    assert not drainer._restore_log(8, decided), "another epoch comes first"
+    assert [entry.epoch for entry in drainer._backlog.entries()] == [9]
+    assert not drainer._restore_log(10, decided)
+    assert driver.pending == 0
+
+
+def test_a_decision_for_an_epoch_that_is_in_no_log_is_refused_and_names_the_place(story: Story) -> None:
+    driver = story.driver()
+    one = story.write(driver, 5, [batch(1)])
+    ledger = Ledger(LocalStorage(story.folder / "id" / "out" / "drain"))
+    ledger.decide(Decision(DecisionId(7, 0), tuple(one)), query="id", barrier=None)
+    driver.start()
+    story.until(driver, lambda: driver.failure)
+    assert isinstance(driver.failure, CheckpointBehind)
+    assert f"{story.folder}/id/out has lost it" in str(driver.failure)
+    assert story.sink.commits == []
 
 
 def test_what_a_drainer_with_runs_of_its_own_has_decided_is_carried_out(story: Story) -> None:
@@ -543,7 +578,94 @@ def test_what_a_drainer_with_runs_of_its_own_has_decided_is_carried_out(story: S
     ]
 
 
+# What cannot be proven, for a person to look at
+
+
+def test_what_cannot_be_proven_is_told_with_what_is_seen_of_it(story: Story) -> None:
+    driver = story.driver()
+    made = story.write(driver, 5, [batch(1)], [batch(2)], [batch(3)], route=Route.TEE)
+    story.sink.silent = {1, 2}
+    drainer = driver.drainers()["out"]
+    told = drainer.unproven(30.0)
+    assert [(epoch, one.id, seen) for epoch, one, seen in told] == [
+        (5, made[1].id, "of writer 1"),
+        (5, made[2].id, ""),
+    ]
+    [(asked, seconds)] = story.sink.asked
+    assert [one.id for one in asked] == [made[1].id, made[2].id]
+    assert 0 < seconds <= 30
+    story.sink.silent = set()
+    assert drainer.unproven(30.0) == []
+    assert len(story.sink.asked) == 1, "where all is proven there is nothing to look at"
+
+
+# Sweeping between two epochs
+
+
+class Times:
+    """When to sweep, as a test wants it."""
+
+    def __init__(self, *, due: bool = True, soon: bool) -> None:
+        self.due, self.soon, self.done = due, soon, 0
+
+    def swept(self) -> None:
+        self.done += 1
+
+
+def sweeping(
+    story: Story, monkeypatch: pytest.MonkeyPatch, times: Times, error: Exception | None = None
+) -> tuple[module.Drainer, list[Any]]:
+    drainer, swept = story.driver()._drainer("out"), list[Any]()
+
+    def abort_dangling(keep: Sequence[Committable], **how: bool) -> None:
+        swept.append((keep, how, times.done))
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(drainer, "_times", times)
+    monkeypatch.setattr(drainer, "_abort_dangling", abort_dangling)
+    return drainer, swept
+
+
+@pytest.mark.parametrize("soon", [True, False])
+def test_what_older_runs_open_is_swept_again_and_what_this_one_may_have_left_at_first(
+    story: Story, monkeypatch: pytest.MonkeyPatch, soon: bool
+) -> None:
+    drainer, swept = sweeping(story, monkeypatch, Times(soon=soon))
+    drainer._sweep_again()
+    assert swept == [((), {"again": True, "older": not soon}, 1)]
+
+
+def test_a_sweep_that_is_not_due_is_not_made(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    drainer, swept = sweeping(story, monkeypatch, Times(due=False, soon=True))
+    drainer._sweep_again()
+    assert swept == []
+
+
+def test_a_sweep_that_may_succeed_later_holds_up_no_delivery(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = Times(soon=True)
+    drainer, swept = sweeping(story, monkeypatch, times, SystemUnavailable("Away."))
+    drainer._sweep_again()
+    assert (len(swept), times.done) == (1, 1)
+
+
+def test_a_sweep_that_cannot_succeed_ends_it(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    drainer, _ = sweeping(story, monkeypatch, Times(soon=True), Superseded("A newer run has registered."))
+    with pytest.raises(Superseded):
+        drainer._sweep_again()
+
+
 # How it ends
+
+
+def test_a_drainer_that_has_nothing_to_do_is_woken_to_end(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOK_EVERY", 600.0)
+    driver = story.driver()
+    driver.start()
+    while not driver._backlogs["out"]._changed._waiters:  # type: ignore[attr-defined]
+        driver._backlogs["out"].wait(0.0)
+    driver.close()
+    assert all(one.closed for one in story.sink.committers), "its thread has ended"
 
 
 def test_it_runs_in_a_thread_that_keeps_no_process_alive(story: Story) -> None:
@@ -730,10 +852,13 @@ def test_a_start_looks_at_what_is_durable_and_at_earlier_claims(story: Story, mo
 
     monkeypatch.setattr(Ledger, "settle", lambda ledger: settled.append(1))
     monkeypatch.setattr(protocol, "honoured", look)
-    for _ in range(2):
+    for number in range(2):
         driver = story.driver()
+        if number:
+            story.write(driver, 5, [batch(1)])
         driver.start()
         story.until(driver, lambda: len(found) == story.generation)
         driver.close()
     assert [before for before, _ in found] == [1, 2]
+    assert [one.barrier for _, one in found] == [False, True], "whether an epoch waits"
     assert [module.generation_of(DecisionId(0, claim.generation)) for claim in found[1][1].claims] == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -594,6 +595,24 @@ def test_errors_of_the_server_are_named_without_its_password(database: Database,
         assert "s3cret" not in str(raised.value)
 
 
+def test_an_error_that_nobody_knows_says_what_was_being_done(database: Database) -> None:
+    one, table, last = prepare(database, 0), stage(database, 1), prepare(database, 2)
+    calls: dict[str, Callable[[SqlCommitter[Any]], Any]] = {
+        "asking for the fence": lambda each: each.hints(),
+        "looking for prepared transactions": lambda each: each.seal([one], soon()),
+        "moving staged rows": lambda each: each.seal([table], soon()),
+        "aborting": lambda each: each.abort([one], soon()),
+        "sweeping": lambda each: each.abort_dangling([], soon()),
+        "looking for what is open": lambda each: each.leftovers(soon()),
+        "looking back": lambda each: each.missing(6, [last], soon()),
+    }
+    for doing, call in calls.items():
+        database.before = refusing(psycopg.errors.InternalError_("cache lookup failed"), "")
+        own = SqlCommitter(PostgresDialect(database.sink, SCOPE))  # type: ignore[arg-type]
+        with contextlib.closing(own), pytest.raises(PreCommitFailed, match=f"PostgreSQL failed while {doing} for "):
+            call(own)
+
+
 def test_leftovers_are_told_as_they_are(database: Database, committer: SqlCommitter[Any]) -> None:
     one, table = prepare(database, 4), stage(database, 5)
     prepare(database, 6, generation=4), stage(database, 7, generation=4)
@@ -643,8 +662,9 @@ def test_closing_does_not_wait_for_a_server_that_does_not_answer(database: Datab
     asked, answered = threading.Barrier(5), threading.Event()
 
     def stall(statement: str) -> None:
-        asked.wait(10)
-        answered.wait()
+        if not answered.is_set():
+            asked.wait(10)
+            answered.wait()
 
     ones = [prepare(database, n) for n in range(4)]
     database.before = stall

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -402,6 +403,22 @@ def test_a_server_that_refuses_for_good_is_an_error(server: Server) -> None:
     server.before = fails(1, redis.exceptions.NoPermissionError("NOPERM this user"))
     with pytest.raises(AccessDenied, match=r"db\.example:6380/2"):
         committer(server).commit(7, [one], Deadline(1))
+
+
+@pytest.mark.parametrize("moment", ["commit", "seal"])
+def test_a_refusal_that_repeats_the_password_does_not_reach_a_traceback(server: Server, moment: str) -> None:
+    one, secret = prepare(server, 0), "s3cret"
+    assert secret in URL
+    refusal = fails(1, redis.exceptions.NoPermissionError(f"NOPERM {secret}"))
+    with pytest.raises(AccessDenied) as refused:
+        if moment == "commit":
+            server.before = refusal
+            committer(server).commit(7, [one], Deadline(1))
+        else:
+            server.when_waiting = refusal
+            committer(server, replicas=1).seal([one], Deadline(1))
+    assert refused.value.__cause__ is None
+    assert secret not in "".join(traceback.format_exception(refused.value))
 
 
 @pytest.mark.parametrize("gone", ["rows", "open"])

@@ -127,7 +127,12 @@ def translate_errors(url: str) -> Iterator[None]:
     try:
         yield
     except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
-        raise fault(error, url) from (error if scrub(str(error), url) == str(error) else None)
+        raise fault(error, url) from harmless(error, url)
+
+
+def harmless(error: BaseException, url: str) -> BaseException | None:
+    """The error as a cause that a traceback may show; None where it repeats a secret of `url`."""
+    return error if scrub(str(error), url) == str(error) else None
 
 
 def is_away(error: BaseException) -> bool:

@@ -25,7 +25,16 @@ from penstock.contracts.sink import Committer, Leftover, SinkScope
 from penstock.errors import OutcomeUnknown, PreCommitFailed, SystemUnavailable
 from penstock.failpoints import failpoint
 from penstock.sinks.redis import scripts
-from penstock.sinks.redis.client import Script, fault, is_away, library, public_address, scrub, translate_errors
+from penstock.sinks.redis.client import (
+    Script,
+    fault,
+    harmless,
+    is_away,
+    library,
+    public_address,
+    scrub,
+    translate_errors,
+)
 from penstock.sinks.redis.scripts import Layout, generation_of, numbers_of
 
 if TYPE_CHECKING:
@@ -151,7 +160,7 @@ class RedisCommitter(Committer):
                     _, reached, *marked = pipeline.execute()
             except (library().exceptions.RedisError, OSError) as error:
                 if not is_away(error):
-                    raise fault(error, self._target.url) from error
+                    raise fault(error, self._target.url) from harmless(error, self._target.url)
                 time.sleep(min(deadline.remaining(), _PAUSES[1]))
                 continue
             if reached >= self._target.replicas:
@@ -170,7 +179,7 @@ class RedisCommitter(Committer):
                 answer, *why = _APPLY(self._client, keys, arguments)
             except (library().exceptions.RedisError, OSError) as error:
                 if not is_away(error):
-                    raise fault(error, self._target.url) from error
+                    raise fault(error, self._target.url) from harmless(error, self._target.url)
                 if failures == 0:
                     url = self._target.url
                     text = scrub(str(error), url)

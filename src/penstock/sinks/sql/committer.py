@@ -46,7 +46,8 @@ class SqlCommitter(Committer, Generic[C]):
 
     def __init__(self, dialect: Dialect[C], mode: str | None = None, connection: C | None = None) -> None:
         self._dialect, self._mapper, self._mode = dialect, dialect.mapper, mode
-        self._lanes = [Lane(dialect, connection), *(Lane(dialect) for _ in range(_LANES - 1))]
+        self._lane = Lane(dialect, connection)  # where one is enough
+        self._lanes = [self._lane, *(Lane(dialect) for _ in range(_LANES - 1))]
         self._moves = Moves(dialect)
         self._threads = ThreadPoolExecutor(_LANES, thread_name_prefix="penstock-sql")
         self._is_set_up = False
@@ -69,7 +70,7 @@ class SqlCommitter(Committer, Generic[C]):
         if self._fence is None:
             try:
                 with self._mapper.mapped("asking for the fence"):
-                    self._lanes[0].run(ask, deadline)
+                    self._lane.run(ask, deadline)
             except SystemUnavailable as error:
                 log.warning("%s", error)
                 return {"mode": self._mode} if self._mode else {}
@@ -82,7 +83,7 @@ class SqlCommitter(Committer, Generic[C]):
         if prepared:
             names = {name_of(committable) for committable in prepared}
             with self._mapper.mapped("looking for prepared transactions"):
-                there = self._lanes[0].run(lambda each: self._dialect.prepared(each, names), deadline)
+                there = self._lane.run(lambda each: self._dialect.prepared(each, names), deadline)
             gone = names - there
             if gone:
                 raise PreCommitFailed(
@@ -111,7 +112,7 @@ class SqlCommitter(Committer, Generic[C]):
         self._moves.release()  # what was not committed, or is of another epoch: its locks would keep the rest waiting
         if active("commit.first") and len(prepared) > 1:
             first, *prepared = prepared
-            outcomes[first.writer] = self._commit_one(self._lanes[0], first, deadline)
+            outcomes[first.writer] = self._commit_one(self._lane, first, deadline)
             failpoint("commit.first")
         outcomes.update(self._commit_prepared(prepared, deadline))
         if all(outcome.visible for outcome in outcomes.values()):
@@ -138,7 +139,7 @@ class SqlCommitter(Committer, Generic[C]):
         prepared, staged = ([name_of(committable) for committable in part] for part in split(here))
         if prepared or staged:
             with self._mapper.mapped("aborting"):
-                self._lanes[0].run(lambda each: self._dialect.rollback(each, prepared, staged), deadline)
+                self._lane.run(lambda each: self._dialect.rollback(each, prepared, staged), deadline)
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
         self._moves.release()
@@ -157,11 +158,11 @@ class SqlCommitter(Committer, Generic[C]):
             return ended + len(left)
 
         with self._mapper.mapped("sweeping"):
-            return self._lanes[0].run(sweep, deadline)
+            return self._lane.run(sweep, deadline)
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
         with self._mapper.mapped("looking for what is open"):
-            found = self._lanes[0].run(self._dialect.recover, deadline)
+            found = self._lane.run(self._dialect.recover, deadline)
         return [
             Leftover(each.writer, each.generation, each.epoch, each.partition, each.started, {"writer": each.writer})
             for each in sorted(found, key=lambda each: each.writer)
@@ -198,7 +199,7 @@ class SqlCommitter(Committer, Generic[C]):
         if not names:
             return {}
         with self._mapper.mapped("looking back"):
-            proof, there = self._lanes[0].run(ask, deadline)
+            proof, there = self._lane.run(ask, deadline)
         gone = [one for one in committables if name_of(one) not in proof.marked]
         if not gone:
             return {}
@@ -263,7 +264,7 @@ class SqlCommitter(Committer, Generic[C]):
             return {committable.writer: self._commit_one(lane, committable, deadline) for committable in own}
 
         if len(prepared) == 1:
-            return work(self._lanes[0], prepared)
+            return work(self._lane, prepared)
         parts = [prepared[number::_LANES] for number in range(min(_LANES, len(prepared)))]
         outcomes: dict[int, Outcome] = {}
         for done in list(self._threads.map(work, self._lanes, parts)):
@@ -299,7 +300,7 @@ class SqlCommitter(Committer, Generic[C]):
                     rest = self._moves.begin(left, deadline)
                     for committable in left:
                         if committable not in rest:
-                            proven = self._proven(self._lanes[0], committable, deadline)
+                            proven = self._proven(self._lane, committable, deadline)
                             outcomes[committable.writer] = proven or Outcome.UNKNOWN
                     left = rest
                     if not left:
@@ -311,7 +312,7 @@ class SqlCommitter(Committer, Generic[C]):
                 break
             except self._mapper.drivers as error:
                 self._moves.release()
-                why, curable = self._judge(self._lanes[0], error)
+                why, curable = self._judge(self._lane, error)
                 if not curable:
                     break
                 time.sleep(min(POLL, deadline.remaining()))
@@ -353,12 +354,11 @@ class SqlCommitter(Committer, Generic[C]):
         if self._pruned is not None and abs(epoch - self._pruned) < PRUNE_EVERY:
             return
         self._pruned = epoch
-        lane = self._lanes[0]
         try:
-            self._dialect.prune(lane.take(Deadline(_PRUNE_SECONDS)), epoch - KEPT_EPOCHS)
+            self._dialect.prune(self._lane.take(Deadline(_PRUNE_SECONDS)), epoch - KEPT_EPOCHS)
         except Exception as error:  # the next time will do
             log.warning("old markers of %s could not be pruned: %s", self._mapper.table, type(error).__name__)
-            lane.close()
+            self._lane.close()
 
 
 def _without_trace(committable: Committable, proof: Proof) -> Outcome:
