@@ -171,6 +171,7 @@ def test_who_waits_is_seen_to_and_takes_the_signal(tmp_path: Path, opened: ExitS
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
         _, second = two.pair()
+        until(lambda: len(second.members()) == 1, second.tail)  # its driver has ended: it waits by itself
         [waiting] = [entry for entry in Registry().entries() if entry.state is State.SUSPENDED]
     assert waiting.supervisor == second.pid
     assert waiting.lease is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -84,7 +85,8 @@ def test_sigterm_to_every_process(case: Callable[..., Case], session: SparkSessi
 
 def signal_all(run: JobProcess) -> None:
     for pid in run.members():
-        os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it ended with one that was told before it
+            os.kill(pid, signal.SIGTERM)
 
 
 def cancel(session: SparkSession, name: str) -> threading.Thread:
