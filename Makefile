@@ -46,7 +46,7 @@ $(VENV)/.ready: pyproject.toml uv.lock
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .; }
 	@touch $@
 
-$(VENV)/.jars: $(VENV)/.ready src/penstock/spark/jars.lock.json
+$(VENV)/.jars: $(VENV)/.ready src/penstock/supply/jars.lock.json
 	@$(BIN)/penstock dev java
 	@$(BIN)/penstock dev jars
 	@touch $@

@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))  # a benchmark is started as a script, and some he
 
 from memory import family  # noqa: E402
 from neighbours import Neighbours  # noqa: E402
-from penstock.process.registry import Entry, Registry, State, now_ms  # noqa: E402
+from penstock.ops.process.registry import Entry, Registry, State, now_ms  # noqa: E402
 from tests.support.browser import browsing  # noqa: E402
 from tests.support.long_history import write_history  # noqa: E402
 from tests.support.ui_link import link_of  # noqa: E402

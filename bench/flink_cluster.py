@@ -19,9 +19,9 @@ from flink_home import bring_flink
 from penstock.dev.servers.base import Server
 from penstock.dev.servers.host import HOST, free_port
 from penstock.errors import ControlError, DevelopmentError
-from penstock.server.client import Client
-from penstock.spark.jars import jar_set
-from penstock.spark.java import find_java
+from penstock.ops.server.client import Client
+from penstock.supply.jars import jar_set
+from penstock.supply.java import find_java
 
 _SUBMIT_SECONDS = 180.0
 _POLL_SECONDS = 0.02

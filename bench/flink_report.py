@@ -15,7 +15,7 @@ from rich.table import Table
 
 import flink_plots
 from flink_home import VERSION
-from penstock.spark.java import find_java
+from penstock.supply.java import find_java
 from rounds import Spread, console
 
 ROOT = Path(__file__).parents[1]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from penstock import Checkpoints, FileSource, Job, RestartStrategy
-from penstock.spark.jars import jar_set
 from penstock.spark.session import session
+from penstock.supply.jars import jar_set
 from sinks_input import SCHEMA
 from sinks_targets import TARGETS, Target
 

@@ -21,9 +21,9 @@ from flink_sql import statements
 from penstock.cli.run import run as penstock_run
 from penstock.dev.servers.host import end_process
 from penstock.errors import ControlError
-from penstock.process.registry import HOME_VARIABLE, Entry, Registry
+from penstock.ops.process.registry import HOME_VARIABLE, Entry, Registry
+from penstock.ops.server.client import Client
 from penstock.processes import end_session
-from penstock.server.client import Client
 from tasks import Task
 
 HERE = Path(__file__).parent

@@ -13,9 +13,9 @@ if typing.TYPE_CHECKING:
     from penstock.contracts.guarantees import Guarantee
     from penstock.contracts.sink import Committer, Sink, TwoPhaseSink, Writer
     from penstock.contracts.source import Source
-    from penstock.epoch.callbacks import CheckpointInfo
-    from penstock.epoch.outputs import Epoch
+    from penstock.engine.outputs import Epoch
     from penstock.errors import PenstockError
+    from penstock.job.callbacks import CheckpointInfo
     from penstock.job.dropin import exactly_once
     from penstock.job.job import Job
     from penstock.sinks.files import FileSink
@@ -66,13 +66,13 @@ __all__ = [
 ]
 
 _WHERE = {
-    "CheckpointInfo": "penstock.epoch.callbacks",
+    "CheckpointInfo": "penstock.job.callbacks",
     "Checkpoints": "penstock.config",
     "Committable": "penstock.checkpoint.decision",
     "Committer": "penstock.contracts.sink",
     "DataGenSource": "penstock.sources.datagen",
     "DeltaSink": "penstock.sinks.tables",
-    "Epoch": "penstock.epoch.outputs",
+    "Epoch": "penstock.engine.outputs",
     "FileSink": "penstock.sinks.files",
     "FileSource": "penstock.sources.files",
     "Guarantee": "penstock.contracts.guarantees",

@@ -15,8 +15,8 @@ import pytest
 
 from penstock import failpoints
 from penstock.dev.servers.s3 import S3Server
-from penstock.spark.jars import jar_set
 from penstock.storage.s3 import S3Folder
+from penstock.supply.jars import jar_set
 from tests.support.jobs import on_s3
 from tests.support.points import DRIVER, WORKER
 from tests.support.processes import JobProcess

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from penstock.checkpoint import layout
-from penstock.process.lifeline import LOST_TURN
-from penstock.process.registry import HOME_VARIABLE, Registry, State
+from penstock.ops.process.lifeline import LOST_TURN
+from penstock.ops.process.registry import HOME_VARIABLE, Registry, State
 from tests.support.case import SCRIPT, Case
 from tests.support.supervised import OFTEN, Supervised
 from tests.support.waiting import until
@@ -26,8 +26,8 @@ PROGRAM = """
 import os, pathlib, signal, sys, time
 from penstock.checkpoint.lease import LeaseLog
 from penstock.job import lease as job_lease
-from penstock.job.lease import JobLease, TurnEnd, held
-from penstock.process import lifeline
+from penstock.ops.turn import JobLease, TurnEnd, held
+from penstock.ops.process import lifeline
 from penstock.storage.local import LocalStorage
 
 here = pathlib.Path(__file__).parent

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock import failpoints
-from penstock.process.lifeline import CRASHED, FAILED, GAVE_UP
+from penstock.ops.process.lifeline import CRASHED, FAILED, GAVE_UP
 from penstock.processes import end_session, session_members
 from tests.support.case import SCRIPT, Case
 from tests.support.processes import command, descendants
@@ -27,9 +27,9 @@ from tests.support.waiting import until
 PROGRAM = """
 import os, pathlib, signal, sys, time
 from penstock.errors import SystemUnavailable, TopicMissing
-from penstock.process import lifeline
+from penstock.ops.process import lifeline
 from penstock.config.restart_strategy import RestartStrategy
-from penstock.process.restart import Restarts
+from penstock.engine.restart import Restarts
 
 runs = pathlib.Path(__file__).with_name("runs")
 with runs.open("a") as file:

@@ -16,8 +16,8 @@ import pytest
 
 from penstock import failpoints
 from penstock.failpoints import POINTS
-from penstock.process.driver import Driver
-from penstock.process.lifeline import FAILED
+from penstock.ops.process.driver import Driver
+from penstock.ops.process.lifeline import FAILED
 from penstock.processes import session_members, state
 from tests.support.case import SCRIPT, Case
 from tests.support.processes import ROOT, command, descendants
@@ -27,7 +27,7 @@ from tests.support.waiting import until
 #: Says that it runs when its turn has come, then waits for the end, or does what the file `then` says.
 PROGRAM = """
 import os, pathlib, signal, sys, time
-from penstock.process import lifeline
+from penstock.ops.process import lifeline
 
 here = pathlib.Path(__file__).parent
 lifeline.tell_ready()

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.epoch.channel import HASH_COLUMN
-from penstock.epoch.checksum import FLAT, NESTED, rule_for, with_hashes
+from penstock.engine.channel import HASH_COLUMN
+from penstock.engine.checksum import FLAT, NESTED, rule_for, with_hashes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.dev.servers.host import end_process
-from penstock.process.registry import Registry
-from penstock.server.phases import PHASES
+from penstock.ops.process.registry import Registry
+from penstock.ops.server.phases import PHASES
 from tests.support.payments_script import SCRIPT
 from tests.support.waiting import until
 

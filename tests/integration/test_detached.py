@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.dev.servers.host import end_process
-from penstock.process.registry import Entry, Registry
+from penstock.ops.process.registry import Entry, Registry
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -25,9 +25,9 @@ import signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 from tests.support.steered import Steered
 from penstock.config.settings import resolve
-from penstock.process import lifeline
+from penstock.ops.process import lifeline
 from penstock.events import Events
-from penstock.server.serving import serving
+from penstock.ops.server.serving import serving
 
 job, events = Steered("payments"), Events()
 

@@ -134,7 +134,7 @@ class Command:
     """`penstock dev kafka …` in processes of their own, over one cache that holds the jars already."""
 
     def __init__(self, cache: Path) -> None:
-        from penstock.spark.jars import jar_folder, jar_set
+        from penstock.supply.jars import jar_folder, jar_set
 
         jar_set("kafka-broker")
         (cache / "jars").mkdir(parents=True)

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.spark import class_archive, rehearsal
-from penstock.spark.java import DROPPED, find_java
+from penstock.spark import rehearsal
+from penstock.supply import class_archive
+from penstock.supply.java import DROPPED, find_java
 
 PACKAGES = Path(penstock.__file__).parents[1]
 

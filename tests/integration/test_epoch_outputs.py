@@ -11,9 +11,9 @@ import pyarrow.dataset as ds
 import pytest
 
 from penstock import Checkpoints, Epoch, FileSink, Job, KafkaSink, RestartStrategy
+from penstock.engine.error_class import ErrorClass, classify
 from penstock.errors import ConfigurationError, DuplicateUid, PreCommitFailed
 from penstock.failpoints import InjectedFault
-from penstock.process.error_class import ErrorClass, classify
 from tests.support.running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ import pytest
 from flink_home import bring_flink
 from penstock.dev.servers.host import end_process
 from penstock.errors import DevelopmentError
-from penstock.process.registry import Entry, Registry, State
+from penstock.ops.process.registry import Entry, Registry, State
 from penstock.savepoints import savepoint
-from penstock.spark.java import find_java
 from penstock.storage.local import LocalTree
+from penstock.supply.java import find_java
 from tests.support.payments_script import SCRIPT
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]

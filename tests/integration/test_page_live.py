@@ -17,7 +17,7 @@ import pytest
 
 from penstock import failpoints
 from penstock.dev.servers.host import end_process
-from penstock.process.registry import Entry, Registry
+from penstock.ops.process.registry import Entry, Registry
 from penstock.processes import end_session
 from tests.support.browser import Watch, serious_findings
 from tests.support.ui_link import link_of

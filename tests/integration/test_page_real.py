@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.errors import PreCommitFailed
-from penstock.process.registry import Entry, Registry, State, history_folder
+from penstock.ops.process.registry import Entry, Registry, State, history_folder
 from tests.support.browser import Watch, serious_findings
 from tests.support.looking import Ui, a_story, ui
 from tests.support.own_home import use_own_home

@@ -13,14 +13,14 @@ import pytest
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.checkpoint.decision import Committable, Decision, DecisionId
 from penstock.contracts.sink import SinkScope
-from penstock.epoch.checksum import NESTED, checksum_of
-from penstock.epoch.jobs import EachEpoch
-from penstock.epoch.planned import PROPERTY, Planned, to_text
-from penstock.epoch.protocol import Replay
-from penstock.epoch.task import Assignment, parse
+from penstock.engine.checksum import NESTED, checksum_of
+from penstock.engine.jobs import EachEpoch
+from penstock.engine.planned import PROPERTY, Planned, to_text
+from penstock.engine.planning import planned_once
+from penstock.engine.protocol import Replay
+from penstock.engine.task import Assignment, parse
 from penstock.errors import PreCommitFailed, StrayTask, from_json
 from penstock.failpoints import InjectedFault
-from penstock.spark.planning import planned_once
 from tests.support.running import Checkpoint, CrashAt, Numbers, failing, run_all, until
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.epoch.plan import QueryPlan
+    from penstock.engine.plan import QueryPlan
 
 ROWS, PER_EPOCH = 400, 100
 #: Flat and nested, never null and sometimes, with names that Spark takes for something else.
@@ -44,7 +44,7 @@ def each_epoch() -> Iterator[Callable[[bool], None]]:
     def choose(chosen: bool) -> None:
         patch.undo()
         if chosen:
-            patch.setattr("penstock.spark.query.planned_once", lambda *_: None)
+            patch.setattr("penstock.engine.streaming.planned_once", lambda *_: None)
 
     yield choose
     patch.undo()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import Checkpoints, FileSink, Job, KafkaSink, KafkaSource, RestartStrategy
+from penstock.engine.retention import RETAINED_BATCHES
 from penstock.failpoints import ONCE, RELEASE, VARIABLE, InjectedFault, hooked
-from penstock.job.retention import RETAINED_BATCHES
 from tests.support.kafka import Input, assert_copied, assert_nothing_open
 from tests.support.running import Checkpoint, CrashAt, Kafka, Numbers, Watched, run_all, until
 
@@ -157,7 +157,7 @@ def test_cancel_does_not_wait_for_an_epoch_that_hangs(
 ) -> None:
     """The driver stands still between preparing and deciding. Another generation aborts what it prepared, and when
     it goes on, it finds itself superseded. Its checkpoint is kept: it may still write there."""
-    monkeypatch.setattr("penstock.job.group._CANCEL_SECONDS", 0.5)
+    monkeypatch.setattr("penstock.engine.group._CANCEL_SECONDS", 0.5)
     copy.source.feed(100)
     with standing_at("epoch.sealed") as (come, go):
         with running(copy.job("delete_on_cancellation")) as run, caplog.at_level(logging.WARNING, "penstock"):

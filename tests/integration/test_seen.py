@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
-from penstock.process.registry import Registry
+from penstock.ops.process.registry import Registry
 from tests.support.looking import request, ui
 from tests.support.running import Kafka, Watched, until
 

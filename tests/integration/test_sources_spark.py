@@ -14,6 +14,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from penstock import Checkpoints, DataGenSource, FileSink, FileSource, Job, RestartStrategy, SocketSource
+from penstock.engine.error_class import error_chain
 from penstock.errors import (
     ConfigurationError,
     EpochError,
@@ -24,7 +25,6 @@ from penstock.errors import (
     PositionsLost,
     UidChanged,
 )
-from penstock.process.error_class import error_chain
 from tests.support.lines import LineServer
 from tests.support.running import CrashAt, Event, Watched, failing, run_all
 

@@ -19,7 +19,7 @@ from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import SchemaMismatch
 from penstock.failpoints import InjectedFault
-from penstock.spark.jars import jar_set
+from penstock.supply.jars import jar_set
 from tests.support.running import CrashAt, Numbers, failing, run_all
 
 if TYPE_CHECKING:

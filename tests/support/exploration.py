@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from penstock.epoch import protocol as p
+from penstock.engine import protocol as p
 from tests.support.protocol_world import Driver, Protocol, Scenario, Simulation, Step, Violation, World
 
 State = tuple[World, tuple[Driver, ...]]

@@ -17,11 +17,11 @@ from penstock.checkpoint.open import ledger_at
 from penstock.config.load import OPTIONS_VARIABLE
 from penstock.failpoints import InjectedFault, hooked
 from penstock.savepoints.savepoint import Savepoint, dispose
-from penstock.spark.jars import jar_set
 from penstock.spark.session import session
 from penstock.storage.hadoop import hsync
 from penstock.storage.open import storage_at, tree_at
 from penstock.storage.storage import AlreadyExists
+from penstock.supply.jars import jar_set
 from tests.support.case import Running
 from tests.support.running import Numbers
 

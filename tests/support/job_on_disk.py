@@ -12,8 +12,8 @@ import pytest
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.ledger import Ledger
 from penstock.config.recovery import Recovery
+from penstock.engine.predecessor import LastRun
 from penstock.failpoints import InjectedFault, hooked
-from penstock.job.predecessor import LastRun
 from penstock.savepoints.restore import Restorer, RestoreResult
 from penstock.storage.local import LocalStorage, LocalTree
 from tests.support.memory_sink import MemorySink

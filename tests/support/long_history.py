@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from penstock.process.registry import history_folder
+from penstock.ops.process.registry import history_folder
 from penstock.storage.private import create_own, own_folder
 from tests.support.looking import checkpoint
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.process.registry import Registry
+from penstock.ops.process.registry import Registry
 
 
 def use_own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:

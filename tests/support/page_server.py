@@ -24,7 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import penstock
-from penstock.server.serving import listen
+from penstock.ops.server.serving import listen
 from tests.support.page_data import Json, Run, typical_runs
 
 Handler = Callable[[Request], Awaitable[Response]]

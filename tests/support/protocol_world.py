@@ -1,7 +1,7 @@
 """A small world for the epoch protocol: ledger, Spark's log, sinks, and runs of a job that come, stall and die.
 
 `Simulation.steps` says what one run may do next in a given world; `exploration.py` walks through all of it. The runs
-are driven by the real coroutines of `penstock.epoch.protocol`, or by broken variants.
+are driven by the real coroutines of `penstock.engine.protocol`, or by broken variants.
 
 What may happen, and how few kinds of steps are enough for it:
 
@@ -42,7 +42,7 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
-from penstock.epoch import protocol as p
+from penstock.engine import protocol as p
 
 EVERY_WRITER: tuple[p.WriterId, ...] = (("left", 0), ("right", 0), ("right", 1))
 

@@ -13,7 +13,7 @@ import zlib
 from pathlib import Path
 
 from penstock.caches import user_cache
-from penstock.spark.java import find_java
+from penstock.supply.java import find_java
 
 ROOT = Path(__file__).parents[2]
 

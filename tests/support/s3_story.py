@@ -18,10 +18,10 @@ from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.checkpoint.open import ledger_at
 from penstock.errors import StorageNotAtomic
 from penstock.failpoints import InjectedFault, hooked
-from penstock.spark.jars import jar_set
 from penstock.spark.session import session
 from penstock.storage.open import storage_at, tree_at
 from penstock.storage.s3 import S3Folder
+from penstock.supply.jars import jar_set
 from tests.support.hdfs_story import outcome_of, savepoints
 from tests.support.running import Numbers
 from tests.support.waiting import until

@@ -15,10 +15,10 @@ import pytest
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.config import Checkpoints
 from penstock.contracts.sink import TwoPhaseSink
+from penstock.engine import query as module
+from penstock.engine import streaming as spark_query
+from penstock.engine.query import QueryRunner
 from penstock.events import Events
-from penstock.job import query as module
-from penstock.job.query import QueryRunner
-from penstock.spark import query as spark_query
 from tests.support.small_spark import SmallSpark, barrier_text
 from tests.support.waiting import until
 

@@ -14,9 +14,9 @@ from typing import Any
 from penstock.config.settings import resolve
 from penstock.errors import PenstockError
 from penstock.events import Events
-from penstock.process.registry import Entry, Registry
+from penstock.ops.process.registry import Entry, Registry
+from penstock.ops.server.serving import Serving, serving
 from penstock.progress import Progress, Step, silent
-from penstock.server.serving import Serving, serving
 
 
 class Steered:

@@ -19,7 +19,7 @@ import pyspark
 from penstock import processes
 from penstock.config.load import OPTIONS_VARIABLE
 from penstock.dev.servers.hadoop import Hadoop, NodeManager
-from penstock.spark.jars import jar_set
+from penstock.supply.jars import jar_set
 from tests.support.case import SCRIPT, Case
 from tests.support.waiting import until
 

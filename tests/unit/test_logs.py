@@ -23,7 +23,7 @@ from penstock.config.log import LogFormat
 from penstock.config.settings import resolve
 from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
-from penstock.epoch.committers import Committers
+from penstock.engine.committers import Committers
 from penstock.errors import ConfigurationError, SystemUnavailable
 from penstock.logs import JsonFormatter, bound, is_json, log_as_json
 

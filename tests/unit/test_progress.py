@@ -18,11 +18,11 @@ from penstock.cli.output import Output, TableOutput
 from penstock.cli.progress_display import BarDisplay, Display, LineDisplay, show_restore, show_start, step_text
 from penstock.cli.text import number_text, plain_text, short_duration_text, size_text
 from penstock.errors import PreCommitFailed
-from penstock.process.registry import Entry, Registry, State
+from penstock.ops.process.registry import Entry, Registry, State
+from penstock.ops.server.client import Client
 from penstock.progress import Counter, Pace, Step, silent, throttled
 from penstock.savepoints import savepoint
 from penstock.savepoints.savepoint import Kind, Savepoint
-from penstock.server.client import Client
 from penstock.spark_state.work_session import count_tasks, tell_tasks
 from penstock.storage.local import LocalTree
 from tests.support.steered import Steered, served

@@ -68,7 +68,7 @@ def test_importing_is_light() -> None:
 
 def test_a_task_imports_neither_the_job_nor_its_servers() -> None:
     """Every Python worker imports it; a name is imported when it is first used."""
-    there = python("import sys, penstock.epoch.task, penstock.sinks.kafka; print(*sys.modules)").split()
+    there = python("import sys, penstock.engine.task, penstock.sinks.kafka; print(*sys.modules)").split()
     assert "penstock.sinks.kafka" in there
     assert {"penstock.job.job", "starlette", "pyspark"}.isdisjoint(there)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from py4j.protocol import Py4JError
 
-from penstock.epoch.task import fault_in
+from penstock.engine.error_class import ErrorClass, classify
+from penstock.engine.task import fault_in
 from penstock.errors import SystemUnavailable, from_json
 from penstock.events import Events
-from penstock.process.error_class import ErrorClass, classify
-from penstock.process.registration import error_fields
+from penstock.ops.process.registration import error_fields
 from penstock.secrets import (
     MASK,
     MOST_CHARACTERS,

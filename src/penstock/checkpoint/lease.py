@@ -5,7 +5,7 @@
 The file with the highest number is what counts. To take the lease, to renew it and to give it back are one and the same
 step: to create the next number, which only one can. So a holder that renews and somebody who takes over can never both
 succeed. No time in these files is ever compared with a clock: how long a lease lasts, each side measures by itself, see
-`penstock.process.lease_rules`.
+`penstock.ops.process.lease_rules`.
 """
 
 from __future__ import annotations

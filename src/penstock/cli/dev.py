@@ -140,7 +140,7 @@ def jars(
     json: Json = False,
 ) -> None:
     """Fetch the locked jars into the cache; does nothing when they are there."""
-    from penstock.spark.jars import DEFAULT_SETS, is_present, jar_folder, jar_set, locked
+    from penstock.supply.jars import DEFAULT_SETS, is_present, jar_folder, jar_set, locked
 
     output = Output.choose(json)
     rows = []
@@ -165,7 +165,7 @@ def jars(
 @app.command("java")
 def java(json: Json = False) -> None:
     """Show the Java that Spark and the broker will run on."""
-    from penstock.spark.java import find_java
+    from penstock.supply.java import find_java
 
     found = find_java()
     Output.choose(json).record("Java", {"home": str(found.home), "version": found.version, "found_by": found.origin})

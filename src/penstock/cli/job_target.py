@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ControlError, JobNotFound
-from penstock.process.registry import Entry, Registry
+from penstock.ops.process.registry import Entry, Registry
 
 if TYPE_CHECKING:
-    from penstock.server.client import Client
+    from penstock.ops.server.client import Client
 
 _POLL_SECONDS = 0.1
 _SHORTEST_PREFIX = 4
@@ -39,7 +39,7 @@ class JobTarget:
 
 def find_running(job: str, manager: str | None) -> JobTarget:
     """The running job that is meant. Raises `JobNotFound` where there is none, or more than one."""
-    from penstock.server.client import Client
+    from penstock.ops.server.client import Client
 
     if manager is not None:
         client = client_at(manager)
@@ -75,7 +75,7 @@ def find_running(job: str, manager: str | None) -> JobTarget:
 def client_at(manager: str) -> Client:
     """A client for the job at this address. Its token is `PENSTOCK_TOKEN`, or, for a job of one's own on this machine,
     the one in the registry: it is sent nowhere but to the address that stands beside it there."""
-    from penstock.server.client import Client
+    from penstock.ops.server.client import Client
 
     client = Client(manager, None)
     own = (entry.token for entry in Registry().entries() if client.is_at(entry.address) and not entry.state.ended)

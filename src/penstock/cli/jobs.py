@@ -22,8 +22,8 @@ from penstock.cli.job_target import JobTarget, client_at, find_entry, find_runni
 from penstock.cli.output import Output
 from penstock.cli.text import duration_text, plain_text
 from penstock.errors import ControlError
-from penstock.process.log_file import earlier
-from penstock.process.registry import Entry, Registry, State, now_ms
+from penstock.ops.process.log_file import earlier
+from penstock.ops.process.registry import Entry, Registry, State, now_ms
 from penstock.progress import Progress
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def register(app: typer.Typer) -> None:
 
 def _savepoint(target: JobTarget, verb: str, body: dict[str, Any], progress: Progress) -> str:
     """The path. A job that ends for its savepoint may be gone before it is asked again; the registry then knows."""
-    from penstock.server.client import NoAnswer
+    from penstock.ops.server.client import NoAnswer
 
     asked: list[str] = []
     try:

@@ -37,8 +37,8 @@ def pack(
     Prints the line for spark-submit. `penstock run --master` does all of it by itself.
     """  # fmt: skip
     from penstock import __version__
-    from penstock.spark.pack import build
-    from penstock.spark.shipping import submit_line
+    from penstock.supply.pack import build
+    from penstock.supply.shipping import submit_line
 
     output = Output.choose(json)
     made = build(__version__, target, script, more or ())

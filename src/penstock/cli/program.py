@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from penstock import logs
 from penstock.config.load import from_file, from_options
 from penstock.config.log import FORMAT, LogFormat
+from penstock.engine.error_class import classify
+from penstock.engine.restart import status_of
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.process import lifeline
-from penstock.process.error_class import classify
-from penstock.process.restart import status_of
+from penstock.ops.process import lifeline
 from penstock.secrets import masked
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def prepare_environment() -> None:
     """Let Spark's workers use this very Python, and Spark find a Java; what the user has set stays."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    from penstock.spark.java import find_java
+    from penstock.supply.java import find_java
 
     os.environ["JAVA_HOME"] = str(find_java().home)
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.cli.text import duration_text, plain_text, size_text
-from penstock.process.registry import Entry, Registry, State
+from penstock.ops.process.registry import Entry, Registry, State
 from penstock.progress import Pace, Step
 
 if TYPE_CHECKING:

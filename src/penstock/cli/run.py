@@ -26,8 +26,8 @@ from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
 from penstock.config.log import FORMAT, LogFormat
 from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
 from penstock.errors import ControlError, PenstockError, from_json
-from penstock.process.registration import ID_VARIABLE
-from penstock.process.registry import Entry, Registry, State
+from penstock.ops.process.registration import ID_VARIABLE
+from penstock.ops.process.registry import Entry, Registry, State
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings
@@ -152,7 +152,7 @@ def _start(script: Path, arguments: list[str], *, detached: bool, supervise: boo
         return _start_detached(script, arguments, as_json=as_json)
     if supervise:
         return _run_supervised(script, arguments)
-    from penstock.spark import early
+    from penstock.supply import early
 
     early.begin(script)
     with _shown_restore():
@@ -161,9 +161,9 @@ def _start(script: Path, arguments: list[str], *, detached: bool, supervise: boo
 
 def _run_supervised(script: Path, arguments: list[str]) -> int:
     from penstock.events import Events
-    from penstock.process.log_file import kept_small
-    from penstock.process.registration import SupervisorEntry
-    from penstock.process.supervisor import Supervisor, command
+    from penstock.ops.process.log_file import kept_small
+    from penstock.ops.process.registration import SupervisorEntry
+    from penstock.ops.process.supervisor import Supervisor, command
 
     _log_to_stderr()
     settings = _settings()
@@ -265,7 +265,7 @@ def _start_error(entry: Entry | None, run: str) -> PenstockError:
 def _detach(script: Path, arguments: Sequence[str], id: str) -> subprocess.Popen[bytes]:
     """Start `penstock run script` in a session of its own, its output in the registry's log of `id`. Raises OSError
     where there is no place for that log."""
-    from penstock.process.supervisor import penstock_command
+    from penstock.ops.process.supervisor import penstock_command
 
     with Registry().open_log(id) as log:
         return subprocess.Popen(

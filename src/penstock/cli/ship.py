@@ -19,8 +19,8 @@ def ship_environment(script: Path, master: str | None, archive: Path | None, *, 
     this machine and nobody asked for it. Where the user has said which Python they use, nothing is shipped, either.
     `ArchiveMismatch` for an archive that cannot work."""
     from penstock import __version__
-    from penstock.spark import pack, shipping
     from penstock.spark.masters import is_local, runs_here
+    from penstock.supply import pack, shipping
 
     if archive is None and wanted is None and (master is None or runs_here(master) or _PYTHON in os.environ):
         return

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from penstock.process import lifeline
-from penstock.spark import early
+from penstock.ops.process import lifeline
+from penstock.supply import early
 
 if __name__ == "__main__":
     lifeline.connect()

@@ -12,11 +12,11 @@ from penstock.cli.job_target import client_at, find_entry, find_running
 from penstock.cli.jobs import Json, Manager, entries_elsewhere, job_row
 from penstock.cli.output import Output
 from penstock.cli.text import plain_text
-from penstock.process.registry import Entry, Registry, now_ms
+from penstock.ops.process.registry import Entry, Registry, now_ms
 
 if TYPE_CHECKING:
     from penstock.cli.top_facts import JobFacts
-    from penstock.server.client import Client
+    from penstock.ops.server.client import Client
 
 
 def top(
@@ -67,7 +67,7 @@ class Watched:
 
     def client(self, entry: Entry) -> Client:
         """For a run that has an address."""
-        from penstock.server.client import Client
+        from penstock.ops.server.client import Client
 
         if self._manager is not None:
             return client_at(self._manager)

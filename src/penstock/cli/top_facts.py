@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 from penstock.cli.text import number_text, plain_text, short_duration_text, size_text
 from penstock.errors import ControlError, PenstockError
-from penstock.process.registry import Entry, now_ms
+from penstock.ops.process.registry import Entry, now_ms
 
 if TYPE_CHECKING:
-    from penstock.server.client import Client
+    from penstock.ops.server.client import Client
 
 NEWEST_EPOCHS = 100
 """Of which p50 and p99 are reckoned."""

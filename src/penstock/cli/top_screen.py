@@ -30,7 +30,7 @@ from penstock.cli.top_facts import JobFacts, JobReader, sentences
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.process.registry import Entry
+    from penstock.ops.process.registry import Entry
 
 _KEY_SECONDS = 0.2  # so often the screen is drawn at least
 _KEY = re.compile(r"\x1b[\[O](?P<arrow>[A-D])|(?P<other>.)", re.DOTALL)

@@ -17,8 +17,8 @@ from penstock.errors import PenstockError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.transactions.orphans import Orphan, Report
-    from penstock.transactions.settlement import Unprovable
+    from penstock.ops.transactions.orphans import Orphan, Report
+    from penstock.ops.transactions.settlement import Unprovable
 
 app = typer.Typer(help="What dead jobs left open in other systems, and its end.", no_args_is_help=True)
 
@@ -121,8 +121,8 @@ def commit(
 ) -> None:
     """Commit what is decided, as the job's next start would; each outcome is proven. Whole epochs: with ids, those
     they belong to."""
-    from penstock.transactions import settlement
-    from penstock.transactions.orphans import DecisionState
+    from penstock.ops.transactions import settlement
+    from penstock.ops.transactions.orphans import DecisionState
 
     output = Output.choose(as_json)
     rows: list[dict[str, Any]] = []
@@ -177,8 +177,8 @@ def abort(
     as_json: Json = False,
 ) -> None:
     """Abort what is not decided, and fence its writers; what is decided stays as it is."""
-    from penstock.transactions import settlement
-    from penstock.transactions.orphans import DecisionState
+    from penstock.ops.transactions import settlement
+    from penstock.ops.transactions.orphans import DecisionState
 
     output = Output.choose(as_json)
     with open_target(places, script, servers, config, prefix) as target, output.working("Aborting …"):
@@ -236,7 +236,7 @@ def resolve(
     """Say what became of decided transactions that the other system has forgotten, after a look at what it holds. Only
     where nothing can be proven; a wrong word loses or doubles their rows."""
     from penstock.checkpoint.decision import Outcome
-    from penstock.transactions import settlement
+    from penstock.ops.transactions import settlement
 
     outcomes = {"committed": Outcome.ALREADY_COMMITTED, "lost": Outcome.LOST}
     if verdict is not None and verdict not in outcomes:
@@ -289,8 +289,8 @@ def _outcome_row(orphan: Orphan, outcome: str) -> dict[str, str]:
 
 def _end_by_force(output: Output, target: TransactionsTarget, *, commit: bool, force: bool) -> None:
     """End transactions of which no ledger is known: only those that are named, and only by force."""
-    from penstock.transactions.orphans import DecisionState
-    from penstock.transactions.settlement import refusal_of
+    from penstock.ops.transactions.orphans import DecisionState
+    from penstock.ops.transactions.settlement import refusal_of
 
     assert target.cluster is not None
     chosen = target.named(target.look().orphans) if target.ids else []
@@ -302,7 +302,7 @@ def _end_by_force(output: Output, target: TransactionsTarget, *, commit: bool, f
 
 
 def _unproven_row(unproven: Unprovable, verdict: str | None) -> dict[str, Any]:
-    from penstock.transactions.orphans import name_of
+    from penstock.ops.transactions.orphans import name_of
 
     return {
         "query": unproven.query,

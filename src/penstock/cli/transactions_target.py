@@ -13,10 +13,10 @@ import typer
 from penstock.errors import TransactionRefused
 
 if TYPE_CHECKING:
-    from penstock.transactions.kafka import Cluster
-    from penstock.transactions.ledgers import JobLedgers
-    from penstock.transactions.orphans import Orphan, Report, Sinks
-    from penstock.transactions.settlement import Run
+    from penstock.ops.transactions.kafka import Cluster
+    from penstock.ops.transactions.ledgers import JobLedgers
+    from penstock.ops.transactions.orphans import Orphan, Report, Sinks
+    from penstock.ops.transactions.settlement import Run
 
 
 @dataclass
@@ -30,7 +30,7 @@ class TransactionsTarget:
     prefix: str = ""
 
     def look(self) -> Report:
-        from penstock.transactions.orphans import Report, look
+        from penstock.ops.transactions.orphans import Report, look
 
         if self.ledgers is not None:
             return look(self.ledgers, self.sinks)
@@ -38,7 +38,7 @@ class TransactionsTarget:
         return Report(tuple(self.cluster.open(self.prefix)))
 
     def run(self) -> Run:
-        from penstock.transactions.settlement import Run, run_of
+        from penstock.ops.transactions.settlement import Run, run_of
 
         return run_of(self.ledgers) if self.ledgers is not None else Run(None, "there is no ledger to ask")
 
@@ -64,8 +64,8 @@ def open_target(
     prefix: str | None,
 ) -> Iterator[TransactionsTarget]:
     """Open what the arguments name; connections are closed at the end of the block."""
-    from penstock.transactions.kafka import Cluster, client_options
-    from penstock.transactions.ledgers import JobLedgers
+    from penstock.ops.transactions.kafka import Cluster, client_options
+    from penstock.ops.transactions.ledgers import JobLedgers
 
     arguments = list(places or ())
     if script is not None:

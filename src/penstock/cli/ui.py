@@ -50,7 +50,7 @@ def ui(
     if job is not None:
         tell(_link_of(job))
         return
-    from penstock.server.ui import serve_ui
+    from penstock.ops.server.ui import serve_ui
 
     token = os.environ.get("PENSTOCK_TOKEN", "").strip() or secrets.token_urlsafe(32)
     serve_ui(replace(_rest(), port=port), token, storage or [], tell)
@@ -85,7 +85,7 @@ def _open_browser(link: str) -> None:
 
 def _leading_to(link: str) -> Path:
     """A page for its owner's eyes only, in the place of the one before it."""
-    from penstock.process.registry import home
+    from penstock.ops.process.registry import home
     from penstock.storage.private import create_own, own_folder
 
     page = own_folder(home()) / "open.html"

@@ -65,20 +65,20 @@ AVAILABILITY_OPTIONS = (
         STANDBY, "availability", "standby", "penstock run --standby", "false", boolean,
         "Whether `penstock run` keeps a second driver ready, which takes over when the first one dies. It needs the"
         " memory of another JVM and its Python workers: see [Failover](../how-to/failover.md).",
-        ("tests/unit/process/test_standby_keeper.py::test_a_standby_takes_over",),
+        ("tests/unit/ops/process/test_standby_keeper.py::test_a_standby_takes_over",),
     ),
     Option(
         LEASE, "availability", "lease", f"-D {LEASE}=…", "", lease_length,
         "How long a supervisor has the job to itself before one on another machine, with the same program and the same"
         " checkpoint storage, takes over from it. None: there is no other. See"
         " [Failover](../how-to/failover.md#on-two-machines).",
-        ("tests/unit/process/test_lease.py::test_who_waits_takes_over_when_the_lease_has_run_out",),
+        ("tests/unit/ops/process/test_lease.py::test_who_waits_takes_over_when_the_lease_has_run_out",),
     ),
     Option(
         CLASS_ARCHIVE, "availability", "class_archive", f"-D {CLASS_ARCHIVE}=…", "false", boolean,
         "Whether the driver's JVM starts from an archive of its classes in the"
         " [cache](../how-to/failover.md#the-archive-of-classes), and has one made where there is none: by a process"
         " that takes most of a core for a minute, after the driver has run for 20 seconds.",
-        ("tests/unit/spark/test_class_archive.py::test_an_archive_is_used_once_it_is_there",),
+        ("tests/unit/supply/test_class_archive.py::test_an_archive_is_used_once_it_is_there",),
     ),
 )  # fmt: skip

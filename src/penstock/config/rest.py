@@ -24,8 +24,8 @@ class Rest:
     key: str | None = None
 
 
-_SERVER = "tests/unit/server/test_server.py::"
-_ACCESS = "tests/unit/server/test_access.py::"
+_SERVER = "tests/unit/ops/server/test_server.py::"
+_ACCESS = "tests/unit/ops/server/test_access.py::"
 
 
 def _port(text: str, name: str) -> int:

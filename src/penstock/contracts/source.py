@@ -125,7 +125,7 @@ class Source(ABC):
         return {}
 
     def jars(self) -> Sequence[str]:
-        """Names of the locked jar sets this source needs, see `penstock.spark.jars`."""
+        """Names of the locked jar sets this source needs, see `penstock.supply.jars`."""
         return ()
 
     def spark_conf(self) -> Mapping[str, str]:

@@ -15,23 +15,23 @@ from penstock.config import Checkpoints, Mode
 from penstock.config.availability import LEASE
 from penstock.config.load import from_file, from_options
 from penstock.contracts.sink import CheckContext, TwoPhaseSink
-from penstock.epoch.coordinator import Coordinator
+from penstock.engine.coordinator import Coordinator
+from penstock.engine.layout import as_decided
+from penstock.engine.streaming import RunningQuery
 from penstock.errors import ConfigurationError
 from penstock.events import Events
-from penstock.job.standby import take_turn, writer_modules
 from penstock.naming import check_name
-from penstock.process import lifeline
+from penstock.ops.process import lifeline
+from penstock.ops.standby import take_turn, writer_modules
 from penstock.spark.connect import refuse_connect
 from penstock.spark.executors import check_executors, importable
-from penstock.spark.layout import as_decided
 from penstock.spark.masters import require_shared
-from penstock.spark.query import RunningQuery
 from penstock.spark.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.epoch.outputs import EpochOutputs
+    from penstock.engine.outputs import EpochOutputs
 
 
 log = logging.getLogger("penstock")

@@ -15,34 +15,34 @@ from penstock.config.restart_strategy import RestartStrategy
 from penstock.config.settings import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted
 from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
-from penstock.epoch.callbacks import Callback, Callbacks
-from penstock.epoch.outputs import Epoch, EpochFunction, computed_once, write_as_it_is
-from penstock.epoch.plan import QueryPlan, reading, source_links
+from penstock.engine.global_checkpoint import GlobalCheckpoints
+from penstock.engine.group import EndRequest, QueryGroup
+from penstock.engine.outputs import Epoch, EpochFunction, computed_once, write_as_it_is
+from penstock.engine.plan import QueryPlan, reading, source_links
+from penstock.engine.query import QueryRunner
+from penstock.engine.readiness import Readiness
+from penstock.engine.restart import Restarts
+from penstock.engine.restore_point import RestorePoint
+from penstock.engine.retention import JobFolder, retain_batches
+from penstock.engine.steering import Steering
+from penstock.engine.streaming import Lineage
 from penstock.errors import ConfigurationError, DuplicateUid, SavepointError
 from penstock.events import Events, Listener
-from penstock.job import prefetch
-from penstock.job.global_checkpoint import GlobalCheckpoints
-from penstock.job.group import EndRequest, QueryGroup
-from penstock.job.insight import JobInsight
-from penstock.job.lease import TurnEnd, held, lease_of, settings_of_turn
-from penstock.job.query import QueryRunner
-from penstock.job.readiness import Readiness
-from penstock.job.restore_point import RestorePoint
-from penstock.job.retention import JobFolder, retain_batches
-from penstock.job.standby import take_turn, tell_running, writer_modules
-from penstock.job.steering import Steering
+from penstock.job.callbacks import Callback, Callbacks
 from penstock.naming import check_name
-from penstock.process import lifeline
-from penstock.process.lifeline import stop_on_signals
-from penstock.process.restart import Restarts
+from penstock.ops import prefetch
+from penstock.ops.insight import JobInsight
+from penstock.ops.process import lifeline
+from penstock.ops.process.lifeline import stop_on_signals
+from penstock.ops.server.serving import serving
+from penstock.ops.standby import take_turn, tell_running, writer_modules
+from penstock.ops.turn import TurnEnd, held, lease_of, settings_of_turn
 from penstock.progress import Progress, silent
-from penstock.server.serving import serving
 from penstock.sources.frame import as_source
 from penstock.spark import session as spark_session
 from penstock.spark.connect import refuse_connect
 from penstock.spark.executors import check_executors, importable
 from penstock.spark.masters import require_shared
-from penstock.spark.query import Lineage
 from penstock.spark.session_jars import ensure_jars
 from penstock.spark.settings import apply_over_running, apply_settings
 from penstock.storage.open import storage_at, tree_of
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from penstock.config.settings import Settings
     from penstock.contracts.source import Source
-    from penstock.epoch.outputs import EpochOutputs
+    from penstock.engine.outputs import EpochOutputs
 
 log = logging.getLogger("penstock")
 

@@ -24,8 +24,8 @@ from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import backend_of
-from penstock.epoch import protocol
-from penstock.epoch.log_repair import completed, query_of
+from penstock.engine import protocol
+from penstock.engine.log_repair import completed, query_of
 from penstock.errors import LedgerCorrupt, LedgerError, SavepointError, SavepointIncomplete
 from penstock.progress import Progress, silent
 from penstock.savepoints import savepoint

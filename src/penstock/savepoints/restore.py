@@ -29,7 +29,7 @@ from penstock.checkpoint.history import Histories, Restored
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog, join_offsets, split_offsets
-from penstock.epoch.log_repair import query_of
+from penstock.engine.log_repair import query_of
 from penstock.errors import NotRestorable
 from penstock.failpoints import failpoint
 from penstock.progress import Progress, silent
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.config.recovery import Recovery
-    from penstock.epoch.plan import QueryPlan
+    from penstock.engine.plan import QueryPlan
     from penstock.events import Events
     from penstock.storage.tree import Tree
 

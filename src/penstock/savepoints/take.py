@@ -27,7 +27,7 @@ from penstock.checkpoint.spark_log import SparkLog
 from penstock.config.spark_conf import PARTITIONS
 from penstock.config.state import backend_of
 from penstock.contracts.sink import SinkScope
-from penstock.epoch.log_repair import restore_barrier
+from penstock.engine.log_repair import restore_barrier
 from penstock.errors import PenstockError, SavepointError
 from penstock.failpoints import failpoint
 from penstock.progress import Progress, silent
@@ -39,7 +39,7 @@ from penstock.storage.tree import Tree
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.epoch.plan import QueryPlan
+    from penstock.engine.plan import QueryPlan
 
 log = logging.getLogger("penstock")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
-from penstock.spark.shipping import PYTHON, is_shipped
+from penstock.supply.shipping import PYTHON, is_shipped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

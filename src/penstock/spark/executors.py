@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.epoch.executors import mismatch, mismatch_in
 from penstock.errors import ClusterUnavailable
+from penstock.spark.executor_list import mismatch, mismatch_in
 from penstock.spark.masters import is_local
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark.class_archive import TARGET, keep, loaded_file, tried_file, was_tried
-from penstock.spark.loaded_classes import load_classes
 from penstock.spark.session import session
 from penstock.storage.private import only_one
+from penstock.supply.class_archive import TARGET, keep, loaded_file, tried_file, was_tried
+from penstock.supply.loaded_classes import load_classes
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -23,16 +23,16 @@ from penstock.config.spark_conf import PARTITIONS
 from penstock.processes import usable_cores
 from penstock.secrets import is_secret, masked
 from penstock.spark.connect import refuse_connect
-from penstock.spark.java import find_java, wrapped_home
-from penstock.spark.launch import conf_folder, start_java
 from penstock.spark.local_files import CHECKSUM_FILES
 from penstock.spark.masters import cluster_errors, require_answer, require_known, runs_here
 from penstock.spark.python_daemon import MODULE as _DAEMON
 from penstock.spark.session_jars import brings_jars, ensure_jars, paths_to_give, sets_to_bring
 from penstock.spark.settings import remember_defaults, warn_overridden
-from penstock.spark.shipping import is_shipped
 from penstock.spark.versions import installed_text, installed_version, warn_if_untried
 from penstock.storage.private import create_own
+from penstock.supply.java import find_java, wrapped_home
+from penstock.supply.launch import conf_folder, start_java
+from penstock.supply.shipping import is_shipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark.jars import has_connector, is_present, jar_set
-from penstock.spark.launch import conf_folder
 from penstock.spark.masters import runs_tasks_itself
 from penstock.spark.versions import KAFKA_JARS
+from penstock.supply.jars import has_connector, is_present, jar_set
+from penstock.supply.launch import conf_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ import pickle
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, Finding, WriterScope
 from penstock.deadline import Deadline
-from penstock.epoch.committers import of_all_generations, refuse_unknown_runs
+from penstock.engine.committers import of_all_generations, refuse_unknown_runs
 from penstock.errors import LedgerLost
 from penstock.testing.sink_harness import PATIENCE, SinkHarness, SinkSteps
 from penstock.testing.sink_process import prepare_and_die

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from penstock import KafkaSink
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.epoch.channel import Writing
-from penstock.epoch.jobs import EachEpoch
-from penstock.epoch.outputs import EpochOutputs
+from penstock.engine.channel import Writing
+from penstock.engine.jobs import EachEpoch
+from penstock.engine.outputs import EpochOutputs
 from penstock.processes import parents
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from penstock.checkpoint.record import (
     shares_of,
     tidy,
 )
-from penstock.epoch.recorder import Recorder
+from penstock.engine.observer import state_sizes
+from penstock.engine.recorder import Recorder
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture
-from penstock.spark.observer import state_sizes
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import MemoryStorage
 

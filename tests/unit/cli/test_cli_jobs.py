@@ -18,7 +18,7 @@ from penstock.cli.jobs import _writer
 from penstock.cli.output import TableOutput
 from penstock.cli.text import duration_text
 from penstock.errors import ControlError, PreCommitFailed
-from penstock.process.registry import Entry, Registry, State
+from penstock.ops.process.registry import Entry, Registry, State
 from penstock.processes import mark
 from penstock.progress import Step
 from tests.support.command import run_command
@@ -238,8 +238,8 @@ def test_an_answer_that_was_missed_is_in_the_registry(
     answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job ended for its savepoint, and its server was gone before it was asked again."""
-    from penstock.server import serving as served_by
-    from penstock.server.client import Client
+    from penstock.ops.server import serving as served_by
+    from penstock.ops.server.client import Client
 
     monkeypatch.setattr(served_by, "FETCH_SECONDS", 0.0)
     ask = Client.ask

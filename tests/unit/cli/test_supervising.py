@@ -17,11 +17,11 @@ from py4j.protocol import Py4JNetworkError
 from penstock.cli import run as command_line
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE
 from penstock.config.restart_strategy import RestartStrategy
+from penstock.engine.restart import Restarts, status_of
 from penstock.errors import ConfigurationError, PreCommitFailed, SystemUnavailable, TopicMissing
-from penstock.process import lifeline
-from penstock.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, LOST_TURN, DriverReport
-from penstock.process.restart import Restarts, status_of
-from penstock.process.supervisor import DriverEnd, classify_end
+from penstock.ops.process import lifeline
+from penstock.ops.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, LOST_TURN, DriverReport
+from penstock.ops.process.supervisor import DriverEnd, classify_end
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_settings_that_cannot_be_are_refused_before_anything_starts() -> None:
 
 def test_the_supervisor_is_small() -> None:
     script = (
-        "import sys, penstock.cli.main, penstock.process.supervisor, penstock.config.settings\n"
+        "import sys, penstock.cli.main, penstock.ops.process.supervisor, penstock.config.settings\n"
         "sys.exit(str({'pyspark', 'py4j', 'pyarrow', 'numpy', 'pandas', 'confluent_kafka'} & set(sys.modules) or ''))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -23,10 +23,10 @@ from penstock.cli.top import Watched, look
 from penstock.cli.top_facts import JobFacts, JobReader, QueryFacts, percentile, sentences
 from penstock.cli.top_screen import Keyboard, View, draw, show
 from penstock.errors import PreCommitFailed
-from penstock.process.registry import Entry, Registry, State, now_ms
+from penstock.ops.process.registry import Entry, Registry, State, now_ms
+from penstock.ops.server.client import Client
 from penstock.processes import mark
 from penstock.progress import Step
-from penstock.server.client import Client
 from tests.support.command import run_command
 from tests.support.steered import Steered, served
 

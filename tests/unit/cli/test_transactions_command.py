@@ -23,18 +23,18 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.cli import program
 from penstock.contracts.sink import Committer, Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.epoch.driver import ProtocolDriver, Timing
-from penstock.epoch.protocol import Found, honoured, recover
+from penstock.engine.driver import ProtocolDriver, Timing
+from penstock.engine.protocol import Found, honoured, recover
 from penstock.errors import ConfigurationError, LedgerLost, OutcomeUnknown, TransactionRefused, WritersLost
 from penstock.events import Events
-from penstock.process.registry import Entry, Registry, State
+from penstock.ops.process.registry import Entry, Registry, State
+from penstock.ops.transactions import settlement
+from penstock.ops.transactions.kafka import _own_prefix, _uid, client_options
+from penstock.ops.transactions.ledgers import Decided, JobLedgers, QueryLedger
+from penstock.ops.transactions.orphans import DecisionState, judge, look
 from penstock.processes import mark
 from penstock.sinks.files.commit import FileCommitter
 from penstock.storage.local import LocalStorage
-from penstock.transactions import settlement
-from penstock.transactions.kafka import _own_prefix, _uid, client_options
-from penstock.transactions.ledgers import Decided, JobLedgers, QueryLedger
-from penstock.transactions.orphans import DecisionState, judge, look
 from tests.support.command import run_command
 
 BARRIER = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{"n":1}'

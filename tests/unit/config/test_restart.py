@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.config.restart_strategy import RestartStrategy
+from penstock.engine.restart import Restarts, has_given_up
 from penstock.errors import ConfigurationError, EpochError, SystemUnavailable, TopicMissing
-from penstock.process.restart import Restarts, has_given_up
 
 
 class Clock:

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.checkpoint.ledger import Ledger
 from penstock.contracts.sink import Committer, SinkScope
-from penstock.epoch.coordinator import Coordinator
+from penstock.engine.coordinator import Coordinator
 from penstock.errors import Superseded, SystemUnavailable
 from penstock.job import dropin
 from penstock.job.dropin import ExactlyOnce, exactly_once

@@ -14,11 +14,11 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover
 from penstock.deadline import Deadline
 from penstock.errors import ConstraintViolated, DataError, PreCommitFailed, SystemUnavailable
+from penstock.ops.transactions.orphans import same_transaction
 from penstock.sinks.mysql.dialect import MySqlDialect
 from penstock.sinks.mysql.faults import DEADLOCK, LOCK_TIMEOUT, ServerError
 from penstock.sinks.mysql.tables import Names
 from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY, SqlCommitter
-from penstock.transactions.orphans import same_transaction
 from tests.support.mysql_model import CUT, LOGIN, NAMES, Branch, Marker, Server
 from tests.support.sleeping import record_pauses
 

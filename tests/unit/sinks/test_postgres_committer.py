@@ -25,10 +25,10 @@ from penstock.errors import (
     SystemUnavailable,
 )
 from penstock.failpoints import hooked
+from penstock.ops.transactions.orphans import same_transaction
 from penstock.sinks.postgres.dialect import PostgresDialect
 from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY, SqlCommitter
 from penstock.sinks.sql.names import staging_prefix
-from penstock.transactions.orphans import same_transaction
 from tests.support.postgres_model import SCOPE, Database, cut, gid
 from tests.support.sleeping import record_pauses, sleeping
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import FileSource, Guarantee
 from penstock.contracts.source import EpochRead
-from penstock.epoch.plan import QueryPlan, source_links
+from penstock.engine.plan import QueryPlan, source_links
 from penstock.errors import BarrierOverwritten, ConfigurationError, FilesMissing
 from penstock.sources import files
 from penstock.sources.files import NO_AGE, noted_files

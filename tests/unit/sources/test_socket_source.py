@@ -36,7 +36,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
-from penstock.epoch.task import TaskFault, fault_in
+from penstock.engine.task import TaskFault, fault_in
 from penstock.sources.socket.reader import JournalledLines, LineReader, decode
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from penstock.engine.observer import progress_of, state_sizes
 from penstock.spark import alignment
 from penstock.spark.alignment import Alignment, is_reading, measure, scan_partitions
-from penstock.spark.observer import progress_of, state_sizes
 from penstock.spark.status import Scan, SparkStatus, kafka_names, scans_of
 
 ORDERS = Scan(3, "orders", ("orders-1", "orders-0", "orders-2"))

@@ -14,9 +14,9 @@ import pytest
 from py4j.java_gateway import CallbackServer, CallbackServerParameters
 
 from penstock.config.restart_strategy import RestartStrategy
+from penstock.engine.restart import Restarts, status_of
 from penstock.errors import CheckpointExpired, SparkUnresponsive
-from penstock.process import lifeline
-from penstock.process.restart import Restarts, status_of
+from penstock.ops.process import lifeline
 from penstock.spark import liveness
 from penstock.spark.liveness import Liveness
 from tests.support.waiting import until

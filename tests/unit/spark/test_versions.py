@@ -13,11 +13,12 @@ import pytest
 from penstock.config.state import PROVIDERS, Backend
 from penstock.errors import ConfigurationError, ConnectorMissing
 from penstock.sources.read_limits import remembering
-from penstock.spark import jars, session_jars, versions
+from penstock.spark import session_jars, versions
 from penstock.spark.versions import VERSIONS, find_version
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store
 from penstock.spark_state.rewrite import RewritePlan, require_reader
 from penstock.spark_state.store_rows import known_partition_columns
+from penstock.supply import jars
 
 ROOT = Path(__file__).parents[3]
 OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]

@@ -12,7 +12,7 @@ from penstock.checkpoint.open import ledger_at
 from penstock.config import Checkpoints
 from penstock.config.availability import Availability
 from penstock.errors import StorageNotCoherent
-from penstock.job.lease import lease_of
+from penstock.ops.turn import lease_of
 from penstock.storage import mounts
 from penstock.storage.mounts import mount_of
 

@@ -22,7 +22,7 @@ IN_PATHS = (
 )
 SPELLED = re.compile(rf"^({ALWAYS})$|(^|/)({ALWAYS}|{IN_PATHS})/|/({ALWAYS}|{IN_PATHS})$|(^|[/-])chk-")
 
-SPARK_TEST = "tests/unit/spark/test_class_archive.py::test_an_archive_is_used_once_it_is_there"
+SPARK_TEST = "tests/unit/supply/test_class_archive.py::test_an_archive_is_used_once_it_is_there"
 
 #: Literals that look like such names and are none.
 OTHERS = {
@@ -30,15 +30,15 @@ OTHERS = {
     ("checkpoint/ledger.py", "offsets"): "a field of a manifest",
     ("sinks/tables/iceberg_mark.py", "commits"): "a counter in a table's properties",
     ("sinks/tables/iceberg_table.py", "commits"): "a counter in a table's properties",
-    ("server/flink.py", "{}/checkpoints"): "an address of the REST interface",
-    ("server/flink.py", "{}/checkpoints/config"): "an address of the REST interface",
-    ("server/flink.py", "{}/checkpoints/details/{number}"): "an address of the REST interface",
-    ("server/steer.py", "{}/checkpoints"): "an address of the REST interface",
-    ("server/steer.py", "{}/checkpoints/{request}"): "an address of the REST interface",
-    ("server/own.py", "{}/epochs"): "an address of the REST interface",
-    ("server/own.py", "{}/state"): "an address of the REST interface",
-    ("server/own.py", "{}/inflight"): "an address of the REST interface",
-    ("server/commands.py", "{}/state/lookup"): "an address of the REST interface",
+    ("ops/server/flink.py", "{}/checkpoints"): "an address of the REST interface",
+    ("ops/server/flink.py", "{}/checkpoints/config"): "an address of the REST interface",
+    ("ops/server/flink.py", "{}/checkpoints/details/{number}"): "an address of the REST interface",
+    ("ops/server/steer.py", "{}/checkpoints"): "an address of the REST interface",
+    ("ops/server/steer.py", "{}/checkpoints/{request}"): "an address of the REST interface",
+    ("ops/server/own.py", "{}/epochs"): "an address of the REST interface",
+    ("ops/server/own.py", "{}/state"): "an address of the REST interface",
+    ("ops/server/own.py", "{}/inflight"): "an address of the REST interface",
+    ("ops/server/commands.py", "{}/state/lookup"): "an address of the REST interface",
     ("cli/jobs.py", "/jobs/{}/checkpoints"): "an address of the REST interface",
     ("cli/top_facts.py", "{}/epochs"): "an address of the REST interface",
     ("cli/top_facts.py", "{}/inflight"): "an address of the REST interface",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from penstock.spark import early
+from penstock.supply import early
 
 if __name__ == "__main__":
     early.begin(Path(sys.argv[1]))

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 from penstock.dev.servers.base import Server
 from penstock.dev.servers.host import HOST, exchange, free_port
 from penstock.errors import DevelopmentError
-from penstock.spark.jars import jar_folder, jar_set
-from penstock.spark.java import JavaHome, find_java
+from penstock.supply.jars import jar_folder, jar_set
+from penstock.supply.java import JavaHome, find_java
 
 if TYPE_CHECKING:
     from penstock.dev.servers.security import SecurityFiles

@@ -24,8 +24,8 @@ from xml.sax.saxutils import escape
 from penstock.dev.servers.base import Server, Stoppable
 from penstock.dev.servers.host import HOST, free_port
 from penstock.processes import command_line, end_session
-from penstock.spark.jars import jar_set
-from penstock.spark.java import find_java
+from penstock.supply.jars import jar_set
+from penstock.supply.java import find_java
 
 _ASK_SECONDS = 5.0
 

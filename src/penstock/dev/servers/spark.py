@@ -25,8 +25,8 @@ from penstock import processes
 from penstock.caches import user_cache
 from penstock.dev.servers.base import Server, Stoppable
 from penstock.dev.servers.host import HOST, free_port
-from penstock.spark.java import find_java, wrapped_home
-from penstock.spark.launch import scala_version
+from penstock.supply.java import find_java, wrapped_home
+from penstock.supply.launch import scala_version
 
 _PACKAGE = "org.apache.spark.deploy"
 _EXECUTOR = b"CoarseGrainedExecutorBackend"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from penstock.epoch.task import TaskFault
+from penstock.engine.task import TaskFault
 from penstock.errors import PenstockError
 from penstock.sources.read_limits import ReadLimit, ReadMaxBytes, for_this_spark
 from penstock.sources.socket.journal_format import Frame

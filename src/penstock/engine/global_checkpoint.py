@@ -1,0 +1,293 @@
+"""The global checkpoint: one complete epoch of every query, such that together they are a consistent cut.
+
+    <storage>/<job>/global/0000000012.json      with the history it belongs to, see `checkpoint.history`
+
+Consistent means: whatever the recorded epoch of a query has consumed from a topic that another query of the job writes
+was written by that one's recorded epoch, or an earlier one. Downstream is never ahead of upstream.
+
+How the cut is taken, without stopping anybody:
+
+1. Downstream first, its newest complete epoch. It has consumed only rows that were committed by then.
+2. Then upstream, its newest *decided* epoch. A row is committed only after its epoch is decided, so all that was
+   consumed in 1 belongs to this epoch or an earlier one. The newest complete one would not do: its successor's rows
+   become visible before it is complete. A query in the middle is taken by its decided epoch as well: the positions
+   of that one were cut before.
+3. When every epoch of the cut is complete, it is written. A decided epoch always becomes complete, under its number; if
+   the queries restart before, the cut is dropped and a new one taken.
+
+So it needs only numbers that the coordinators have anyway, and costs the epochs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.layout import FIRST, GLOBAL, numbered, seal
+from penstock.checkpoint.record import global_numbers, read_global
+from penstock.config import Mode
+from penstock.errors import LedgerError
+from penstock.sinks.kafka.sink import KafkaSink
+from penstock.sources.kafka.source import KafkaSource
+from penstock.storage.storage import AlreadyExists
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from penstock.config import Checkpoints
+    from penstock.engine.plan import Progress, QueryPlan
+    from penstock.engine.query import QueryRunner
+    from penstock.events import Events
+    from penstock.storage.storage import Storage
+
+_HERE = {"localhost": "127.0.0.1"}
+
+log = logging.getLogger("penstock")
+
+_MIN_SECONDS = 1.0  # between two records, however short the interval: each is a file, synced
+_MIN_RECORDS = 2
+
+Cut = dict[str, "tuple[int, int]"]
+"""Epoch and generation of each query."""
+
+
+def take_cut(order: Sequence[str], fed: frozenset[str], progress: Callable[[str], Progress | None]) -> Cut | None:
+    """Steps 1 and 2. `order` is downstream first, `fed` the queries that feed another, `progress` is asked once for
+    each, in that order. None where a query has no complete epoch yet."""
+    found: Cut = {}
+    for uid in order:
+        now = progress(uid)
+        if now is None or now.completed < 0:
+            return None
+        found[uid] = (now.decided if uid in fed else now.completed, now.generation)
+    return found
+
+
+class GlobalCheckpoints:
+    """Takes and writes them, in the job's own thread: call `began`, then `look` now and then, then `ended`."""
+
+    def __init__(
+        self,
+        runners: Sequence[QueryRunner],
+        storage: Storage,
+        checkpoints: Checkpoints,
+        events: Events,
+        *,
+        history: str = FIRST,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runners = {runner.plan.uid: runner for runner in runners}
+        self._storage, self._events, self._now, self._clock = storage, events, now, clock
+        self._history = history
+        self._pause = max(_MIN_SECONDS, checkpoints.interval_seconds)
+        self._record_count = max(_MIN_RECORDS, checkpoints.num_retained)
+        linked = find_links(runner.plan for runner in runners)
+        self._fed = frozenset(link.upstream for link in linked)
+        self._order = downstream_first(list(self._runners), linked)
+        self._refused = self._refusal(linked, checkpoints)
+        self._next: int | None = None
+        self._last: Cut = {}
+        self._pending: Cut | None = None
+        self._written = clock()
+        self._complained = False
+        if self._refused:
+            log.warning("no global checkpoints: %s. Each query stays as exact as its own guarantee says", self._refused)
+
+    @property
+    def wanted(self) -> bool:
+        """A job of one query has none: its own commit log says the same."""
+        return len(self._runners) > 1 and not self._refused
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest one that was written, 0 before the first."""
+        if self._next is not None:
+            return self._next - 1
+        return max(global_numbers(self._storage), default=0)
+
+    def began(self) -> None:
+        """The queries start, for the first time or again: what an older start was about to do counts no more."""
+        self._pending = None
+
+    def look(self) -> None:
+        """Take a cut if it is time for one, write it if it is complete. Raises nothing."""
+        if not self.wanted:
+            return
+        if self._pending is None and self._clock() - self._written >= self._pause:
+            self._pending = self._take()
+        self._write_when_complete()
+
+    def ended(self) -> None:
+        """All queries have come to rest; after a clean end nothing is decided that is not complete."""
+        if not self.wanted:
+            return
+        self._pending = self._take()
+        self._write_when_complete()
+        self._pending = None
+
+    def _take(self) -> Cut | None:
+        assert self._order is not None
+        return take_cut(self._order, self._fed, lambda uid: self._runners[uid].progress)
+
+    def _write_when_complete(self) -> None:
+        pending = self._pending
+        if pending is None:
+            return
+        for uid, (epoch, generation) in pending.items():
+            now = self._runners[uid].progress
+            if now is None or now.generation != generation:
+                self._pending = None
+                return
+            if now.completed < epoch:
+                return
+        self._pending = None
+        if _epochs(pending) != _epochs(self._last):
+            self._write(pending)
+
+    def _write(self, found: Cut) -> None:
+        try:
+            if self._next is None:
+                self._next = self._first_free()
+            number = self._next
+            queries = {uid: {"epoch": epoch, "generation": run} for uid, (epoch, run) in found.items()}
+            body = {"number": number, "queries": queries, "time": self._now(), "history": self._history}
+            self._storage.create(numbered(GLOBAL, number), seal("global", body))
+            self._next, self._last, self._written = number + 1, found, self._clock()
+            self._storage.delete(numbered(GLOBAL, number - self._record_count))
+        except AlreadyExists:
+            self._next = None  # after whatever is there now
+            if self._is_newer(number, found):
+                self._refused = "a newer run of the job writes them"
+            log.warning("global checkpoint %d is there already%s", number, f": {self._refused}" * bool(self._refused))
+        except Exception as error:  # whatever it is, the queries do not need this record
+            self._written = self._clock()
+            if not self._complained:
+                self._complained = True
+                log.warning("a global checkpoint could not be written, which is said once: %s", error)
+        else:
+            self._events.emit("global_checkpoint", query=None, number=number, epochs=_epochs(found))
+
+    def _is_newer(self, number: int, found: Cut) -> bool:
+        """Whether a newer run has written it. Else it is of a run that does not know yet that it is superseded, or this
+        one's own, of which only the answer was lost."""
+        try:
+            body = read_global(self._storage, number)
+        except LedgerError:
+            return True  # nobody can tell
+        queries = body["queries"] if body is not None else {}
+        return any(uid not in found or one["generation"] > found[uid][1] for uid, one in queries.items())
+
+    def _first_free(self) -> int:
+        there = global_numbers(self._storage)
+        for number in there[: -self._record_count]:
+            self._storage.delete(numbered(GLOBAL, number))
+        return there[-1] + 1 if there else 1
+
+    def _refusal(self, linked: Sequence[QueryLink], checkpoints: Checkpoints) -> str:
+        if self._order is None:
+            feeding = ", ".join(find_circle(list(self._runners), linked))
+            return f"the queries {feeding} feed each other in a circle, so none of them is downstream"
+        uncommitted = sorted({link.downstream for link in linked if not link.committed_only})
+        if uncommitted:
+            return f"{', '.join(uncommitted)} also reads rows that are not committed"
+        if linked and checkpoints.mode is not Mode.EXACTLY_ONCE:
+            return f"with mode={checkpoints.mode} rows are visible before their epoch is decided"
+        return ""
+
+
+def _epochs(found: Cut) -> Mapping[str, int]:
+    return {uid: epoch for uid, (epoch, _) in sorted(found.items())}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class QueryLink:
+    """`downstream` reads what `upstream` writes. `topic` is empty where only the column of each row says which."""
+
+    upstream: str
+    downstream: str
+    topic: str
+    committed_only: bool = True  # whether downstream reads committed rows alone
+
+
+def find_links(plans: Iterable[QueryPlan]) -> tuple[QueryLink, ...]:
+    """All links between different queries, through Kafka topics; derived from their sources and sinks, nothing
+    connects. One that reads its own output is always consistent with itself.
+
+    A link is assumed where there may be one: a sink that takes its topic from a column may write any topic, and a
+    pattern that Python cannot read may match any. Only what cannot be read so is missed: a topic that the user reads
+    with Spark's own reader, or one cluster under two addresses.
+    """
+    plans = list(plans)
+    found = {
+        QueryLink(up.uid, down.uid, sink.topic or "", _committed_only(source, uid))
+        for up in plans
+        for sink in up.sinks.values()
+        if isinstance(sink, KafkaSink)
+        for down in plans
+        if down.uid != up.uid
+        for uid, source in down.sources.items()
+        if isinstance(source, KafkaSource) and _same_cluster(sink.servers, source.servers) and _reads(source, uid, sink)
+    }
+    return tuple(sorted(found))
+
+
+def downstream_first(queries: Sequence[str], linked: Iterable[QueryLink]) -> tuple[str, ...] | None:
+    """The queries, each before all that feed it; None where some feed each other in a circle."""
+    feeds: dict[str, set[str]] = {uid: set() for uid in queries}
+    for link in linked:
+        feeds[link.upstream].add(link.downstream)
+    order: list[str] = []
+    while feeds:
+        ready = [uid for uid, fed in feeds.items() if not fed]
+        if not ready:
+            return None
+        order += ready
+        feeds = {uid: fed - set(ready) for uid, fed in feeds.items() if uid not in ready}
+    return tuple(order)
+
+
+def find_circle(queries: Sequence[str], linked: Iterable[QueryLink]) -> list[str]:
+    """The queries that keep `downstream_first` from an answer: in a circle, or between two of them."""
+    left, linked = set(queries), list(linked)
+    while True:
+        inside = {
+            uid
+            for uid in left
+            if any(link.upstream == uid and link.downstream in left for link in linked)
+            and any(link.downstream == uid and link.upstream in left for link in linked)
+        }
+        if inside == left:
+            return sorted(left)
+        left = inside
+
+
+def _same_cluster(one: str, other: str) -> bool:
+    return bool(_addresses(one) & _addresses(other))
+
+
+def _addresses(servers: str) -> set[str]:
+    found = set()
+    for server in servers.lower().split(","):
+        host, _, port = server.strip().rpartition("://")[2].rpartition(":")
+        found.add(f"{_HERE.get(host, host)}:{port}")
+    return found
+
+
+def _reads(source: KafkaSource, uid: str, sink: KafkaSink) -> bool:
+    options: Mapping[str, str] = source.reader_options(uid)
+    if sink.topic is None or "assign" in options:
+        return True
+    if "subscribePattern" not in options:
+        return sink.topic in {name.strip() for name in options.get("subscribe", "").split(",")}
+    try:
+        return re.fullmatch(options["subscribePattern"], sink.topic) is not None
+    except re.error:
+        return True  # Java's patterns know more than Python's
+
+
+def _committed_only(source: KafkaSource, uid: str) -> bool:
+    return source.reader_options(uid).get("kafka.isolation.level", "read_uncommitted") == "read_committed"

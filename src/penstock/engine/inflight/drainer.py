@@ -1,0 +1,386 @@
+"""Delivers the backlog of one sink, oldest epoch first, each with a two-phase commit of its own.
+
+It works in the driver, in threads beside the query: tasks that wait for a slow sink would hold the very cores that the
+epochs need. What the sink had prepared in time is committed; only what it had not, or has lost since, is written again
+from the log, while it is its turn: see `write_turn`. A sink that does not answer is asked again, for as long as it
+takes: the rows are safe in the log.
+
+Its runs are the query's: it registers nothing, and whether it is superseded says the query's ledger. So there is one
+order of runs, and a run that is overtaken before its drainer begins cannot become the newest one again here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.backlog import Entry, log_of, prepared_of
+from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
+from penstock.checkpoint.inflight_log import read_log
+from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
+from penstock.deadline import Deadline
+from penstock.engine import protocol
+from penstock.engine.channel import HASH_COLUMN
+from penstock.engine.checksum import MODULO, sum_of_hashes
+from penstock.engine.driver import ProtocolDriver, Timing
+from penstock.engine.protocol import Replay
+from penstock.engine.sweep_times import SweepTimes
+from penstock.errors import LedgerCorrupt, OutcomeUnknown, PenstockError
+from penstock.failpoints import failpoint
+from penstock.logs import bound
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.backlog import Backlog
+    from penstock.checkpoint.ledger import Ledger
+    from penstock.contracts.sink import Committer
+    from penstock.engine.inflight.write_turn import WriteTurn
+    from penstock.events import Events
+
+log = logging.getLogger("penstock")
+
+MARK = "~drain"
+"""Behind a sink's uid in the names of what the drainer leaves in the other system. No uid can hold it."""
+
+_WRITERS = 4  # side by side; more would only take the driver's core from the epochs
+_FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
+_LOOK_EVERY = 1.0  # where nothing waits
+_STOP_SECONDS = 10.0
+_RECOVERIES = 10**9  # more than a run gets to, one every few seconds
+
+
+class Drainer(ProtocolDriver):
+    """One sink's. `start` runs it in a thread; `failure` is what no waiting can cure."""
+
+    def __init__(
+        self,
+        *,
+        query: str,
+        query_id: str,
+        sink: TwoPhaseSink,
+        own_scope: SinkScope,
+        backlog: Backlog,
+        ledger: Ledger,
+        registered: Ledger,
+        events: Events,
+        timing: Timing,
+        turn: WriteTurn,
+    ) -> None:
+        uid = own_scope.uid
+        super().__init__(
+            job=own_scope.job,
+            query=query,
+            sinks={uid: sink},
+            ledger=ledger,
+            events=events,
+            timing=timing,
+            where=backlog.location,
+            registered=registered,
+        )
+        self._generation = own_scope.generation
+        self._number = self._generation * _RECOVERIES
+        self._uid, self._sink, self._id = uid, sink, query_id
+        self._backlog = backlog
+        self._own_scope = own_scope  # that of the query's own transactions, some of which are ours to commit
+        self._turn, self._times = turn, SweepTimes()
+        self._own: Committer | None = None
+        self._left: tuple[Committable, ...] = ()  # of the epoch under way, to be written from the log
+        self._replay: Replay | None = None
+        self._attempt = 0
+        self._recovered = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=f"penstock-drain-{uid}", daemon=True)
+        self.failure: BaseException | None = None
+        self.hints: Mapping[str, Any] = {}
+        self.waiting_for: str | None = None
+
+    def start(self) -> None:
+        """Recover, then deliver, until it is stopped."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the epoch under way if the sink lets us, begin no other."""
+        self._stopping.set()
+        self._backlog.wake()
+        self._turn.wake()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
+        if self._thread.is_alive():
+            return  # it waits for a sink that does not answer; when it wakes, it is a zombie like any other, and fenced
+        self._committers.close()
+        if self._own is not None:
+            self._own.close()
+
+    # Instead of the loop, for a job that does not run
+
+    def unproven(self, seconds: float) -> list[tuple[int, Committable, str]]:
+        """Commit the epoch that comes next as far as the sink had prepared it. Of what cannot be proven: the epoch, the
+        committable, and what is seen of it in the target."""
+        decided = self._drive(protocol.commit_decided())
+        entry = self._backlog.first()
+        if decided is not None:
+            decision, known = decided
+            epoch, asked, committer = decision.id.epoch, decision.to_commit, self._committers[self._uid]
+            outcomes = {writer: known[writer] for writer in known if known[writer] is not Outcome.UNKNOWN}
+        elif entry is not None:
+            epoch, asked, committer = entry.epoch, entry.prepared, self._own_committer()
+            outcomes = self._commit_prepared(entry)
+        else:
+            return []
+        unknown = [committable for committable in asked if committable.id not in outcomes]
+        seen = committer.evidence(unknown, Deadline(seconds)) if unknown else {}
+        return [(epoch, committable, seen.get(committable.writer, "")) for committable in unknown]
+
+    def rule(self, epoch: int, committables: Sequence[Committable], outcome: Outcome) -> None:
+        """Keep a person's word on how these ended."""
+        self.refuse_superseded()
+        self._ledger.rule(epoch, self._id, committables, outcome)
+
+    # The loop
+
+    def _work(self) -> None:
+        with bound(**self._log_fields()):
+            self._run()
+
+    def _run(self) -> None:
+        wait = _FIRST_WAIT
+        while not self._stopping.is_set():
+            try:
+                if not self._recovered:
+                    self._recover()
+                entry = self._backlog.first()
+                self._sweep_again()
+                if entry is not None:
+                    self._deliver(entry)
+                wait, self.waiting_for = _FIRST_WAIT, None
+                if entry is None:
+                    self._backlog.wait(_LOOK_EVERY)
+            except BaseException as error:
+                self._recovered = False
+                if not (isinstance(error, PenstockError) and error.retryable):
+                    self.failure = error
+                    self._backlog.wake()
+                    return
+                if self.waiting_for is None:
+                    log.warning("sink %s of query %s takes nothing now: %s", self._uid, self._query, error)
+                    self.emit("drain_waiting", None, sink=self._uid, error=str(error))
+                self.waiting_for = str(error)
+                self._stopping.wait(wait)
+                wait = min(wait * 2, _LONGEST_WAIT)
+
+    def _recover(self) -> None:
+        """Finish what an earlier drainer decided; until this has succeeded nothing is delivered."""
+        resume = self._drive(protocol.recover())
+        self._replay = resume.replay
+        self._recovered = True
+        self._times.started(self._generation)
+
+    def _sweep_again(self) -> None:
+        """Between two epochs: abort what drainers of older runs have opened since. What is decided is visible by then,
+        or lost."""
+        if self._times.due:
+            older = not self._times.soon
+            self._times.swept()
+            try:
+                self._abort_dangling((), again=True, older=older)
+            except PenstockError as error:
+                if not error.retryable:
+                    raise
+                log.warning("sink %s of query %s could not be swept: %s", self._uid, self._query, error)
+
+    def _deliver(self, entry: Entry) -> None:
+        failpoint("drain.opened")
+        started = time.monotonic()
+        self._left = self._not_visible(entry)
+        if self._left:
+            with self._turn.drainer(self._stopping.is_set) as mine:
+                if not mine:
+                    return
+                self.refuse_superseded()
+                self._clear_the_way(entry)
+                replay = self._replay if self._replay and self._replay.decision.id.epoch == entry.epoch else None
+                self._replay = None
+                self._attempt += 1
+                try:
+                    self._drive(protocol.run_epoch(self._number, entry.epoch, replay))
+                except LedgerCorrupt:
+                    self._backlog.reload()
+                    if entry.epoch > self._backlog.drained:
+                        raise
+                    return  # a run before this one had committed it: it has marked it since, and removed the log
+            failpoint("drain.committed")
+        self._finish(entry, rewritten=len(self._left), seconds=time.monotonic() - started)
+
+    def _own_committer(self) -> Committer:
+        if self._own is None:
+            self._own = self._sink.open_committer(self._own_scope)
+        return self._own
+
+    def _clear_the_way(self, entry: Entry) -> None:
+        """Before rows of this epoch are written: later epochs have none in the sink that could still become visible.
+
+        No task writes now, so what else is open was given up by one; it would hold up readers, or hold locks."""
+        deadline = Deadline(self._timing.abort_seconds)
+        later = [
+            found for waiting in self._backlog.entries() if waiting.epoch > entry.epoch for found in waiting.prepared
+        ]
+        if later:
+            self._own_committer().abort(later, deadline)
+        self._own_committer().abort_dangling(entry.prepared, deadline)
+        self.hints = self._own_committer().hints()
+
+    def _not_visible(self, entry: Entry) -> tuple[Committable, ...]:
+        """Commit what the sink had prepared; what is left has to be written from the log."""
+        if not entry.prepared:
+            return entry.committables
+        self.refuse_superseded()
+        outcomes = self._commit_prepared(entry)
+        unknown = [committable for committable in entry.prepared if committable.id not in outcomes]
+        if unknown:
+            raise OutcomeUnknown(
+                f"Epoch {entry.epoch} of query {self._query!r}: whether {len(unknown)} writers of {self._uid!r} are"
+                " committed could not be proven in time.",
+                safe="the rows are in the in-flight log; nothing is guessed, nothing doubled. It is asked again.",
+                to_do="see that the target system answers. If it has forgotten them for good: stop the job, then"
+                " penstock transactions resolve.",
+            )
+        return tuple(
+            committable
+            for committable in entry.committables
+            if prepared_of(committable) is None or outcomes[committable.id] is Outcome.LOST
+        )
+
+    def _commit_prepared(self, entry: Entry) -> dict[WriterId, Outcome]:
+        """What is proven of each, or ruled where nothing can be."""
+        own = self._own_committer()
+        answers = own.commit(entry.epoch, entry.prepared, Deadline(self._timing.commit_seconds))
+        self.hints = own.hints()
+        outcomes: dict[WriterId, Outcome] = {
+            committable.id: outcome
+            for committable in entry.prepared
+            if (outcome := answers.get(committable.writer, Outcome.UNKNOWN)) is not Outcome.UNKNOWN
+        }
+        unknown = [committable for committable in entry.prepared if committable.id not in outcomes]
+        if not unknown:
+            return outcomes
+        decided = self._ledger.decisions(entry.epoch, self._id)
+        if decided:  # by a drainer that had proof of each: it rewrote what was lost, and only that
+            lost = {committable.id for decision in decided for committable in decision.committables}
+            proven = {one.id: Outcome.LOST if one.id in lost else Outcome.ALREADY_COMMITTED for one in unknown}
+            return outcomes | proven
+        return outcomes | self._ledger.ruled(entry.epoch, self._id, unknown)
+
+    def _finish(self, entry: Entry, *, rewritten: int, seconds: float) -> None:
+        self._backlog.mark(entry.epoch)
+        failpoint("drain.marked")
+        self.emit(
+            "drained",
+            entry.epoch,
+            sink=self._uid,
+            rows=sum(committable.rows for committable in entry.committables),
+            writers=len(entry.committables),
+            rewritten=rewritten,
+            bytes=entry.bytes,
+            backlog=self._backlog.count - 1,
+            seconds=round(seconds, 4),
+        )
+        self._backlog.forget(entry)
+        self._ledger.prune(entry.epoch)
+
+    # The protocol's actions, as far as they differ
+
+    def _register(self) -> int:
+        """The run is registered already. Each recovery within it has a number of its own: an epoch that this run has
+        decided, and whose writers the sink has lost since, is decided once more, and that decision outranks the first.
+        """
+        self._number += 1
+        self._committers.open({self._uid: self._scope(self._uid)})
+        return self._number
+
+    def _newest_generation(self) -> int:
+        self.refuse_superseded()
+        return self._number
+
+    def _look(self) -> protocol.Found:
+        self._ledger.settle()
+        self._backlog.reload()
+        entry = self._backlog.first()
+        epoch = entry.epoch if entry is not None else self._backlog.drained + 1
+        return look(self._ledger, self._id, epoch, waits=entry is not None)
+
+    def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
+        """A later epoch than the first that waits is decided: an epoch is decided only when all before it are
+        delivered, so just their mark is missing."""
+        self._backlog.mark(epoch - 1)
+        self._backlog.reload()
+        entry = self._backlog.first()
+        return entry is not None and entry.epoch == epoch
+
+    def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
+        try:
+            hints = self._committers[self._uid].hints()
+            with ThreadPoolExecutor(_WRITERS, thread_name_prefix=f"penstock-drain-{self._uid}") as pool:
+                written = list(pool.map(lambda committable: self._write(epoch, committable, hints), self._left))
+            sealed = self._committers.seal(written, Deadline(self._timing.commit_seconds))
+        except Exception as error:
+            return protocol.Failed(error)
+        failpoint("drain.prepared")
+        return protocol.Prepared(sealed)
+
+    def _write(self, epoch: int, committable: Committable, hints: Mapping[str, Any]) -> Committable:
+        """One writer of the epoch, from its log file to prepared."""
+        scope = WriterScope(self._scope(self._uid), epoch, self._attempt, committable.writer, 0, hints)
+        batches = read_log(self._backlog.logs, log_of(committable))
+        writer = self._sink.open_writer(scope)
+        rows = total = 0
+        try:
+            for batch in batches:
+                rows += batch.num_rows
+                total += sum_of_hashes(batch)
+                writer.write(batch.drop_columns([HASH_COLUMN]))
+            if (rows, total % MODULO) != (committable.rows, committable.checksum % MODULO):
+                raise LedgerCorrupt(
+                    f"The in-flight log {log_of(committable).name} holds {rows} rows, decided were {committable.rows}.",
+                    safe="nothing of it was delivered, and no later epoch of this sink either.",
+                    to_do="restore the file from a copy of the checkpoint storage, then start the job again.",
+                )
+            payload = writer.pre_commit()
+        except BaseException:
+            writer.abort()
+            raise
+        return Committable(committable.sink, committable.writer, rows, committable.checksum, payload)
+
+    def _decide(self, decision: Decision) -> None:
+        self._ledger.decide(decision, query=self._id, barrier=None)
+        failpoint("drain.decided")
+
+    def _finish_log(self, epoch: int, watermark: int | None) -> bool:
+        entry = self._backlog.first()
+        if entry is not None and entry.epoch == epoch:
+            self._finish(entry, rewritten=0, seconds=0.0)
+        return True
+
+    def _log_fields(self) -> dict[str, str]:
+        return {**super()._log_fields(), "sink": self._uid}
+
+    def _passed(self, point: str) -> None:
+        """Recovery of a drainer has no points of its own: the ledger's and the sink's are shared."""
+
+    def _query_id(self) -> str | None:
+        return self._id
+
+    def _scope(self, uid: str) -> SinkScope:
+        return SinkScope(self._job, f"{uid}{MARK}", self._generation)
+
+
+def generation_of(decision: DecisionId) -> int:
+    """The run that made a drainer's decision."""
+    return decision.generation // _RECOVERIES
+
+
+def look(ledger: Ledger, query_id: str | None, epoch: int, *, waits: bool) -> protocol.Found:
+    """What a drainer's ledger says of `epoch`, the first that is not delivered."""
+    return protocol.Found(epoch, waits, ledger.decisions_since(epoch, query_id), ledger.claims(query_id))

@@ -1,0 +1,233 @@
+"""What a start finds in ledger and Spark's log together; and the log restored from the ledger, where it lost files.
+
+The ledger is synced, Spark's log is not (`spark_log`). A power cut, or a folder that came back from an older copy,
+leaves a ledger that knows of later epochs than the log. Every manifest holds the barrier it was decided on, as Spark
+wrote it, and the watermark that the epoch leads to. That is all that `offsets/N` and `commits/N` hold.
+
+What is written again is what is missing, and a barrier that is not the one that was decided: only HDFS keeps a driver
+that was superseded from renaming its `offsets/N` over that of the run which took over. Where state that the decided
+epoch left is not there, nothing is started.
+
+What is removed is only ever what an attempt has left that no decision counts for: the barrier at the end of time of a
+drain, which would make every later row late; a barrier whose source has lost its note of the files to read; and all of
+a first epoch that was never completed, beside which Spark would refuse to go on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint import layout
+from penstock.checkpoint.belonging import history_of, overwritten
+from penstock.checkpoint.spark_files import lost_state
+from penstock.checkpoint.spark_log import commit_text, state_format_of
+from penstock.engine import protocol
+from penstock.errors import StateLost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.checkpoint.decision import DecisionId
+    from penstock.checkpoint.ledger import Ledger, Manifest
+    from penstock.checkpoint.spark_log import Barrier, SparkLog
+    from penstock.engine.protocol import Found
+
+_STATE = re.compile(r"^(\d+)(?:_[^.]+)?\.(?:delta|snapshot|zip|changelog)$")
+_PARTITION = re.compile(r"^\d+$")
+
+
+def look(ledger: Ledger, log: SparkLog, *, running: bool = False) -> Found:
+    """What the next start finds. `damaged` also where a barrier that Spark would go by is not the one that was decided;
+    `LedgerCorrupt` where such a decision holds no copy of it. `running`: Spark's query has started, so what it has
+    begun is no leftover."""
+    ledger.settle()
+    query = query_of(ledger, log)
+    epoch, barrier = log.next_epoch()
+    damaged = log.damaged() or (query is not None and log.query_id() is None)
+    undecided = not running and _unusable(log, epoch, barrier)
+    if query is None:
+        return protocol.Found(epoch, barrier, damaged=damaged or undecided)
+    found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query))
+    decision = protocol.honoured(found)
+    decided = decision.id if decision is not None and decision.id.epoch == epoch else None
+    drained = decided is None and _cut_by_drain(ledger, log, epoch, query)
+    replaced = overwritten(log, epoch - 1, completed(ledger, epoch - 1, query))
+    if decision is not None:
+        replaced |= overwritten(log, decision.id.epoch, _manifest(ledger, decision.id))
+    leftover = drained or (decision is None and undecided)
+    return replace(found, barrier=barrier and not drained, damaged=damaged or leftover or bool(replaced))
+
+
+def _unusable(log: SparkLog, epoch: int, barrier: bool) -> bool:
+    """Whether an attempt at `epoch`, if it was not decided, may have left something that Spark cannot go on from."""
+    written = log.barrier(epoch) if barrier else None
+    return epoch == 0 or (written is not None and not log.notes_reach(written))
+
+
+def query_of(ledger: Ledger, log: SparkLog) -> str | None:
+    """The id that Spark gave the checkpoint, also where its own note of it is lost. None before its first start."""
+    return log.query_id() or ledger.last_query(history_of(log))
+
+
+def restore(
+    ledger: Ledger, log: SparkLog, epoch: int, decided: DecisionId | None, *, running: bool = False
+) -> list[str] | None:
+    """Make Spark's log say that `epoch` comes next, with the barrier of `decided`. The names that were written or
+    removed for that. None, and nothing changed, where something is missing that the ledger does not have."""
+    query = query_of(ledger, log)
+    wanted: dict[str, str] = {}  # in the order in which they are written
+    if query is not None and log.query_id() is None:
+        wanted[layout.QUERY_ID] = json.dumps({"id": query}, separators=(",", ":"))
+    before = completed(ledger, epoch - 1, query)
+    of_epoch = _manifest(ledger, decided) if decided is not None else None
+    for number, manifest in ((epoch - 1, before), (epoch, of_epoch)):
+        if number < 0 or (number == epoch and decided is None):
+            continue
+        wanted |= overwritten(log, number, manifest)
+        if log.has_barrier(number):
+            continue
+        if manifest is None or manifest.file is None:
+            return None
+        wanted[layout.offsets(number)] = manifest.file
+    if epoch > 0 and not log.has_commit(epoch - 1):
+        commit = _commit_before(log, epoch, before, of_epoch, wanted)
+        if commit is None:
+            return None
+        wanted[layout.commits(epoch - 1)] = commit
+    newest = epoch if decided is not None else epoch - 1
+    if wanted and newest >= 0 and not _left_whole(log, newest, before, of_epoch, wanted):
+        return None
+    if newest < 0 and any(version > 1 for versions in _stores(log) for version in versions):
+        return None  # state of a later epoch than the first: it was complete, and the log of it is lost
+    torn = log.torn()
+    for name in torn:
+        log.remove_torn(name)
+    undecided = _remove_undecided(ledger, log, epoch, query) if decided is None and not running else []
+    for name, text in wanted.items():
+        log.write_again(name, text)
+    return [*torn, *undecided, *wanted]
+
+
+def finish(ledger: Ledger, log: SparkLog, epoch: int, watermark: int | None) -> bool:
+    """Complete Spark's log for a decided epoch. False where that would be a guess, or where its state is not whole:
+    then Spark runs it once more, and makes the state again."""
+    if _state_lost(ledger, log, epoch) is None:
+        return log.finish(epoch, watermark)
+    if epoch == 0:
+        log.begin_anew()
+    return False
+
+
+def _state_lost(ledger: Ledger, log: SparkLog, epoch: int) -> str | None:
+    """What is not there of the state that epoch `epoch` left, where that is cheap to see and may come about."""
+    if epoch < 0 or not log.storage.forgetful:
+        return None
+    sizes = log.storage.sizes(layout.STATE)
+    if not sizes and any(one.stateful for one in ledger.manifests(epoch) if one.query == log.query_id()):
+        return f"{layout.STATE}, all of it"
+    return lost_state(log.storage, epoch, sizes)
+
+
+def refuse_lost_state(ledger: Ledger, log: SparkLog, found: Found, query: str) -> None:
+    """`StateLost` where the epoch that comes next cannot load the state of the one before it: Spark would fail of that
+    in every start. A log that is behind is another matter: see `restore`."""
+    epoch = found.epoch - 1
+    lost = _state_lost(ledger, log, epoch) if protocol.next_epoch(found) == found.epoch else None
+    if lost is None:
+        return
+    complete = [number for number in range(epoch, -1, -1) if log.has_commit(number)]
+    whole = next((number for number in complete if _state_lost(ledger, log, number) is None), None)
+    folder = log.location.rpartition("/")[0]
+    at = "" if whole is None else f" from {folder}/{layout.CHECKPOINTS}/{layout.checkpoint_name(whole)},"
+    raise StateLost(
+        f"Query {query!r} goes on after epoch {epoch}, and {log.location} has lost of its state: {lost}.",
+        safe="nothing was begun; what is committed stays committed.",
+        to_do=f"bring the folder back from a copy of the same moment as the ledger; or go on{at} from a savepoint"
+        " or under another query uid: rows of later epochs are then written a second time.",
+    )
+
+
+def _remove_undecided(ledger: Ledger, log: SparkLog, epoch: int, query: str | None) -> list[str]:
+    removed = []
+    barrier = log.barrier(epoch)
+    if barrier is not None and (_cut_by_drain(ledger, log, epoch, query) or not log.notes_reach(barrier)):
+        log.remove(layout.offsets(epoch))
+        removed.append(layout.offsets(epoch))
+    return removed + log.begin_anew() if epoch == 0 else removed
+
+
+def _cut_by_drain(ledger: Ledger, log: SparkLog, epoch: int, query: str | None) -> bool:
+    """Whether the barrier of an undecided epoch is that of a drain which counts for nothing. One that was begun at most
+    once is never begun again, so it is brought to its end."""
+    barrier = log.barrier(epoch) if query is not None and log.has_barrier(epoch) else None
+    return barrier is not None and barrier.drains == query and not ledger.has_begun(epoch, query)
+
+
+def completed(ledger: Ledger, epoch: int, query: str | None) -> Manifest | None:
+    """Of a complete epoch, the decision that was carried out: the newest that counts. One that a newer run found this
+    epoch without, as its claim says, was written by a run that was superseded and committed nothing."""
+    claims = [claim for claim in ledger.claims(query) if claim.epoch == epoch]
+    found = [
+        manifest
+        for manifest in ledger.manifests(epoch)
+        if manifest.query == query and all(protocol.counts(manifest.decision, claim) for claim in claims)
+    ]
+    return max(found, key=lambda manifest: manifest.decision.id, default=None)
+
+
+def restore_barrier(ledger: Ledger, copy: SparkLog, epoch: int) -> None:
+    """In a copy of the checkpoint: the barrier of a complete epoch, and what it stands for, is what was decided."""
+    for name, text in overwritten(copy, epoch, completed(ledger, epoch, copy.query_id())).items():
+        copy.write_again(name, text)
+
+
+def _manifest(ledger: Ledger, decided: DecisionId) -> Manifest | None:
+    return next((one for one in ledger.manifests(decided.epoch) if one.decision.id == decided), None)
+
+
+def _commit_before(
+    log: SparkLog, epoch: int, before: Manifest | None, of_epoch: Manifest | None, wanted: dict[str, str]
+) -> str | None:
+    """What belongs into `commits/` for the epoch before; None where that would be a guess."""
+    barrier = _barrier(log, epoch - 1, wanted)
+    if barrier is None or state_format_of(barrier, log.state_format) != "1" or not log.knows_commits():
+        return None
+    watermark = before.decision.watermark if before is not None else None
+    if watermark is None and of_epoch is not None:
+        after = _barrier(log, epoch, wanted)  # Spark hands the watermark on from the one file to the other
+        watermark = after.metadata.get("batchWatermarkMs") if after is not None else None
+    return None if watermark is None else commit_text(int(watermark))
+
+
+def _barrier(log: SparkLog, epoch: int, wanted: dict[str, str]) -> Barrier | None:
+    text = wanted.get(layout.offsets(epoch))
+    return log.parse_barrier(epoch, text.encode()) if text is not None else log.barrier(epoch)
+
+
+def _left_whole(
+    log: SparkLog, newest: int, before: Manifest | None, of_epoch: Manifest | None, wanted: dict[str, str]
+) -> bool:
+    """Whether what the tasks and sources of epoch `newest` left beside the log is there: a folder from an older copy
+    lacks it, and Spark would stop at it in every start, or read files once more."""
+    stateful = any(manifest is not None and manifest.stateful for manifest in (before, of_epoch))
+    stores = list(_stores(log))
+    if (stateful and not stores) or any(newest + 1 not in versions for versions in stores):
+        return False
+    barrier = _barrier(log, newest, wanted)
+    return barrier is None or log.notes_reach(barrier)
+
+
+def _stores(log: SparkLog) -> Iterator[set[int]]:
+    """The versions that each state store has on disk. A store lies in its partition's folder, or below it by name."""
+    for operator in log.names(layout.STATE):
+        for partition in filter(_PARTITION.match, log.names(layout.operator(operator))):
+            folder = f"{layout.operator(operator)}/{partition}"
+            names = log.names(folder)
+            below = [log.names(f"{folder}/{name}") for name in names if "." not in name]
+            for files in (names, *below):
+                versions = {int(match[1]) for name in files if (match := _STATE.match(name))}
+                if versions:
+                    yield versions

@@ -1,0 +1,86 @@
+"""What a query is, and how far it has come."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.contracts.source import reader_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from penstock.checkpoint.spark_log import Barrier
+    from penstock.contracts.guarantees import Link
+    from penstock.contracts.sink import TwoPhaseSink
+    from penstock.contracts.source import Source
+    from penstock.engine.preparation import Body
+
+
+@dataclass(frozen=True)
+class QueryPlan:
+    """What a query is, before it runs."""
+
+    uid: str
+    frame: DataFrame
+    sinks: Mapping[str, TwoPhaseSink]
+    sources: Mapping[str, Source]
+    positions: Sequence[str | None]  # the source of each position in a barrier, see `Lineage`
+    body: Body
+    output_mode: str = "append"
+    options: Mapping[str, str] = field(default_factory=dict)
+    as_it_is: bool = False  # its body writes what it is given into the one sink, and does nothing else
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every source that it reads comes to an end."""
+        known = self.sources
+        return bool(known) and all(uid is not None and known[uid].bounded for uid in self.positions)
+
+    @property
+    def ends_with_what_is_there(self) -> bool:
+        """Whether it reads what is there now, and no more."""
+        return self.bounded and any(source.ends_with_what_is_there for source in self.sources.values())
+
+    def finished_at(self, barrier: Barrier) -> bool:
+        """Whether `barrier` is the end of every source."""
+        uids, offsets = self.positions, barrier.offsets
+        return len(offsets) == len(uids) and all(
+            uid is not None and offset is not None and self.sources[uid].finished(offset)
+            for uid, offset in zip(uids, offsets, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a query has come: its newest complete epoch, and the newest one whose rows may be visible."""
+
+    generation: int
+    completed: int
+    decided: int
+
+
+def source_links(plan: QueryPlan, plans: Iterable[QueryPlan]) -> list[Link]:
+    """What each source of `plan` gives, in a job of these plans."""
+    places = [(uid, other.sources[uid]) for other in plans for uid in other.positions if uid is not None]
+    links = []
+    for place in plan.sources.items():
+        beside = list(places)
+        beside.remove(place)
+        links.append(place[1].link_beside(place[0], [source for _, source in beside]))
+    return links
+
+
+@contextmanager
+def reading(job: str, sources: Mapping[str, Source], plans: Iterable[QueryPlan]) -> Iterator[None]:
+    """While this lasts, sources have running what they need beside the queries."""
+    plans = list(plans)
+    with ExitStack() as running:
+        for uid, source in sources.items():
+            places = [(plan.uid, index) for plan in plans for index, name in enumerate(plan.positions) if name == uid]
+            running.callback(source.stop)
+            source.start(job, uid, [reader_name(*place) for place in places])
+        yield

@@ -1,0 +1,170 @@
+"""An output whose writer is part of the streaming plan: planned once in a start, run in every epoch.
+
+To put a writer behind an epoch's rows costs Spark as much time as a small epoch has altogether. Where the same writer
+comes behind the same plan in every epoch, it is put there before the query starts; Spark then hands over a frame of
+what the writers report, and it only has to be collected. Which epoch they write, in which attempt, by which way and
+with which hints, is told to them by a local property of the thread that runs the epoch: Spark carries it to every task
+of the jobs that this thread submits, as it is when they are submitted.
+
+So a task knows nothing by itself, and must never write under another epoch's name. It takes an assignment only if that
+is of its own sink and run, and of the very batch that Spark says it runs for; else it writes nothing (`StrayTask`). And
+an answer counts only if it was given to this very attempt.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from penstock.engine.channel import Route, Writing
+from penstock.engine.jobs import RowSizes
+from penstock.engine.task import Assignment, answer_of, report, row_bytes_of, run_writer
+from penstock.errors import PenstockError, PreCommitFailed, StrayTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from penstock.contracts.sink import SinkScope, TwoPhaseSink
+    from penstock.engine.jobs import Answer
+
+PROPERTY = "penstock.assignment"
+VERSION = 1
+SPARK_BATCH = "streaming.sql.batchId"
+"""The local property in which Spark names the batch that a thread, or a task, runs."""
+
+_LONG = 4096  # characters; every task's description holds the text, and hints of many writers are much alike
+_PACKED = "zlib:"
+_FEW = 32  # writers
+
+
+def to_text(assignment: Assignment) -> str:
+    """As it travels to the tasks, versioned."""
+    scope, writing = assignment.scope, assignment.writing
+    text = json.dumps(
+        {
+            "version": VERSION,
+            "job": scope.job,
+            "uid": scope.uid,
+            "of": _of(assignment),
+            "route": writing.route.value,
+            "log": writing.log,
+            "seconds": writing.seconds,
+            "hints": dict(assignment.hints),
+        },
+        separators=(",", ":"),
+    )
+    return text if len(text) < _LONG else _PACKED + base64.b64encode(zlib.compress(text.encode(), 1)).decode()
+
+
+def from_text(text: str | None, scope: SinkScope, batch: str | None) -> Assignment:
+    """What the tasks of `scope` are to do in Spark's batch `batch`. `StrayTask` where the text does not say it."""
+    if text is None:
+        raise _stray(scope, "was told of no epoch")
+    try:
+        if text.startswith(_PACKED):
+            text = zlib.decompress(base64.b64decode(text[len(_PACKED) :])).decode()
+        body = json.loads(text)
+        if body["version"] != VERSION:
+            raise _stray(scope, f"was told of its epoch in version {body['version']} of the format, not {VERSION}")
+        generation, epoch, attempt = body["of"]
+        writing = Writing(Route(body["route"]), body["log"], body["seconds"])
+        named, hints = (body["job"], body["uid"], generation), body["hints"]
+    except (ValueError, KeyError, TypeError, zlib.error) as error:
+        raise _stray(scope, f"cannot read what it was told of its epoch ({type(error).__name__})") from None
+    if named != (scope.job, scope.uid, scope.generation):
+        raise _stray(scope, f"was told what sink {named[1]!r} of run {named[2]} of job {named[0]!r} is to write")
+    if batch != str(epoch):
+        raise _stray(scope, f"runs for batch {batch}, but was told of epoch {epoch}")
+    return Assignment(scope, epoch, attempt, writing, hints)
+
+
+def _of(assignment: Assignment) -> list[int]:
+    """What no other attempt has."""
+    return [assignment.scope.generation, assignment.epoch, assignment.attempt]
+
+
+def _stray(scope: SinkScope, why: str) -> StrayTask:
+    return StrayTask(
+        f"A task of sink {scope.uid!r}, run {scope.generation}, {why}.",
+        safe="it wrote nothing; the epoch is not decided, and replays.",
+        to_do="nothing, if it does not come again; else report it, with the plan of the query.",
+    )
+
+
+def planned_task(
+    sink: TwoPhaseSink, scope: SinkScope, *, rule: int, names: list[str] | None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function for `mapInArrow` in the streaming plan; see `task.writer_task`."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        try:
+            own = from_text(context.getLocalProperty(PROPERTY), scope, context.getLocalProperty(SPARK_BATCH))
+        except PenstockError as error:
+            yield answer_of(report(context, {"error": error.to_json()}))
+            return
+        result = run_writer(context, sink, own, batches, rule=rule, names=names)
+        yield answer_of(report(context, {**result, "of": _of(own)}))
+
+    return run
+
+
+class Planned:
+    """Of one start of a query whose plan ends in `planned_task`, its rows summed by `rule`."""
+
+    def __init__(self, rule: int) -> None:
+        self._rule = rule
+        self._sizes = RowSizes()
+        self._few, self._holds_rdd = True, True  # writers in the epoch before; what Spark hands over
+
+    def run(
+        self, frame: DataFrame, sink: TwoPhaseSink, assign: Callable[[], Assignment], rule: int | None
+    ) -> list[Answer]:
+        if rule is not None and rule != self._rule:
+            raise _not_this_attempt(f"its rows are summed by rule {self._rule}, and the decision's were by {rule}")
+        assignment = assign()
+        uid, session = assignment.scope.uid, frame.sparkSession
+        context: Any = session.sparkContext
+        context.setLocalProperty(PROPERTY, to_text(assignment))
+        try:
+            answers = self._collect(frame._jdf)
+        finally:
+            context.setLocalProperty(PROPERTY, None)
+        for answer in answers:
+            if "error" not in answer and answer.get("of") != _of(assignment):
+                raise _not_this_attempt(f"Spark gave an answer to {answer.get('of')}, not to {_of(assignment)}")
+        self._few = len(answers) <= _FEW
+        self._sizes.learn(uid, map(row_bytes_of, answers))
+        self._sizes.bound_next(lambda: session.conf, uid)
+        return answers
+
+    def _collect(self, frame: Any) -> list[Answer]:
+        """Run the tasks. `frame` is a JVM object, and what Spark hands over is an RDD inside of a plan: to collect the
+        RDD itself spares Spark another plan. Its rows cost a question each, so many are collected as a frame's."""
+        from py4j.protocol import Py4JError
+
+        if self._few and self._holds_rdd:
+            try:
+                rdd = frame.queryExecution().analyzed().rdd()
+            except Py4JError:
+                self._holds_rdd = False  # another plan than we know, and nothing has run
+            else:
+                return [json.loads(row.getUTF8String(0).toString()) for row in rdd.collect()]
+        # Rows of one JSON text each, in a list: the text of it all is JSON again, and is had by one question.
+        return [row[0] for row in json.loads(frame.collectAsList().toString())]
+
+
+def _not_this_attempt(why: str) -> PreCommitFailed:
+    return PreCommitFailed(
+        f"The writers did not run as this attempt at the epoch needs it: {why}.",
+        safe="the epoch is not decided; what was prepared is aborted, and it replays.",
+        to_do="nothing, if it does not come again; else report it.",
+    )

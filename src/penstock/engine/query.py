@@ -1,0 +1,416 @@
+"""One query of a job: recovered, started, watched, stopped cleanly or cancelled. When it starts again: see `group`."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.layout import FIRST
+from penstock.checkpoint.open import spark_log_at
+from penstock.contracts.source import reader_name
+from penstock.deadline import Deadline
+from penstock.engine import drain
+from penstock.engine import streaming as spark_query
+from penstock.engine.assembly import coordinator_for
+from penstock.engine.coordinator import Coordinator
+from penstock.engine.drain import is_due, not_held
+from penstock.engine.inputs import Inputs
+from penstock.engine.observer import Observer
+from penstock.engine.plan import Progress, QueryPlan
+from penstock.engine.streaming import with_verification
+from penstock.engine.task import fault_in
+from penstock.errors import JobStopped, PenstockError, PreCommitFailed
+from penstock.logs import bound
+from penstock.savepoints.take import HeldQuery
+from penstock.spark import liveness
+from penstock.spark.liveness import Liveness, callback_server
+from penstock.spark.settings import require_same_backend
+from penstock.spark.versions import version_of
+from penstock.storage.open import storage_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from penstock.checkpoint.spark_log import Barrier, SparkLog
+    from penstock.config import Checkpoints
+    from penstock.engine.protocol import Resume
+    from penstock.events import Events
+
+log = logging.getLogger("penstock")
+
+_POLL_SECONDS = 0.1  # how soon a failed or finished query is noticed
+#: How long Spark may take to log an epoch that is committed; without the log, recovery finishes it.
+_DRAIN_SECONDS = 10.0
+
+
+class QueryRunner:
+    """Runs one plan: each start in a thread of its own, as often as the group says."""
+
+    def __init__(
+        self,
+        job: str,
+        plan: QueryPlan,
+        spark: SparkSession,
+        checkpoints: Checkpoints,
+        events: Events,
+        ended: Callable[[], None],
+        before_start: Iterable[Callable[[], None]] = (),
+        history: str = FIRST,
+    ) -> None:
+        self._job, self.plan, self._spark = job, plan, spark
+        self._checkpoints, self._events, self._ended = checkpoints, events, ended
+        self._before_start = before_start
+        self._history = history
+        self._until: int | None = None  # the last epoch of this start, where one was set
+        self._draining = False  # this start is there to close all windows
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._cancelled = False
+        self._query: StreamingQuery | None = None
+        self._run_id: str | None = None  # Spark's name for the jobs of the last start
+        self._coordinator: Coordinator | None = None  # of the last start
+        self._generation = 0  # of the last start in this process
+        self._token = secrets.token_hex(8)  # the generations of all its starts bear it
+        self._resume: Resume | None = None  # what this start's recovery came to
+        self._alive = False
+        self.error: BaseException | None = None
+        self.failed_at = 0.0
+        self.done = False  # ended by itself: nothing is left to do
+        self.barrier: Barrier | None = None  # of the newest epoch that this process has completed
+
+    @property
+    def folder(self) -> str:
+        return f"{self._checkpoints.storage.rstrip('/')}/{self._job}/{self.plan.uid}"
+
+    @property
+    def checkpoint(self) -> str:
+        """Spark's own checkpoint of the query, see `checkpoint.history`."""
+        return f"{self.folder}/{self._history}"
+
+    @property
+    def run_id(self) -> str | None:
+        """Spark's name for the jobs of the last start, None before any has come so far."""
+        return self._run_id
+
+    @property
+    def alive(self) -> bool:
+        """Whether a start is under way."""
+        return self._alive
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the last start, if there was one, has ended between two epochs. Otherwise something may be open."""
+        failed = self._coordinator is not None and self._coordinator.failure is not None
+        return not self._alive and self.error is None and not failed
+
+    @property
+    def generation(self) -> int:
+        """Of the last start that registered, 0 before any has."""
+        return self._coordinator.generation if self._coordinator is not None else self._generation
+
+    @property
+    def progress(self) -> Progress | None:
+        """None before this start has recovered. Within a start, what is read later is never behind."""
+        coordinator, resume = self._coordinator, self._resume
+        if coordinator is None or resume is None:
+            return None
+        # An epoch that recovery found decided and has to replay may be visible, all of it or in part.
+        found = resume.epoch - 1 if resume.replay is None else resume.epoch
+        completed = max(resume.epoch - 1, coordinator.completed)
+        return Progress(resume.generation, completed, max(found, completed, coordinator.decided))
+
+    def start(self) -> None:
+        """Begin one start; `ended` is called when it is over, `done` or `error` then say how."""
+        self.error, self.failed_at = None, 0.0
+        self._resume = self._until = None
+        self._stopping.clear()
+        self._wake.clear()
+        self._alive = True
+        threading.Thread(target=self._run, name=f"penstock-query-{self.plan.uid}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Let the epoch under way finish, begin no other, end. Returns at once."""
+        self._stopping.set()
+        self._wake.set()
+
+    def cancel(self) -> None:
+        """End without waiting for the epoch under way: Spark gives up its tasks, so that it fails, and what it has
+        prepared is aborted. An epoch that is decided is carried out. Returns at once; call `finish_cancelled` then."""
+        self._cancelled = True
+        self.stop()
+        if self._query is not None:
+            spark_query.give_up(self._query, self.plan.uid)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an epoch is under way."""
+        return self._coordinator is not None and self._coordinator.busy
+
+    @contextmanager
+    def hold(self, patience: Deadline) -> Iterator[HeldQuery]:
+        """While this lasts the query stands after a complete epoch that Spark has logged, all its rows delivered, and
+        begins no other. Raises `SavepointError` where it cannot be held."""
+        if self.done:
+            yield self.at_end()
+            return
+        coordinator = self._running(patience)
+        with coordinator.held(patience):
+            coordinator.drain(lambda: patience.passed() or self._stopping.is_set())
+            log = self._spark_log()
+            while not (logged := log.next_epoch()[0] > self._completed_epoch()) and not patience.passed():
+                if self._query is None or not self._query.isActive:
+                    break  # it failed, and its end waits for us to let go
+                time.sleep(_POLL_SECONDS / 20)
+            if not logged or coordinator.failure is not None or not coordinator.delivered:
+                raise not_held(self.plan.uid, "it failed meanwhile, or its in-flight log is not delivered")
+            yield HeldQuery(self.plan, self.checkpoint, self._completed_epoch(), coordinator.generation)
+
+    def at_end(self) -> HeldQuery:
+        """A query that has ended between two epochs. Where Spark was stopped before it had logged the last one, that is
+        done now: a savepoint of the epoch before would have the rows of the last one made again."""
+        completed = self._completed_epoch()
+        if self._spark_log().next_epoch()[0] <= completed:
+            self._recover_alone()
+        epoch = self._spark_log().next_epoch()[0] - 1
+        if epoch < max(completed, 0):
+            raise not_held(self.plan.uid, "it has no complete epoch yet, or Spark has not logged it")
+        return HeldQuery(self.plan, self.checkpoint, epoch, self.generation)
+
+    def shut(self) -> None:
+        """No epoch begins any more; the one under way, if any, ends. Returns at once."""
+        if self._coordinator is not None:
+            self._coordinator.shut_gate()
+
+    def prepare_final(self) -> None:
+        """After a stop: finish what is decided, and refuse where `emit_final` could not do its work."""
+        self._recover_alone()
+        assert self._resume is not None
+        drain.final_epoch(self.plan.uid, self._spark_log(), self._resume)
+
+    def emit_final(self) -> None:
+        """After a stop: one more epoch that has windows emit what they hold, see `drain`. Should it fail before its
+        decision, the checkpoint is what it was."""
+        self._stopping.clear()
+        self._wake.clear()
+        self._cancelled, self._draining = False, True
+        try:
+            self._run_once()
+            if self._until is not None and not self._closed_windows:
+                raise not_held(self.plan.uid, f"epoch {self._until}, which emits what windows hold, was not completed")
+        except BaseException as error:
+            self._draining = False
+            if not self._recovered_from_drain() or not self._closed_windows:
+                raise
+            log.warning("query %s: its drain failed after the decision, and is finished: %s", self.plan.uid, error)
+        finally:
+            self._draining, self._until = False, None
+
+    @property
+    def _closed_windows(self) -> bool:
+        """Whether the final epoch is complete; not another one, of a newer run, in its place."""
+        epoch, log = self._until, self._spark_log()
+        return epoch is not None and log.next_epoch()[0] > epoch and log.drained(epoch)
+
+    def _recovered_from_drain(self) -> bool:
+        """Recover: that finishes the final epoch if it is decided, and otherwise removes its barrier."""
+        try:
+            with bound(job=self._job, query=self.plan.uid):
+                self._recover_alone()
+        except Exception as failed:
+            log.warning("query %s: what is left of its drain goes with the next start: %s", self.plan.uid, failed)
+            return False
+        return True
+
+    def _run_final(self, coordinator: Coordinator, resume: Resume, inputs: Inputs) -> None:
+        self._until = drain.final_epoch(self.plan.uid, self._spark_log(), resume)
+        if self._until is not None:
+            drain.cut_final(coordinator, self._spark_log(), self._until)
+            self._watch(coordinator, inputs)
+
+    def _refuse_drained(self, coordinator: Coordinator, resume: Resume, inputs: Inputs) -> None:
+        """A drain that is decided and has to be written again, or is begun at most once, is brought to its end before
+        the start is refused."""
+        log = self._spark_log()
+        if (is_due(resume) or coordinator.has_begun(resume.epoch)) and log.drained(resume.epoch):
+            self._until = coordinator.drains_at = resume.epoch
+            self._watch(coordinator, inputs)
+        drain.refuse_drained(self.plan.uid, log, self.folder.rpartition("/")[0])
+
+    def _running(self, patience: Deadline) -> Coordinator:
+        """The coordinator, once its query runs and has a complete epoch; a start takes a moment."""
+        while not patience.passed() and self._alive and not self._stopping.is_set():
+            coordinator = self._coordinator
+            if coordinator is not None and self._query is not None and self._completed_epoch() >= 0:
+                return coordinator
+            time.sleep(_POLL_SECONDS)
+        raise not_held(self.plan.uid, "it does not run" if not self._alive else "it has no complete epoch yet")
+
+    def _completed_epoch(self) -> int:
+        now = self.progress
+        return -1 if now is None else now.completed
+
+    def finish_cancelled(self, patience: float) -> None:
+        """After a cancel: see that nothing stays open. Another run, of a generation of its own, that starts no query:
+        it carries out what is decided and aborts the rest, also what an epoch that hangs, or a task that Spark has
+        given up, might still open or decide. Raises where it cannot."""
+        spark_query.wait_for_tasks(self._spark, self._run_id, Deadline(patience))
+        self._recover_alone()
+
+    def _recover_alone(self) -> None:
+        """Another start that begins no query: what Spark has not logged of a decided epoch is logged then, and nobody
+        else is at work on the checkpoint."""
+        self._generation = self.generation
+        self._stopping.set()
+        self._run_once()
+
+    def _run(self) -> None:
+        try:
+            with bound(job=self._job, query=self.plan.uid):
+                self._run_once()
+            self.done = not self._stopping.is_set()
+        except BaseException as error:
+            self.error, self.failed_at = error, time.monotonic()
+        finally:
+            self._alive = False
+            self._ended()
+
+    def _run_once(self) -> None:
+        """One start of the query: recover, run until it ends. Raises what made it fail."""
+        plan = with_verification(self.plan, self.checkpoint, self._spark, self._spark_log)
+        storage = storage_at(self.checkpoint, self._spark)
+        inputs = Inputs(plan, storage, final_checkpoint=self._checkpoints.final_checkpoint)
+        observer = Observer(
+            plan.uid,
+            plan.positions,
+            self._spark,
+            storage_at(self.folder, self._spark),
+            self._checkpoints,
+            self._events,
+            lambda: self._query,
+        )
+        self._coordinator = coordinator = coordinator_for(
+            self._job,
+            plan,
+            self.folder,
+            self._history,
+            self._spark,
+            self._checkpoints,
+            self._events,
+            on_complete=self._on_complete,
+            inputs=inputs,
+            observer=observer,
+            previous=self._generation,
+            run=self._token,
+        )
+        try:
+            require_same_backend(self._spark, self.checkpoint, plan.uid)
+            resume = coordinator.recover()
+            self._on_recovered(resume)
+            if not self._checkpoints.logged:
+                coordinator.drain(self._stopping.is_set)  # what an earlier run left in the in-flight log goes first
+            if self._draining:
+                self._run_final(coordinator, resume, inputs)
+            elif not self._stopping.is_set():
+                self._refuse_drained(coordinator, resume, inputs)
+                if not self._already_finished(resume.epoch):
+                    self._watch(coordinator, inputs)
+            coordinator.drain(self._stopping.is_set)
+            if (failure := coordinator.failure) is not None and not isinstance(failure, JobStopped):
+                raise failure
+        finally:
+            self._generation = coordinator.generation
+            coordinator.close()
+            observer.close()
+            self._query = None
+
+    def _watch(self, coordinator: Coordinator, inputs: Inputs) -> None:
+        if self._stopping.is_set():
+            return
+        # Since the recovery has looked, it has committed and swept; Spark's query would write into a newer run's log.
+        coordinator.refuse_superseded()
+        inputs.start(self._spark_log().newest_barrier())
+        interval = self._checkpoints.interval_seconds
+        replay = None if self._resume is None else self._resume.replay
+        query = spark_query.start(self._job, self.plan, self.checkpoint, interval, coordinator, replay)
+        self._query = query
+        self._run_id = str(query.runId)
+        alive = Liveness(
+            self.plan.uid,
+            lambda: callback_server(self._spark),
+            lambda: self._spark_log().next_epoch(),
+            self._checkpoints.timeout_seconds,
+        )
+        fault: PenstockError | None = None
+        while query.isActive and not self._wake.is_set() and coordinator.failure is None and fault is None:
+            self._wake.wait(_POLL_SECONDS)
+            coordinator.tend()
+            fault = alive.fault(busy=coordinator.busy)
+        self._drain(coordinator, query)
+        if fault is not None:
+            raise fault
+        failure = coordinator.failure
+        if failure is None and not self._wake.is_set() and (exception := query.exception()) is not None:
+            fault = fault_in(str(exception))  # a source's own error, from Spark's planner
+            raise PreCommitFailed(
+                f"Spark ended query {self.plan.uid!r}: {spark_query.short_text(fault or exception)}",
+                safe="no epoch was decided in the meantime; it goes on from its last complete epoch.",
+                to_do="see the cause above.",
+            ) from (fault or exception)
+        if failure is not None and not isinstance(failure, JobStopped):
+            raise failure
+        if not self._wake.is_set() and not self.plan.ends_with_what_is_there and failure is None:
+            raise PreCommitFailed(
+                f"Spark ended query {self.plan.uid!r} without an error, though nothing asked it to.",
+                safe="its last complete epoch stays; no epoch was under way.",
+                to_do="see what in this process stops Spark's queries; the job restarts as its strategy says.",
+            )
+
+    def _drain(self, coordinator: Coordinator, query: StreamingQuery) -> None:
+        """Stop between two epochs: after Spark has logged the last one, before the next has begun."""
+        if self._cancelled:
+            spark_query.give_up(query, self.plan.uid)
+        coordinator.close_gate()
+        patience = Deadline(_DRAIN_SECONDS)
+        log = self._spark_log()
+        while query.isActive and log.next_epoch()[0] <= coordinator.completed and not patience.passed():
+            time.sleep(_POLL_SECONDS / 5)
+        if query.isActive:
+            liveness.stop(query, self.plan.uid)
+
+    def _on_recovered(self, resume: Resume) -> None:
+        for look in self._before_start:
+            look()
+        self._resume = resume
+
+    def _spark_log(self) -> SparkLog:
+        return spark_log_at(self.checkpoint, self._spark, known=version_of(self._spark).log_known)
+
+    def _on_complete(self, epoch: int, barrier: Barrier | None) -> None:
+        if barrier is None:
+            return
+        self.barrier = barrier
+        for index, (uid, offset) in enumerate(zip(self.plan.positions, barrier.offsets, strict=False)):
+            if uid is not None and offset is not None:
+                self.plan.sources[uid].publish(self._job, uid, offset)
+                self.plan.sources[uid].completed(uid, reader_name(self.plan.uid, index), offset)
+        last = self._until is not None and epoch >= self._until
+        if last:
+            self.shut()  # Spark is quicker than `_watch`: rows that it reads behind a drain are late, and dropped
+        if last or (self.plan.bounded and self.plan.finished_at(barrier)):
+            self._wake.set()
+
+    def _already_finished(self, next_epoch: int) -> bool:
+        """A bounded job that was killed after its last commit has nothing left to do."""
+        if not self.plan.bounded or next_epoch == 0:
+            return False
+        log = self._spark_log()
+        epoch, pending = log.next_epoch()
+        barrier = None if pending else log.barrier(epoch - 1)
+        return barrier is not None and self.plan.finished_at(barrier)

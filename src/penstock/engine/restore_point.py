@@ -1,0 +1,153 @@
+"""What a job goes on from: its own checkpoint, or what it is told to restore; and whether the program fits to it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.history import Histories
+from penstock.checkpoint.layout import FIRST, QUERIES, QUERY_VERSION, query_file, query_uids
+from penstock.engine.predecessor import LastRun
+from penstock.errors import SavepointIncomplete, Superseded, UidChanged
+from penstock.progress import Step, throttled
+from penstock.savepoints import savepoint
+from penstock.savepoints.restore import Restorer, report_restore
+from penstock.spark.settings import require_same_parallelism
+from penstock.storage.open import tree_at, tree_of
+from penstock.storage.storage import AlreadyExists, Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import SparkSession
+
+    from penstock.checkpoint.history import Restored
+    from penstock.config.settings import Settings
+    from penstock.engine.plan import QueryPlan
+    from penstock.events import Events
+
+log = logging.getLogger("penstock")
+
+_TELL_SECONDS = 1.0
+
+
+class RestorePoint:
+    """One start of a job. `storage` is the job's folder; `allow`: what only the checkpoint knows is left behind."""
+
+    def __init__(
+        self,
+        job: str,
+        plans: Mapping[str, QueryPlan],
+        settings: Settings,
+        storage: Storage,
+        spark: SparkSession,
+        allow: bool,
+    ) -> None:
+        self._job, self._plans, self._settings = job, plans, settings
+        self._storage, self._spark, self._allow = storage, spark, allow
+        self._current = FIRST
+
+    def history(self, events: Events) -> str:
+        """Restore if it was asked for and is not done yet; the name of the history that the job goes on from."""
+        recovery, result = self._settings.recovery, None
+        if recovery.path is not None:
+            tell = throttled(lambda step: _tell(events, step), _TELL_SECONDS)
+            last = LastRun(tree_of(self._storage), self._plans, self._spark)
+            restorer = Restorer(self._job, self._storage.location, self._spark, last, tell)
+            wanted = replace(recovery, allow_non_restored=self._allow)
+            result = restorer.restore(wanted, self._plans, self._settings.state_request)
+        histories = Histories(self._storage)
+        current = self._current = histories.current()
+        if result is not None and result.mapped is not None:
+            for name in self._storage.list(QUERIES):
+                self._storage.delete(f"{QUERIES}/{name}")  # what the program takes over was settled with the restore
+            report_restore(result, events)
+        else:
+            require_same_parallelism(self._spark, self._storage.location, current, self._plans, self._settings)
+        claim = Claim.of(next(reversed(histories.all()), None), self._plans, self._spark)
+        if claim is not None:
+            events.listen(claim)
+        return current
+
+    def refuse_replaced(self) -> None:
+        """Call after a run has registered: where a restore has been recorded meanwhile, its history counts; one that is
+        not recorded yet never will. As with the epoch protocol, each side first writes and then looks."""
+        histories = Histories(self._storage)
+        histories.void_unrecorded()
+        if histories.current() != self._current:
+            raise Superseded(
+                f"Job {self._job!r} was restored while this run started.",
+                safe="this run has started no query; what is restored counts.",
+                to_do="nothing, if the restored job runs; else start it again.",
+            )
+
+    def check_uids(self) -> None:
+        """A query that only the checkpoint knows would be lost silently, a renamed one would start over."""
+        storage = self._storage
+        known = set(query_uids(storage.list(QUERIES)))
+        gone = sorted(known - self._plans.keys())
+        if gone and not self._allow:
+            new = sorted(self._plans.keys() - known)
+            raise UidChanged(
+                f"The checkpoint of job {self._job!r} has the queries {sorted(known)}, the program has"
+                f" {sorted(self._plans)}: {gone} would be left behind"
+                + (f" and {new} start from the beginning." if new else "."),
+                safe="nothing was started; the checkpoint is as it was.",
+                to_do="give the query its former uid, or leave it behind on purpose by allow_non_restored_state=True.",
+            )
+        for uid in gone:
+            storage.delete(query_file(uid))  # allowed once, not asked again; its folder stays as it is
+        for uid, plan in self._plans.items():
+            with suppress(AlreadyExists):
+                facts = {"version": QUERY_VERSION, "sources": list(plan.sources), "sinks": sorted(plan.sinks)}
+                storage.create(query_file(uid), json.dumps(facts).encode())
+
+
+def _tell(events: Events, step: Step) -> None:
+    events.emit("restoring", query=None, **step.to_dict())
+
+
+class Claim:
+    """Claim mode: a savepoint that a job was restored from belongs to it, and goes when it is not needed any more.
+
+    It is needed until every query of the job has a complete epoch of its own after the restore: until then a restart
+    might want it, and a person certainly would. A job that dies before finds the claim in its record of the restore.
+    An event listener; it disposes of the savepoint once, in a thread of its own.
+    """
+
+    def __init__(self, restored: Restored, queries: Iterable[str], spark: SparkSession) -> None:
+        self._restored, self._spark = restored, spark
+        self._waiting = set(queries)
+        self.thread: threading.Thread | None = None
+
+    @classmethod
+    def of(cls, restored: Restored | None, queries: Iterable[str], spark: SparkSession) -> Claim | None:
+        """None where nothing is claimed, or it is gone already. Only what still is the very savepoint counts."""
+        if restored is None or not restored.claim:
+            return None
+        try:
+            found = savepoint.read(tree_at(restored.source, spark))
+        except SavepointIncomplete:
+            return None
+        return cls(restored, queries, spark) if found.id == restored.savepoint else None
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        if event["event"] != "completed" or self.thread is not None:
+            return
+        self._waiting.discard(str(event["query"]))
+        if not self._waiting:
+            self.thread = threading.Thread(target=self._dispose, name="penstock-claim", daemon=True)
+            self.thread.start()
+
+    def _dispose(self) -> None:
+        source = self._restored.source
+        try:
+            savepoint.dispose(source, self._spark)
+            log.info("%s, which this job had claimed, is not needed any more and is deleted", source)
+        except Exception as error:
+            log.warning("%s, which this job had claimed, could not be deleted: %s", source, error)

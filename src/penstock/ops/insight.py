@@ -1,0 +1,121 @@
+"""What a running job tells of itself to whoever looks, see `server.runs.Insight`.
+
+Called from the server's threads: no epoch waits for it, and no Spark job is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from penstock.deadline import Deadline
+from penstock.ops.server.orphans import report_facts
+from penstock.ops.transactions.ended import ended
+from penstock.ops.transactions.ledgers import JobLedgers
+from penstock.ops.transactions.orphans import look
+from penstock.secrets import masked
+from penstock.spark.alignment import is_reading
+from penstock.spark.operators import operators_of
+from penstock.spark.status import SparkStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.contracts.guarantees import Chain
+    from penstock.engine.plan import QueryPlan
+    from penstock.engine.query import QueryRunner
+    from penstock.job.job import Job
+
+log = logging.getLogger("penstock")
+
+END_SECONDS = 2.0  # to ask sources where they end
+
+
+class JobInsight:
+    """Of one job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def plan(self) -> dict[str, Any]:
+        job = self._job
+        chains = job.chains()
+        weakest = min((chain.weakest for chain in chains.values()), key=lambda link: link.guarantee, default=None)
+        web: Any = None
+        with contextlib.suppress(Exception):  # it may be off
+            web = job._spark.sparkContext.uiWebUrl if job._spark is not None else None
+        return {
+            "plan": {
+                "queries": [_query(plan, chains[uid]) for uid, plan in job._plans.items()],
+                "weakest": None
+                if weakest is None
+                else {
+                    "kind": weakest.kind,
+                    "uid": weakest.name,
+                    "guarantee": str(weakest.guarantee),
+                    "why": weakest.because,
+                },
+            },
+            "spark_ui": web,
+        }
+
+    def positions(self) -> dict[str, dict[str, Any]]:
+        deadline = Deadline(END_SECONDS)
+        return {runner.plan.uid: _positions(runner, deadline) for runner in self._job._runners}
+
+    def reading(self, query: str, epoch: int) -> bool:
+        spark = self._job._spark
+        group = next((runner.run_id for runner in self._job._runners if runner.plan.uid == query), None)
+        return spark is not None and group is not None and is_reading(SparkStatus.of(spark), group, epoch)
+
+    def transactions(self) -> dict[str, Any]:
+        job = self._job
+        location = f"{job.checkpoints.storage.rstrip('/')}/{job.name}"
+        ledgers = JobLedgers.at(location, job._spark)
+        return report_facts(look(ledgers, job._sinks), ended(ledgers))
+
+
+def _query(plan: QueryPlan, chain: Chain) -> dict[str, Any]:
+    guarantees = {(link.kind, link.name): str(link.guarantee) for link in chain.links}
+    operators: list[dict[str, Any]] = []
+    with contextlib.suppress(Exception):  # Spark's own plan, in words that are nobody's promise
+        operators = operators_of(plan.frame)
+    return {
+        "uid": plan.uid,
+        "guarantee": str(chain.guarantee),
+        "sources": [
+            {"uid": uid, "describe": masked(source.describe()), "guarantee": guarantees.get(("source", uid))}
+            for uid, source in plan.sources.items()
+        ],
+        "operators": operators,
+        "sinks": [
+            {"uid": uid, "describe": masked(sink.describe()), "guarantee": guarantees.get(("sink", uid))}
+            for uid, sink in plan.sinks.items()
+        ],
+    }
+
+
+def _positions(runner: QueryRunner, deadline: Deadline) -> dict[str, Any]:
+    barrier = runner.barrier
+    if barrier is None:
+        return {}
+    sources: dict[str, list[dict[str, Any]]] = {}
+    for uid, offset in zip(runner.plan.positions, barrier.offsets, strict=False):
+        if uid is not None and offset is not None:
+            source = runner.plan.sources[uid]
+            ends: Mapping[str, int] = {}
+            try:
+                ends = source.end_positions(offset, deadline)
+            except Exception as error:  # a system that does not answer shows no lag
+                log.debug("where source %s ends is not known: %r", uid, error)
+            sources[uid] = [_partition(name, at, ends.get(name)) for name, at in source.read_positions(offset).items()]
+    watermark = int(barrier.metadata.get("batchWatermarkMs", 0) or 0)
+    return {"watermark": watermark or None, "sources": sources}
+
+
+def _partition(name: str, offset: Any, end: int | None) -> dict[str, Any]:
+    lag = max(0, end - offset) if end is not None and isinstance(offset, int) else None
+    shown = offset if isinstance(offset, int | float | str) else json.dumps(offset)
+    return {"partition": name, "offset": shown, "end": end, "lag": lag}

@@ -1,0 +1,187 @@
+"""The connections of a control server. It lives in the driver, so its descriptors are the driver's: strangers, who need
+no token to connect, hold a bounded number of them, and each only for as long as an honest client takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+from typing import TYPE_CHECKING, Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.config.rest import Rest
+    from penstock.ops.server.requests import Asgi
+
+log = logging.getLogger("penstock")
+
+MOST_CONNECTIONS = 64
+REQUEST_SECONDS = 10.0
+"""For a client to deliver a whole request, or to take what it asked for from a full buffer."""
+GRACE_SECONDS = 1.0
+"""For requests in flight at the server's end."""
+_PAUSE_SECONDS = 1.0
+_NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def uvicorn_config(app: Asgi, rest: Rest, log_level: str = "error") -> uvicorn.Config:
+    """How our servers serve; by TLS where there is a certificate. A malformed request, which anybody can send, is not
+    worth a line of the job's log, hence `error`."""
+    return uvicorn.Config(
+        app, loop="asyncio", http=Connection, ws="none", lifespan="off", log_config=None, log_level=log_level,
+        access_log=False, server_header=False, ssl_certfile=rest.certificate, ssl_keyfile=rest.key,
+    )  # fmt: skip
+
+
+class Connection(H11Protocol):
+    """Closed where its client neither finishes a request nor takes an answer for `REQUEST_SECONDS`."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    @property
+    def waits_since(self) -> float | None:
+        """When it began to wait for its client, on the loop's clock; None while the client waits for an answer."""
+        return None if self._late is None else self._late.when() - REQUEST_SECONDS
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._set_clock()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._set_clock()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._set_clock()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._set_clock()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._set_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_clock()
+
+    def _set_clock(self) -> None:
+        """What comes byte by byte does not start it anew."""
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY) and not self.flow.write_paused:
+            self._stop_clock()
+        elif self._late is None and not self.transport.is_closing():
+            self._late = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def _stop_clock(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with a door of ours: asyncio's own accepts without a limit, and where descriptors run out it logs an
+    error for each attempt, thousands in a second."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        self.servers: list[Any] = [Door(listener, self._connection, self) for listener in sockets or ()]
+        self.started = True
+
+    async def end(self) -> None:
+        """Take nothing new, let requests in flight finish within `GRACE_SECONDS`, then cancel them: whoever waits is
+        answered that the job has ended, see `answers.WithHeaders`."""
+        for door in getattr(self, "servers", ()):
+            door.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if tasks := set(self.server_state.tasks):
+            _, slow = await asyncio.wait(tasks, timeout=GRACE_SECONDS)
+            for task in slow:
+                task.cancel()
+            if slow:
+                await asyncio.wait(slow, timeout=GRACE_SECONDS)
+
+    def _connection(self) -> asyncio.Protocol:
+        return Connection(self.config, self.server_state, self.lifespan.state)
+
+
+class Door:
+    """Accepts connections of one listening socket. Where there are too many, the one that has waited for its client
+    longest makes way; where all clients wait for answers, the newcomer is turned away."""
+
+    def __init__(self, listener: socket.socket, made: Callable[[], asyncio.Protocol], server: uvicorn.Server) -> None:
+        listener.setblocking(False)
+        self._listener, self._made = listener, made
+        self._ssl, self._connections = server.config.ssl, server.server_state.connections
+        self._most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
+        self._greeting: dict[asyncio.Task[None], None] = {}  # oldest first; with TLS this takes a while
+        self._short = False
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+    def close(self) -> None:
+        for task in (self._accepting, *self._greeting):
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.wait((self._accepting,))
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, _ = await loop.sock_accept(self._listener)
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                if not self._short or error.errno not in _NOTHING_LEFT:
+                    log.warning("the control server takes no connections for a while: %s", error)
+                self._short = True
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            self._short = False
+            if not self._make_room():
+                connected.close()
+                continue
+            task = loop.create_task(self._greet(connected))
+            self._greeting[task] = None
+            task.add_done_callback(lambda done: self._greeting.pop(done, None))
+            await asyncio.sleep(0)
+
+    def _make_room(self) -> bool:
+        if len(self._connections) + len(self._greeting) < self._most:
+            return True
+        waiting = [
+            (since, one) for one in self._connections if (since := getattr(one, "waits_since", None)) is not None
+        ]
+        if waiting:
+            oldest: Any = min(waiting, key=lambda pair: pair[0])[1]
+            oldest.transport.abort()
+            self._connections.discard(oldest)
+        elif self._greeting:
+            task = next(iter(self._greeting))
+            task.cancel()
+            del self._greeting[task]
+        else:
+            return False
+        return True
+
+    async def _greet(self, connected: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        within = {"ssl_handshake_timeout": REQUEST_SECONDS} if self._ssl else {}
+        try:
+            await loop.connect_accepted_socket(self._made, connected, ssl=self._ssl, **within)
+        except OSError:  # no TLS spoken, or gone again
+            connected.close()
+        except BaseException:
+            connected.close()
+            raise

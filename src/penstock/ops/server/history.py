@@ -1,0 +1,234 @@
+"""What a run leaves behind for whoever looks later: files below the registry's folder, bounded.
+
+    $PENSTOCK_HOME/history/ID/description.json         version 1: the plan, the settings, where the job's folder is
+    $PENSTOCK_HOME/history/ID/epochs-00000001.jsonl    one JSON line for each checkpoint that was recorded
+    $PENSTOCK_HOME/history/ID/story-00000001.jsonl     and for each start, recovery, failure, restart, savepoint
+
+A file that has reached its size is followed by one of the next number, and the oldest goes. Files are readable by their
+owner only: errors may quote rows. What is damaged is read as far as it goes. Nothing here is needed by recovery, and
+nothing that goes wrong here stops a job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.ops.process.registry import ID, history_folder, home
+from penstock.storage.private import create_own, own_folder, read_own
+
+log = logging.getLogger("penstock")
+
+VERSION = 1
+EPOCHS, STORY = "epochs", "story"
+SEGMENT_BYTES = {EPOCHS: 2 << 20, STORY: 512 << 10}
+SEGMENTS = {EPOCHS: 6, STORY: 3}
+"""So a run keeps at most 13.5 MiB."""
+MOST_BYTES = 256 << 20
+"""Of all runs together; beyond it the oldest go, those of living runs never."""
+
+_STORY = frozenset((
+    "started", "recovered", "log_restored", "checkpoint_failed", "skipped", "callback_failed", "throttled", "flowing",
+    "failed", "restarting", "global_checkpoint", "savepoint", "restored", "stopped", "aborted", "logged", "drained",
+))  # fmt: skip
+_YOUNG_SECONDS = 3600.0
+_WAITING = 10_000  # events not yet written
+_CLOSE_SECONDS = 5.0
+_SEGMENT = re.compile(r"^(?P<kind>epochs|story)-(?P<number>\d{8})\.jsonl$")
+
+
+@dataclass
+class PastRun:
+    """What was found of a run; `damage` says what could not be read."""
+
+    description: dict[str, Any] = field(default_factory=dict)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    story: list[dict[str, Any]] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """All of them, oldest first."""
+        return sorted((*self.story, *self.epochs), key=_time)
+
+
+class HistoryWriter:
+    """An `Events` listener. Writes in a thread of its own; `describe` is called there, once, before the first line."""
+
+    def __init__(self, id: str, describe: Callable[[], Mapping[str, Any]], root: Path | None = None) -> None:
+        self._folder, self._describe = history_folder(id, root), describe
+        self._waiting: deque[Mapping[str, Any]] = deque(maxlen=_WAITING)
+        self._there = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="penstock-history", daemon=True)
+        self._thread.start()
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        if event.get("event") == "checkpoint" or event.get("event") in _STORY:
+            with self._there:
+                self._waiting.append(event)
+                self._there.notify_all()
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        with self._there:
+            self._closing = True
+            self._there.notify_all()
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _work(self) -> None:
+        try:
+            own_folder(self._folder)
+            _write_whole(self._folder / "description.json", {"version": VERSION, **self._describe()})
+            logs = {kind: _Segments(self._folder, kind) for kind in (EPOCHS, STORY)}
+            while True:
+                with self._there:
+                    while not self._waiting and not self._closing:
+                        self._there.wait()
+                    if not self._waiting:
+                        return
+                    lines = list(self._waiting)
+                    self._waiting.clear()
+                for event in lines:
+                    logs[EPOCHS if event.get("event") == "checkpoint" else STORY].write(event)
+        except Exception as error:
+            log.warning("the job runs, but keeps no history: %s", error)
+            self._waiting = deque(maxlen=0)
+
+
+class _Segments:
+    """Files of one kind, the newest added to."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._folder, self._kind = folder, kind
+        numbers = _numbers(folder, kind)
+        self._number = numbers[-1] if numbers else 1
+        file = self._file(self._number)
+        self._size = file.stat().st_size if numbers else 0
+        self._torn = bool(self._size) and not file.read_bytes().endswith(b"\n")
+
+    def write(self, event: Mapping[str, Any]) -> None:
+        line = json.dumps(event, default=str).encode() + b"\n"
+        if self._torn:  # the process before this one died in the middle of a line
+            line, self._torn = b"\n" + line, False
+        if self._size and self._size + len(line) > SEGMENT_BYTES[self._kind]:
+            self._number, self._size = self._number + 1, 0
+            for old in _numbers(self._folder, self._kind)[: -SEGMENTS[self._kind] + 1]:
+                self._file(old).unlink(missing_ok=True)
+        handle = create_own(self._file(self._number), os.O_APPEND)
+        try:
+            os.write(handle, line)
+        finally:
+            os.close(handle)
+        self._size += len(line)
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{self._kind}-{number:08d}.jsonl"
+
+
+def read_history(id: str, root: Path | None = None) -> PastRun:
+    """All that a run has left, as far as it can be read; never raises."""
+    folder, found = history_folder(id, root), PastRun()
+    if not ID.fullmatch(id) or not folder.is_dir():
+        return found
+    try:
+        body = json.loads(read_own(folder / "description.json"))
+        if not isinstance(body, dict) or int(body["version"]) > VERSION:
+            raise ValueError("it is of a newer version")
+        if not isinstance(body.get("plan") or {}, dict) or not isinstance(body.get("settings") or [], list):
+            raise ValueError("it is not one")
+        found.description = body
+    except FileNotFoundError:
+        found.damage.append("its description is missing")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        found.damage.append(f"its description cannot be read: {error}")
+    for kind, into in ((EPOCHS, found.epochs), (STORY, found.story)):
+        for number in _numbers(folder, kind):
+            _read_lines(folder / f"{kind}-{number:08d}.jsonl", into, found.damage)
+    return found
+
+
+def fingerprint(id: str, root: Path | None = None) -> tuple[Any, ...]:
+    """Differs where something was written since."""
+    found = []
+    with contextlib.suppress(OSError):
+        for file in sorted(history_folder(id, root).iterdir()):
+            stat = file.stat()
+            found.append((file.name, stat.st_size, stat.st_mtime_ns))
+    return tuple(found)
+
+
+def prune(known: set[str], ended: set[str], root: Path | None = None) -> None:
+    """Forget histories of runs that are not `known` any more; and where all of those that have `ended` are too much,
+    the oldest."""
+    folder = (root or home()) / "history"
+    sizes: list[tuple[float, int, Path]] = []
+    with contextlib.suppress(OSError):
+        for one in folder.iterdir():
+            if not ID.fullmatch(one.name) or (one.name in known and one.name not in ended):
+                continue
+            files = [file.stat() for file in one.iterdir()]
+            newest = max(stat.st_mtime for stat in (one.stat(), *files))
+            if one.name not in known:
+                if newest < time.time() - _YOUNG_SECONDS:  # or it is of a job that starts just now
+                    shutil.rmtree(one, ignore_errors=True)
+                continue
+            sizes.append((newest, sum(stat.st_size for stat in files), one))
+    total = sum(size for _, size, _ in sizes)
+    for _, size, one in sorted(sizes):
+        if total <= MOST_BYTES:
+            break
+        shutil.rmtree(one, ignore_errors=True)
+        total -= size
+
+
+def _read_lines(file: Path, into: list[dict[str, Any]], damage: list[str]) -> None:
+    try:
+        text = read_own(file, errors="replace")
+    except OSError as error:
+        damage.append(f"{file.name} cannot be read: {error}")
+        return
+    bad = 0
+    for line in text.splitlines():
+        try:
+            body = json.loads(line) if line.strip() else None
+            if body is not None:
+                _time(body)
+                into.append(body)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            bad += 1
+    if bad:
+        damage.append(f"{file.name} has {bad} damaged lines, which are left out")
+
+
+def _time(event: Mapping[str, Any]) -> float:
+    return float(event["time"])
+
+
+def _numbers(folder: Path, kind: str) -> list[int]:
+    found = []
+    with contextlib.suppress(OSError):
+        for file in folder.iterdir():
+            match = _SEGMENT.match(file.name)
+            if match is not None and match["kind"] == kind:
+                found.append(int(match["number"]))
+    return sorted(found)
+
+
+def _write_whole(path: Path, body: Mapping[str, Any]) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    with open(create_own(aside), "w", encoding="utf-8") as file:
+        json.dump(body, file, default=str)
+    aside.replace(path)

@@ -1,0 +1,204 @@
+"""Runs as the paths see them: one that lives in this process, or one that is past, read from what it has left.
+
+A past run has its registry entry, its history (`history`) and, where that is missing, the records in its job's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock.checkpoint import layout
+from penstock.checkpoint.record import CheckpointRecord, records
+from penstock.errors import PenstockError
+from penstock.ops.process.registry import Entry, Registry, State, now_ms
+from penstock.ops.server import history
+from penstock.ops.server.collector import Collector
+from penstock.storage.local import LocalStorage
+from penstock.storage.storage import local_path
+
+MOST_CACHED = 16  # past runs whose history stays in memory
+
+
+class Insight(Protocol):
+    """What a running job tells of itself beyond `Steerable`, called from threads that are not its own. Nothing here
+    waits for an epoch or runs Spark jobs."""
+
+    def plan(self) -> dict[str, Any]:
+        """Queries with sources, operators and sinks, the weakest link, settings; the same during a run."""
+
+    def positions(self) -> dict[str, dict[str, Any]]:
+        """By query: its `watermark`, and under `sources`, by uid, partitions with `offset`, `end` and `lag`. May ask
+        other systems for a moment."""
+
+    def reading(self, query: str, epoch: int) -> bool:
+        """Whether an epoch that is being prepared still reads its sources, as far as Spark says."""
+
+    def transactions(self) -> dict[str, Any]:
+        """What is open in other systems, and what the ledger says of it. May take seconds."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """`status` gives what the job says of itself now, `since` when it entered each state; both empty for a past run.
+    `damage` says what could not be read of its history."""
+
+    entry: Entry
+    collector: Collector
+    describe: Callable[[], Mapping[str, Any]] = dict
+    live: bool = False
+    status: Callable[[], Mapping[str, Any]] = dict
+    since: Mapping[State, int] = field(default_factory=dict)
+    insight: Insight | None = None
+    damage: Sequence[str] = ()
+
+    @property
+    def folder(self) -> Path | None:
+        """The job's folder, where it is on this machine."""
+        told = self.describe().get("folder")
+        location = str(told) if told else f"{self.entry.storage.rstrip('/')}/{self.entry.name}"
+        return local_path(location) if told or self.entry.storage else None
+
+    def record(self, query: str, epoch: int) -> CheckpointRecord | None:
+        """The newest record of an epoch, while the job's folder keeps it."""
+        found = [record for record in self.records(query) if record.epoch == epoch]
+        return max(found, key=lambda record: record.ended, default=None)
+
+    def records(self, query: str) -> list[CheckpointRecord]:
+        folder = self.folder
+        # The name comes from a request: it must be one of the queries, not a way out of the folder.
+        if folder is None or query not in queries_in(folder):
+            return []
+        with contextlib.suppress(PenstockError, OSError):
+            return records(LocalStorage(folder / query))
+        return []
+
+
+class Runs(Protocol):
+    """The runs that one server knows."""
+
+    def all(self) -> list[Run]:
+        """The newest first."""
+
+    def get(self, id: str) -> Run | None: ...
+
+
+class OneRun:
+    """The run of the job in this process."""
+
+    def __init__(self, run: Callable[[], Run]) -> None:
+        self._run = run
+
+    def all(self) -> list[Run]:
+        return [self._run()]
+
+    def get(self, id: str) -> Run | None:
+        run = self._run()
+        return run if run.entry.id == id else None
+
+
+class MachineRuns:
+    """All runs of this machine's registry, and jobs in the folders of `storages` that the registry does not know."""
+
+    def __init__(self, storages: Iterable[str] = (), registry: Registry | None = None) -> None:
+        self.registry = registry or Registry()
+        self._storages = tuple(storages)
+        self._reading = threading.Lock()
+        self._past: dict[str, tuple[Any, Run]] = {}
+
+    def entries(self) -> list[Entry]:
+        known = self.registry.entries()
+        folders = {_folder_of(entry) for entry in known}
+        return [*known, *(entry for entry in self._stored() if _folder_of(entry) not in folders)]
+
+    def all(self) -> list[Run]:
+        return [Run(entry, _NOTHING, live=is_live(entry)) for entry in self.entries()]
+
+    def get(self, id: str) -> Run | None:
+        entry = self.entry(id)
+        return None if entry is None else self._read(entry)
+
+    def entry(self, id: str) -> Entry | None:
+        found = self.registry.get(id)
+        return found or next((entry for entry in self._stored() if entry.id == id), None)
+
+    def _read(self, entry: Entry) -> Run:
+        with self._reading:  # a page asks for several things at once, and a long history is read once
+            mark = (entry, history.fingerprint(entry.id))
+            cached = self._past.get(entry.id)
+            return cached[1] if cached is not None and cached[0] == mark else self._read_again(entry, mark)
+
+    def _read_again(self, entry: Entry, mark: Any) -> Run:
+        past = history.read_history(entry.id)
+        collector = Collector()
+        bad = collector.load(past.events)
+        strange = [f"{bad} of its events cannot be understood, and are left out"] if bad else []
+        run = Run(entry, collector, lambda: past.description, damage=(*past.damage, *strange))
+        if not past.epochs:
+            collector.load(_from_records(run))
+        self._past.pop(entry.id, None)
+        self._past[entry.id] = (mark, run)
+        while len(self._past) > MOST_CACHED:
+            del self._past[next(iter(self._past))]
+        return run
+
+    def _stored(self) -> list[Entry]:
+        found: list[Entry] = []
+        for storage in self._storages:
+            path = local_path(storage)
+            found += [_stored_entry(folder) for folder in (_job_folders(path) if path is not None else ())]
+        return found
+
+
+_NOTHING = Collector()
+
+
+def is_live(entry: Entry) -> bool:
+    """Whether it can be steered now, as far as the registry knows."""
+    return entry.address is not None and entry.token is not None and not entry.state.ended
+
+
+def queries_in(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return layout.query_uids(file.name for file in (folder / layout.QUERIES).iterdir())
+    return []
+
+
+def _folder_of(entry: Entry) -> str:
+    path = local_path(entry.storage) if entry.storage else None
+    return str(path / entry.name) if path is not None else ""
+
+
+def _job_folders(storage: Path) -> list[Path]:
+    """Those in a storage folder; or that folder itself, where it is a job's."""
+    if (storage / layout.QUERIES).is_dir():
+        return [storage]
+    with contextlib.suppress(OSError):
+        return sorted(folder for folder in storage.iterdir() if (folder / layout.QUERIES).is_dir())
+    return []
+
+
+def _stored_entry(folder: Path) -> Entry:
+    """A job of which only the folder is known. Whether it runs somewhere else, nobody here can say."""
+    made = hashlib.sha256(f"storage {folder}".encode()).hexdigest()[:32]
+    with contextlib.suppress(OSError):
+        changed = round(folder.stat().st_mtime * 1000)
+        return Entry(made, folder.name, State.SUSPENDED, start=changed, modified=changed, storage=str(folder.parent))
+    return Entry(made, folder.name, State.SUSPENDED, start=now_ms(), storage=str(folder.parent))
+
+
+def _from_records(run: Run) -> list[dict[str, Any]]:
+    """`checkpoint` events from the job's folder, of the time of this run."""
+    folder, entry = run.folder, run.entry
+    if folder is None:
+        return []
+    whole = entry.state is State.SUSPENDED
+    begin, end = (0, now_ms()) if whole else (entry.start, entry.end or now_ms())
+    found = [record for query in queries_in(folder) for record in run.records(query)]
+    chosen = sorted((one for one in found if begin <= one.ended * 1000 <= end + 1000), key=lambda one: one.ended)
+    return [{"time": one.ended, "event": "checkpoint", **one.summary(), **one.extent()} for one in chosen]

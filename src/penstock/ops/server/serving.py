@@ -1,0 +1,275 @@
+"""`serving`: while a job runs it stands in the registry and answers on a port of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import secrets
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.ops.process import registration as registrations
+from penstock.ops.process.registry import Registry
+from penstock.ops.server import history, traces
+from penstock.ops.server.collector import Collector
+from penstock.ops.server.history import HistoryWriter
+from penstock.ops.server.lifecycle import Lifecycle, Steerable
+from penstock.ops.server.metrics import Metrics
+from penstock.ops.server.operations import Operations
+from penstock.processes import raise_file_limit
+from penstock.secrets import masked
+from penstock.storage.storage import local_path
+
+if TYPE_CHECKING:
+    from penstock.config.rest import Rest
+    from penstock.config.settings import Settings
+    from penstock.events import Events
+    from penstock.ops.server.connections import Server
+    from penstock.ops.server.runs import Insight
+
+log = logging.getLogger("penstock")
+
+TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105 - a variable's name
+"""The token of a job's control server: read by the job, which makes one up otherwise, and by commands with `-m`."""
+
+FINISH_SECONDS = 10.0  # a savepoint is on disk before the job ends for it; what is left is to say so
+FETCH_SECONDS = 5.0  # clients poll every second or faster
+_JOIN_SECONDS = 5.0
+_STREAMS_SECONDS = 1.0  # only where somebody follows events: to let them see the last
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A job that can be reached: its id, and `HOST:PORT` or None where it has no server."""
+
+    id: str
+    address: str | None
+
+
+@contextmanager
+def serving(job: Steerable, settings: Settings, events: Events, insight: Insight | None = None) -> Iterator[Serving]:
+    """Register the job, listen for commands, follow its state, keep its history; at the end say how it ended and take
+    the server down, as soon as whoever asked for the end has its answer. Nothing that goes wrong here stops the job."""
+    raise_file_limit()
+    mine = registrations.register_driver(job.name, settings.checkpoints.storage)
+    lifecycle = Lifecycle(job, mine)
+    operations = Operations()
+    collector = Collector()
+    describe = _Description(job.name, settings, insight)
+    writer = _keep_history(mine.entry.id, collector, describe)
+    metrics = Metrics(mine, lifecycle, insight.positions if insight is not None else None)
+    for listener in (lifecycle, collector, writer, metrics):
+        events.listen(listener.on_event)
+    facts = {"job": job, "registration": mine, "lifecycle": lifecycle, "operations": operations}
+    facts |= {"collector": collector, "describe": describe, "insight": insight, "metrics": metrics}
+    end_traces = traces.follow(job.name, mine.entry.id, events)
+    server = _Server.start(settings.rest, facts) if settings.rest.enabled else None
+    if server is not None:
+        mine.entry = replace(
+            mine.entry, address=server.address, token=server.token, certificate=settings.rest.certificate
+        )
+    mine.write()
+    try:
+        yield Serving(mine.entry.id, mine.entry.address)
+    except BaseException as error:
+        lifecycle.ended(error)
+        operations.close(f"The job has failed: {type(error).__name__}: {error}", finish=0.5, fetch=FETCH_SECONDS)
+        raise
+    else:
+        lifecycle.ended(None)
+        operations.close("The job has ended.", finish=FINISH_SECONDS, fetch=FETCH_SECONDS)
+    finally:
+        collector.close(_STREAMS_SECONDS if server is not None else 0.0)
+        if server is not None:
+            server.end()
+        end_traces()
+        mine.update(address=None, token=None, certificate=None)
+        writer.close()
+
+
+def _keep_history(id: str, collector: Collector, describe: Callable[[], Mapping[str, Any]]) -> HistoryWriter:
+    """From now on; a driver that was started again goes on with what the one before it has left."""
+    with contextlib.suppress(OSError):
+        registry = Registry()
+        ended = {entry.id for entry in registry.entries() if entry.state.ended}
+        history.prune(registry.ids() | {id}, ended - {id})
+    collector.load(history.read_history(id).events)
+    return HistoryWriter(id, describe)
+
+
+class _Description:
+    """What the job is, asked of it once, by a thread that may wait for Spark's answer."""
+
+    def __init__(self, name: str, settings: Settings, insight: Insight | None) -> None:
+        self._name, self._settings, self._insight = name, settings, insight
+        self._lock = threading.Lock()
+        self._found: dict[str, Any] | None = None
+
+    def __call__(self) -> Mapping[str, Any]:
+        with self._lock:
+            if self._found is None:
+                self._found = self._look()
+            return self._found
+
+    def _look(self) -> dict[str, Any]:
+        try:
+            told = self._insight.plan() if self._insight is not None else {}
+        except Exception as error:  # a job without a picture still runs
+            log.warning("the job runs, but its plan cannot be shown: %r", error)
+            told = {}
+        storage = self._settings.checkpoints.storage
+        path = local_path(storage)
+        rows = self._settings.rows()
+        return {
+            "name": self._name,
+            "directory": os.getcwd(),
+            "folder": masked(f"{storage.rstrip('/')}/{self._name}" if path is None else str(path / self._name)),
+            "settings": [{"key": row["key"], "value": row["value"], "source": row["from"]} for row in rows],
+            "checkpoints": _checkpoint_settings(self._settings),
+            **told,
+        }
+
+
+def _checkpoint_settings(settings: Settings) -> dict[str, Any]:
+    """Under Flink's names, durations in milliseconds."""
+    own = settings.checkpoints
+    return {
+        "mode": str(own.mode),
+        "interval": round(own.interval_seconds * 1000),
+        "timeout": round(own.timeout_seconds * 1000),
+        "min_pause": round(own.min_pause_seconds * 1000),
+        "max_concurrent": own.max_concurrent,
+        "delete_on_cancellation": str(own.retention) == "delete",
+        "unaligned": own.unaligned,
+        "tolerable_failed": own.tolerable_failures,
+        "aligned_timeout": round(own.aligned_timeout_seconds * 1000),
+        "storage": masked(own.storage),
+        "state_backend": None if settings.state_backend is None else str(settings.state_backend.kind),
+    }
+
+
+class _Server:
+    """uvicorn in a thread. The port is open before the thread has loaded it: requests wait that long."""
+
+    def __init__(self, listener: socket.socket, address: str, token: str, rest: Rest) -> None:
+        self.address, self.token = address, token
+        self._listener, self._rest = listener, rest
+        self._lock = threading.Lock()
+        self._ending = False
+        self._end: Callable[[], object] | None = None  # wakes the thread
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def start(cls, rest: Rest, facts: Mapping[str, Any]) -> _Server | None:
+        try:
+            check_certificate(rest)
+            listener = listen(rest.bind_address, rest.port)
+        except OSError as error:
+            log.warning("the job runs, but takes no commands: it cannot listen on %s: %s", rest.bind_address, error)
+            return None
+        host, place = listener.getsockname()[0], place_of(listener, rest)
+        warn_in_clear(host, rest)
+        token = os.environ.get(TOKEN_VARIABLE, "").strip() or secrets.token_urlsafe(32)
+        secure = rest.certificate is not None
+        server = cls(listener, f"https://{place}" if secure else place, token, rest)
+        names = names_of(listener, rest)
+        open_reads = rest.open_reads and ipaddress.ip_address(host).is_loopback
+        controls = {**facts, "token": token, "open_reads": open_reads, "names": names}
+        server._thread = threading.Thread(target=server._run, args=(controls,), name="penstock-control", daemon=True)
+        server._thread.start()
+        return server
+
+    def end(self) -> None:
+        with self._lock:
+            self._ending = True
+            if self._end is not None:
+                self._end()
+        if self._thread is not None:
+            self._thread.join(_JOIN_SECONDS)
+        self._listener.close()
+
+    def _run(self, controls: Mapping[str, Any]) -> None:
+        try:
+            from penstock.ops.server.connections import Server, uvicorn_config
+            from penstock.ops.server.job_app import Controls, job_application
+
+            app = job_application(Controls(**controls)).asgi()
+            asyncio.run(self._serve(Server(uvicorn_config(app, self._rest))))
+        except Exception:
+            log.exception("the job runs, but takes no more commands: its control server has failed")
+
+    async def _serve(self, server: Server) -> None:
+        """Until the end is asked for. uvicorn's own way to end takes a fifth of a second, in every job."""
+        loop, end = asyncio.get_running_loop(), asyncio.Event()
+        with self._lock:
+            if self._ending:
+                return
+            self._end = lambda: loop.call_soon_threadsafe(end.set)
+        serve = loop.create_task(server.serve(sockets=[self._listener]))
+        ended = loop.create_task(end.wait())
+        await asyncio.wait((serve, ended), return_when=asyncio.FIRST_COMPLETED)
+        with self._lock:
+            self._end = None
+        await server.end()
+        serve.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serve
+
+
+def check_certificate(rest: Rest) -> None:
+    """Raises OSError where there is one that cannot be used."""
+    if rest.certificate is not None:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(rest.certificate, rest.key)
+
+
+def warn_in_clear(host: str, rest: Rest) -> None:
+    """Where a server listens beyond this machine without TLS."""
+    if rest.certificate is None and not ipaddress.ip_address(host).is_loopback:
+        log.warning(
+            "the control server listens on %s without TLS: whoever sees the traffic sees the token, and can steer the"
+            " job with it; set security.ssl.rest.certificate, or put a proxy in front",
+            host,
+        )
+
+
+def place_of(listener: socket.socket, rest: Rest) -> str:
+    """`HOST:PORT`, as others ask for it."""
+    host, port = listener.getsockname()[:2]
+    named = rest.address or (socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host)
+    return f"[{named}]:{port}" if ":" in named else f"{named}:{port}"
+
+
+def names_of(listener: socket.socket, rest: Rest) -> tuple[str, ...]:
+    """The names under which a server answers, besides `localhost`."""
+    host = listener.getsockname()[0]
+    return host, rest.bind_address, rest.address or "", socket.gethostname(), *(rest.hosts or ())
+
+
+def listen(bind_address: str, wanted: int) -> socket.socket:
+    """On the port that is asked for, or on a free one where that is taken: a job is worth more than its port."""
+    found = socket.getaddrinfo(bind_address, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # what clients try first
+    for port in dict.fromkeys((wanted, 0)):
+        listener = socket.socket(family, kind, protocol)
+        with contextlib.ExitStack() as undo:
+            undo.callback(listener.close)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((address[0], port, *address[2:]))
+                listener.listen(128)
+            except OSError as error:
+                if port == 0:
+                    raise
+                log.warning("port %d is taken (%s); a free one is used", port, error)
+                continue
+            undo.pop_all()
+            return listener
+    raise AssertionError("a free port was tried last")

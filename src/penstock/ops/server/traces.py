@@ -1,0 +1,154 @@
+"""Epochs as OpenTelemetry traces, made from events alone: a span for each attempt, with a child for each phase.
+
+Configured as OpenTelemetry says, by the environment: an exporter that is named there (`OTEL_TRACES_EXPORTER`,
+`OTEL_EXPORTER_OTLP_ENDPOINT` and the rest), or a tracer provider that the program itself has set. Where there is
+neither, nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.ops.server.phases import EpochTimes, Phases
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Tracer
+
+    from penstock.events import Events
+
+log = logging.getLogger("penstock")
+
+_END_SECONDS = 5.0  # for what is not sent yet; a collector that is down holds no job's end up for longer
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+
+class Traces:
+    """An `Events` listener."""
+
+    def __init__(self, tracer: Tracer, job: str, run: str) -> None:
+        self._tracer, self._job, self._run = tracer, job, run
+        self._phases = Phases(self._trace)
+        self._lock = threading.Lock()
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._phases.on_event(event)
+
+    def close(self) -> None:
+        """Trace what still waits for its record."""
+        with self._lock:
+            self._phases.close()
+
+    def _trace(self, epoch: EpochTimes) -> None:
+        from opentelemetry.context import Context
+        from opentelemetry.trace import Status, StatusCode, set_span_in_context
+
+        common: dict[str, str | int] = {
+            "penstock.job": self._job,
+            "penstock.run": self._run,
+            "penstock.query": epoch.query,
+            "penstock.epoch": epoch.epoch,
+            "penstock.generation": epoch.generation or 0,
+        }
+        more: dict[str, str | int] = {"penstock.rows": epoch.rows, "penstock.writers": epoch.writers}
+        if epoch.mode is not None:
+            more["penstock.mode"] = epoch.mode
+        # An epoch is a trace of its own: the thread that tells of it may be in the middle of somebody else's.
+        whole = self._tracer.start_span(
+            "epoch", context=Context(), start_time=_nanoseconds(epoch.opened), attributes={**common, **more}
+        )
+        inside = set_span_in_context(whole, Context())
+        for name, begin, end in epoch.phases():
+            span = self._tracer.start_span(name, context=inside, start_time=_nanoseconds(begin), attributes=common)
+            span.end(_nanoseconds(end))
+        if epoch.error is not None:
+            whole.set_status(Status(StatusCode.ERROR, epoch.error))
+        whole.end(_nanoseconds(epoch.ended))
+
+
+def follow(job: str, run: str, events: Events) -> Callable[[], None]:
+    """Trace the job's epochs, if anything is configured to take traces. What is returned ends that, within seconds.
+    Nothing that goes wrong here stops a job."""
+    try:
+        provider, own = _provider(job)
+    except ImportError as error:
+        log.warning("epochs are not traced, though OTEL_* variables ask for it: %s; install penstock[otel]", error)
+        return lambda: None
+    except Exception as error:
+        log.warning("epochs are not traced: %s: %s", type(error).__name__, error)
+        return lambda: None
+    if provider is None:
+        return lambda: None
+    traces = Traces(provider.get_tracer("penstock"), job, run)
+    events.listen(traces.on_event)
+
+    def end() -> None:
+        traces.close()
+        finish = provider.shutdown if own else provider.force_flush
+        thread = threading.Thread(target=finish, name="penstock-traces", daemon=True)
+        thread.start()
+        thread.join(_END_SECONDS)
+
+    return end
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1_000_000_000)
+
+
+def _provider(job: str) -> tuple[TracerProvider | None, bool]:
+    """Whatever takes spans, and whether it is ours to shut down."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None, False
+    if "opentelemetry.sdk.trace" in sys.modules:  # only then can the program have set one
+        from opentelemetry import trace
+        from opentelemetry.sdk.trace import TracerProvider
+
+        provider = trace.get_tracer_provider()
+        if isinstance(provider, TracerProvider):
+            return provider, False
+    exporters = _exporters()
+    return (_new_provider(job, exporters), True) if exporters else (None, False)
+
+
+def _exporters() -> list[str]:
+    """The exporters that the environment asks for. OpenTelemetry's default is OTLP to this machine; a job
+    sends nothing anywhere unless somebody has said so."""
+    named = os.environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    if not named:
+        return ["otlp"] if any(os.environ.get(name, "").strip() for name in _ENDPOINTS) else []
+    return [name for one in named.split(",") if (name := one.strip()) and name != "none"]
+
+
+def _new_provider(job: str, exporters: list[str]) -> TracerProvider:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    is_named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    provider = TracerProvider(resource=Resource.create({} if is_named else {"service.name": job}))
+    for name in exporters:
+        provider.add_span_processor(BatchSpanProcessor(_exporter(name)))
+    return provider
+
+
+def _exporter(name: str) -> Any:
+    if name == "console":
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+        return ConsoleSpanExporter()
+    if name != "otlp":
+        raise ValueError(f"OTEL_TRACES_EXPORTER={name} is neither otlp, console nor none")
+    protocol = next((value for key in _PROTOCOLS if (value := os.environ.get(key, "").strip())), "http/protobuf")
+    if protocol != "http/protobuf":
+        raise ValueError(f"traces are sent by http/protobuf, and {protocol} is asked for")
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter()

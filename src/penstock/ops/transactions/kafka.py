@@ -1,0 +1,131 @@
+"""Kafka's transactions where the job's own file is not at hand: by the ledger's names, or by a prefix alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from penstock.contracts.sink import TwoPhaseSink
+from penstock.deadline import Deadline
+from penstock.errors import ConfigurationError, SystemUnavailable
+from penstock.kafka.connections import Connections
+from penstock.kafka.settings import normalise
+from penstock.ops.transactions.ledgers import JobLedgers, QueryLedger
+from penstock.ops.transactions.orphans import LOOK_SECONDS, DecisionState, Orphan, orphan_of
+from penstock.sinks.kafka.committer import leftover
+from penstock.sinks.kafka.sink import KafkaSink
+from penstock.sinks.kafka.transactions import Ending, TransactionClient
+
+_ID = re.compile(r"^(?P<name>.+)-g\d{6,}-[0-9a-f]{12}$")
+_TIMEOUT = 60.0  # of the empty transaction that a fence leaves behind; nobody ever writes into it
+
+
+class Cluster:
+    """One cluster, asked about open transactions of ours."""
+
+    def __init__(self, servers: str, options: Mapping[str, str]) -> None:
+        self.servers, self.options = servers, dict(options)
+        self._client = TransactionClient(Connections(servers, normalise(options)), transaction_timeout=_TIMEOUT)
+
+    def open(self, prefix: str) -> list[Orphan]:
+        """Everything open whose id begins with `prefix` and is made as ours are. No ledger is asked."""
+        deadline = Deadline(LOOK_SECONDS)
+        names = {name: match["name"] for name in self._client.list_open(prefix, deadline) if (match := _ID.match(name))}
+        states = self._client.describe(names, deadline)
+        return [
+            orphan_of("", _uid(names[name]), leftover(name, described), DecisionState.UNKNOWN)
+            for name, described in states.items()
+            if described.open
+        ]
+
+    def sinks(self, ledgers: JobLedgers) -> dict[str, TwoPhaseSink]:
+        """A sink for each uid of the job that is not known to be of another kind, with the id prefix it was given."""
+        found: dict[str, TwoPhaseSink] = {}
+        everywhere = list(self._client.list_open("", Deadline(LOOK_SECONDS)))
+        for query in ledgers.queries:
+            for uid in query.sinks:
+                known = _ids(query, uid)
+                if known is None:
+                    continue
+                prefix = _own_prefix(f"{ledgers.job}:{uid}", [*known, *everywhere])
+                found[uid] = KafkaSink(servers=self.servers, transactional_id_prefix=prefix, options=self.options)
+        return found
+
+    def end(self, orphans: Collection[Orphan], *, commit: bool) -> None:
+        """Without asking any ledger: commit exactly these, or abort and fence them. Raises where one would not."""
+        deadline = Deadline(LOOK_SECONDS)
+        if commit:
+            endings = [
+                Ending(orphan.id, orphan.details["producer_id"], orphan.details["producer_epoch"]) for orphan in orphans
+            ]
+            answers = self._client.end(endings, True, deadline)
+            left = {name for name, answer in answers.items() if not answer.done}
+        else:
+            left = set(self._client.fence([orphan.id for orphan in orphans], deadline))
+        if left:
+            raise SystemUnavailable(
+                f"{len(left)} of {len(orphans)} transactions did not end as asked, among them {min(left)}.",
+                safe="the others did.",
+                to_do="list them again: what is gone has ended meanwhile, what is there may be asked again.",
+            )
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def client_options(file: Path) -> tuple[str | None, dict[str, str]]:
+    """`bootstrap.servers`, if it is there, and the other settings in a client's properties file."""
+    options: dict[str, str] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        key, equals, value = line.strip().partition("=")
+        if not key or key.startswith(("#", "!")):
+            continue
+        if not equals:
+            raise ConfigurationError(
+                f"Line {number} of {file} is not key=value.", safe="nothing was changed.", to_do="correct the file."
+            )
+        options[key.strip()] = value.strip()
+    return options.pop("bootstrap.servers", None), options
+
+
+def _ids(query: QueryLedger, uid: str) -> list[str] | None:
+    """The ids that the last manifests name for a sink; None if they show that it is not Kafka."""
+    epoch = query.found().epoch
+    payloads = [
+        committable.payload.get("prepared") or committable.payload
+        for number in (epoch, epoch - 1)
+        for manifest in query.ledger.manifests(number)
+        for committable in manifest.decision.to_commit
+        if committable.sink == uid
+    ]
+    ids = [str(payload["transactional_id"]) for payload in payloads if payload.get("transactional_id")]
+    other = [payload for payload in payloads if "transactional_id" not in payload and "log" not in payload]
+    return None if other and not ids else ids
+
+
+def _own_prefix(name: str, ids: Iterable[str]) -> str | None:
+    """The user's part of the ids of sink `name`; also as earlier releases made them, without its length at the end."""
+    for transactional_id in ids:
+        match = _ID.match(transactional_id)
+        if match is None:
+            continue
+        whole = _split(match["name"])
+        if whole is not None and whole[1] == name:
+            return whole[0]
+        if whole is None and match["name"].endswith(f"-{name}"):
+            return match["name"].removesuffix(f"-{name}")
+    return None
+
+
+def _split(made: str) -> tuple[str, str] | None:
+    """The user's part and `job:uid`, where the length at the end says which is which."""
+    rest, _, length = made.rpartition(":")
+    if not length.isdecimal() or ":" not in rest or rest[int(length) : int(length) + 1] != "-":
+        return None
+    return rest[: int(length)], rest[int(length) + 1 :]
+
+
+def _uid(made: str) -> str:
+    whole = _split(made)
+    return (whole[1] if whole is not None else made).rpartition(":")[2]

@@ -1,0 +1,59 @@
+"""The document names what is served, and what is served is in the document."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from starlette.routing import Mount, Route
+
+from penstock.ops.server import page_files
+from penstock.ops.server.access import Access
+from penstock.ops.server.ui import ui_application
+from tests.support.steered import served
+
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "rest.md"
+
+
+def routes(found: list[object], prefix: str = "") -> set[tuple[str, str]]:
+    pairs: set[tuple[str, str]] = set()
+    for one in found:
+        if isinstance(one, Mount):
+            pairs |= routes(list(one.routes), prefix + one.path)
+        elif isinstance(one, Route):
+            pairs |= {(method, prefix + one.path) for method in (one.methods or ()) if method != "HEAD"}
+    return pairs
+
+
+def test_document_and_routes_are_the_same() -> None:
+    app = ui_application(Access("token"))
+    document = app.document()
+    written = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    inner = app.asgi()._app._app  # type: ignore[attr-defined]
+    pages = {("GET", "/" if name == "index.html" else f"/{name}") for name in page_files.files()}
+    assert routes(list(inner.routes)) - pages == written
+    assert document["openapi"] == "3.1.0"
+
+
+def test_a_job_and_the_ui_serve_the_same_paths() -> None:
+    with served() as job:
+        status, document = job.ask("GET", "/penstock/v1/openapi.json")
+    assert status == 200
+    assert document == ui_application(Access("token")).document()
+
+
+def test_every_operation_is_whole() -> None:
+    for path, methods in ui_application(Access("token")).document()["paths"].items():
+        for method, operation in methods.items():
+            named = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+            assert named == set(re.findall(r"\{(\w+)\}", path)), (method, path)
+            assert operation["summary"]
+            assert "default" in operation["responses"]
+
+
+def test_the_reference_names_every_path() -> None:
+    text = REFERENCE.read_text()
+    for path in ui_application(Access("token")).table.paths:
+        spelled = path.path.replace("{job}", "JOB").replace("{run}", "RUN").replace("{request}", "REQUEST")
+        spelled = spelled.replace("{number}", "N").replace("{vertex}", "QUERY")
+        assert f"`{path.method} {spelled}" in text, f"{path.method} {spelled}"
