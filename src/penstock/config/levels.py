@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config.checkpoints import Checkpoints, contradiction_error
 from penstock.config.load import Texts
 from penstock.config.option import Option, Part
-from penstock.config.registry import BY_KEY, BY_NAME, means_nothing_here, nearest
+from penstock.config.registry import BY_KEY, BY_NAME, is_flinks, nearest
 from penstock.config.state import StateBackend
 from penstock.durations import duration_text
 from penstock.errors import ConfigurationError
@@ -74,7 +74,7 @@ def read_texts(texts: Texts) -> Level:
             _add(values, _read_value(option, key, text, texts.where))
         elif key.startswith("spark.") or key == LOG_LEVEL:
             spark[key] = text
-        elif means_nothing_here(key):
+        elif is_flinks(key):
             ignored.append(key)
         else:
             raise _unknown(key, text, texts.where)

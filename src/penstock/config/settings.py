@@ -50,8 +50,8 @@ class Settings:
     spark_origin: Mapping[str, str]
     derived_spark: Mapping[str, SparkSetting]
     values: Sequence[Value]
-    ignored: Sequence[tuple[str, str]]  # keys that mean nothing here, and where they stand
-    notes: Sequence[str]  # what was set and changes nothing
+    ignored: Sequence[tuple[str, str]]  # Flink's keys, and the place that sets each
+    notes: Sequence[str]  # settings without effect
 
     @property
     def state_request(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Settings:
         ]
         for key, value in {**self.spark_file, **self.spark}.items():
             rows.append({"key": key, "value": mask_setting(key, value), "from": self.spark_origin[key]})
-        rows.extend({"key": key, "value": "", "from": f"{where}, means nothing here"} for key, where in self.ignored)
+        rows.extend({"key": key, "value": "", "from": f"{where}, ignored"} for key, where in self.ignored)
         return rows
 
 
@@ -84,7 +84,7 @@ def resolve(
     conf: Mapping[str, str] | None = None,
 ) -> Settings:
     """Put everything together. Raises a `ConfigurationError` for what is unknown, unreadable or contradictory, which
-    names both sides and where they stand. Logs, once, what changes nothing."""
+    names both sides and their places. Logs, once, settings that have no effect."""
     options, file = read_texts(from_options()), read_texts(from_file())
     code = read_code(checkpoints, state_backend, restart, conf or {})
     levels = (options, code, file)
@@ -216,31 +216,25 @@ def _recovery(values: Values) -> Recovery:
 
 
 def _notes(values: Values) -> list[str]:
-    """What somebody has set although it changes nothing."""
-    notes = []
+    """Settings that have no effect beside the others."""
     state, restart = _of(values, "state"), _of(values, "restart")
-    rocksdb, kind = state["kind"].value == Backend.ROCKSDB, restart["type"].value
-    for name, setting in state.items():
-        if setting.where == DEFAULT or name == "kind":
-            continue
-        if name == "incremental" and not setting.value:
-            notes.append(f"{setting.side} changes nothing: both state backends write only what is new.")
-        elif name == "changelog" and not rocksdb:
-            notes.append(
-                f"{setting.side} changes nothing: the state backend {state['kind'].text} always writes changes."
-            )
-        elif name not in ("incremental", "changelog") and not rocksdb:
-            notes.append(f"{setting.side} changes nothing: the state backend is {state['kind'].text}.")
-    for name, setting in restart.items():
-        if setting.where != DEFAULT and name != "type" and not name.startswith(f"{kind}."):
-            notes.append(f"{setting.side} changes nothing: the restart strategy is {'off' if kind == NONE else kind}.")
-    return notes
+    kind, strategy = state["kind"], restart["type"]
+    without_effect = [
+        (setting, f"the state backend is {kind.text}")
+        for name, setting in state.items()
+        if name != "kind" and kind.value != Backend.ROCKSDB
+    ] + [
+        (setting, f"the restart strategy is {'off' if strategy.value == NONE else strategy.value}")
+        for name, setting in restart.items()
+        if name != "type" and not name.startswith(f"{strategy.value}.")
+    ]
+    return [f"{setting.side} has no effect: {why}." for setting, why in without_effect if setting.where != DEFAULT]
 
 
 def _log_once(settings: Settings) -> None:
     new = [key for key, _ in settings.ignored if key not in _logged]
     if new:
-        log.warning("settings of Flink's that mean nothing here: %s", ", ".join(new))
+        log.warning("ignored settings of Flink: %s", ", ".join(new))
     for note in settings.notes:
         if note not in _logged:
             log.warning("%s", note)

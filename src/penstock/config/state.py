@@ -42,7 +42,6 @@ class StateBackend:
 
     kind: Backend
     changelog: bool | None = None
-    incremental: bool | None = None
     managed_memory: bool | None = None
     memory_limit: int | str | None = None
     write_buffer_ratio: float | None = None
@@ -60,17 +59,15 @@ class StateBackend:
                 ratio(getattr(self, name), name)
 
     @classmethod
-    def hashmap(cls, *, changelog: bool | None = None, incremental: bool | None = None) -> StateBackend:
-        """State in the executors' memory; each epoch writes what changed, a full copy now and then. So it is always
-        incremental and always has a changelog: both are accepted and change nothing."""
-        return cls(Backend.HASHMAP, changelog, incremental)
+    def hashmap(cls) -> StateBackend:
+        """State in the executors' memory; each epoch writes what changed, a full copy now and then."""
+        return cls(Backend.HASHMAP)
 
     @classmethod
     def rocksdb(
         cls,
         *,
         changelog: bool | None = None,
-        incremental: bool | None = None,
         managed_memory: bool | None = None,
         memory_limit: int | str | None = None,
         write_buffer_ratio: float | None = None,
@@ -79,19 +76,10 @@ class StateBackend:
         """State in RocksDB on the executors' disks, for state larger than memory.
 
         `changelog`: each epoch writes the changes, not RocksDB's files; shorter epochs, longer recovery.
-        `incremental`: files that an earlier epoch has written are never written again; it cannot be turned off.
         `managed_memory` (the default): all RocksDBs of an executor share one bounded memory, `memory_limit` large
         (Spark's 500 MB if not said); `write_buffer_ratio` of it for writes, `high_priority_ratio` for indexes.
         """
-        return cls(
-            Backend.ROCKSDB,
-            changelog,
-            incremental,
-            managed_memory,
-            memory_limit,
-            write_buffer_ratio,
-            high_priority_ratio,
-        )
+        return cls(Backend.ROCKSDB, changelog, managed_memory, memory_limit, write_buffer_ratio, high_priority_ratio)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -179,15 +167,8 @@ STATE_OPTIONS = (
     ),
     _option(
         "state.changelog.enabled", "changelog", "false", boolean,
-        "RocksDB: an epoch writes the changes instead of RocksDB's files. hashmap always does; the setting is accepted"
-        " and changes nothing.",
+        "RocksDB: an epoch writes the changes instead of RocksDB's files. hashmap always does.",
         f"{_BACKENDS}test_each_backend_keeps_state", aliases=("state.backend.changelog.enabled",),
-    ),
-    _option(
-        "execution.checkpointing.incremental", "incremental", "true", boolean,
-        "Both backends write only what is new since the epoch before: hashmap its changes, RocksDB the files it has not"
-        " written yet. `false` is accepted and changes nothing.",
-        f"{_UNIT}test_incremental_cannot_be_turned_off", aliases=("state.backend.incremental",),
     ),
     _option(
         f"{_MEMORY}.managed", "managed_memory", "true", boolean,

@@ -78,7 +78,7 @@ def test_another_file(show: Show, tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text(f"{INTERVAL}: 2 s\njobmanager.rpc.port: 6123\n")
     rows = show("--config", "other.yaml")
     assert rows[INTERVAL] == ("2 s", "other.yaml")
-    assert rows["jobmanager.rpc.port"] == ("", "other.yaml, means nothing here")
+    assert rows["jobmanager.rpc.port"] == ("", "other.yaml, ignored")
 
 
 def test_a_table_for_people(invoke: Callable[..., tuple[int, str, str]]) -> None:

@@ -136,8 +136,8 @@ def test_a_flink_file_as_it_is(
     assert found.restart == RestartStrategy.failure_rate(4, "1min", "1s")
     assert row(found, INTERVAL) == ("10000 ms", "config.yaml")
     said = [record.getMessage() for record in caplog.records]
-    nothing = "jobmanager.rpc.address, jobmanager.memory.process.size, taskmanager.numberOfTaskSlots, metrics.reporters"
-    assert said == [f"settings of Flink's that mean nothing here: {nothing}"]
+    keys = "jobmanager.rpc.address jobmanager.memory.process.size taskmanager.numberOfTaskSlots metrics.reporters"
+    assert said == [f"ignored settings of Flink: {keys.replace(' ', ', ')}, state.backend.incremental"]
 
 
 def test_the_old_flat_format(file: Write) -> None:
@@ -182,6 +182,7 @@ def test_options_that_are_no_object(monkeypatch: pytest.MonkeyPatch, text: str) 
         ("execution.checkpointing.unalinged.enabled", "execution.checkpointing.unaligned.enabled"),
         ("state.backend.typ", "state.backend.type"), ("penstock.commit.timeout", "penstock.commit-timeout"),
         ("restart-strategy.fixed-delay.atempts", "restart-strategy.fixed-delay.attempts"),
+        ("execution.checkpointing.max-concurrent", "execution.checkpointing.max-concurrent-checkpoints"),
     ],
 )  # fmt: skip
 def test_a_misspelt_key_is_refused_and_another_suggested(define: Define, key: str, meant: str) -> None:
@@ -318,13 +319,29 @@ def test_what_spark_was_told_directly_stays() -> None:
     )
 
 
-def test_incremental_cannot_be_turned_off(file: Write, caplog: pytest.LogCaptureFixture) -> None:
-    file("state.backend.incremental: false\nstate.changelog.enabled: true")
+def test_a_setting_without_effect_is_named(file: Write, caplog: pytest.LogCaptureFixture) -> None:
+    file("state.changelog.enabled: true\nrestart-strategy.fixed-delay.delay: 1 s")
     with caplog.at_level(logging.WARNING):
         assert resolve().derived_spark == {}
-    changelog, incremental = (record.getMessage() for record in caplog.records)
-    assert incremental.startswith("state.backend.incremental=false from penstock.yaml changes nothing")
-    assert changelog.startswith("state.changelog.enabled=true from penstock.yaml changes nothing")
+    state, restart = (record.getMessage() for record in caplog.records)
+    assert state == "state.changelog.enabled=true from penstock.yaml has no effect: the state backend is hashmap."
+    assert restart.endswith("from penstock.yaml has no effect: the restart strategy is exponential-delay.")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "execution.checkpointing.incremental", "execution.checkpointing.interval-during-backlog", "rest.bind-port",
+        "execution.checkpointing.unaligned.forced", "state.backend.rocksdb.memory.fixed-per-tm", "state.backend.async",
+        "state.backend.rocksdb.localdir", "execution.runtime-mode", "high-availability.type", "a-new.key.of.flink",
+    ],
+)  # fmt: skip
+def test_keys_of_flink_s_families_are_ignored(define: Define, key: str) -> None:
+    define({key: "1"})
+    if key.startswith("a-new"):
+        assert refused().happened == f"-D {key}=1: there is no such setting."
+    else:
+        assert row(resolve(), key) == ("", "-D, ignored")
 
 
 def test_a_checkpoint_of_the_other_backend_is_refused() -> None:
