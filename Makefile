@@ -68,10 +68,11 @@ long: setup ## Tests that repeat a promise in another place, left out of make te
 matrix: setup ## The core of the suite on every version of Spark: make matrix OF="4.0.5 4.3.0" PYTHONS="3.12 3.13"
 	$(BIN)/python -m scripts.run_matrix $(OF) $(addprefix --python ,$(PYTHONS))
 
-lint: $(VENV)/.ready ## Check style, formatting, and which room imports which
+lint: $(VENV)/.ready ## Check style, formatting, which room imports which, and the budget
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/draw_modules.py --budget
 
 format: $(VENV)/.ready ## Put the formatting right
 	$(BIN)/ruff check --fix .

@@ -7,15 +7,16 @@ Before: `.foreachBatch(lambda batch, epoch: batch.write.format("kafka")…)`, wh
 
 import os
 
+from pyspark.sql import SparkSession
+
 import penstock
 from penstock import DataGenSource, KafkaSink
-from penstock.spark.session import session
 
 SERVERS = os.environ.get("KAFKA", "localhost:9092")
 CHECKPOINT = os.environ.get("CHECKPOINTS", os.path.expanduser("~/penstock-examples")) + "/dropin"
 ROWS = int(os.environ.get("ROWS", 1_000_000))
 
-spark = session("dropin", conf={}, jars=(), local_storage=True)  # or any session of yours
+spark = SparkSession.builder.appName("dropin").getOrCreate()  # or any session of yours
 numbers = DataGenSource(ROWS, max_rows_per_epoch=max(1, ROWS // 5)).load(spark, "numbers")  # or any stream of yours
 sink = KafkaSink(os.environ.get("NUMBERS", "numbers"), servers=SERVERS, create_topic=True)
 

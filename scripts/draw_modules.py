@@ -2,6 +2,7 @@
 
     python scripts/draw_modules.py                 # the numbers
     python scripts/draw_modules.py --svg map.svg   # and the drawing
+    python scripts/draw_modules.py --budget        # compare with the budget in pyproject.toml; fails above it
 
 The order of the rooms is the one that `make lint` enforces: the contract in `pyproject.toml`. Imports are read from the
 source, so those inside functions and those for types alone count like any other. `make docs` puts the drawing and the
@@ -188,6 +189,19 @@ def tell(house: House) -> list[tuple[str, str]]:
     ]
 
 
+def read_budget(root: Path = ROOT) -> dict[str, int]:
+    """The most modules and lines that the package may have."""
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    return {name: int(most) for name, most in settings["tool"]["penstock"]["budget"].items()}
+
+
+def over_budget(house: House, budget: dict[str, int]) -> tuple[str, bool]:
+    """One line that compares the package with its budget, and whether it is over."""
+    sizes = {"modules": len(house.modules), "lines": house.lines_of(house.modules)}
+    line = ", ".join(f"{sizes[name]:,} of {most:,} {name}" for name, most in budget.items())
+    return f"Budget of src: {line}", any(sizes[name] > most for name, most in budget.items())
+
+
 def docstring_of(house: House, module: str) -> str:
     return ast.get_docstring(ast.parse(house.modules[module].read_text(encoding="utf-8"))) or ""
 
@@ -281,8 +295,13 @@ def draw_dots(house: House, columns: dict[str, int], rows: dict[str, float]) -> 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Draw the rooms of the package and count what is in them.")
     parser.add_argument("--svg", type=Path, help="write the drawing into this file")
+    parser.add_argument("--budget", action="store_true", help="compare modules and lines with the budget, and no more")
     options = parser.parse_args(arguments)
     house = read_house()
+    if options.budget:
+        line, over = over_budget(house, read_budget())
+        sys.stdout.write(line + "\n")
+        return 1 if over else 0
     if options.svg:
         options.svg.write_text(draw(house), encoding="utf-8")
     for name, value in tell(house):

@@ -29,6 +29,7 @@ FENCE = re.compile(
 )
 CODE = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?:src|tests|bench|examples|docs|scripts)/[\w./-]*\w")
+PUBLIC = r"penstock(\.errors|\.testing(\.\w+)?)?"
 MODULE = re.compile(r"penstock(?:\.\w+)+")
 
 
@@ -74,6 +75,14 @@ def test_snippets_compile(page: Path) -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "penstock":
                 module = importlib.import_module(str(node.module))
                 assert not [one.name for one in node.names if not hasattr(module, one.name)], code
+
+
+@pytest.mark.parametrize("text", [*PAGES, *sorted((ROOT / "examples").glob("*.py"))], ids=named)
+def test_users_are_shown_public_modules_only(text: Path) -> None:
+    """Public is what `penstock`, `penstock.errors` and `penstock.testing` export; every other module is internal."""
+    content = text.read_text(encoding="utf-8")
+    imported = set(re.findall(r"^\s*(?:from|import) (penstock[\w.]*)", content, re.M))
+    assert {name for name in imported if not re.fullmatch(PUBLIC, name)} == set()
 
 
 @every_page

@@ -1,4 +1,4 @@
-"""The house stays one that a newcomer can read: modules, functions and constructors keep to their size."""
+"""The code stays readable for a newcomer: the package, its functions and its constructors keep to their size."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from scripts import draw_modules
+
 import penstock
 
 PACKAGE = Path(penstock.__file__).parent
-MOST_LINES_OF_A_MODULE = 500
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_ARGUMENTS_OF_A_CONSTRUCTOR = 10
 
@@ -23,9 +24,15 @@ def modules() -> Iterator[tuple[str, str, ast.Module]]:
         yield str(path.relative_to(PACKAGE)), text, ast.parse(text)
 
 
-def test_no_module_is_long() -> None:
-    long = {name: len(text.splitlines()) for name, text, _ in modules()}
-    assert {name: lines for name, lines in long.items() if lines > MOST_LINES_OF_A_MODULE} == {}
+def test_the_package_keeps_to_its_budget() -> None:
+    line, over = draw_modules.over_budget(draw_modules.read_house(), draw_modules.read_budget())
+    assert not over, line
+
+
+def test_a_package_above_its_budget_is_found() -> None:
+    house = draw_modules.read_house()
+    assert draw_modules.over_budget(house, {"modules": len(house.modules) - 1, "lines": 10**6})[1]
+    assert draw_modules.over_budget(house, {"modules": 10**6, "lines": house.lines_of(house.modules) - 1})[1]
 
 
 def test_no_function_is_long() -> None:
