@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from penstock.config.load import OPTIONS_VARIABLE
-from tests.support.lines import LineServer
+from tests.support.line_server import LineServer
 from tests.support.processes import ROOT, JobProcess
 from tests.support.waiting import until
 

@@ -9,8 +9,8 @@ import pytest
 
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.ops.process.registry import Registry
-from tests.support.looking import request, ui
 from tests.support.running import Kafka, Watched, until
+from tests.support.ui_client import request, ui
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

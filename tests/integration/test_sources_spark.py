@@ -25,7 +25,7 @@ from penstock.errors import (
     PositionsLost,
     UidChanged,
 )
-from tests.support.lines import LineServer
+from tests.support.line_server import LineServer
 from tests.support.running import CrashAt, Event, Watched, failing, run_all
 
 pytest.importorskip("pyspark")

@@ -29,7 +29,7 @@ from penstock.failpoints import InjectedFault, hooked
 from penstock.sources.socket.journal import Journal, journal_id
 from penstock.sources.socket.journal_reader import JournalReader
 from penstock.sources.socket.receiver import Receiver, whole_lines
-from tests.support.lines import LineServer
+from tests.support.line_server import LineServer
 from tests.support.waiting import until
 
 pytest.importorskip("pyspark")

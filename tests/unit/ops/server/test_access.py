@@ -12,8 +12,8 @@ import pytest
 from penstock.ops.server import page_files
 from penstock.ops.server.access import _USED, CODE_SECONDS, SESSION_SECONDS, Access
 from penstock.ops.server.client import Client
-from tests.support.looking import Ui, a_story, request, ui
 from tests.support.steered import served
+from tests.support.ui_client import Ui, a_story, request, ui
 
 INDEX = b"<!doctype html><title>Penstock</title>"
 

@@ -10,7 +10,7 @@ from penstock.ops.process.registry import Entry
 from penstock.ops.server import checkpoints
 from penstock.ops.server.collector import Collector
 from penstock.ops.server.runs import Run
-from tests.support.looking import checkpoint
+from tests.support.ui_client import checkpoint
 
 
 def run_of(epochs: int) -> Run:

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.events import Events
 from penstock.ops.server.collector import MOST_EPOCHS, RING, Collector
-from tests.support.looking import a_story, checkpoint
+from tests.support.ui_client import a_story, checkpoint
 
 
 def told(epochs: int = 3) -> Collector:

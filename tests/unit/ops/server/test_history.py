@@ -15,7 +15,7 @@ from penstock.events import Events
 from penstock.ops.process.registry import history_folder
 from penstock.ops.server import history
 from penstock.ops.server.history import HistoryWriter, read_history
-from tests.support.looking import a_story, checkpoint
+from tests.support.ui_client import a_story, checkpoint
 
 RUN = uuid.uuid4().hex
 

@@ -20,7 +20,7 @@ from penstock.ops.server.metric_families import BUCKETS, FAMILIES, JOB_LABEL
 from penstock.ops.server.metrics import Metrics
 from tests.support.steered import Served, Steered, served
 
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "metrics.md"
 
 #: Dashboards and alerts elsewhere use these: a name or label that changes here breaks them.
 NAMES = {

@@ -12,7 +12,7 @@ from penstock.ops.server.access import Access
 from penstock.ops.server.ui import ui_application
 from tests.support.steered import served
 
-REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "rest.md"
+REFERENCE = Path(__file__).parents[4] / "docs" / "reference" / "rest.md"
 
 
 def routes(found: list[object], prefix: str = "") -> set[tuple[str, str]]:

@@ -13,8 +13,8 @@ import pytest
 
 from penstock.ops.server.serving import serving
 from tests.support import steered
-from tests.support.looking import Ui, a_story, checkpoint, request, ui
 from tests.support.steered import Served, Steered
+from tests.support.ui_client import Ui, a_story, checkpoint, request, ui
 from tests.support.waiting import until
 
 PLAN = {
