@@ -29,7 +29,7 @@ import os, pathlib, signal, sys, time
 from penstock.errors import SystemUnavailable, TopicMissing
 from penstock.ops.process import lifeline
 from penstock.config.restart_strategy import RestartStrategy
-from penstock.engine.restart import Restarts
+from penstock.engine.restarts import Restarts
 
 runs = pathlib.Path(__file__).with_name("runs")
 with runs.open("a") as file:

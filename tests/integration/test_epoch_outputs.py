@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from penstock import Checkpoints, Epoch, FileSink, Job, KafkaSink, RestartStrategy
-from penstock.engine.error_class import ErrorClass, classify
+from penstock.engine.restarts import ErrorClass, classify
 from penstock.errors import ConfigurationError, DuplicateUid, PreCommitFailed
 from penstock.failpoints import InjectedFault
 from tests.support.running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all

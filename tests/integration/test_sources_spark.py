@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from penstock import Checkpoints, DataGenSource, FileSink, FileSource, Job, RestartStrategy, SocketSource
-from penstock.engine.error_class import error_chain
+from penstock.engine.restarts import error_chain
 from penstock.errors import (
     ConfigurationError,
     EpochError,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from py4j.protocol import Py4JError
 
-from penstock.engine.error_class import ErrorClass, classify
+from penstock.engine.restarts import ErrorClass, classify
 from penstock.engine.task import fault_in
 from penstock.errors import SystemUnavailable, from_json
 from penstock.events import Events

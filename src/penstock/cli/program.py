@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from penstock import logs
 from penstock.config.load import from_file, from_options
 from penstock.config.log import FORMAT, LogFormat
-from penstock.engine.error_class import classify
-from penstock.engine.restart import status_of
+from penstock.engine.restarts import classify
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.ops.process import lifeline
+from penstock.ops.process.lifeline import status_of
 from penstock.secrets import masked
 
 if TYPE_CHECKING:

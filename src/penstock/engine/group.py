@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.deadline import Deadline
-from penstock.engine.error_class import ErrorClass, classify
+from penstock.engine.restarts import ErrorClass, classify
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.engine.query import QueryRunner
-    from penstock.engine.restart import Restarts
+    from penstock.engine.restarts import Restarts
     from penstock.events import Events
 
 log = logging.getLogger("penstock")

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.engine.error_class import classify
+from penstock.engine.restarts import classify
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.contracts.sink import Finding
-    from penstock.engine.restart import Restarts
+    from penstock.engine.restarts import Restarts
     from penstock.events import Events
 
 log = logging.getLogger("penstock")

@@ -21,7 +21,7 @@ from penstock.engine.outputs import Epoch, EpochFunction, computed_once, write_a
 from penstock.engine.plan import QueryPlan, reading, source_links
 from penstock.engine.query import QueryRunner
 from penstock.engine.readiness import Readiness
-from penstock.engine.restart import Restarts
+from penstock.engine.restarts import Restarts
 from penstock.engine.restore_point import RestorePoint
 from penstock.engine.retention import JobFolder, retain_batches
 from penstock.engine.steering import Steering
@@ -223,7 +223,7 @@ class Job:
         readiness = Readiness(self.name, self.check)
         lease = lease_of(self.name, self.settings, self.checkpoints, self.spark)
         take_turn(self.spark, self._sinks.values(), self._sources, readiness.look, lease)
-        restarts = Restarts(self._restart)
+        restarts = Restarts(self._restart, supervised=lifeline.connected())
         lifeline.tell_strategy(self._restart)
         events.listen(tell_running)
         with (

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine.error_class import classify, jvm_gone
+from penstock.engine.restarts import classify, jvm_gone
 from penstock.ops.prefetch import LATER
 from penstock.ops.process import lifeline
 from penstock.spark.masters import runs_tasks_itself

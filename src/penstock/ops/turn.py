@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.lease import LeaseLog, Standing, Word
 from penstock.checkpoint.open import require_trust
-from penstock.engine.error_class import classify, error_chain
-from penstock.engine.restart import status_of
+from penstock.engine.restarts import classify, error_chain
 from penstock.errors import JobStopped, PenstockError, Superseded
 from penstock.ops.process import lifeline
 from penstock.ops.process.lease import Lease
 from penstock.ops.process.lease_rules import Verdict
+from penstock.ops.process.lifeline import status_of
 from penstock.ops.process.registration import ID_VARIABLE
 from penstock.storage.local import LocalStorage
 from penstock.storage.open import storage_at

@@ -17,10 +17,10 @@ from py4j.protocol import Py4JNetworkError
 from penstock.cli import run as command_line
 from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE
 from penstock.config.restart_strategy import RestartStrategy
-from penstock.engine.restart import Restarts, status_of
+from penstock.engine.restarts import Restarts
 from penstock.errors import ConfigurationError, PreCommitFailed, SystemUnavailable, TopicMissing
 from penstock.ops.process import lifeline
-from penstock.ops.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, LOST_TURN, DriverReport
+from penstock.ops.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, LOST_TURN, DriverReport, status_of
 from penstock.ops.process.supervisor import DriverEnd, classify_end
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.config.restart_strategy import RestartStrategy
-from penstock.engine.restart import Restarts, has_given_up
+from penstock.engine.restarts import Restarts, has_given_up
 from penstock.errors import ConfigurationError, EpochError, SystemUnavailable, TopicMissing
 
 

@@ -15,9 +15,9 @@ import pytest
 from penstock.checkpoint.spark_log import END_OF_TIME
 from penstock.config import Checkpoints
 from penstock.engine.drain import final_epoch
-from penstock.engine.error_class import ErrorClass, classify
 from penstock.engine.protocol import Resume
 from penstock.engine.query import QueryRunner
+from penstock.engine.restarts import ErrorClass, classify
 from penstock.engine.steering import Steering
 from penstock.errors import JobDrained, LedgerError, PreCommitFailed, SavepointError, Superseded
 from penstock.events import Events

@@ -12,8 +12,8 @@ import pytest
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.engine.coordinator import Coordinator
-from penstock.engine.error_class import ErrorClass, classify
 from penstock.engine.positions import Positions
+from penstock.engine.restarts import ErrorClass, classify
 from penstock.errors import BarrierOverwritten, LedgerCorrupt, LedgerError, Superseded
 from penstock.storage.storage import MemoryStorage
 from tests.support.memory_sink import MemorySink

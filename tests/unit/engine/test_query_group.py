@@ -10,7 +10,7 @@ from typing import Any, cast
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.engine.group import EndRequest, QueryGroup
 from penstock.engine.query import QueryRunner
-from penstock.engine.restart import Restarts
+from penstock.engine.restarts import Restarts
 from penstock.errors import DataError, PenstockError, Superseded, SystemUnavailable
 from penstock.events import Events
 

@@ -11,7 +11,7 @@ from penstock.config.restart_strategy import RestartStrategy
 from penstock.contracts.sink import Finding
 from penstock.engine import readiness
 from penstock.engine.readiness import Readiness
-from penstock.engine.restart import Restarts
+from penstock.engine.restarts import Restarts
 from penstock.errors import SystemUnavailable, TopicMissing
 from penstock.events import Events
 

@@ -14,9 +14,10 @@ import pytest
 from py4j.java_gateway import CallbackServer, CallbackServerParameters
 
 from penstock.config.restart_strategy import RestartStrategy
-from penstock.engine.restart import Restarts, status_of
+from penstock.engine.restarts import Restarts
 from penstock.errors import CheckpointExpired, SparkUnresponsive
 from penstock.ops.process import lifeline
+from penstock.ops.process.lifeline import status_of
 from penstock.spark import liveness
 from penstock.spark.liveness import Liveness
 from tests.support.waiting import until

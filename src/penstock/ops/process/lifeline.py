@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.engine.restarts import ErrorClass, classify, error_chain, has_given_up, jvm_gone, out_of_memory
+from penstock.errors import LeaseLost
 from penstock.secrets import masked
 
 if TYPE_CHECKING:
@@ -134,6 +136,23 @@ def tell_stopping() -> None:
 def tell_error(error: BaseException, verdict: str) -> None:
     """What the driver is about to end of."""
     _tell({"error": masked(f"{type(error).__name__}: {error}")[:_MOST], "verdict": verdict})
+
+
+def status_of(error: BaseException) -> int:
+    """The exit status of a program that fails with `error`. Only `CRASHED` asks for a restart, and, under a supervisor,
+    `LOST_TURN` for another driver that waits.
+
+    An unclassified error has already used up its job's restarts, or comes from the program around the job and would
+    recur at once.
+    """
+    if any(isinstance(cause, LeaseLost) for cause in error_chain(error)) and connected():
+        return LOST_TURN
+    if has_given_up(error):
+        return GAVE_UP
+    verdict = classify(error)
+    if verdict is ErrorClass.FATAL:
+        return FAILED
+    return CRASHED if verdict is ErrorClass.RETRY or jvm_gone(error) or out_of_memory(error) else FAILED
 
 
 def _tell(body: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.config.restart_strategy import RestartStrategy
-from penstock.engine.restart import Restarts
+from penstock.engine.restarts import Restarts
 from penstock.ops.process.lifeline import DONE
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.restart_strategy import RestartStrategy
-from penstock.engine.restart import Restarts
+from penstock.engine.restarts import Restarts
 from penstock.events import Events
 from penstock.ops.process.driver import Driver, DriverRun
 from penstock.ops.process.lease_wait import LeaseWait

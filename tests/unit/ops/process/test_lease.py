@@ -13,12 +13,12 @@ import pytest
 from penstock.checkpoint.lease import LeaseLog, Standing, Word
 from penstock.config.load import OPTIONS_VARIABLE
 from penstock.config.settings import resolve
-from penstock.engine.restart import status_of
 from penstock.errors import JobStopped, LeaseLost, LedgerError, LedgerFromTheFuture, PenstockError, Superseded
 from penstock.ops.process import lifeline
 from penstock.ops.process.lease import Lease
 from penstock.ops.process.lease_rules import Verdict
 from penstock.ops.process.lease_wait import LeaseWait
+from penstock.ops.process.lifeline import status_of
 from penstock.ops.process.registration import ID_VARIABLE
 from penstock.ops.turn import JobLease, TurnEnd, held, settings_of_turn
 from penstock.storage.local import LocalStorage

@@ -14,7 +14,7 @@ from pyspark.errors import (
 )
 
 from penstock import errors
-from penstock.engine.error_class import ErrorClass, classify, error_chain, jvm_gone, out_of_memory
+from penstock.engine.restarts import ErrorClass, classify, error_chain, jvm_gone, out_of_memory
 from penstock.errors import PenstockError
 
 RETRY, FATAL, UNKNOWN = ErrorClass.RETRY, ErrorClass.FATAL, ErrorClass.UNKNOWN
