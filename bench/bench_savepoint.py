@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy, StateBackend
-from penstock.config.load import OPTIONS_VARIABLE
+from penstock.config.levels import OPTIONS_VARIABLE
 
 MOST_HELD_MS = 1000.0
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.load import OPTIONS_VARIABLE
+from penstock.config.levels import OPTIONS_VARIABLE
 from penstock.errors import SavepointIncomplete
 from penstock.failpoints import POINTS
 from penstock.savepoints import savepoint as savepoints

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Checkpoints, Job, KafkaSink, KafkaSource, RestartStrategy
-from penstock.config.load import OPTIONS_VARIABLE
-from penstock.config.spark_conf import PARTITIONS
+from penstock.config.levels import OPTIONS_VARIABLE
+from penstock.config.state import PARTITIONS
 from penstock.errors import ConfigurationError, JobDrained, NotRestorable, SavepointCorrupt, SavepointIncomplete
 from penstock.failpoints import InjectedFault, hooked
 from penstock.savepoints import savepoint as savepoints

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-from penstock.config.load import OPTIONS_VARIABLE
+from penstock.config.levels import OPTIONS_VARIABLE
 from tests.support.line_server import LineServer
 from tests.support.processes import ROOT, JobProcess
 from tests.support.waiting import until

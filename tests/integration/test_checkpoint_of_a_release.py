@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.config.load import OPTIONS_VARIABLE
+from penstock.config.levels import OPTIONS_VARIABLE
 from tests.support.stored_checkpoint import KEYS, PER_EPOCH, behind, stored
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy
-from penstock.config.load import OPTIONS_VARIABLE
+from penstock.config.levels import OPTIONS_VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job
-from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE
+from penstock.config.levels import FILE_VARIABLE, OPTIONS_VARIABLE
 from penstock.spark import settings as settle
 from tests.support.running import Watched, until
 

@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy, StateBackend
-from penstock.config.load import OPTIONS_VARIABLE
+from penstock.config.levels import OPTIONS_VARIABLE
 from penstock.config.state import BOUNDED, LIMIT, PROVIDER
 from penstock.errors import ConfigurationError
 from penstock.spark.settings import remember_defaults

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.checkpoint.open import ledger_at
-from penstock.config.load import OPTIONS_VARIABLE
+from penstock.config.levels import OPTIONS_VARIABLE
 from penstock.failpoints import InjectedFault, hooked
 from penstock.savepoints.savepoint import Savepoint, dispose
 from penstock.spark.session import session

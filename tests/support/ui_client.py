@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.config.rest import Rest
+from penstock.config.operations import Rest
 from penstock.ops.server.access import Access
 from penstock.ops.server.connections import Server, uvicorn_config
 from penstock.ops.server.serving import listen

@@ -17,7 +17,7 @@ from typing import Any
 import pyspark
 
 from penstock import processes
-from penstock.config.load import OPTIONS_VARIABLE
+from penstock.config.levels import OPTIONS_VARIABLE
 from penstock.dev.servers.hadoop import Hadoop, NodeManager
 from penstock.supply.jars import jar_set
 from tests.support.case import SCRIPT, Case

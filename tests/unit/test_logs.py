@@ -18,8 +18,8 @@ import pytest
 from penstock import logs
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.cli import program
-from penstock.config import load
-from penstock.config.log import LogFormat
+from penstock.config import levels as load
+from penstock.config.operations import LogFormat
 from penstock.config.settings import resolve
 from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline

@@ -74,7 +74,7 @@ def config(
     A job's file is loaded but not run, so only a Job at module level is seen.
     """
     from penstock.cli.program import load_job
-    from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
+    from penstock.config.levels import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
     from penstock.config.settings import resolve
 
     if file is not None:

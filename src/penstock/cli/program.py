@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import logs
-from penstock.config.load import from_file, from_options
-from penstock.config.log import FORMAT, LogFormat
+from penstock.config.levels import from_file, from_options
+from penstock.config.operations import FORMAT, LogFormat
 from penstock.engine.restarts import classify
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.ops.process import lifeline

@@ -21,9 +21,8 @@ from penstock.cli import program
 from penstock.cli.output import Output
 from penstock.cli.progress_display import show_restore, show_start
 from penstock.cli.ship import ship_environment
-from penstock.config.availability import STANDBY
-from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
-from penstock.config.log import FORMAT, LogFormat
+from penstock.config.levels import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
+from penstock.config.operations import FORMAT, STANDBY, LogFormat
 from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
 from penstock.errors import ControlError, PenstockError, from_json
 from penstock.ops.process.registration import ID_VARIABLE

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from penstock.cli.output import Output
-from penstock.config.load import OPTIONS_VARIABLE, from_options
+from penstock.config.levels import OPTIONS_VARIABLE, from_options
 
 _PYTHON = "PYSPARK_PYTHON"
 

@@ -15,7 +15,7 @@ import typer
 from penstock.cli.output import Output
 
 if TYPE_CHECKING:
-    from penstock.config.rest import Rest
+    from penstock.config.operations import Rest
 
 DEFAULT_PORT = 8082
 

@@ -1,10 +1,10 @@
-"""What a user may set, in Python, in a file or by `-D`. Durations are seconds, or text such as `200ms` or `15min`.
+"""Options that a user sets in Python, in a file or by `-D`. Durations are seconds, or text such as `200ms` or `15min`.
 
-One module for each thing: `checkpoints`, `state`, `restart_strategy`, `recovery`, `rest`, `spark_conf`. An `option` has
-a key, a default and a test that shows it; the `registry` finds it by its key. `load` reads the file and `-D` as text,
-`levels` understands what each place says, `settings.resolve` makes one answer of it, `table` writes the reference.
+`checkpoints`, `state`, `restart_strategy`, `recovery` and `operations` declare them: an `Option` has a key, a default
+and a test that shows it. `table` lists all of them, `levels` reads what each place sets, `settings.resolve` combines
+the places.
 
-May import `storage` and what is below it. Others need `resolve`, and the names here.
+May import `storage` and what is below it. Other rooms need `resolve`, and the names here.
 """
 
 from penstock.config.checkpoints import Checkpoints, Mode, Retention

@@ -5,22 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.config.availability import Availability
 from penstock.config.checkpoints import Checkpoints, contradiction_error, find_contradiction
-from penstock.config.levels import CODE, DEFAULT, OPTIONS, Level, Value, read_code, read_texts
-from penstock.config.load import from_file, from_options
-from penstock.config.log import Log
+from penstock.config.levels import (
+    CODE,
+    DEFAULT,
+    OPTIONS,
+    Level,
+    Value,
+    describe_setting,
+    from_file,
+    from_options,
+    read_code,
+    read_texts,
+)
+from penstock.config.operations import Availability, Log, Rest
 from penstock.config.option import Option, Part
 from penstock.config.recovery import Recovery
-from penstock.config.registry import BY_NAME
-from penstock.config.registry import OPTIONS as ALL
-from penstock.config.rest import Rest
 from penstock.config.restart_strategy import NONE, RestartStrategy, build_strategy
-from penstock.config.spark_conf import PARTITIONS, SparkSetting, derive_spark_settings
-from penstock.config.state import PROVIDER, Backend, StateBackend, backend_of
+from penstock.config.state import PARTITIONS, PROVIDER, Backend, StateBackend, backend_of
+from penstock.config.table import BY_NAME
+from penstock.config.table import OPTIONS as ALL
 from penstock.errors import ConfigurationError
 from penstock.secrets import mask_setting
 
@@ -32,6 +39,23 @@ _FOLDER: tuple[Part, str] = ("checkpoints", "storage")
 _logged: set[str] = set()  # a program that makes many jobs is told once
 
 Values = dict[tuple[Part, str], Value]
+
+
+@dataclass(frozen=True)
+class SparkSetting:
+    """A Spark setting that follows from an option. `side` names the option where somebody has set it; without one it
+    is a default, which gives way to whatever Spark was told."""
+
+    value: str
+    side: str | None
+
+    def agrees(self, key: str, other: str, where: str) -> bool:
+        """Whether this is what Spark was told too. If not, and it was asked for: an error that names both."""
+        if _plain(other) == _plain(self.value):
+            return True
+        if self.side is not None:
+            raise contradiction_error(self.side, describe_setting(key, other, where), f"it means {key}={self.value}")
+        return False
 
 
 @dataclass(frozen=True)
@@ -110,7 +134,7 @@ def resolve(
         spark=spark,
         spark_file=spark_file,
         spark_origin=origin,
-        derived_spark=derive_spark_settings(values, backend, everything, origin),
+        derived_spark=_spark_settings(values, backend, everything, origin),
         values=tuple(values.values()),
         ignored=[(key, level.where) for level in (options, file) for key in level.ignored],
         notes=_notes(values),
@@ -213,6 +237,41 @@ def _recovery(values: Values) -> Recovery:
                 to_do="give a fork all three: penstock run -s PATH --fork NAME --suffix SUFFIX.",
             )
     return Recovery(**{name: setting.value for name, setting in mine.items()})
+
+
+def _spark_settings(
+    values: Values,
+    backend: StateBackend | None,
+    conf: Mapping[str, str],
+    origin: Mapping[str, str],
+) -> dict[str, SparkSetting]:
+    """Everything that follows. `backend` is None where only Spark was told which: then no default of ours belongs to
+    it. `conf` is what the user gave by Spark's own names, `origin` says where."""
+    kind = values["state", "kind"]
+    wanted: dict[str, SparkSetting] = {}
+    if backend is not None:
+        explicit = kind.where != DEFAULT
+        if explicit and backend.managed_memory is None:
+            backend = replace(backend, managed_memory=True)
+        for key, (value, name) in backend.conf().items():
+            setting = values["state", name]
+            if setting.where != DEFAULT or explicit:
+                wanted[key] = SparkSetting(value, None if setting.where == DEFAULT else setting.side)
+    parallelism = values["spark", PARTITIONS]
+    if parallelism.where != DEFAULT:
+        wanted[PARTITIONS] = SparkSetting(str(parallelism.value), parallelism.side)
+    return {
+        key: setting
+        for key, setting in wanted.items()
+        if key not in conf or setting.agrees(key, conf[key], origin[key])
+    }
+
+
+def _plain(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text.strip().lower()
 
 
 def _notes(values: Values) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.config.option import Option, Parser, boolean, one_of, ratio, size, size_text, whole
 from penstock.errors import ConfigurationError
 
+PARTITIONS = "spark.sql.shuffle.partitions"
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "spark.sql.streaming.stateStore.rocksdb"
 CHANGELOG = f"{_ROCKSDB}.changelogCheckpointing.enabled"
@@ -190,8 +191,7 @@ STATE_OPTIONS = (
         "The share of it that is kept for indexes and filters.", f"{_UNIT}test_settings_of_rocksdb",
     ),
     Option(
-        "parallelism.default", "spark", "spark.sql.shuffle.partitions",
-        'Job(conf={"spark.sql.shuffle.partitions": …})', "", _partitions,
+        "parallelism.default", "spark", PARTITIONS, f'Job(conf={{"{PARTITIONS}": …}})', "", _partitions,
         "Partitions of a shuffle, and so of state. Unless said: the cores of a local master, Spark's 200 on a cluster;"
         " Flink has 1. A checkpoint keeps the number it began with.",
         (f"{_BACKENDS}test_parallelism_is_the_number_of_state_partitions",),

@@ -12,8 +12,8 @@ from penstock import __version__
 from penstock.checkpoint.layout import PRIVATE
 from penstock.checkpoint.open import ledger_at, spark_log_at
 from penstock.config import Checkpoints, Mode
-from penstock.config.availability import LEASE
-from penstock.config.load import from_file, from_options
+from penstock.config.levels import from_file, from_options
+from penstock.config.operations import LEASE
 from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.engine.coordinator import Coordinator
 from penstock.engine.layout import as_decided

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import __version__, logs
 from penstock.config import Checkpoints, Retention, StateBackend
 from penstock.config.checkpoints import give_memory_a_folder
-from penstock.config.log import LogFormat
+from penstock.config.operations import LogFormat
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.config.settings import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted

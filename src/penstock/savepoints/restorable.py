@@ -22,8 +22,7 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.record import CheckpointRecord, global_numbers, read_global
 from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog
-from penstock.config.spark_conf import PARTITIONS
-from penstock.config.state import backend_of
+from penstock.config.state import PARTITIONS, backend_of
 from penstock.engine import protocol
 from penstock.engine.log_repair import completed, query_of
 from penstock.errors import LedgerCorrupt, LedgerError, SavepointError, SavepointIncomplete

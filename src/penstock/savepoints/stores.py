@@ -19,8 +19,7 @@ from penstock.checkpoint import layout
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.record import read_global
 from penstock.checkpoint.spark_files import conf_of
-from penstock.config.spark_conf import PARTITIONS
-from penstock.config.state import backend_of
+from penstock.config.state import PARTITIONS, backend_of
 from penstock.errors import ConfigurationError, SavepointIncomplete
 from penstock.savepoints import savepoint
 from penstock.spark_state.metadata import DEFAULT, read_metadata

@@ -24,8 +24,7 @@ from penstock.checkpoint import layout
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog
-from penstock.config.spark_conf import PARTITIONS
-from penstock.config.state import backend_of
+from penstock.config.state import PARTITIONS, backend_of
 from penstock.contracts.sink import SinkScope
 from penstock.engine.log_repair import restore_barrier
 from penstock.errors import PenstockError, SavepointError

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from penstock.caches import user_cache
 from penstock.config.levels import LOG_LEVEL
-from penstock.config.spark_conf import PARTITIONS
+from penstock.config.state import PARTITIONS
 from penstock.processes import usable_cores
 from penstock.secrets import is_secret, masked
 from penstock.spark.connect import refuse_connect

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.layout import STATE
 from penstock.checkpoint.open import spark_log_at
 from penstock.config.levels import CODE, OPTIONS, describe_setting
-from penstock.config.spark_conf import PARTITIONS
-from penstock.config.state import PROVIDER, check_backend
+from penstock.config.state import PARTITIONS, PROVIDER, check_backend
 from penstock.errors import ConfigurationError
 from penstock.storage.open import storage_at
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from penstock.config.settings import Settings
-    from penstock.config.spark_conf import SparkSetting
+    from penstock.config.settings import Settings, SparkSetting
 
 log = logging.getLogger("penstock")
 

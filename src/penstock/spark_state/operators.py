@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.spark_files import conf_of
-from penstock.config.spark_conf import PARTITIONS
+from penstock.config.state import PARTITIONS
 from penstock.spark.versions import version_of
 from penstock.spark_state.metadata import DEFAULT, read_metadata
 from penstock.spark_state.work_session import open_work_session, scala_option

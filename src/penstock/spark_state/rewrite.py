@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.spark_files import conf_of, set_conf
-from penstock.config.spark_conf import PARTITIONS
-from penstock.config.state import PROVIDER, PROVIDERS, Backend, backend_of
+from penstock.config.state import PARTITIONS, PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.progress import Progress, silent
 from penstock.spark.versions import SparkVersion, version_of

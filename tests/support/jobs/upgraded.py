@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy, StateBackend, failpoints
-from penstock.config.load import OPTIONS_VARIABLE
+from penstock.config.levels import OPTIONS_VARIABLE
 from penstock.spark.session import session
 from penstock.spark.versions import version_of
 from tests.support.running import Event, Watched

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import program
-from penstock.config import load
-from penstock.config.registry import OPTIONS
+from penstock.config import levels as load
+from penstock.config.table import OPTIONS
 from tests.support.command import run_command
 
 Show = Callable[..., dict[str, tuple[str, str]]]

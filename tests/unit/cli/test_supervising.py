@@ -15,7 +15,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from penstock.cli import run as command_line
-from penstock.config.load import FILE_VARIABLE, OPTIONS_VARIABLE
+from penstock.config.levels import FILE_VARIABLE, OPTIONS_VARIABLE
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.engine.restarts import Restarts
 from penstock.errors import ConfigurationError, PreCommitFailed, SystemUnavailable, TopicMissing

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from penstock.config.availability import Availability
-from penstock.config.load import OPTIONS_VARIABLE
+from penstock.config.levels import OPTIONS_VARIABLE
+from penstock.config.operations import Availability
 from penstock.config.settings import resolve
 from penstock.errors import ConfigurationError
 

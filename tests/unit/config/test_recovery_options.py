@@ -12,7 +12,7 @@ import pytest
 
 from penstock.cli import main as cli
 from penstock.cli import program
-from penstock.config import load
+from penstock.config import levels
 from penstock.config.recovery import Recovery
 from penstock.config.settings import resolve
 from penstock.errors import ConfigurationError
@@ -31,7 +31,7 @@ Run = Callable[..., dict[str, Any]]
 @pytest.fixture(autouse=True)
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in (load.FILE_VARIABLE, load.OPTIONS_VARIABLE):
+    for name in (levels.FILE_VARIABLE, levels.OPTIONS_VARIABLE):
         monkeypatch.setenv(name, "")  # so that what the command sets is undone
 
 
@@ -43,7 +43,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     (tmp_path / "job.py").write_text(SCRIPT)
 
     def call(*arguments: str) -> dict[str, Any]:
-        monkeypatch.setenv(load.OPTIONS_VARIABLE, "")
+        monkeypatch.setenv(levels.OPTIONS_VARIABLE, "")
         monkeypatch.setattr(sys, "argv", ["penstock", "run", "--no-supervise", *arguments])
         with pytest.raises(SystemExit) as left:
             cli.main()
@@ -55,7 +55,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 def given(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> Recovery:
-    monkeypatch.setenv(load.OPTIONS_VARIABLE, json.dumps(values))
+    monkeypatch.setenv(levels.OPTIONS_VARIABLE, json.dumps(values))
     return resolve().recovery
 
 

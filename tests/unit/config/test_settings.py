@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock import Checkpoints, Job, Mode, RestartStrategy, Retention, StateBackend
-from penstock.config import load, settings
+from penstock.config import levels, settings
 from penstock.config.restart_strategy import build_strategy
 from penstock.config.settings import Settings, resolve
 from penstock.config.state import BOUNDED, CHANGELOG, HIGH_PRIORITY, LIMIT, PROVIDER, WRITE_BUFFERS, check_backend
@@ -28,8 +28,8 @@ Define = Callable[[dict[str, Any]], None]
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(load.FILE_VARIABLE, raising=False)
-    monkeypatch.delenv(load.OPTIONS_VARIABLE, raising=False)
+    monkeypatch.delenv(levels.FILE_VARIABLE, raising=False)
+    monkeypatch.delenv(levels.OPTIONS_VARIABLE, raising=False)
     monkeypatch.setattr(settings, "_logged", set())
 
 
@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> Write:
 @pytest.fixture
 def define(monkeypatch: pytest.MonkeyPatch) -> Define:
     def options(values: dict[str, Any]) -> None:
-        monkeypatch.setenv(load.OPTIONS_VARIABLE, json.dumps(values))
+        monkeypatch.setenv(levels.OPTIONS_VARIABLE, json.dumps(values))
 
     return options
 
@@ -122,7 +122,7 @@ def test_a_flink_file_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "config.yaml").write_text(FLINK, encoding="utf-8")
-    monkeypatch.setenv(load.FILE_VARIABLE, "config.yaml")
+    monkeypatch.setenv(levels.FILE_VARIABLE, "config.yaml")
     with caplog.at_level(logging.WARNING):
         found = resolve()
         resolve()
@@ -159,7 +159,7 @@ def test_files_that_cannot_be_read(file: Write, text: str, said: str) -> None:
 
 
 def test_a_file_that_is_named_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(load.FILE_VARIABLE, "missing.yaml")
+    monkeypatch.setenv(levels.FILE_VARIABLE, "missing.yaml")
     assert "missing.yaml cannot be read" in refused().happened
 
 
@@ -171,7 +171,7 @@ def test_a_file_that_says_nothing(file: Write, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["[1]", "{", "interval"])
 def test_options_that_are_no_object(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv(load.OPTIONS_VARIABLE, text)
+    monkeypatch.setenv(levels.OPTIONS_VARIABLE, text)
     assert "PENSTOCK_OPTIONS is not a JSON object" in refused().happened
 
 
@@ -444,6 +444,6 @@ def test_what_nests_too_deeply_is_an_error_like_any_other(file: Write, monkeypat
     with pytest.raises(ConfigurationError, match="nests too deeply"):
         resolve()
     file("")
-    monkeypatch.setenv(load.OPTIONS_VARIABLE, "[" * 100_000)
+    monkeypatch.setenv(levels.OPTIONS_VARIABLE, "[" * 100_000)
     with pytest.raises(ConfigurationError, match="is not a JSON object"):
         resolve()

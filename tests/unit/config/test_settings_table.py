@@ -11,14 +11,11 @@ from pathlib import Path
 import pytest
 
 from penstock.config import Checkpoints, StateBackend
-from penstock.config.availability import Availability
-from penstock.config.log import Log
+from penstock.config.operations import Availability, Log, Rest
 from penstock.config.option import Option
 from penstock.config.recovery import Recovery
-from penstock.config.registry import BY_KEY, OPTIONS
-from penstock.config.rest import Rest
 from penstock.config.restart_strategy import RestartStrategy
-from penstock.config.table import BEGIN, END, insert_table, table
+from penstock.config.table import BEGIN, BY_KEY, END, OPTIONS, insert_table, table
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference" / "settings.md"

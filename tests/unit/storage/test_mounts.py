@@ -10,7 +10,7 @@ import pytest
 
 from penstock.checkpoint.open import ledger_at
 from penstock.config import Checkpoints
-from penstock.config.availability import Availability
+from penstock.config.operations import Availability
 from penstock.errors import StorageNotCoherent
 from penstock.ops.turn import lease_of
 from penstock.storage import mounts

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.config.load import FILE_VARIABLE
+from penstock.config.levels import FILE_VARIABLE
 from penstock.config.settings import resolve
 
 ROOT = Path(__file__).parents[3]

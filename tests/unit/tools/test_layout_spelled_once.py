@@ -22,11 +22,8 @@ IN_PATHS = (
 )
 SPELLED = re.compile(rf"^({ALWAYS})$|(^|/)({ALWAYS}|{IN_PATHS})/|/({ALWAYS}|{IN_PATHS})$|(^|[/-])chk-")
 
-SPARK_TEST = "tests/unit/supply/test_class_archive.py::test_an_archive_is_used_once_it_is_there"
-
 #: Literals that look like such names and are none.
 OTHERS = {
-    ("config/availability.py", SPARK_TEST): "a test of the room of that name",
     ("checkpoint/ledger.py", "offsets"): "a field of a manifest",
     ("sinks/tables/iceberg_mark.py", "commits"): "a counter in a table's properties",
     ("sinks/tables/iceberg_table.py", "commits"): "a counter in a table's properties",

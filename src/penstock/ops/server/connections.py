@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.config.rest import Rest
+    from penstock.config.operations import Rest
     from penstock.ops.server.requests import Asgi
 
 log = logging.getLogger("penstock")

@@ -29,7 +29,7 @@ from penstock.secrets import masked
 from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
-    from penstock.config.rest import Rest
+    from penstock.config.operations import Rest
     from penstock.config.settings import Settings
     from penstock.events import Events
     from penstock.ops.server.connections import Server

@@ -22,7 +22,7 @@ from penstock.ops.server.serving import check_certificate, listen, names_of, pla
 from penstock.ops.server.steer import SteeringPaths
 
 if TYPE_CHECKING:
-    from penstock.config.rest import Rest
+    from penstock.config.operations import Rest
 
 
 class EndedSteering(SteeringPaths):

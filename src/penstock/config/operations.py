@@ -1,0 +1,197 @@
+"""How a running job is reached (`Rest`), logs (`Log`) and is taken over (`Availability`); and their options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.config.option import Option, Parser, boolean, one_of, plain, whole
+from penstock.durations import duration_text
+from penstock.errors import ConfigurationError
+
+STANDBY = "high-availability.standby"
+LEASE = "high-availability.lease"
+SHORTEST_LEASE = 1.0  # seconds: it is renewed after a third, by a create and a listing
+CLASS_ARCHIVE = "penstock.class-archive.enabled"
+
+
+@dataclass(frozen=True)
+class Availability:
+    """`standby`: the supervisor keeps a second driver ready. `class_archive`: a driver's JVM may start from an archive
+    of its classes in the user's cache, and have one made. `lease`: seconds for which one of several supervisors, on
+    machines that share the checkpoint's storage, has the job to itself; None: there is only one."""
+
+    standby: bool = False
+    class_archive: bool = False
+    lease: float | None = None
+
+    @property
+    def cost(self) -> str:
+        """What it takes, for people; empty where it takes nothing."""
+        parts = []
+        if self.standby:
+            parts.append(
+                "With a standby: a second driver is kept ready, with a JVM of its own (up to spark.driver.memory, and"
+                " what Java needs beside it) and a Python worker for each core. The job needs twice the memory of a"
+                " driver."
+            )
+        if self.lease is not None:
+            waiting = (
+                "keeps a driver ready, which takes the memory of one driver there, and of two while it runs the job"
+                if self.standby
+                else "takes next to no memory where the checkpoint is in a folder; on any other storage only a driver"
+                " can see the lease, so one is kept, with its memory"
+            )
+            parts.append(
+                f"With a lease of {self.lease:g} s: a supervisor on another machine takes over when this one has not"
+                f" renewed it for so long. While it waits it {waiting}."
+            )
+        return "\n".join(parts)
+
+
+def lease_length(text: str, name: str) -> float:
+    """A duration that leaves time to renew it."""
+    seconds = duration_text(text, name)
+    if seconds < SHORTEST_LEASE:
+        raise ConfigurationError(
+            f"{name}={text} is too short: a holder that pauses for a moment would lose the job.",
+            safe="nothing was started.",
+            to_do=f"give at least {SHORTEST_LEASE:g}s; 10s is a good beginning.",
+        )
+    return seconds
+
+
+AVAILABILITY_OPTIONS = (
+    Option(
+        STANDBY, "availability", "standby", "penstock run --standby", "false", boolean,
+        "Whether `penstock run` keeps a second driver ready, which takes over when the first one dies. It needs the"
+        " memory of another JVM and its Python workers: see [Failover](../how-to/failover.md).",
+        ("tests/unit/ops/process/test_standby_keeper.py::test_a_standby_takes_over",),
+    ),
+    Option(
+        LEASE, "availability", "lease", f"-D {LEASE}=…", "", lease_length,
+        "How long a supervisor has the job to itself before one on another machine, with the same program and the same"
+        " checkpoint storage, takes over from it. None: there is no other. See"
+        " [Failover](../how-to/failover.md#on-two-machines).",
+        ("tests/unit/ops/process/test_lease.py::test_who_waits_takes_over_when_the_lease_has_run_out",),
+    ),
+    Option(
+        CLASS_ARCHIVE, "availability", "class_archive", f"-D {CLASS_ARCHIVE}=…", "false", boolean,
+        "Whether the driver's JVM starts from an archive of its classes in the"
+        " [cache](../how-to/failover.md#the-archive-of-classes), and has one made where there is none: by a process"
+        " that takes most of a core for a minute, after the driver has run for 20 seconds.",
+        ("tests/unit/supply/test_class_archive.py::test_an_archive_is_used_once_it_is_there",),
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rest:
+    """`port` 0 is a free one. `address` is what others are told, where it is not `bind_address`; `hosts` are more names
+    that requests may be meant for. `open_reads`: on this machine, reading needs no token. `certificate` and `key` are
+    PEM files: with them it is asked by HTTPS, and not otherwise."""
+
+    bind_address: str = "127.0.0.1"
+    address: str | None = None
+    port: int = 0
+    enabled: bool = True
+    hosts: tuple[str, ...] | None = None
+    open_reads: bool = False
+    certificate: str | None = None
+    key: str | None = None
+
+
+_SERVER = "tests/unit/ops/server/test_server.py::"
+_ACCESS = "tests/unit/ops/server/test_access.py::"
+
+
+def _port(text: str, name: str) -> int:
+    port = whole(text, name)
+    if 0 <= port <= 65535:
+        return port
+    raise ConfigurationError(
+        f"{name}={text} is not a port.", safe="nothing was started.", to_do="give 1 to 65535, or 0 for a free one."
+    )
+
+
+def _names(text: str, name: str) -> tuple[str, ...]:
+    return tuple(host.strip() for host in text.replace(";", ",").split(",") if host.strip())
+
+
+def _rest(key: str, name: str, default: str, parse: Parser, meaning: str, test: str) -> Option:
+    shown_by = test if "::" in test else f"{_SERVER}{test}"
+    return Option(key, "rest", name, f"-D {key}=…", default, parse, meaning, (shown_by,))
+
+
+REST_OPTIONS = (
+    _rest(
+        "rest.bind-address", "bind_address", "127.0.0.1", plain,
+        "The address on which a running job listens for [commands](rest.md).",
+        "test_beyond_this_machine_every_request_needs_the_token",
+    ),
+    _rest(
+        "rest.address", "address", "", plain,
+        "The name under which others reach it; written into the registry. Without it, the one above.",
+        "test_the_address_others_are_told",
+    ),
+    _rest(
+        "rest.port", "port", "0", _port,
+        "Its port. 0 takes a free one; so does a port that is taken, with a warning. Flink has 8081.",
+        "test_a_port_that_is_taken_stops_no_job",
+    ),
+    _rest(
+        "penstock.control.enabled", "enabled", "true", boolean,
+        "Whether a running job listens at all. Without, only signals reach it.",
+        "test_a_job_may_be_out_of_reach",
+    ),
+    _rest(
+        "penstock.control.hosts", "hosts", "", _names,
+        "More names under which it is asked, with commas between them, such as a proxy's. A request for any other name"
+        " than these, the addresses above, this machine's name and `localhost` is refused.",
+        "test_it_answers_only_to_its_own_names",
+    ),
+    _rest(
+        "penstock.control.open-reads", "open_reads", "false", boolean,
+        "Whether any user of this machine may read where the job stands without the token. Errors are never told"
+        " without it, and a job that listens beyond this machine asks for it all the same.",
+        "test_reading_may_be_open_but_never_shows_an_error",
+    ),
+    _rest(
+        "security.ssl.rest.certificate", "certificate", "", plain,
+        "A PEM file with the certificate that a running job and `penstock ui` show; they then answer by HTTPS only.",
+        f"{_ACCESS}test_by_tls_where_there_is_a_certificate",
+    ),
+    _rest(
+        "security.ssl.rest.key", "key", "", plain,
+        "A PEM file with its key, without a password. Without it, the certificate's file holds the key too.",
+        f"{_ACCESS}test_by_tls_where_there_is_a_certificate",
+    ),
+)  # fmt: skip
+
+
+class LogFormat(StrEnum):
+    """`TEXT` leaves logging as the program has set it up."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True)
+class Log:
+    format: LogFormat = LogFormat.TEXT
+
+
+def _format(text: str, name: str) -> LogFormat:
+    return one_of(LogFormat, text, name)
+
+
+FORMAT = "penstock.log.format"
+
+LOG_OPTIONS = (
+    Option(
+        FORMAT, "log", "format", f"-D {FORMAT}=…", "text", _format,
+        "`json` logs one JSON object a line, with job, query, epoch and sink: see [Logs](logs.md). `text` leaves"
+        " logging as the program has set it up.",
+        ("tests/unit/./test_logs.py::test_the_setting_is_read_from_every_place",),
+    ),
+)  # fmt: skip
