@@ -1,8 +1,8 @@
-"""The driver's ways to a cluster; a task's is `librdkafka`.
+"""The driver's connections to a cluster; a task uses `librdkafka`.
 
-`Connections` sends many requests at once, on kafka-python's admin client: it ends transactions, describes and creates
-topics, tells groups their positions. `reach` and `librdkafka_admin` connect as librdkafka does, which says why it is
-refused where kafka-python is silent. There is no other admin client.
+`Connections` sends many requests at once through kafka-python's admin client: it ends transactions, describes and
+creates topics, sets groups' positions. `reach` and `librdkafka_admin` connect through librdkafka, which reports why a
+broker refuses where kafka-python is silent.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import SystemUnavailable
-from penstock.kafka import faults, settings
+from penstock.kafka import errors, settings
 from penstock.kafka.librdkafka import Handle
-from penstock.kafka.translation import for_kafka_python
+from penstock.kafka.settings import for_kafka_python
 from penstock.secrets import is_secret
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from penstock.deadline import Deadline
 
-#: A broker answers the requests of one connection one after the other, so a thousand commits go out over several.
+#: A broker answers the requests of one connection in order, so a thousand commits are spread over several.
 _CONNECTIONS = 4
-#: A broker that has not answered by then is asked again over a new connection.
+#: A request without an answer by then is sent again over a new connection.
 REQUEST_SECONDS = 15.0
 CONNECT_SECONDS = 5.0
 REACH_SECONDS = 10.0
@@ -48,7 +48,8 @@ def kafka_python() -> SimpleNamespace:
         with warnings.catch_warnings():
             # It reads its message schemas through a deprecated function of the standard library.
             warnings.simplefilter("ignore", DeprecationWarning)
-            from kafka import KafkaAdminClient, errors
+            from kafka import KafkaAdminClient
+            from kafka import errors as kafka_errors
             from kafka.admin import ConfigResource
             from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
             from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
@@ -56,11 +57,11 @@ def kafka_python() -> SimpleNamespace:
             from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
             from kafka.record import MemoryRecords
     except ImportError as error:
-        raise faults.missing_client("kafka-python", error) from error
+        raise errors.missing_client("kafka-python", error) from error
     return SimpleNamespace(
         Admin=KafkaAdminClient,
         ConfigResource=ConfigResource,
-        errors=errors,
+        errors=kafka_errors,
         DescribeTransactions=DescribeTransactionsRequest,
         ListTransactions=ListTransactionsRequest,
         FindCoordinator=FindCoordinatorRequest,
@@ -77,11 +78,10 @@ class NotSent(Exception):
 
 
 class Connections:
-    """Connections to one cluster, each made when it is first used, and again after it has failed. Safe to use from
-    several threads."""
+    """Connections to one cluster, each opened when it is first used and again after a failure. Thread-safe."""
 
     def __init__(self, servers: str, options: Mapping[str, str]) -> None:
-        kafka_python()  # where it is missing, the error comes from here and not from a thread
+        kafka_python()  # if it is missing, raise here and not in a thread
         self.servers = servers
         self._options = dict(options)
         self._config = {
@@ -94,17 +94,13 @@ class Connections:
         self._closed = False
 
     def send(self, requests: Sequence[tuple[int | None, Any]], deadline: Deadline) -> list[Any]:
-        """Responses to (node, request) pairs, in order; no node means any. What failed is an exception in its place:
-        `NotSent` where the request surely never left, anything else where it may still arrive. `AccessDenied` is
-        raised."""
+        """Responses to (node, request) pairs, in order; no node means any. A failed request has an exception in its
+        place: `NotSent` if it surely never left, any other if it may still arrive. Raises `AccessDenied`."""
         if not requests:
             return []
         used = min(_CONNECTIONS, len(requests))
         seconds = min(deadline.remaining(), REQUEST_SECONDS)
-        if used == 1:
-            jobs = [self._threads.submit(self._send, 0, requests, seconds)]
-        else:
-            jobs = [self._threads.submit(self._send, number, requests[number::used], seconds) for number in range(used)]
+        jobs = [self._threads.submit(self._send, number, requests[number::used], seconds) for number in range(used)]
         answers: list[Any] = [None] * len(requests)
         end = time.monotonic() + seconds + 1
         for number, job in enumerate(jobs):
@@ -112,13 +108,13 @@ class Connections:
             try:
                 answers[number::used] = job.result(max(0.0, end - time.monotonic()))
             except Late as late:
-                # Not even kafka-python's own timers freed it: leave that connection to itself.
+                # Not even kafka-python's own timers freed it: drop that connection.
                 self._replace(number)
                 answers[number::used] = [NotSent()] * count if job.cancel() else [late] * count
         return answers
 
     def ask(self, question: Callable[[Any], _T], deadline: Deadline) -> _T:
-        """`question` with a connected kafka-python admin client."""
+        """Call `question` with a connected kafka-python admin client."""
         with self._locks[0]:
             admin = self._admin(0, deadline.remaining())
         return question(admin)
@@ -145,36 +141,36 @@ class Connections:
                 except (SystemUnavailable, NotSent) as error:
                     answers.extend(NotSent(error) for _ in part)
                     continue
-                got = self._exchange(admin, part, left)
-                answers.extend(got)
-                if all(isinstance(answer, Exception) for answer in got):
+                replies = self._exchange(admin, part, left)
+                answers.extend(replies)
+                if all(isinstance(reply, Exception) for reply in replies):
                     self._replace(number)
         return answers
 
     def _exchange(self, admin: Any, requests: Sequence[tuple[int | None, Any]], seconds: float) -> list[Any]:
-        errors = kafka_python().errors
+        kafka_errors = kafka_python().errors
 
         async def all_at_once() -> list[Any]:
             futures: list[Any] = []
             for node, request in requests:
                 try:
                     future = admin._manager.send(request, node_id=node, request_timeout_ms=max(1, int(seconds * 1000)))
-                except errors.KafkaError as error:
+                except kafka_errors.KafkaError as error:
                     future = NotSent(error)
                 futures.append(future)
             answers: list[Any] = []
             for future in futures:
                 try:
                     answers.append(future if isinstance(future, NotSent) else await future)
-                except errors.NodeNotReadyError as error:
+                except kafka_errors.NodeNotReadyError as error:
                     answers.append(NotSent(error))
-                except errors.KafkaError as error:
+                except kafka_errors.KafkaError as error:
                     answers.append(error)
             return answers
 
         try:
             return list(admin._manager.run(all_at_once))
-        except (errors.KafkaError, RuntimeError) as error:  # the client was closed under our feet
+        except (kafka_errors.KafkaError, RuntimeError) as error:  # the client was closed under our feet
             return [error] * len(requests)
 
     def _admin(self, number: int, seconds: float) -> Any:
@@ -187,13 +183,13 @@ class Connections:
             except SystemUnavailable:
                 self._raise_refusal()
                 raise
-            if self._closed:  # closed while this thread was connecting, which therefore has to close it
+            if self._closed:  # while this thread was connecting, so it has to close the connection
                 self._replace(number)
                 raise NotSent
         return admin
 
     def _raise_refusal(self) -> None:
-        """`AccessDenied` if that is why nobody answers: kafka-python only says that it could not connect in time."""
+        """`AccessDenied` if that is the reason: kafka-python only reports that it could not connect in time."""
         if "security.protocol" in self._options:
             reach(self.servers, settings.for_producer(self.servers, self._options, 60), None, _REFUSAL_SECONDS)
 
@@ -204,7 +200,7 @@ class Connections:
 
 
 class _Secret(str):
-    """A password that the client library cannot write into its log."""
+    """A password that the client library cannot log."""
 
     __slots__ = ()
 
@@ -213,8 +209,8 @@ class _Secret(str):
 
 
 def _connect(servers: str, config: Mapping[str, Any], seconds: float) -> Any:
-    """A connected admin client; `AccessDenied` if the brokers refuse it, `SystemUnavailable` if they are silent."""
-    errors = kafka_python().errors
+    """A connected admin client; `AccessDenied` if the brokers refuse, `SystemUnavailable` if they do not answer."""
+    kafka_errors = kafka_python().errors
     admin = kafka_python().Admin.__new__(kafka_python().Admin)
     try:
         admin.__init__(
@@ -224,12 +220,12 @@ def _connect(servers: str, config: Mapping[str, Any], seconds: float) -> Any:
             reconnect_backoff_max_ms=1000,
             max_in_flight_requests_per_connection=4 * _IN_FLIGHT,
         )
-    except (errors.SaslAuthenticationFailedError, errors.AuthorizationError) as error:
+    except (kafka_errors.SaslAuthenticationFailedError, kafka_errors.AuthorizationError) as error:
         _close(admin)
-        raise faults.denied("the connection", type(error).__name__) from None
-    except errors.KafkaError as error:
+        raise errors.denied("the connection", type(error).__name__) from None
+    except kafka_errors.KafkaError as error:
         _close(admin)
-        raise faults.unreachable(servers, type(error).__name__, seconds) from None
+        raise errors.unreachable(servers, type(error).__name__, seconds) from None
     except BaseException:
         _close(admin)
         raise
@@ -239,17 +235,17 @@ def _connect(servers: str, config: Mapping[str, Any], seconds: float) -> Any:
 def _close(admin: Any) -> None:
     # A client whose bootstrap failed has a running thread but not yet this flag.
     admin._closed = False
-    with contextlib.suppress(OSError, RuntimeError, AttributeError):  # its loop has ended by itself, or never began
+    with contextlib.suppress(OSError, RuntimeError, AttributeError):  # its loop ended, or never began
         admin.close()
     with contextlib.suppress(OSError, RuntimeError, AttributeError):
-        admin._net.stop()  # where closing failed half-way, its thread would go on, and go on logging
+        admin._net.stop()  # after a half-finished close its thread would go on running and logging
 
 
 def reach(servers: str, settings: Mapping[str, str], topic: str | None, seconds: float = REACH_SECONDS) -> bool:
     """Connect as the writers will; whether `topic` exists (True if none is named). Raises `AccessDenied` or
-    `SystemUnavailable` with the client's own reason."""
+    `SystemUnavailable` with the client's reason."""
     troubles: list[tuple[int, str]] = []
-    plain = {name: value for name, value in settings.items() if name not in ("transaction.timeout.ms",)}
+    plain = {name: value for name, value in settings.items() if name != "transaction.timeout.ms"}
     handle = Handle(plain, lambda row: None, lambda code, reason: troubles.append((code, reason)))
     started = time.monotonic()
     try:
@@ -257,26 +253,26 @@ def reach(servers: str, settings: Mapping[str, str], topic: str | None, seconds:
             code, count = handle.partitions(topic, 0.5) if topic else (handle.reach(0.5), 1)
             if code == 0 and count:
                 return True
-            if code in (faults.UNKNOWN_TOPIC_OR_PARTITION, faults.UNKNOWN_TOPIC):
+            if code in (errors.UNKNOWN_TOPIC_OR_PARTITION, errors.UNKNOWN_TOPIC):
                 return False
             handle.poll(0)
-            refused = [trouble for trouble in troubles if trouble[0] in (faults.AUTHENTICATION, faults.SSL)]
+            refused = [trouble for trouble in troubles if trouble[0] in (errors.AUTHENTICATION, errors.SSL)]
             waited = time.monotonic() - started
-            if refused or code in faults.DENIED or waited > seconds:
-                reasons = refused or [t for t in troubles if t[0] != faults.ALL_BROKERS_DOWN]
-                why, text = reasons[0] if reasons and code not in faults.DENIED else (code, handle.text(code))
-                raise faults.from_code(
+            if refused or code in errors.DENIED or waited > seconds:
+                reasons = refused or [t for t in troubles if t[0] != errors.ALL_BROKERS_DOWN]
+                why, text = reasons[0] if reasons and code not in errors.DENIED else (code, handle.text(code))
+                raise errors.from_code(
                     why, text, servers=servers, doing="connecting", topic=topic or "", seconds=waited
                 )
     finally:
         handle.destroy()
 
 
-def librdkafka_admin(settings: Mapping[str, str], errors: Callable[[Any], None] | None = None) -> AdminClient:
-    """confluent-kafka's admin client; `errors` is called, from inside its methods, with what goes wrong meanwhile."""
+def librdkafka_admin(settings: Mapping[str, str], on_error: Callable[[Any], None] | None = None) -> AdminClient:
+    """confluent-kafka's admin client; its methods call `on_error` with connection errors."""
     try:
         from confluent_kafka.admin import AdminClient
     except ImportError as error:
-        raise faults.missing_client("confluent-kafka", error) from error
-    more: dict[str, Any] = {} if errors is None else {"error_cb": errors}
+        raise errors.missing_client("confluent-kafka", error) from error
+    more: dict[str, Any] = {} if on_error is None else {"error_cb": on_error}
     return AdminClient({"log_level": "2", **settings, **more})

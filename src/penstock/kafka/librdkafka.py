@@ -5,8 +5,8 @@ their addresses, where a Python call per row would cost three times as much. `Ha
 thread-safe beyond what librdkafka is, and knows nothing of epochs.
 
 Callbacks run only inside `poll`, `flush`, `commit` and `abort`, in the calling thread, never from librdkafka's own
-threads: an interpreter that is shutting down, or a forked child, is then never called into. The one exception counts
-requests that left for the broker, see `answers`.
+threads: an interpreter that is shutting down, or a forked child, is then never called into. The one exception is
+`watcher`, which counts requests that left for the broker.
 """
 
 from __future__ import annotations
@@ -20,31 +20,107 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigurationError, MissingExtra
-from penstock.kafka import faults
-from penstock.kafka.answers import ENDINGS, ON_ANSWER, ON_NEW, ON_REQUEST, watcher
+from penstock.kafka import errors
 from penstock.secrets import MASK
 
-PARTITION_UA = -1
-MSG_F_COPY, MSG_F_PARTITION = 0x2, 0x8
-_PRODUCER = 0
-_CONF_OK = 0
+_END_TXN = 26  # of Kafka's protocol
+_MSG_F_COPY, _MSG_F_PARTITION, _PARTITION_UA = 0x2, 0x8, -1
+_PRODUCER, _CONF_OK = 0, 0
 _PURGE_QUEUE, _PURGE_INFLIGHT = 0x1, 0x2
+
+_P, _I, _S = c.c_void_p, c.c_int, c.c_char_p
+_ON_NEW = c.CFUNCTYPE(_I, _P, _P, _P, _P, c.c_size_t)
+_REQUEST = (_P, _I, _P, c.c_int32, c.c_int16, c.c_int16, c.c_int32, c.c_size_t)
+_ON_REQUEST = c.CFUNCTYPE(_I, *_REQUEST, _P)
+_ON_ANSWER = c.CFUNCTYPE(_I, *_REQUEST, c.c_int64, _I, _P)
+
+
+class Endings:
+    """Whether every EndTxn request of each living producer, by its address, was answered: librdkafka repeats them
+    silently.
+
+    A producer has one such request in flight at a time: it sends the next, or the same again, once the last is answered
+    or given up. Nothing else can be relied on: librdkafka reports an answer twice and without the request's number.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, bool] = {}
+        self._lost: set[int] = set()
+
+    def begin(self, rk: int) -> None:
+        self.forget(rk)  # in a forked child, one of the parent's may have had this address
+        self._waiting[rk] = False
+
+    def sent(self, rk: int) -> None:
+        if self._waiting.get(rk):
+            self._lost.add(rk)
+        self._waiting[rk] = True
+
+    def answered(self, rk: int) -> None:
+        self._waiting[rk] = False
+
+    def sure(self, rk: int | None) -> bool:
+        """Call while no request is under way. Once False it stays so."""
+        return rk in self._waiting and not self._waiting[rk] and rk not in self._lost
+
+    def forget(self, rk: int) -> None:
+        self._waiting.pop(rk, None)
+        self._lost.discard(rk)
+
+
+#: This process's.
+ENDINGS = Endings()
+
+
+@functools.cache
+def watcher(lib: Any) -> Any:
+    """The interceptor that reports a new producer's requests to `ENDINGS`; one per process.
+
+    librdkafka repeats a request whose connection broke, and only an interceptor learns of it. Its threads call this
+    right after a request's last byte and before they parse an answer, so the count is true when a call that waits for
+    the answer returns. It is never freed: a thread may call it until the process ends.
+    """
+    endings, wanted = ENDINGS, _END_TXN
+
+    def sent(rk: int, _fd: Any, _name: Any, _node: Any, kind: int, _v: Any, _id: Any, _size: Any, _opaque: Any) -> int:
+        if kind == wanted:
+            endings.sent(rk)
+        return 0
+
+    def answered(
+        rk: int, _f: Any, _name: Any, _node: Any, kind: int, _v: Any, _id: Any, _s: Any, _rtt: Any, code: int, _o: Any
+    ) -> int:
+        if kind == wanted and code == 0:  # any other code is librdkafka's own: no answer came
+            endings.answered(rk)
+        return 0
+
+    on_request, on_answer = _ON_REQUEST(sent), _ON_ANSWER(answered)
+
+    def created(rk: int, _conf: Any, _opaque: Any, _text: Any, _size: Any) -> int:
+        endings.begin(rk)
+        return int(
+            lib.rd_kafka_interceptor_add_on_request_sent(rk, b"penstock", on_request, None)
+            or lib.rd_kafka_interceptor_add_on_response_received(rk, b"penstock", on_answer, None)
+        )
+
+    on_new = _ON_NEW(created)
+    for callback in (on_request, on_answer, on_new):
+        c.pythonapi.Py_IncRef(c.py_object(callback))
+    return on_new
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """An error of librdkafka: its code and what may be done about it."""
+class ClientError:
+    """An error of librdkafka."""
 
     code: int
     text: str
-    fatal: bool = False
     retriable: bool = False
-    abortable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """One row that the broker, or librdkafka itself, refused."""
+    """One row that the broker, or librdkafka, refused."""
 
     code: int
     text: str
@@ -53,47 +129,28 @@ class Undelivered:
 
 
 class Message(c.Structure):
-    """`rd_kafka_message_t`; `messages.MESSAGE` is the same layout for numpy."""
+    """`rd_kafka_message_t`; `producer.MESSAGE` is the same layout for numpy."""
 
     _fields_ = (
-        ("err", c.c_int),
-        ("rkt", c.c_void_p),
-        ("partition", c.c_int32),
-        ("payload", c.c_void_p),
-        ("len", c.c_size_t),
-        ("key", c.c_void_p),
-        ("key_len", c.c_size_t),
-        ("offset", c.c_int64),
-        ("private", c.c_void_p),
-    )
+        ("err", c.c_int), ("rkt", c.c_void_p), ("partition", c.c_int32), ("payload", c.c_void_p), ("len", c.c_size_t),
+        ("key", c.c_void_p), ("key_len", c.c_size_t), ("offset", c.c_int64), ("private", c.c_void_p),
+    )  # fmt: skip
 
 
 class _MetadataTopic(c.Structure):
-    _fields_ = (
-        ("topic", c.c_char_p),
-        ("partition_cnt", c.c_int),
-        ("partitions", c.c_void_p),
-        ("err", c.c_int),
-    )
+    _fields_ = (("topic", c.c_char_p), ("partition_cnt", c.c_int), ("partitions", c.c_void_p), ("err", c.c_int))
 
 
 class _Metadata(c.Structure):
     _fields_ = (
-        ("broker_cnt", c.c_int),
-        ("brokers", c.c_void_p),
-        ("topic_cnt", c.c_int),
-        ("topics", c.POINTER(_MetadataTopic)),
-        ("orig_broker_id", c.c_int32),
-        ("orig_broker_name", c.c_char_p),
-    )
+        ("broker_cnt", c.c_int), ("brokers", c.c_void_p), ("topic_cnt", c.c_int),
+        ("topics", c.POINTER(_MetadataTopic)), ("orig_broker_id", c.c_int32), ("orig_broker_name", c.c_char_p),
+    )  # fmt: skip
 
 
 _DR_MSG_CB = c.CFUNCTYPE(None, c.c_void_p, c.POINTER(Message), c.c_void_p)
 _ERROR_CB = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_char_p, c.c_void_p)
-
-_P, _I, _S = c.c_void_p, c.c_int, c.c_char_p
 _SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
-    "version_str": (_S, ()),
     "err2str": (_S, (_I,)),
     "conf_new": (_P, ()),
     "conf_destroy": (None, (_P,)),
@@ -101,15 +158,14 @@ _SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "conf_set_dr_msg_cb": (None, (_P, _DR_MSG_CB)),
     "conf_set_error_cb": (None, (_P, _ERROR_CB)),
     "conf_set_log_cb": (None, (_P, _P)),
-    "conf_interceptor_add_on_new": (_I, (_P, _S, ON_NEW, _P)),
-    "interceptor_add_on_request_sent": (_I, (_P, _S, ON_REQUEST, _P)),
-    "interceptor_add_on_response_received": (_I, (_P, _S, ON_ANSWER, _P)),
+    "conf_interceptor_add_on_new": (_I, (_P, _S, _ON_NEW, _P)),
+    "interceptor_add_on_request_sent": (_I, (_P, _S, _ON_REQUEST, _P)),
+    "interceptor_add_on_response_received": (_I, (_P, _S, _ON_ANSWER, _P)),
     "new": (_P, (_I, _P, _P, c.c_size_t)),
     "destroy": (None, (_P,)),
     "poll": (_I, (_P, _I)),
     "flush": (_I, (_P, _I)),
     "purge": (_I, (_P, _I)),
-    "outq_len": (_I, (_P,)),
     "fatal_error": (_I, (_P, _P, c.c_size_t)),
     "topic_new": (_P, (_P, _S, _P)),
     "topic_destroy": (None, (_P,)),
@@ -124,9 +180,7 @@ _SIGNATURES: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "abort_transaction": (_P, (_P, _I)),
     "error_code": (_I, (_P,)),
     "error_string": (_S, (_P,)),
-    "error_is_fatal": (_I, (_P,)),
     "error_is_retriable": (_I, (_P,)),
-    "error_txn_requires_abort": (_I, (_P,)),
     "error_destroy": (None, (_P,)),
 }
 
@@ -138,7 +192,7 @@ def library() -> Any:
         import confluent_kafka
         from confluent_kafka import cimpl
     except ImportError as error:
-        raise faults.missing_client("confluent-kafka", error) from error
+        raise errors.missing_client("confluent-kafka", error) from error
     wheel = os.path.dirname(os.path.dirname(confluent_kafka.__file__))
     # The extension's own handle resolves the very library it loaded; a copy by path would be a second one.
     for path in (cimpl.__file__, *sorted(glob.glob(f"{wheel}/confluent_kafka.libs/librdkafka*"))):
@@ -160,8 +214,8 @@ def library() -> Any:
 class Handle:
     """One `rd_kafka_t` producer.
 
-    `undelivered` is called for every row that could not be delivered and `trouble` for every connection error, both
-    from inside the calls below. The two must not raise.
+    The methods below call `undelivered` for every row that was not delivered and `trouble` for every connection error;
+    neither may raise.
     """
 
     def __init__(
@@ -199,7 +253,7 @@ class Handle:
         lib.rd_kafka_conf_set_error_cb(conf, self._troubled)
         lib.rd_kafka_conf_interceptor_add_on_new(conf, b"penstock", watcher(lib), None)
         if "debug" not in settings:
-            # What matters arrives as errors; librdkafka's own log would repeat it on stderr of every worker.
+            # Errors arrive by callback; librdkafka's log would repeat them on every worker's stderr.
             lib.rd_kafka_conf_set_log_cb(conf, None)
         self._rk = lib.rd_kafka_new(_PRODUCER, conf, buffer, len(buffer))
         if not self._rk:
@@ -226,8 +280,8 @@ class Handle:
         if code:
             return code, 0
         try:
-            found = metadata.contents.topics[0]
-            return found.err, found.partition_cnt
+            topic = metadata.contents.topics[0]
+            return topic.err, topic.partition_cnt
         finally:
             self._lib.rd_kafka_metadata_destroy(metadata)
 
@@ -240,18 +294,18 @@ class Handle:
         return code
 
     def produce_batch(self, topic: int, address: int, count: int) -> int:
-        """Offer `count` message structs at `address`, each with its partition or -1; how many were accepted. The
-        others carry their error. Payload and key are copied, so the memory is free again on return."""
-        flags = MSG_F_COPY | MSG_F_PARTITION
-        return int(self._lib.rd_kafka_produce_batch(topic, PARTITION_UA, flags, address, count))
+        """Offer `count` message structs at `address`, each with its partition or -1; returns how many were accepted.
+        The others carry their error. librdkafka copies payload and key."""
+        flags = _MSG_F_COPY | _MSG_F_PARTITION
+        return int(self._lib.rd_kafka_produce_batch(topic, _PARTITION_UA, flags, address, count))
 
     def produce_each(self, starts: list[int], counts: list[int]) -> tuple[int, int]:
-        """Offer rows described by `rd_kafka_vu_t` arrays; (accepted, code of the first that was not, or 0)."""
+        """Offer rows as `rd_kafka_vu_t` arrays; (number accepted, code of the first refused one or 0)."""
         call, rk = self._lib.rd_kafka_produceva, self._rk
         for done, (start, count) in enumerate(zip(starts, counts, strict=True)):
             error = call(rk, start, count)
             if error:
-                return done, self._fault(error).code
+                return done, self._error(error).code
         return len(starts), 0
 
     def poll(self, seconds: float) -> None:
@@ -262,16 +316,16 @@ class Handle:
         """Whether everything was delivered or reported undelivered within `seconds`."""
         return bool(self._lib.rd_kafka_flush(self._rk, _ms(seconds)) == 0)
 
-    def fatal(self) -> Fault | None:
+    def fatal(self) -> ClientError | None:
         """The error that made this producer unusable, if there is one."""
         buffer = c.create_string_buffer(512)
         code = self._lib.rd_kafka_fatal_error(self._rk, buffer, len(buffer))
-        return Fault(code, buffer.value.decode(errors="replace"), fatal=True) if code else None
+        return ClientError(code, buffer.value.decode(errors="replace")) if code else None
 
-    def init_transactions(self, seconds: float) -> Fault | None:
+    def init_transactions(self, seconds: float) -> ClientError | None:
         return self._maybe(self._lib.rd_kafka_init_transactions(self._rk, _ms(seconds)))
 
-    def begin(self) -> Fault | None:
+    def begin(self) -> ClientError | None:
         return self._maybe(self._lib.rd_kafka_begin_transaction(self._rk))
 
     @property
@@ -279,14 +333,14 @@ class Handle:
         """Whether every request to end a transaction that ever left for the broker was answered."""
         return ENDINGS.sure(self._rk)
 
-    def commit(self, seconds: float) -> Fault | None:
+    def commit(self, seconds: float) -> ClientError | None:
         return self._maybe(self._lib.rd_kafka_commit_transaction(self._rk, _ms(seconds)))
 
-    def abort(self, seconds: float) -> Fault | None:
+    def abort(self, seconds: float) -> ClientError | None:
         return self._maybe(self._lib.rd_kafka_abort_transaction(self._rk, _ms(seconds)))
 
     def destroy(self) -> None:
-        """Free everything here. A transaction that is open at the broker stays open: it is never ended from here."""
+        """Free all local resources; a transaction that is open at the broker stays open."""
         if self._rk is None:
             return
         self._lib.rd_kafka_purge(self._rk, _PURGE_QUEUE | _PURGE_INFLIGHT)
@@ -302,19 +356,14 @@ class Handle:
         self._rk = None
         self._topics.clear()
 
-    def _maybe(self, error: int | None) -> Fault | None:
-        return self._fault(error) if error else None
+    def _maybe(self, error: int | None) -> ClientError | None:
+        return self._error(error) if error else None
 
-    def _fault(self, error: int) -> Fault:
+    def _error(self, error: int) -> ClientError:
         lib = self._lib
         try:
-            return Fault(
-                lib.rd_kafka_error_code(error),
-                lib.rd_kafka_error_string(error).decode(errors="replace"),
-                bool(lib.rd_kafka_error_is_fatal(error)),
-                bool(lib.rd_kafka_error_is_retriable(error)),
-                bool(lib.rd_kafka_error_txn_requires_abort(error)),
-            )
+            text = lib.rd_kafka_error_string(error).decode(errors="replace")
+            return ClientError(lib.rd_kafka_error_code(error), text, bool(lib.rd_kafka_error_is_retriable(error)))
         finally:
             lib.rd_kafka_error_destroy(error)
 

@@ -1,42 +1,57 @@
-"""Client settings: what the user may say, and what we set.
+"""Client settings: what users may set, what Penstock sets, and the spelling of each client.
 
-Users write librdkafka's names, or Spark's (`kafka.` in front, Java's names behind); `translation` has each client's.
+Users write librdkafka's names, or Spark's (`kafka.` in front of Java's names). Spark's connector is Java; writers and
+the driver's checks use librdkafka; the driver's other requests (ending transactions, group positions) use kafka-python.
 """
 
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from penstock import durations
 from penstock.errors import ConfigurationError
-from penstock.kafka.translation import CLIENT_ID, read_login, take_pem_trust_store
 from penstock.secrets import mask_setting
 
-#: What the protocol itself depends on; a user's value would break it.
-OWNED = frozenset(
-    {
-        "bootstrap.servers",
-        "metadata.broker.list",
-        "transactional.id",
-        "transaction.timeout.ms",
-        "enable.idempotence",
-        "acks",
-        "request.required.acks",
-        "delivery.report.only.error",
-        "dr_cb",
-        "dr_msg_cb",
-        "log.queue",
-    }
-)
+CLIENT_ID = "penstock"
 
-#: Ours unless the user says otherwise.
+_SAME_IN_JAVA = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sasl.mechanism"}
+_CONNECTION = re.compile(r"^(security|sasl|ssl|socket|reconnect|broker)\.|^(client\.id|enable\.ssl\..*)$")
+_JAVA_ONLY = re.compile(r"^(sasl\.(jaas|login|client|server)|ssl\.(truststore|keystore|protocol|enabled|provider))")
+_LOGIN_FIELD = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_LOGIN_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_TRUST = {"ssl.truststore.location": "ssl.ca.location", "ssl.truststore.certificates": "ssl.ca.pem"}
+_KAFKA_PYTHON = {
+    "client.id": "client_id",
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+    "sasl.kerberos.service.name": "sasl_kerberos_service_name",
+    "ssl.ca.location": "ssl_cafile",
+    "ssl.certificate.location": "ssl_certfile",
+    "ssl.key.location": "ssl_keyfile",
+    "ssl.key.password": "ssl_password",
+    "ssl.crl.location": "ssl_crlfile",
+}
+
+#: The protocol depends on these; a user's value would break it.
+OWNED = frozenset((
+    "bootstrap.servers", "metadata.broker.list", "transactional.id", "transaction.timeout.ms", "enable.idempotence",
+    "acks", "request.required.acks", "delivery.report.only.error", "dr_cb", "dr_msg_cb", "log.queue",
+))  # fmt: skip
+
+#: Penstock's defaults; users may override them.
 DEFAULTS: Mapping[str, str] = {
     "client.id": CLIENT_ID,
     # Java's hash, so that a key lands where every other Spark or Flink writer puts it.
     "partitioner": "murmur2_random",
-    # What a broker takes in one request at most is 100 MiB; the topic's own, lower limit is enforced by the broker.
+    # A broker accepts requests of at most 100 MiB; it enforces the topic's own, lower limit.
     "message.max.bytes": "100000000",
     # An Arrow batch is thousands of rows: hold many of them, bounded by memory rather than by count.
     "queue.buffering.max.messages": "1000000",
@@ -60,47 +75,31 @@ _ALIASES = {
     "compression.codec": "compression.type",
 }
 
-#: Spark's own options of its Kafka reader: they go to Spark as they are. Everything else is meant for the client.
-SPARK_OPTIONS = frozenset(
-    {
-        "assign",
-        "subscribe",
-        "subscribePattern",
-        "startingOffsets",
-        "startingTimestamp",
-        "startingOffsetsByTimestamp",
-        "startingOffsetsByTimestampStrategy",
-        "failOnDataLoss",
-        "kafkaConsumer.pollTimeoutMs",
-        "fetchOffset.numRetries",
-        "fetchOffset.retryIntervalMs",
-        "maxOffsetsPerTrigger",
-        "minOffsetsPerTrigger",
-        "maxTriggerDelay",
-        "minPartitions",
-        "maxRecordsPerPartition",
-        "groupIdPrefix",
-        "includeHeaders",
-    }
-)
+#: Options of Spark's Kafka reader, passed on to Spark. All others are for the client.
+SPARK_OPTIONS = frozenset((
+    "assign", "subscribe", "subscribePattern", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy", "failOnDataLoss", "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions",
+    "maxRecordsPerPartition", "groupIdPrefix", "includeHeaders",
+))  # fmt: skip
 
 
 def transaction_seconds(value: str | float) -> float:
-    """Of a transaction's timeout: a duration of more than nothing. Text that is a bare number is seconds here."""
+    """The transaction timeout, a positive duration. Text that is a bare number means seconds here."""
     text = value.strip() if isinstance(value, str) else value
     bare = isinstance(text, str) and re.fullmatch(r"\d+(\.\d+)?", text)
-    found = durations.seconds(float(text) if bare else text, "transaction_timeout")
-    if not found:
+    timeout = durations.seconds(float(text) if bare else text, "transaction_timeout")
+    if not timeout:
         raise ConfigurationError(
             f"transaction_timeout={value!r} leaves no time for any transaction.",
             safe="nothing was started.",
             to_do="write a positive duration, such as '15min'.",
         )
-    return found
+    return timeout
 
 
 def normalise(options: Mapping[str, Any]) -> dict[str, str]:
-    """`options` in librdkafka's names, Spark's prefix and Java's JAAS line translated; refuses what we own."""
+    """`options` in librdkafka's names, with Spark's prefix and Java's JAAS line translated; refuses `OWNED` ones."""
     plain: dict[str, str] = {}
     for name, value in options.items():
         key = name.removeprefix("kafka.")
@@ -137,7 +136,7 @@ def split_options(options: Mapping[str, object]) -> tuple[dict[str, str], dict[s
 
 
 def mask_secrets(options: Mapping[str, str]) -> dict[str, str]:
-    """`options` fit for a log: every secret replaced."""
+    """`options` for a log, every secret replaced."""
     return {name: mask_setting(name, value) for name, value in sorted(options.items())}
 
 
@@ -155,3 +154,158 @@ def for_producer(servers: str, options: Mapping[str, str], transaction_timeout: 
         "acks": "all",
         "delivery.report.only.error": "true",
     }
+
+
+def for_java(client: Mapping[str, str]) -> dict[str, str]:
+    """The same settings for a Java client: user and password as JAAS, PEM files as key and trust stores.
+    `ConfigurationError` for settings without an equivalent in Java."""
+    settings = {_SAME_IN_JAVA.get(name, name): value for name, value in client.items()}
+    if "security.protocol" in settings:
+        settings["security.protocol"] = settings["security.protocol"].upper()
+    _login_for_java(settings)
+    _trust_for_java(settings)
+    _key_for_java(settings)
+    return settings
+
+
+def _login_for_java(settings: dict[str, str]) -> None:
+    user, password = settings.pop("sasl.username", None), settings.pop("sasl.password", None)
+    if user is None or "sasl.jaas.config" in settings:
+        return
+    mechanism = settings.setdefault("sasl.mechanism", "PLAIN").upper()
+    settings["sasl.mechanism"] = mechanism
+    line = write_login(mechanism, {"username": user, "password": password or ""})
+    if line is None:
+        raise _untranslatable(f"sasl.username with the mechanism {mechanism}", "give kafka.sasl.jaas.config yourself")
+    settings["sasl.jaas.config"] = line
+
+
+def _trust_for_java(settings: dict[str, str]) -> None:
+    location, inline = settings.pop("ssl.ca.location", None), settings.pop("ssl.ca.pem", None)
+    if location is not None and "ssl.truststore.location" not in settings:
+        settings["ssl.truststore.type"] = "PEM"
+        settings["ssl.truststore.location"] = location
+    elif inline is not None:
+        settings["ssl.truststore.type"] = "PEM"
+        settings["ssl.truststore.certificates"] = inline
+    if settings.get("ssl.endpoint.identification.algorithm") == "none":
+        settings["ssl.endpoint.identification.algorithm"] = ""
+    if settings.pop("enable.ssl.certificate.verification", "true").lower() == "false":
+        raise _untranslatable("enable.ssl.certificate.verification=false", "give the authority in ssl.ca.location")
+
+
+def _key_for_java(settings: dict[str, str]) -> None:
+    certificate = _pem(settings, "ssl.certificate")
+    key = _pem(settings, "ssl.key")
+    if certificate is None and key is None:
+        return
+    if certificate is None or key is None:
+        raise _untranslatable("half a client key pair", "set ssl.certificate.location and ssl.key.location")
+    if "-----BEGIN RSA PRIVATE KEY" in key or "-----BEGIN EC PRIVATE KEY" in key:
+        raise _untranslatable("a client key in PKCS#1", "convert it: openssl pkcs8 -topk8 -nocrypt -in OLD -out NEW")
+    settings["ssl.keystore.type"] = "PEM"
+    settings["ssl.keystore.certificate.chain"] = certificate
+    settings["ssl.keystore.key"] = key
+
+
+def _pem(settings: dict[str, str], name: str) -> str | None:
+    """Inline PEM; a file is read here, so that executors need none."""
+    location, inline = settings.pop(f"{name}.location", None), settings.pop(f"{name}.pem", None)
+    if inline is not None or location is None:
+        return inline
+    try:
+        return Path(location).read_text()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{name}.location names a file that cannot be read: {error.strerror}.",
+            safe="nothing was started.",
+            to_do="correct the path, or grant this user the right to read it.",
+        ) from error
+
+
+def for_librdkafka(servers: str, client: Mapping[str, str]) -> dict[str, str]:
+    """The settings that librdkafka needs to connect, from either spelling; settings for reading are left out."""
+    settings = {name: value for name, value in client.items() if _CONNECTION.match(name)}
+    for name, value in read_login(settings.get("sasl.jaas.config", "")).items():
+        settings.setdefault(f"sasl.{name}", value)
+    take_pem_trust_store(settings)
+    if "sasl.mechanism" in settings:
+        settings["sasl.mechanisms"] = settings.pop("sasl.mechanism")
+    elif "sasl.username" in settings:
+        settings.setdefault("sasl.mechanisms", "PLAIN")
+    if settings.get("ssl.endpoint.identification.algorithm") == "":
+        settings["ssl.endpoint.identification.algorithm"] = "none"
+    known = {name: value for name, value in settings.items() if not _JAVA_ONLY.match(name)}
+    return {"client.id": CLIENT_ID, **known, "bootstrap.servers": servers}
+
+
+def read_login(line: str) -> dict[str, str]:
+    """`username` and `password` from Java's login line (`sasl.jaas.config`), each if the line has it."""
+    login: dict[str, str] = {}
+    for name, value in _LOGIN_FIELD.findall(line):
+        login.setdefault(name, re.sub(r"\\(.)", r"\1", value))
+    return login
+
+
+def write_login(mechanism: str, fields: Mapping[str, str]) -> str | None:
+    """The login line for a mechanism with these fields; None for a mechanism without such a line."""
+    if mechanism not in _LOGIN_MODULES:
+        return None
+    escaped = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in fields.items()}
+    login = " ".join(f'{name}="{value}"' for name, value in escaped.items())
+    return f"{_LOGIN_MODULES[mechanism]} required {login};"
+
+
+def take_pem_trust_store(settings: dict[str, str]) -> None:
+    """Rename Java's trust store to librdkafka's settings if it is PEM, the only kind that librdkafka reads."""
+    if settings.get("ssl.truststore.type", "").upper() != "PEM":
+        return
+    del settings["ssl.truststore.type"]
+    for java, ours in _TRUST.items():
+        if java in settings:
+            settings.setdefault(ours, settings.pop(java))
+
+
+def for_kafka_python(servers: str, options: Mapping[str, str]) -> dict[str, Any]:
+    """The same connection in kafka-python's names: addresses, TLS and SASL."""
+    admin: dict[str, Any] = {"bootstrap_servers": [part.strip() for part in servers.split(",")]}
+    admin.update({_KAFKA_PYTHON[name]: value for name, value in options.items() if name in _KAFKA_PYTHON})
+    admin.setdefault("client_id", CLIENT_ID)
+    protocol = options.get("security.protocol", "plaintext").upper()
+    admin["security_protocol"] = protocol
+    if protocol.startswith("SASL"):
+        mechanism = options.get("sasl.mechanism", "GSSAPI").upper()
+        if mechanism == "OAUTHBEARER":
+            raise ConfigurationError(
+                "The driver cannot fetch OAUTHBEARER tokens yet.",
+                safe="nothing was started.",
+                to_do="use SCRAM-SHA-512, PLAIN over TLS, Kerberos or client certificates for this sink.",
+            )
+        admin["sasl_mechanism"] = mechanism
+    if protocol.endswith("SSL"):
+        hostname = options.get("ssl.endpoint.identification.algorithm", "https") != "none"
+        admin["ssl_check_hostname"] = hostname
+        if "ssl.ca.pem" in options or options.get("enable.ssl.certificate.verification") == "false":
+            admin["ssl_context"] = _context(options, hostname)
+    return admin
+
+
+def _context(options: Mapping[str, str], hostname: bool) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=options.get("ssl.ca.location"), cadata=options.get("ssl.ca.pem"))
+    context.check_hostname = hostname
+    if options.get("enable.ssl.certificate.verification") == "false":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if "ssl.certificate.location" in options:
+        context.load_cert_chain(
+            options["ssl.certificate.location"], options.get("ssl.key.location"), options.get("ssl.key.password")
+        )
+    return context
+
+
+def _untranslatable(what: str, to_do: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"Spark's Kafka reader is a Java client and cannot use {what}.",
+        safe="nothing was started.",
+        to_do=f"{to_do}.",
+    )

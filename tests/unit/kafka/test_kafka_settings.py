@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import ConfigurationError, MissingExtra
 from penstock.kafka import settings
 from penstock.kafka.connections import Connections
-from penstock.kafka.translation import for_kafka_python
+from penstock.kafka.settings import for_kafka_python
 from penstock.sinks.kafka import KafkaSink
 
 SASL = {

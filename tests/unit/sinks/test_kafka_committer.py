@@ -12,7 +12,7 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, SystemUnavailable
-from penstock.kafka import faults
+from penstock.kafka import errors
 from penstock.sinks.kafka import KafkaSink, transactions
 from penstock.sinks.kafka.committer import KafkaCommitter, judge, leftover
 from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
@@ -171,7 +171,7 @@ def test_silence_is_not_a_seal() -> None:
         sealed(Fake(), committable(0))
 
 
-@pytest.mark.parametrize("code", [FENCED, BAD_STATE, faults.CONCURRENT_TRANSACTIONS, SILENT])
+@pytest.mark.parametrize("code", [FENCED, BAD_STATE, errors.CONCURRENT_TRANSACTIONS, SILENT])
 @pytest.mark.parametrize(
     ("state", "epoch", "outcome"),
     [

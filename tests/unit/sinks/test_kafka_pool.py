@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from penstock.kafka.answers import Endings
+from penstock.kafka.librdkafka import Endings
 from penstock.sinks.kafka.pool import Key, Pool
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.deadline import Deadline
-from penstock.kafka import faults
+from penstock.kafka import errors
 from penstock.kafka.connections import NotSent
 from penstock.sinks.kafka.committer import KafkaCommitter
 from penstock.sinks.kafka.transactions import TransactionClient
@@ -64,7 +64,7 @@ def recovered(brokers: Brokers) -> dict[int, Outcome]:
     return dict(KafkaCommitter(client, "job-u", 2).commit(1, [Committable("u", 0, 1, 0, payload)], Deadline(2)))
 
 
-REFUSALS = [Answer(error_code=faults.NOT_COORDINATOR), NotSent(), TimeoutError()]
+REFUSALS = [Answer(error_code=errors.NOT_COORDINATOR), NotSent(), TimeoutError()]
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=["moved", "not sent", "silent"])

@@ -16,8 +16,7 @@ import pytest
 from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext
 from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable, TopicRecreated
-from penstock.kafka.settings import split_options
-from penstock.kafka.translation import for_java, for_librdkafka
+from penstock.kafka.settings import for_java, for_librdkafka, split_options
 from penstock.sources.kafka import group
 from penstock.sources.kafka.group import GroupPublisher
 from penstock.sources.kafka.source import TUNED, KafkaSource

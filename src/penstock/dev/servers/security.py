@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import MissingExtra
-from penstock.kafka.translation import write_login
+from penstock.kafka.settings import write_login
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PenstockError, TimeoutsContradict
-from penstock.kafka import faults
+from penstock.kafka import errors
 from penstock.kafka.connections import kafka_python
 
 if TYPE_CHECKING:
@@ -112,16 +112,16 @@ def create_topic(connections: Connections, topic: str, partitions: int | None, r
 
 
 def _create(admin: Any, topic: str, wanted: dict[str, int]) -> bool:
-    errors = kafka_python().errors
+    kafka_errors = kafka_python().errors
     try:
         admin.create_topics({topic: wanted}, wait_for_metadata=True)
-    except errors.TopicAlreadyExistsError:
+    except kafka_errors.TopicAlreadyExistsError:
         return False
-    except (errors.TopicAuthorizationFailedError, errors.ClusterAuthorizationFailedError) as error:
-        raise faults.denied(f"the creation of topic {topic!r}", type(error).__name__) from None
-    except errors.KafkaError as error:
+    except (kafka_errors.TopicAuthorizationFailedError, kafka_errors.ClusterAuthorizationFailedError) as error:
+        raise errors.denied(f"the creation of topic {topic!r}", type(error).__name__) from None
+    except kafka_errors.KafkaError as error:
         if getattr(error, "retriable", False):
-            raise faults.unreachable("the cluster", type(error).__name__, CREATE_SECONDS) from None
+            raise errors.unreachable("the cluster", type(error).__name__, CREATE_SECONDS) from None
         raise _impossible(topic, wanted, type(error).__name__) from None
     return True
 

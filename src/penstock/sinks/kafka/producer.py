@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.errors import DataError, PenstockError, SchemaMismatch
-from penstock.kafka import faults
-from penstock.kafka.librdkafka import Fault, Handle, Undelivered
+from penstock.kafka import errors
+from penstock.kafka.librdkafka import ClientError, Handle, Undelivered
 from penstock.sinks.kafka.messages import MESSAGE, arguments, messages, plain
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class Producer:
                 raise self._error(fatal, "delivering rows")
             waited = time.monotonic() - started
             if waited > self._delivery_seconds + 5:
-                code, reason = self._trouble or (faults.TIMED_OUT, "rows are still not delivered")
-                raise self._error(Fault(code, reason), "delivering rows", waited)
+                code, reason = self._trouble or (errors.TIMED_OUT, "rows are still not delivered")
+                raise self._error(ClientError(code, reason), "delivering rows", waited)
             wait = max(0.001, min(0.02, waited / 20))
         self._raise_failed()
 
@@ -113,7 +113,7 @@ class Producer:
         """Forget it without touching it, in a process that did not make it."""
         self._handle.abandon()
 
-    def _ended(self, end: Callable[[float], Fault | None], seconds: float) -> bool:
+    def _ended(self, end: Callable[[float], ClientError | None], seconds: float) -> bool:
         """Whether the transaction is ended and every request for it was answered. One that was not, and was repeated,
         may still be on its way, and would end whatever this producer has open when it arrives."""
         return end(seconds) is None and self._handle.sure
@@ -126,10 +126,10 @@ class Producer:
                 return
             self._handle.poll(0)
             waited = time.monotonic() - started
-            refused = self._trouble and self._trouble[0] in (faults.AUTHENTICATION, faults.SSL)
+            refused = self._trouble and self._trouble[0] in (errors.AUTHENTICATION, errors.SSL)
             if refused or not fault.retriable or waited > INIT_SECONDS:
-                if self._trouble and (refused or fault.code == faults.TIMED_OUT):
-                    fault = Fault(*self._trouble)
+                if self._trouble and (refused or fault.code == errors.TIMED_OUT):
+                    fault = ClientError(*self._trouble)
                 raise self._error(fault, "opening a producer", waited)
 
     def _send_batch(self, topic: str, rows: npt.NDArray[np.void]) -> None:
@@ -141,7 +141,7 @@ class Producer:
             if done == count:
                 return
             # A full queue refuses the whole rest, so what is left is contiguous; any other error is final.
-            bad = np.flatnonzero((offered["err"] != 0) & (offered["err"] != faults.QUEUE_FULL))
+            bad = np.flatnonzero((offered["err"] != 0) & (offered["err"] != errors.QUEUE_FULL))
             if len(bad):
                 row = offered[bad[0]]
                 self._refused(int(row["err"]), topic, int(row["len"] + row["key_len"]))
@@ -157,7 +157,7 @@ class Producer:
         while done < len(rows):
             more, code = self._handle.produce_each(built.starts[done:], built.counts[done:])
             done += more
-            if code == faults.QUEUE_FULL:
+            if code == errors.QUEUE_FULL:
                 self._wait_for_room()
             elif code:
                 row = rows[done]
@@ -175,9 +175,9 @@ class Producer:
         if name not in self._partitions or high >= self._partitions[name]:
             code, count = self._handle.partitions(name, INIT_SECONDS)
             if code or not count:
-                text = self._handle.text(code or faults.UNKNOWN_TOPIC_OR_PARTITION)
-                raise faults.from_code(
-                    code or faults.UNKNOWN_TOPIC_OR_PARTITION,
+                text = self._handle.text(code or errors.UNKNOWN_TOPIC_OR_PARTITION)
+                raise errors.from_code(
+                    code or errors.UNKNOWN_TOPIC_OR_PARTITION,
                     text,
                     servers=self._servers,
                     doing=f"looking up topic {name!r}",
@@ -195,19 +195,19 @@ class Producer:
         return self._handle.topic(name)
 
     def _refused(self, code: int, topic: str, size: int) -> None:
-        fatal = self._handle.fatal() if code == faults.FATAL else None
+        fatal = self._handle.fatal() if code == errors.FATAL else None
         if fatal:
             raise self._error(fatal, f"writing to topic {topic!r}")
-        if code == faults.MSG_SIZE_TOO_LARGE:
-            raise faults.too_large(size, topic, self._limit, self._handle.text(code))
+        if code == errors.MSG_SIZE_TOO_LARGE:
+            raise errors.too_large(size, topic, self._limit, self._handle.text(code))
         self._raise_failed()
-        raise faults.from_code(
+        raise errors.from_code(
             code, self._handle.text(code), servers=self._servers, doing=f"writing to {topic!r}", topic=topic
         )
 
     def _raise_failed(self) -> None:
         if self._failures:
-            raise faults.from_undelivered(
+            raise errors.from_undelivered(
                 self._failed,
                 total=self._failures,
                 servers=self._servers,
@@ -215,8 +215,8 @@ class Producer:
                 seconds=self._delivery_seconds,
             )
 
-    def _error(self, fault: Fault, doing: str, seconds: float = 0.0) -> PenstockError:
-        return faults.from_code(fault.code, fault.text, servers=self._servers, doing=doing, seconds=seconds)
+    def _error(self, fault: ClientError, doing: str, seconds: float = 0.0) -> PenstockError:
+        return errors.from_code(fault.code, fault.text, servers=self._servers, doing=doing, seconds=seconds)
 
     def _undelivered(self, row: Undelivered) -> None:
         self._failures += 1
@@ -225,7 +225,7 @@ class Producer:
 
     def _troubled(self, code: int, reason: str) -> None:
         # "All brokers down" follows the reason why; keep the reason.
-        if code != faults.ALL_BROKERS_DOWN or self._trouble is None:
+        if code != errors.ALL_BROKERS_DOWN or self._trouble is None:
             self._trouble = (code, reason)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError
-from penstock.kafka import faults, settings
+from penstock.kafka import errors, settings
 from penstock.sinks.kafka.columns import shape_frame
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class KafkaSink(TwoPhaseSink):
         check.timeouts(context, timeout)
         exists = reach(self.servers, self._producer_settings(), self.topic)
         if not exists and not self.create_topic:
-            raise faults.missing(str(self.topic))
+            raise errors.missing(str(self.topic))
         connections = self._connections()
         try:
             found = check.limits(connections, self.topic if exists else None)

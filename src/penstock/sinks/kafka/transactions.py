@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SystemUnavailable
-from penstock.kafka import faults
+from penstock.kafka import errors
 from penstock.kafka.connections import REQUEST_SECONDS, Connections, NotSent, kafka_python
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.deadline import Deadline
 
 _MOST_CACHED = 20_000
-_MOVED = (faults.COORDINATOR_LOADING, faults.COORDINATOR_NOT_AVAILABLE, faults.NOT_COORDINATOR)
+_MOVED = (errors.COORDINATOR_LOADING, errors.COORDINATOR_NOT_AVAILABLE, errors.NOT_COORDINATOR)
 #: No answer came; not a code of Kafka's.
 SILENT = -1000
 
@@ -134,7 +134,7 @@ class TransactionClient:
                             state.transaction_timeout_ms,
                             tuple(f"{topic.topic}-{number}" for topic in state.topics for number in topic.partitions),
                         )
-                    elif state.error_code == faults.TRANSACTIONAL_ID_NOT_FOUND:
+                    elif state.error_code == errors.TRANSACTIONAL_ID_NOT_FOUND:
                         found[state.transactional_id] = Described("NotFound")
                     else:
                         _raise_denied(state.error_code)
@@ -173,7 +173,7 @@ class TransactionClient:
                 answers[name] = Ended(code, sure)
                 if code == SILENT or code in _MOVED:
                     self._forget((name,))
-                if code != faults.CONCURRENT_TRANSACTIONS:
+                if code != errors.CONCURRENT_TRANSACTIONS:
                     del waiting[name]
             if not waiting:
                 break
@@ -213,7 +213,7 @@ class TransactionClient:
             living = self._living(deadline)
             if living and living != asked:
                 pending, asked = set(living), living
-        raise faults.unreachable(self._connections.servers, "open transactions could not be listed", REQUEST_SECONDS)
+        raise errors.unreachable(self._connections.servers, "open transactions could not be listed", REQUEST_SECONDS)
 
     def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]:
         """Abort the open transactions of `ids` and bump their epochs, so that a writer that still lives can do nothing
@@ -280,8 +280,8 @@ class TransactionClient:
 
 
 def _raise_denied(code: int) -> None:
-    if code in faults.DENIED:
-        raise faults.denied(faults.DENIED[code], f"code {code}")
+    if code in errors.DENIED:
+        raise errors.denied(errors.DENIED[code], f"code {code}")
 
 
 def _brokers(admin: Any) -> tuple[set[int], bool]:

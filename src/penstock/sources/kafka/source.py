@@ -10,8 +10,7 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
 from penstock.errors import ConfigurationError, TopicRecreated
 from penstock.kafka.connections import librdkafka_admin
-from penstock.kafka.settings import split_options
-from penstock.kafka.translation import for_java, for_librdkafka
+from penstock.kafka.settings import for_java, for_librdkafka, split_options
 from penstock.sources.kafka.group import AdminSender, GroupPublisher
 from penstock.sources.spark_reader import stream_reader
 

@@ -1,7 +1,4 @@
-"""Errors of the Kafka clients as ours, with the numbers that help.
-
-Codes are Kafka's own where positive and librdkafka's where negative; both clients share the positive ones.
-"""
+"""Kafka clients' error codes as Penstock's errors. Positive codes are Kafka's own, negative ones librdkafka's."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ _RULES = (
     "see which rows break a rule of the topic, and filter them: with cleanup.policy=compact it takes no row without a"
     " key, message.timestamp.*.max.ms bound the column 'timestamp', and brokers may check schemas."
 )
-#: Rows that a topic never takes, and what to do about them. Of a batch with one such row, all others fail with it.
+#: Rows that a topic never accepts, and what to do. One such row fails its whole batch.
 _REFUSED = {
     INVALID_TOPIC: "correct the name; Kafka takes up to 249 letters, digits, dots, dashes and underscores.",
     INVALID_TIMESTAMP: "correct the column 'timestamp', or raise message.timestamp.before.max.ms and"
@@ -56,14 +53,9 @@ _REFUSED = {
     INVALID_RECORD: _RULES,
     INVALID_DIFFERENT_RECORD: _RULES,
 }
-#: What brokers like these never do.
 _UNSUPPORTED = (
-    UNSUPPORTED_SASL_MECHANISM,
-    UNSUPPORTED_VERSION,
-    UNSUPPORTED_FORMAT,
-    UNSUPPORTED_COMPRESSION,
-    UNSUPPORTED_FEATURE,
-)
+    UNSUPPORTED_SASL_MECHANISM, UNSUPPORTED_VERSION, UNSUPPORTED_FORMAT, UNSUPPORTED_COMPRESSION, UNSUPPORTED_FEATURE,
+)  # fmt: skip
 
 
 def unreachable(servers: str, reason: str, seconds: float) -> SystemUnavailable:
@@ -102,7 +94,7 @@ def missing_client(library: str, error: ImportError) -> MissingExtra:
 def from_code(
     code: int, text: str, *, servers: str, doing: str, topic: str = "", seconds: float = 0.0
 ) -> PenstockError:
-    """The error for one code met while `doing` something."""
+    """The error for a code that a client reported while `doing` something."""
     if code in DENIED:
         return denied(DENIED[code], text)
     if code == AUTHENTICATION:
@@ -150,8 +142,8 @@ def too_large(size: int, topic: str, limit: str, text: str) -> ValueTooLarge:
 def from_undelivered(
     failed: Sequence[Undelivered], *, total: int, servers: str, limit: str, seconds: float
 ) -> PenstockError:
-    """One error for all rows that were not delivered: the first real cause, how many, and the largest row."""
-    # Rows purged because another one failed only say so; the cause is with that other one.
+    """One error for all undelivered rows: the first real cause, how many, and the largest row."""
+    # Rows purged because another row failed do not carry the cause.
     causes = [row for row in failed if row.code not in PURGED] or list(failed)
     first = causes[0]
     if first.code in _TOO_LARGE:

@@ -16,7 +16,7 @@ from penstock.errors import (
     TopicMissing,
     ValueTooLarge,
 )
-from penstock.kafka import faults
+from penstock.kafka import errors
 from penstock.kafka.librdkafka import Undelivered
 from penstock.sinks.kafka import check
 
@@ -54,7 +54,7 @@ from penstock.sinks.kafka import check
     ],
 )
 def test_codes(code: int, kind: type[PenstockError]) -> None:
-    error = faults.from_code(code, "the reason", servers="s:1", doing="testing", topic="t", seconds=2)
+    error = errors.from_code(code, "the reason", servers="s:1", doing="testing", topic="t", seconds=2)
     assert type(error) is kind
     assert error.safe
     assert error.to_do
@@ -62,7 +62,7 @@ def test_codes(code: int, kind: type[PenstockError]) -> None:
 
 def test_the_cause_counts_not_what_followed_from_it() -> None:
     failed = [Undelivered(-152, "purged", "t", 10), Undelivered(10, "too large", "t", 7_000_000)]
-    error = faults.from_undelivered(failed, total=2, servers="s", limit="option is 5", seconds=1)
+    error = errors.from_undelivered(failed, total=2, servers="s", limit="option is 5", seconds=1)
     assert isinstance(error, ValueTooLarge)
     assert "7,000,000" in str(error)
     assert "option is 5" in str(error)
@@ -70,7 +70,7 @@ def test_the_cause_counts_not_what_followed_from_it() -> None:
 
 def test_rows_that_a_topic_never_takes_are_not_tried_again() -> None:
     failed = [Undelivered(-138, "another row of the batch", "t", 10)] * 100
-    error = faults.from_undelivered(failed, total=9_000, servers="s", limit="", seconds=1)
+    error = errors.from_undelivered(failed, total=9_000, servers="s", limit="", seconds=1)
     assert isinstance(error, DataError)
     assert not error.retryable
     assert "'t'" in error.happened
