@@ -77,10 +77,11 @@ class PenstockError(Exception):
 
     retryable: ClassVar[bool] = False
     checkpoint_only: ClassVar[bool] = False  # fails one checkpoint, which the job may be told to tolerate
+    usually_safe: ClassVar[str] = ""  # `safe`, where a call gives none
 
-    def __init__(self, happened: str, *, safe: str = "", to_do: str = "") -> None:
+    def __init__(self, happened: str, *, safe: str | None = None, to_do: str = "") -> None:
         self.happened = happened = masked(happened)
-        self.safe = safe
+        self.safe = safe = self.usually_safe if safe is None else safe
         self.to_do = to_do
         super().__init__(happened, safe, to_do)
 
@@ -104,6 +105,8 @@ class PenstockError(Exception):
 
 class ConfigurationError(PenstockError):
     """The job cannot work as written; nothing was started."""
+
+    usually_safe = "nothing was started."
 
 
 class DuplicateUid(ConfigurationError):

@@ -96,20 +96,17 @@ class Checkpoints:
         if self.timeout_seconds == 0 or self.commit_timeout_seconds == 0:
             raise ConfigurationError(
                 "A checkpoint timeout of 0 leaves no time for any epoch.",
-                safe="nothing was started.",
                 to_do="give timeout and commit_timeout a positive duration.",
             )
         if self.retained < 2:
             raise ConfigurationError(
                 f"retained={self.retained}, but the ledger needs the last two decisions to recover.",
-                safe="nothing was started.",
                 to_do="keep at least 2.",
             )
         if self.max_concurrent < 1 or self.num_retained < 1 or self.tolerable_failures < 0:
             raise ConfigurationError(
                 f"max_concurrent={self.max_concurrent}, num_retained={self.num_retained} and"
                 f" tolerable_failures={self.tolerable_failures} are not all in range.",
-                safe="nothing was started.",
                 to_do="give max_concurrent and num_retained at least 1, tolerable_failures at least 0.",
             )
         found = find_contradiction(vars(self))
@@ -152,9 +149,7 @@ def find_contradiction(values: Mapping[str, Any]) -> tuple[str, str, str] | None
 
 def contradiction_error(first: str, second: str, because: str) -> ConfigurationError:
     """The error that names both sides."""
-    return ConfigurationError(
-        f"{first} contradicts {second}: {because}.", safe="nothing was started.", to_do="change one of the two."
-    )
+    return ConfigurationError(f"{first} contradicts {second}: {because}.", to_do="change one of the two.")
 
 
 _MODES = "tests/faults/test_modes.py::"
@@ -182,7 +177,6 @@ def _storage(text: str, name: str) -> str:
         return word
     raise ConfigurationError(
         f"{name}={text!r} is neither jobmanager nor filesystem.",
-        safe="nothing was started.",
         to_do="write filesystem, and the folder as execution.checkpointing.dir.",
     )
 

@@ -52,7 +52,6 @@ def from_options(environment: Mapping[str, str] | None = None) -> Texts:
     if not isinstance(body, dict):
         raise ConfigurationError(
             f"{OPTIONS_VARIABLE} is not a JSON object.",
-            safe="nothing was started.",
             to_do='give options by `penstock run -D key=value`, or write the variable as {"key": "value"}.',
         )
     return Texts("-D", {str(key): _plain_text(value) for key, value in body.items()})
@@ -68,9 +67,7 @@ def from_file(environment: Mapping[str, str] | None = None) -> Texts:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"The configuration file {path} cannot be read: {error}.",
-            safe="nothing was started.",
-            to_do=f"correct {FILE_VARIABLE}, or the file.",
+            f"The configuration file {path} cannot be read: {error}.", to_do=f"correct {FILE_VARIABLE}, or the file."
         ) from error
     return Texts(str(path), parse(text, str(path)))
 
@@ -89,16 +86,12 @@ def parse(text: str, where: str) -> dict[str, str]:
             return flat
         # The parser's words quote the line, and there may be a password in it; so would a traceback with its error.
         raise ConfigurationError(
-            f"{where} is not YAML: {_fault(error)}.",
-            safe="nothing was started.",
-            to_do="correct the file; each line is `key: value`.",
+            f"{where} is not YAML: {_fault(error)}.", to_do="correct the file; each line is `key: value`."
         ) from None
     body = {} if tree is None else _plain(tree, where)
     if not isinstance(body, dict):
         raise ConfigurationError(
-            f"{where} holds no settings but {type(body).__name__}.",
-            safe="nothing was started.",
-            to_do="write `key: value` lines.",
+            f"{where} holds no settings but {type(body).__name__}.", to_do="write `key: value` lines."
         )
     flattened: dict[str, str] = {}
     _flatten(body, "", flattened, where)
@@ -106,11 +99,7 @@ def parse(text: str, where: str) -> dict[str, str]:
 
 
 def _too_deep(where: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{where} nests too deeply to be settings.",
-        safe="nothing was started.",
-        to_do="write `key: value` lines.",
-    )
+    return ConfigurationError(f"{where} nests too deeply to be settings.", to_do="write `key: value` lines.")
 
 
 def _fault(error: Exception) -> str:
@@ -132,9 +121,7 @@ def _plain(node: Any, where: str) -> Any:
         name, line = str(key.value), key.start_mark.line + 1
         if lines.setdefault(name, line) != line:
             raise ConfigurationError(
-                f"{where} has {name} in line {lines[name]} and again in line {line}.",
-                safe="nothing was started.",
-                to_do="keep one of the two.",
+                f"{where} has {name} in line {lines[name]} and again in line {line}.", to_do="keep one of the two."
             )
         found[name] = _plain(value, where)
     return found
@@ -148,11 +135,7 @@ def _flatten(body: Mapping[Any, Any], prefix: str, into: dict[str, str], where: 
         elif value not in ("", "null", "~"):  # a key without a value says nothing
             text = _plain_text(value)
             if into.setdefault(key, text) != text:
-                raise ConfigurationError(
-                    f"{where} has {key} twice, nested and dotted.",
-                    safe="nothing was started.",
-                    to_do="keep one of the two.",
-                )
+                raise ConfigurationError(f"{where} has {key} twice, nested and dotted.", to_do="keep one of the two.")
 
 
 def _flat(text: str) -> dict[str, str] | None:
@@ -291,6 +274,5 @@ def _unknown(key: str, text: str, where: str) -> ConfigurationError:
     close = nearest(key)
     return ConfigurationError(
         f"{describe_setting(key, text, where)}: there is no such setting.",
-        safe="nothing was started.",
         to_do=f"did you mean {close}?" if close else "see `penstock config` for all of them; Spark's begin with spark.",
     )

@@ -55,7 +55,6 @@ def lease_length(text: str, name: str) -> float:
     if seconds < SHORTEST_LEASE:
         raise ConfigurationError(
             f"{name}={text} is too short: a holder that pauses for a moment would lose the job.",
-            safe="nothing was started.",
             to_do=f"give at least {SHORTEST_LEASE:g}s; 10s is a good beginning.",
         )
     return seconds
@@ -109,9 +108,7 @@ def _port(text: str, name: str) -> int:
     port = whole(text, name)
     if 0 <= port <= 65535:
         return port
-    raise ConfigurationError(
-        f"{name}={text} is not a port.", safe="nothing was started.", to_do="give 1 to 65535, or 0 for a free one."
-    )
+    raise ConfigurationError(f"{name}={text} is not a port.", to_do="give 1 to 65535, or 0 for a free one.")
 
 
 def _names(text: str, name: str) -> tuple[str, ...]:

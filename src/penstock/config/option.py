@@ -122,4 +122,4 @@ def one_of(kind: type[Kind], value: str, name: str) -> Kind:
 
 
 def _refused(happened: str, to_do: str) -> ConfigurationError:
-    return ConfigurationError(happened, safe="nothing was started.", to_do=to_do)
+    return ConfigurationError(happened, to_do=to_do)

@@ -40,7 +40,7 @@ RESTORE_ID, FORK_NAME, FORK_SUFFIX = "penstock.restore.id", "penstock.fork.name"
 def _path(text: str, name: str) -> str:
     if text.strip():
         return text.strip()
-    raise ConfigurationError(f"{name} is empty.", safe="nothing was started.", to_do="name a savepoint's folder.")
+    raise ConfigurationError(f"{name} is empty.", to_do="name a savepoint's folder.")
 
 
 def _claim(text: str, name: str) -> Claim:
@@ -54,16 +54,14 @@ def _claim(text: str, name: str) -> Claim:
         case _:
             to_do = "choose claim or no_claim."
     happened = f"{name}={text!r} is neither claim nor no_claim."
-    raise ConfigurationError(happened, safe="nothing was started.", to_do=to_do)
+    raise ConfigurationError(happened, to_do=to_do)
 
 
 def _restore_id(text: str, name: str) -> str:
     if re.fullmatch(r"[0-9a-f]{32}", text.strip()):
         return text.strip()
     raise ConfigurationError(
-        f"{name}={text!r} is not 32 hexadecimal digits.",
-        safe="nothing was started.",
-        to_do="leave it out; `penstock run -s` makes one.",
+        f"{name}={text!r} is not 32 hexadecimal digits.", to_do="leave it out; `penstock run -s` makes one."
     )
 
 
@@ -77,7 +75,6 @@ def _suffix(text: str, name: str) -> str:
         return text.strip()
     raise ConfigurationError(
         f"{name}={text!r} cannot end the name of a topic or a table.",
-        safe="nothing was started.",
         to_do="use up to 50 letters, digits, dots, dashes and underscores, for example '-next'.",
     )
 

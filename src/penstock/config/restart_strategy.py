@@ -137,9 +137,7 @@ def _time(value: float) -> str:
 
 def _require(true: bool, argument: str, needed: str) -> None:
     if not true:
-        raise ConfigurationError(
-            f"{argument} is out of range for a restart strategy.", safe="nothing was started.", to_do=f"give {needed}."
-        )
+        raise ConfigurationError(f"{argument} is out of range for a restart strategy.", to_do=f"give {needed}.")
 
 
 _UNIT = "tests/unit/config/test_restart.py::"
@@ -157,9 +155,7 @@ def _type(text: str, name: str) -> str:
     word = _WORDS.get(text.strip().lower().replace("_", "-"))
     if word is None:
         raise ConfigurationError(
-            f"{name}={text!r} is none of {', '.join(sorted(set(_WORDS.values())))}.",
-            safe="nothing was started.",
-            to_do="choose one of these.",
+            f"{name}={text!r} is none of {', '.join(sorted(set(_WORDS.values())))}.", to_do="choose one of these."
         )
     return word
 

@@ -233,17 +233,13 @@ def _recovery(values: Values) -> Recovery:
         if mine[name].value is not None and missing is not None:
             raise ConfigurationError(
                 f"{mine[name].side} is given without {mine[missing].option.key}.",
-                safe="nothing was started.",
                 to_do="give a fork all three: penstock run -s PATH --fork NAME --suffix SUFFIX.",
             )
     return Recovery(**{name: setting.value for name, setting in mine.items()})
 
 
 def _spark_settings(
-    values: Values,
-    backend: StateBackend | None,
-    conf: Mapping[str, str],
-    origin: Mapping[str, str],
+    values: Values, backend: StateBackend | None, conf: Mapping[str, str], origin: Mapping[str, str]
 ) -> dict[str, SparkSetting]:
     """Everything that follows. `backend` is None where only Spark was told which: then no default of ours belongs to
     it. `conf` is what the user gave by Spark's own names, `origin` says where."""

@@ -52,7 +52,6 @@ class StateBackend:
         if self.memory_limit is not None and size(self.memory_limit, "memory_limit") < _MB:
             raise ConfigurationError(
                 f"memory_limit={self.memory_limit} is less than a megabyte.",
-                safe="nothing was started.",
                 to_do="give RocksDB at least 1mb, better some hundred.",
             )
         for name in ("write_buffer_ratio", "high_priority_ratio"):
@@ -143,9 +142,7 @@ def _backend(text: str, name: str) -> Backend:
 def _partitions(text: str, name: str) -> int:
     count = whole(text, name)
     if count < 1:
-        raise ConfigurationError(
-            f"{name}={text} is not a number of partitions.", safe="nothing was started.", to_do="give at least 1."
-        )
+        raise ConfigurationError(f"{name}={text} is not a number of partitions.", to_do="give at least 1.")
     return count
 
 

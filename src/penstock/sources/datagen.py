@@ -90,9 +90,7 @@ class DataGenSource(Source):
         ):
             if value is not None and value < least:
                 raise ConfigurationError(
-                    f"DataGenSource cannot work with {name} = {value}.",
-                    safe="nothing was started.",
-                    to_do=f"give {least} or more, or leave it out.",
+                    f"DataGenSource cannot work with {name} = {value}.", to_do=f"give {least} or more, or leave it out."
                 )
         self.rows = rows
         self.rate = rate
@@ -128,7 +126,6 @@ class DataGenSource(Source):
         if execution is not None and not execution.queryExecution().analyzed().deterministic():
             raise ConfigurationError(
                 "A column of DataGenSource is not a pure function of id and seed, so a replay would give other rows.",
-                safe="nothing was started.",
                 to_do="use xxhash64(id, seed, 'name of the column') where you would use rand() or uuid().",
             )
 

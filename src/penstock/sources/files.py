@@ -211,7 +211,7 @@ def _text(value: Any) -> str:
 
 
 def _refused(happened: str, to_do: str) -> ConfigurationError:
-    return ConfigurationError(happened, safe="nothing was started.", to_do=to_do)
+    return ConfigurationError(happened, to_do=to_do)
 
 
 def noted_files(notes: Storage, start: int, end: int) -> set[str]:

@@ -31,13 +31,11 @@ class FrameSource(Source):
         if not frame.isStreaming:
             raise ConfigurationError(
                 f"Source {uid!r} is a DataFrame that does not stream.",
-                safe="nothing was started.",
                 to_do="make it with spark.readStream; what does not stream can be joined without job.read.",
             )
         if _session_of(frame.sparkSession) != _session_of(spark):
             raise ConfigurationError(
                 f"Source {uid!r} belongs to another Spark session than the job.",
-                safe="nothing was started.",
                 to_do="give the job that session: Job(…, spark=frame.sparkSession).",
             )
         self._formats = _formats(frame)
@@ -64,20 +62,17 @@ def as_source(given: Any, uid: str, replayable: bool | None, known: Lineage) -> 
         if replayable is not None:
             raise ConfigurationError(
                 f"Source {uid!r} says itself whether it is replayable.",
-                safe="nothing was started.",
                 to_do="leave out replayable=; it is for streams that Spark's own readers make.",
             )
         return given
     if not _is_frame(given) and not (hasattr(given, "load") and hasattr(given, "option")):
         raise ConfigurationError(
             f"job.read cannot read {type(given).__name__} as source {uid!r}.",
-            safe="nothing was started.",
             to_do="give a Source, a streaming DataFrame or spark.readStream.format(…).",
         )
     if replayable is None:
         raise ConfigurationError(
             f"Source {uid!r} is a stream that Penstock does not know, and replayable= was not given.",
-            safe="nothing was started.",
             to_do="say replayable=True if the same positions always give the same rows (Kafka, files, rate), and False"
             " if what was read once cannot be read again (a socket).",
         )
@@ -85,7 +80,6 @@ def as_source(given: Any, uid: str, replayable: bool | None, known: Lineage) -> 
     if taken:
         raise ConfigurationError(
             f"Source {uid!r} is made of what was read as {taken} already.",
-            safe="nothing was started.",
             to_do="use the DataFrame as it is; only what Spark's own readers make is read by job.read.",
         )
     return FrameSource(given, replayable=replayable)

@@ -30,7 +30,6 @@ def refuse_named_sources(spark: SparkSession, uid: str) -> None:
     if str(spark.conf.get(EVOLUTION, "false")).lower() == "true":
         raise ConfigurationError(
             f"The session has {EVOLUTION} on, and source {uid!r} is known by its uid, not by Spark's names.",
-            safe="nothing was started.",
             to_do="turn it off; sources are added, removed and reordered by a restore from a savepoint.",
         )
 
@@ -41,7 +40,6 @@ def _refuse_shipped(source: type[DataSource]) -> None:
         raise ConfigurationError(
             f"The source {source.__name__} is planned by the driver with the Python that executors use, which is"
             f" {PYTHON}: executors have that, the driver's machine has not.",
-            safe="nothing was started.",
             to_do="have Python and Penstock at one place on all machines, set PYSPARK_PYTHON to it, and say --no-pack.",
         )
 

@@ -83,7 +83,6 @@ def normalise(path: str) -> str:
         raise ConfigurationError(
             f"FileSink cannot write to {scheme}://: the storage has no atomic rename, so a crash in a commit could "
             "show half an epoch or lose one.",
-            safe="nothing was started.",
             to_do="write to a local or mounted folder (a plain path or file:), to hdfs:// or to s3://; for another "
             "object store use a table format, whose log gives the atomic step.",
         )

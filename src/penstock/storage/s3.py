@@ -56,7 +56,6 @@ def s3_address(path: str) -> str | None:
     if not parts.netloc or "@" in parts.netloc:
         raise ConfigurationError(
             f"{path} does not name a bucket and nothing else before its first slash.",
-            safe="nothing was started.",
             to_do="write s3://bucket/folder; keys belong where the AWS libraries look for them, not in an address.",
         )
     return f"s3://{parts.netloc}/{parts.path.strip('/')}".rstrip("/")
@@ -226,7 +225,6 @@ def _connect(endpoint: str | None, region: str | None) -> Any:
     except ImportError as error:
         raise MissingExtra(
             f"S3 needs boto3, which cannot be imported ({error}).",
-            safe="nothing was started.",
             to_do="pip install 'penstock[s3]' where the driver and the workers run.",
         ) from error
     config = Config(

@@ -150,7 +150,7 @@ def orphan_of(
 def _ask(query: QueryLedger, job: str, uid: str, sinks: Sinks, beyond: list[Orphan]) -> list[Leftover] | None:
     """What the runs in the ledger have left; `beyond` takes that of others, of which nobody knows."""
     if uid not in sinks:
-        raise ConfigurationError("the sink is not known here: give --job JOB.py, or --servers if it is Kafka.")
+        raise ConfigurationError("the sink is not known here: give --job JOB.py, or --servers if it is Kafka.", safe="")
     found: list[Leftover] = []
     for scope in query.scopes(job, uid):
         own = of_all_generations(sinks[uid], scope, Deadline(LOOK_SECONDS))

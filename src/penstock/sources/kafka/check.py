@@ -72,9 +72,7 @@ def _require_topic(name: str, future: Any, servers: str) -> None:
         code = error.args[0].code()
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise TopicMissing(
-                f"There is no topic {name!r} at {servers}.",
-                safe="nothing was started.",
-                to_do="create the topic, or correct its name.",
+                f"There is no topic {name!r} at {servers}.", to_do="create the topic, or correct its name."
             ) from error
         raise
 

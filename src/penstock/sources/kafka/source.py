@@ -92,7 +92,6 @@ class KafkaSource(Source):
         if problem:
             raise ConfigurationError(
                 f"KafkaSource {problem}.",
-                safe="nothing was started.",
                 to_do="give topics or a pattern, servers, and starting as earliest, latest or positions in JSON.",
             )
 

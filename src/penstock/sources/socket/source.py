@@ -61,7 +61,6 @@ class SocketSource(Source):
             raise ConfigurationError(
                 f"SocketSource cannot work with {host!r}, port {port}, {self.max_bytes_per_epoch} bytes per epoch and"
                 f" {self.max_line_bytes} bytes per line.",
-                safe="nothing was started.",
                 to_do="give a host, a port from 1 to 65535, and at least one byte.",
             )
         self._folders: dict[str, Path] = {}
@@ -99,7 +98,6 @@ class SocketSource(Source):
             if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
                 raise AccessDenied(
                     f"{nearest} is not a folder that this user may write, so the journal of {uid!r} cannot be in it.",
-                    safe="nothing was started.",
                     to_do="grant the right to write, or choose another folder.",
                 )
             if nearest == self.journal:
@@ -186,7 +184,6 @@ def _folder(location: str) -> Path:
     if path is None:
         raise ConfigurationError(
             f"{location} cannot be the journal of a socket: it is not on a local disk.",
-            safe="nothing was started.",
             to_do="give a folder on the driver's machine; it has to sync what it writes, and to lock.",
         )
     return path
