@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench_kafka import HERE, run
-from kafka_load import create_topics, feed
-from penstock.dev.servers.broker import Broker
-from penstock.dev.servers.spark import SparkCluster
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # a benchmark is started as a script, and some helpers are the tests'
+
+from bench_kafka import HERE, run  # noqa: E402
+from kafka_load import create_topics, feed  # noqa: E402
+from penstock.dev.broker import Broker  # noqa: E402
+from tests.support.servers.spark import SparkCluster  # noqa: E402
 
 console = Console()
 MEMORY = "1g"

@@ -27,7 +27,7 @@ from bench_kafka import run as run_variant
 from flink_report import FIGURES, about_machine, show
 from kafka_load import create_topics, delete_topics, feed, open_writers_and_commit
 from measures import PARTITIONS, Place
-from penstock.dev.servers.broker import Broker
+from penstock.dev.broker import Broker
 from penstock.errors import PenstockError
 from rounds import Found, Plan, Spread, console, interleave
 from systems import Flink, Penstock, SparkSink, System, has_standby

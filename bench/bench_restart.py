@@ -28,7 +28,7 @@ from typing import Any
 from confluent_kafka import Consumer, Producer
 
 from kafka_load import create_topics
-from penstock.dev.servers.broker import Broker
+from penstock.dev.broker import Broker
 from penstock.processes import session_members
 
 PARTITIONS = 4

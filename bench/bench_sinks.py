@@ -23,10 +23,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from neighbours import Neighbours
-from penstock.dev.servers.mariadb import MariaDb
-from penstock.dev.servers.postgres import Postgres
-from sinks_input import make_input
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # a benchmark is started as a script, and some helpers are the tests'
+
+from neighbours import Neighbours  # noqa: E402
+from sinks_input import make_input  # noqa: E402
+from tests.support.servers.mariadb import MariaDb  # noqa: E402
+from tests.support.servers.postgres import Postgres  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,7 @@ from typing import Any
 import yaml
 
 from flink_home import bring_flink
-from penstock.dev.servers.base import Server
-from penstock.dev.servers.host import HOST, free_port
+from penstock.dev.server import HOST, Server, free_port
 from penstock.errors import ControlError, DevelopmentError
 from penstock.ops.server.client import Client
 from penstock.supply.jars import jar_set

@@ -15,7 +15,7 @@ import numpy as np
 from kafka_load import FIRST_ID, create_topics, delete_topics, feed
 from memory import PeakMemory
 from neighbours import used_by
-from penstock.dev.servers.broker import Broker
+from penstock.dev.broker import Broker
 from penstock.testing.oracle import compare
 from streams import Seen, helper, stream
 from systems import Run, System, wait_until

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from flink_cluster import FlinkCluster, flink_cluster
 from flink_sql import statements
 from penstock.cli.run import run as penstock_run
-from penstock.dev.servers.host import end_process
+from penstock.dev.server import end_process
 from penstock.errors import ControlError
 from penstock.ops.process.registry import HOME_VARIABLE, Entry, Registry
 from penstock.ops.server.client import Client

@@ -9,12 +9,12 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from penstock.dev.servers.broker import Broker
-from penstock.dev.servers.postgres import Postgres
-from penstock.dev.servers.security import SecurityFiles, make_security
+from penstock.dev.broker import Broker
 from tests.support.quick_jvm import VARIABLE as QUICK_JVM
 from tests.support.quick_jvm import begin as begin_quick_jvm
 from tests.support.quick_jvm import options as quick_jvm_options
+from tests.support.servers.postgres import Postgres
+from tests.support.servers.security import SecureBroker, SecurityFiles, make_security
 
 # A machine that does much else is no reason to fail: time is never asserted.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -91,9 +91,9 @@ def security(tmp_path_factory: pytest.TempPathFactory) -> SecurityFiles:
 
 
 @pytest.fixture(scope="session")
-def sasl_broker(tmp_path_factory: pytest.TempPathFactory, security: SecurityFiles) -> Iterator[Broker]:
+def sasl_broker(tmp_path_factory: pytest.TempPathFactory, security: SecurityFiles) -> Iterator[SecureBroker]:
     """One broker with a SASL_SSL listener beside the plain one, for the whole run."""
-    with Broker.start(tmp_path_factory.mktemp("sasl-kafka"), security=security, heap="512m") as started:
+    with SecureBroker.start_with(security, tmp_path_factory.mktemp("sasl-kafka"), heap="512m") as started:
         yield started
 
 

@@ -13,12 +13,12 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.deadline import Deadline
-from penstock.dev.servers.s3 import S3Server
 from penstock.errors import AccessDenied, ConfigurationError, CredentialsExpired, PreCommitFailed
 from penstock.sinks.files import FileSink, s3_commit, s3_write
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract
 from tests.support.named_rows import NamedRows
 from tests.support.s3_proxy import S3Proxy, is_any, is_completion, is_part
+from tests.support.servers.s3 import S3Server
 
 boto3 = pytest.importorskip("boto3")
 

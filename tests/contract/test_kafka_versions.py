@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.dev.servers.broker import Broker
+from penstock.dev.broker import Broker
 from penstock.testing.sink_contract import SinkContract
 from tests.support.kafka_harness import KafkaHarness
 

@@ -16,7 +16,6 @@ import pytest
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext
-from penstock.dev.servers.mariadb import MariaDb
 from penstock.errors import (
     AccessDenied,
     ConfigurationError,
@@ -31,6 +30,7 @@ from penstock.errors import (
 from penstock.sinks.mysql import MySqlSink
 from penstock.sinks.mysql.session import Login, Session
 from penstock.testing.sink_harness import SinkSteps
+from tests.support.servers.mariadb import MariaDb
 from tests.support.small_spark import SmallSpark
 
 CONTEXT = CheckContext("job", interval_seconds=1.0, timeout_seconds=30.0)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.checkpoint.decision import Outcome
-from penstock.dev.servers.postgres import Postgres
 from penstock.testing.sink_contract import SinkContract
 from tests.support.postgres import PostgresHarness
+from tests.support.servers.postgres import Postgres
 
 
 class PostgresContract(SinkContract):

@@ -10,13 +10,13 @@ import psycopg
 import pytest
 
 from penstock.contracts.sink import CheckContext
-from penstock.dev.servers.postgres import Postgres
 from penstock.errors import ConfigurationError, SystemUnavailable
 from penstock.sinks.postgres import PostgresSink
 from penstock.testing.sink_contract import VISIBLE, SinkContract
 from penstock.testing.sink_harness import SinkSteps
-from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresHarness
+from tests.support.servers.pgbouncer import PgBouncer
+from tests.support.servers.postgres import Postgres
 
 CONTEXT = CheckContext("job", 1.0, 30.0)
 

@@ -17,7 +17,7 @@ from penstock.failpoints import hooked
 from penstock.sinks.postgres import PostgresSink
 from penstock.testing.sink_harness import SinkSteps
 from tests.support.postgres import PostgresHarness
-from tests.support.replica import Pair, pair
+from tests.support.servers.replica import Pair, pair
 
 SOON = 30.0
 

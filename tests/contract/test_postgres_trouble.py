@@ -21,7 +21,6 @@ from psycopg.conninfo import make_conninfo
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, SinkScope, Writer, WriterScope
 from penstock.deadline import Deadline
-from penstock.dev.servers.postgres import Postgres
 from penstock.errors import (
     AccessDenied,
     ConfigurationError,
@@ -38,6 +37,7 @@ from penstock.sinks.postgres import PostgresSink
 from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY
 from penstock.testing.sink_harness import PATIENCE, SinkSteps
 from tests.support.postgres import PostgresHarness
+from tests.support.servers.postgres import Postgres
 from tests.support.small_spark import SmallSpark
 
 CONTEXT = CheckContext("job", 1.0, 30.0)

@@ -15,8 +15,7 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
-from penstock.dev.servers.host import free_port
-from penstock.dev.servers.redis import RedisServer
+from penstock.dev.server import free_port
 from penstock.errors import (
     AccessDenied,
     ConfigurationError,
@@ -30,6 +29,7 @@ from penstock.errors import (
 from penstock.sinks.redis import RedisSink, committer, writer
 from penstock.sinks.redis.client import Script
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract, SinkHarness
+from tests.support.servers.redis import RedisServer
 
 redis = pytest.importorskip("redis")
 

@@ -20,7 +20,6 @@ from penstock import DeltaSink, IcebergSink
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
-from penstock.dev.servers.s3 import REGION, S3Server
 from penstock.errors import (
     ConfigurationError,
     ConstraintViolated,
@@ -37,6 +36,7 @@ from penstock.sinks.tables.target import Change, History
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract
 from tests.support.named_rows import NamedRows
 from tests.support.s3 import object_store
+from tests.support.servers.s3 import REGION, S3Server
 
 
 class TableHarness(NamedRows):

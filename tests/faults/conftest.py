@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.dev.servers.broker import Broker
+from penstock.dev.broker import Broker
 from tests.support.case import Case
 
 if TYPE_CHECKING:

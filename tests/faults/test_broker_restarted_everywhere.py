@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.dev.servers.broker import Broker
+from penstock.dev.broker import Broker
 from tests.support.case import Case, Endless
 from tests.support.kafka import transactions
 from tests.support.points import DRIVER, WORKER, at, feed_until, mostly_long, started_anew, worker_failpoints

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.dev.servers.broker import Broker
-from penstock.dev.servers.cluster import Cluster
+from penstock.dev.broker import Broker
 from tests.support.brokers import Blow, Roles
 from tests.support.case import Case, Endless
 from tests.support.points import DRIVER, WORKER, at, feed_until, started_anew, worker_failpoints
+from tests.support.servers.kafka_cluster import Cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 import pymysql
 import pytest
 
-from penstock.dev.servers.broker import Broker
-from penstock.dev.servers.mariadb import MariaDb
-from penstock.dev.servers.postgres import Postgres
-from penstock.dev.servers.redis import RedisServer
-from penstock.dev.servers.spark import SparkCluster
+from penstock.dev.broker import Broker
 from tests.support.cluster_chaos import CONF, EXECUTOR_MEMORY
 from tests.support.jobs import wide
 from tests.support.jobs.wide import Wide
 from tests.support.kafka import Input, assert_nothing_open, create_topic, read_committed
 from tests.support.processes import JobProcess
+from tests.support.servers.mariadb import MariaDb
+from tests.support.servers.postgres import Postgres
+from tests.support.servers.redis import RedisServer
+from tests.support.servers.spark import SparkCluster
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.long

@@ -19,8 +19,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.contracts.sink import TwoPhaseSink
-from penstock.dev.servers.broker import Broker
-from penstock.dev.servers.postgres import Postgres
+from penstock.dev.broker import Broker
 from penstock.errors import SavepointIncomplete
 from penstock.failpoints import POINTS, InjectedFault, hooked
 from penstock.savepoints.savepoint import Kind, read, verify
@@ -31,6 +30,7 @@ from tests.support.kafka_harness import KafkaHarness
 from tests.support.points import LOGGED
 from tests.support.postgres import PostgresHarness
 from tests.support.power import Disk, PowerCut, fails
+from tests.support.servers.postgres import Postgres
 from tests.support.small_spark import SmallSpark
 
 #: Every step of an epoch and of a recovery, and, in this process too, of a writer.

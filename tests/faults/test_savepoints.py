@@ -28,7 +28,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.dev.servers.broker import Broker
+    from penstock.dev.broker import Broker
 
 Make = Callable[..., Case]
 

@@ -19,7 +19,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.dev.servers.broker import Broker
+    from penstock.dev.broker import Broker
 
 SCRIPT = Path(chain.__file__)
 

@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import failpoints
-from penstock.dev.servers.broker import Broker
-from penstock.dev.servers.postgres import Postgres
+from penstock.dev.broker import Broker
 from penstock.testing.oracle import Observation, compare, epoch_atomicity
 from tests.support.jobs import split
 from tests.support.jobs.split import Split
 from tests.support.kafka import Input, Tail, assert_nothing_open, create_topic
 from tests.support.points import DRIVER
 from tests.support.processes import JobProcess
+from tests.support.servers.postgres import Postgres
 from tests.support.waiting import until
 
 #: Where a run that is not to die waits to be looked at: all that was decided is visible, and no epoch has begun.

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.dev.servers.broker import Broker
+from penstock.dev.broker import Broker
 from tests.support.jobs import shuffled
 from tests.support.kafka import read_committed
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock import failpoints
-from penstock.dev.servers.hadoop import Hadoop
 from penstock.processes import session_members
 from tests.support.case import Case
+from tests.support.servers.hadoop import Hadoop
 from tests.support.waiting import until
 from tests.support.yarn import SETTINGS, Application, client_environment, send
 

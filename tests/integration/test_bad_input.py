@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock import Source, TwoPhaseSink
-    from penstock.dev.servers.broker import Broker
-    from penstock.dev.servers.security import SecurityFiles
+    from penstock.dev.broker import Broker
+    from tests.support.servers.security import SecureBroker, SecurityFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
@@ -146,7 +146,7 @@ def test_a_sink_without_its_column(session: SparkSession, storage: str) -> None:
 # Who may not
 
 
-def test_a_wrong_password(make: Make, sasl_broker: Broker, security: SecurityFiles) -> None:
+def test_a_wrong_password(make: Make, sasl_broker: SecureBroker, security: SecurityFiles) -> None:
     plain = Kafka(sasl_broker.servers)
     here, there = plain.topic(), plain.topic()
     right, wrong = security.client("alice"), security.client("alice", "wrong")
@@ -164,7 +164,7 @@ def test_a_wrong_password(make: Make, sasl_broker: Broker, security: SecurityFil
 
 
 def test_a_job_over_sasl_ssl(
-    make: Make, sasl_broker: Broker, security: SecurityFiles, running: type[Watched], storage: str
+    make: Make, sasl_broker: SecureBroker, security: SecurityFiles, running: type[Watched], storage: str
 ) -> None:
     """Source, sink, the driver's commits and the group's positions, all with a password over TLS."""
     plain = Kafka(sasl_broker.servers)
@@ -264,7 +264,7 @@ def test_a_disk_that_is_full_at_the_start(make: Make, disk: SmallDisk) -> None:
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker that tests may kill."""
-    from penstock.dev.servers.broker import Broker
+    from penstock.dev.broker import Broker
 
     with Broker.start(tmp_path_factory.mktemp("mortal"), heap="256m") as broker:
         yield broker

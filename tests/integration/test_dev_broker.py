@@ -15,11 +15,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from penstock.dev.servers.broker import Broker, answers_kafka
-from penstock.dev.servers.host import free_port
-from penstock.dev.servers.security import SecurityFiles
+from penstock.dev.broker import Broker, answers_kafka
+from penstock.dev.server import free_port
 from penstock.errors import DevelopmentError
 from tests.support.kafka import create_topic
+from tests.support.servers.security import SecureBroker, SecurityFiles
 
 
 def send(settings: dict[str, Any], topic: str, values: list[bytes]) -> None:
@@ -93,7 +93,7 @@ def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert str(tmp_path / "kafka" / "broker.log") in caught.value.to_do
 
 
-def test_the_right_password_over_tls(sasl_broker: Broker, security: SecurityFiles) -> None:
+def test_the_right_password_over_tls(sasl_broker: SecureBroker, security: SecurityFiles) -> None:
     name = create_topic(sasl_broker.servers)
     for user in security.users:
         settings = {"bootstrap.servers": sasl_broker.sasl_servers, **security.client(user)}
@@ -104,9 +104,9 @@ def test_the_right_password_over_tls(sasl_broker: Broker, security: SecurityFile
 
 @pytest.mark.parametrize("wrong", ["password", "certificate"])
 def test_a_wrong_password_or_authority_is_refused(
-    sasl_broker: Broker, security: SecurityFiles, tmp_path: Path, wrong: str
+    sasl_broker: SecureBroker, security: SecurityFiles, tmp_path: Path, wrong: str
 ) -> None:
-    from penstock.dev.servers.security import make_security
+    from tests.support.servers.security import make_security
 
     client = security.client("alice", password="wrong")
     if wrong == "certificate":
@@ -123,11 +123,6 @@ def test_a_wrong_password_or_authority_is_refused(
         admin.list_topics(timeout=3)
     admin.poll(1)
     assert ("_AUTHENTICATION" if wrong == "password" else "_SSL") in errors
-
-
-def test_a_plain_broker_has_no_sasl_listener(broker: Broker) -> None:
-    with pytest.raises(DevelopmentError, match="no SASL_SSL listener"):
-        _ = broker.sasl_servers
 
 
 class Command:
@@ -181,30 +176,6 @@ def test_up_status_down(tmp_path: Path) -> None:
     assert str(again["pid"]) in down["note"]
     assert not answers_kafka(port)
     assert penstock("down")[0] == 0, "a second down has nothing to do"
-
-
-@pytest.mark.long
-def test_up_and_down_with_three_brokers(tmp_path: Path) -> None:
-    penstock = Command(tmp_path / "cache")
-    try:
-        status, up = penstock("up", "--brokers", "3", "--port", str(free_port()))
-        assert (status, up["brokers"], len(up["pids"]), up["servers"].count(",")) == (0, 3, 3, 2)
-        name = create_topic(up["servers"])
-        admin = AdminClient({"bootstrap.servers": up["servers"]})
-        assert len(admin.list_topics(name, timeout=10).topics[name].partitions[0].replicas) == 3
-        assert penstock("up") == (0, up)
-        assert "already runs with 3" in penstock("up", "--brokers", "1")[1]["happened"]
-        os.kill(up["pids"][1], 9)
-        status, now = penstock("status")
-        assert (status, now["running"]) == (1, False)
-        assert str(up["pids"][1]) in now["note"]
-        status, again = penstock("up", "--brokers", "3")
-        assert status == 0
-        assert name in AdminClient({"bootstrap.servers": again["servers"]}).list_topics(timeout=10).topics
-    finally:
-        status, down = penstock("down")
-    assert (status, down["running"]) == (0, False)
-    assert all(str(pid) in down["note"] for pid in again["pids"])
 
 
 def test_a_taken_port_is_an_error_when_asked_for(tmp_path: Path, broker: Broker) -> None:

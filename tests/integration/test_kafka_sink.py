@@ -18,7 +18,7 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.dev.servers.broker import Broker
+from penstock.dev.broker import Broker
 from penstock.errors import DataError, PreCommitFailed, SystemUnavailable, TopicMissing, ValueTooLarge
 from penstock.kafka.connections import Connections
 from penstock.sinks.kafka import KafkaSink

@@ -14,13 +14,12 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.dev.servers.broker import Broker
-from penstock.dev.servers.security import SecurityFiles, make_security
 from penstock.errors import AccessDenied, PenstockError
 from penstock.kafka.connections import Connections
 from penstock.sinks.kafka import KafkaSink
 from penstock.sinks.kafka.check import create_topic
 from penstock.sinks.kafka.pool import POOL
+from tests.support.servers.security import SecureBroker, SecurityFiles, make_security
 
 pytest.importorskip("confluent_kafka")
 pytest.importorskip("cryptography")
@@ -31,7 +30,7 @@ USER = "alice"
 
 @dataclass
 class Secure:
-    broker: Broker
+    broker: SecureBroker
     files: SecurityFiles
     topic: str
 
@@ -44,7 +43,7 @@ class Secure:
 
 
 @pytest.fixture(scope="module")
-def secure(sasl_broker: Broker, security: SecurityFiles) -> Iterator[Secure]:
+def secure(sasl_broker: SecureBroker, security: SecurityFiles) -> Iterator[Secure]:
     connections = Connections(sasl_broker.servers, {})
     create_topic(connections, "safe", 2, 1)
     connections.close()

@@ -16,8 +16,8 @@ from penstock.sources.kafka.source import KafkaSource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.dev.servers.broker import Broker
-    from penstock.dev.servers.security import SecurityFiles
+    from penstock.dev.broker import Broker
+    from tests.support.servers.security import SecureBroker, SecurityFiles
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 pytest.importorskip("cryptography")
@@ -26,7 +26,7 @@ CONTEXT = CheckContext("job", interval_seconds=1.0, timeout_seconds=10.0)
 
 
 @pytest.fixture
-def orders(sasl_broker: Broker) -> str:
+def orders(sasl_broker: SecureBroker) -> str:
     """Ten committed rows, and five of a transaction that was aborted."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -60,7 +60,7 @@ def drain(frame: DataFrame, checkpoint: Path) -> tuple[list[int], Any]:
 
 
 def test_committed_rows_are_read_with_librdkafkas_settings(
-    session: SparkSession, sasl_broker: Broker, security: SecurityFiles, orders: str, tmp_path: Path
+    session: SparkSession, sasl_broker: SecureBroker, security: SecurityFiles, orders: str, tmp_path: Path
 ) -> None:
     source = KafkaSource(orders, servers=sasl_broker.sasl_servers, options=security.client("alice"))
     assert source.check(CONTEXT, "orders") == ()
@@ -71,7 +71,7 @@ def test_committed_rows_are_read_with_librdkafkas_settings(
     source.stop()
 
 
-def test_positions_are_mirrored_to_the_group_of_choice(sasl_broker: Broker, orders: str) -> None:
+def test_positions_are_mirrored_to_the_group_of_choice(sasl_broker: SecureBroker, orders: str) -> None:
     source = KafkaSource(orders, servers=sasl_broker.servers, group="lag")
     for offset in range(1, 5):
         source.publish("job", "orders", f'{{"{orders}": {{"0": {offset}, "1": {offset}}}}}')
@@ -106,7 +106,7 @@ def group_positions(broker: Broker, group: str, topic: str, wanted: dict[int, in
     return found
 
 
-def test_the_check_names_what_is_wrong(sasl_broker: Broker, security: SecurityFiles, orders: str) -> None:
+def test_the_check_names_what_is_wrong(sasl_broker: SecureBroker, security: SecurityFiles, orders: str) -> None:
     with pytest.raises(TopicMissing, match="no topic 'nothing'"):
         KafkaSource([orders, "nothing"], servers=sasl_broker.servers).check(CONTEXT, "orders")
     wrong = security.client("alice", "wrong")
@@ -119,7 +119,9 @@ def test_the_check_names_what_is_wrong(sasl_broker: Broker, security: SecurityFi
     assert KafkaSource(pattern="orders-.*", servers=sasl_broker.servers).check(CONTEXT, "orders") == ()
 
 
-def test_a_forbidden_topic_is_not_called_missing(sasl_broker: Broker, security: SecurityFiles, orders: str) -> None:
+def test_a_forbidden_topic_is_not_called_missing(
+    sasl_broker: SecureBroker, security: SecurityFiles, orders: str
+) -> None:
     from confluent_kafka.admin import (
         AclBinding,
         AclOperation,

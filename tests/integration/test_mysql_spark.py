@@ -13,10 +13,10 @@ import pymysql
 import pytest
 
 from penstock import Checkpoints, Job, MySqlSink, RestartStrategy, Source
-from penstock.dev.servers.mariadb import MariaDb
 from penstock.errors import SchemaMismatch
 from penstock.failpoints import InjectedFault
 from tests.support.running import CrashAt, Numbers, failing, run_all
+from tests.support.servers.mariadb import MariaDb
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ from tests.support.running import CrashAt, Numbers, failing, run_all
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.dev.servers.postgres import Postgres
+    from tests.support.servers.postgres import Postgres
 
 ROWS = 300
 COLUMNS = {

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Checkpoints, Epoch, Job, Mode, RedisSink, RestartStrategy, WriteAheadSink
-from penstock.dev.servers.redis import RedisServer
 from penstock.errors import GuaranteeError, SchemaMismatch
 from penstock.failpoints import InjectedFault
 from tests.support.running import CrashAt, Numbers, failing, run_all
+from tests.support.servers.redis import RedisServer
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from penstock.dev.servers.s3 import S3Server
 from tests.support.s3_lake import lake
 from tests.support.s3_proxy import S3Proxy
+from tests.support.servers.s3 import S3Server
 
 pytestmark = pytest.mark.long  # the contract of the file sink, in every run, is on the same server
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from confluent_kafka.admin import AdminClient
 
-from penstock.dev.servers.broker import Broker
-from penstock.dev.servers.cluster import Cluster
+from penstock.dev.broker import Broker
 from tests.support import kafka
+from tests.support.servers.kafka_cluster import Cluster
 from tests.support.waiting import until
 
 _TRANSACTIONS = "__transaction_state"

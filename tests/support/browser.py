@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.dev.servers.packages import find_or_install, install_from_system
+from tests.support.servers.packages import find_or_install, install_from_system
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from penstock.checkpoint.decision import Committable
 from penstock.contracts.sink import TwoPhaseSink
-from penstock.dev.servers.postgres import Postgres
 from penstock.sinks.postgres import PostgresSink
 from penstock.sinks.sql.modes import SqlMode
 from penstock.testing.sink_contract import SinkHarness
+from tests.support.servers.postgres import Postgres
 
 TEXT = ["plain", None, "", "Zażółć gęślą jaźń", "日本語", "🚀 \u2028 line\n\t", 'comma, "quote" \\N \\']
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import redis
 
-from penstock.dev.servers.host import HOST, free_port
-from penstock.dev.servers.redis import RedisServer
+from penstock.dev.server import HOST, free_port
+from tests.support.servers.redis import RedisServer
 from tests.support.waiting import until
 
 NAME = "mymaster"

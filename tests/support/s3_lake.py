@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dev.servers.s3 import S3Server
+from tests.support.servers.s3 import S3Server
 
 
 @contextmanager

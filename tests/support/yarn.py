@@ -18,9 +18,9 @@ import pyspark
 
 from penstock import processes
 from penstock.config.levels import OPTIONS_VARIABLE
-from penstock.dev.servers.hadoop import Hadoop, NodeManager
 from penstock.supply.jars import jar_set
 from tests.support.case import SCRIPT, Case
+from tests.support.servers.hadoop import Hadoop, NodeManager
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,5 @@
-"""For people who build jobs or Penstock itself: real servers (`servers`), and the job that is killed for show (`demo`).
+"""For people who build jobs or Penstock itself: a Kafka broker (`broker`, `service`), and the job that is killed for
+show (`demo`).
 
 May import everything except `cli`. No job needs anything from here.
 """

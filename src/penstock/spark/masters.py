@@ -73,7 +73,7 @@ def require_answer(master: str) -> None:
             raise ClusterUnavailable(
                 f"No Spark master answers at {master}.",
                 safe="nothing was started; what an earlier run has decided is kept.",
-                to_do="start the master (on this machine: penstock dev spark up), or correct --master.",
+                to_do="start the master, or correct --master.",
             )
         time.sleep(_POLL_SECONDS)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import program
-from penstock.dev.servers import service
+from penstock.dev import service
 from penstock.errors import ConfigurationError, DevelopmentError
 from tests.support.command import run_command
 
@@ -59,7 +59,7 @@ def test_bad_usage_is_2(invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_an_error_is_three_sentences_on_stderr(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(port: int | None, brokers: int | None) -> service.Status:
+    def fail(port: int | None) -> service.Status:
         raise DevelopmentError(f"Port {port} is [b]taken[/b].", safe="Nothing was started.", to_do="Use another.")
 
     monkeypatch.setattr(service, "up", fail)
@@ -71,7 +71,7 @@ def test_an_error_is_three_sentences_on_stderr(invoke: Invoke, monkeypatch: pyte
 
 
 def test_an_error_is_json_where_json_was_asked_for(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(port: int | None, brokers: int | None) -> service.Status:
+    def fail(port: int | None) -> service.Status:
         raise DevelopmentError("No.", safe="All.", to_do="Wait.")
 
     monkeypatch.setattr(service, "up", fail)
@@ -81,7 +81,7 @@ def test_an_error_is_json_where_json_was_asked_for(invoke: Invoke, monkeypatch: 
 
 
 def test_status_speaks_both_languages(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = service.Status(True, "127.0.0.1:9092", 77, "/somewhere", brokers=1, pids=(77,))
+    now = service.Status(True, "127.0.0.1:9092", 77, "/somewhere")
     monkeypatch.setattr(service, "status", lambda: now)
     status, out, _ = invoke("dev", "kafka", "status", "--json")
     assert status == 0
@@ -91,8 +91,6 @@ def test_status_speaks_both_languages(invoke: Invoke, monkeypatch: pytest.Monkey
         "pid": 77,
         "folder": "/somewhere",
         "note": "",
-        "brokers": 1,
-        "pids": [77],
     }
     status, out, _ = invoke("dev", "kafka", "status")
     assert status == 0

@@ -462,7 +462,7 @@ def test_keys_of_a_terminal() -> None:
 
 
 def test_a_job_that_shows_a_certificate_of_its_own(invoke: Invoke, tmp_path: Path) -> None:
-    from penstock.dev.servers.security import make_security
+    from tests.support.servers.security import make_security
 
     with served(certificate=str(make_security(tmp_path / "tls", {}).keystore)):
         _, out, _ = invoke("top", "--json")

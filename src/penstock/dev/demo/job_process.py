@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.dev.servers.host import end_process
+from penstock.dev.server import end_process
 from penstock.processes import end_session
 
 #: Between two looks at the events: short against the milliseconds that a phase of an epoch lasts.

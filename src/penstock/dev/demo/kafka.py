@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.deadline import Deadline
+from penstock.dev.broker import Broker
 from penstock.dev.demo.result import Outputs
 from penstock.dev.demo.truth import Truth
-from penstock.dev.servers.broker import Broker
 from penstock.errors import DevelopmentError, MissingExtra
 from penstock.kafka.connections import librdkafka_admin
 from penstock.testing.oracle import Observation

@@ -15,6 +15,6 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
 
 @pytest.fixture
 def job_certificate(tmp_path: Path) -> Path:
-    from penstock.dev.servers.security import make_security
+    from tests.support.servers.security import make_security
 
     return make_security(tmp_path / "tls", {}).keystore

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.dev.servers import packages
-from penstock.dev.servers.base import Server
-from penstock.dev.servers.host import HOST, exchange, unprivileged_account
+from penstock.dev.server import HOST, Server, exchange
+from tests.support.servers import packages
+from tests.support.servers.unprivileged import give, unprivileged_account
 
 _FORMAT_SECONDS = 60.0
 PROGRAM = "PENSTOCK_MYSQLD"  # in the environment: the server to use
@@ -104,7 +104,7 @@ class MariaDb(Server):
         lines["pid-file"] = str(self.folder / "run" / "server.pid")
         account = unprivileged_account("mysql")  # the server refuses to be root
         if account is not None:
-            self._give(account, *places)
+            give(account, self.folder, *places)
             lines["user"] = account.pw_name
         self._config.write_text("[mysqld]\n" + "".join(f"{key}={value}\n" for key, value in lines.items()))
         if not (self._data / "mysql").exists():

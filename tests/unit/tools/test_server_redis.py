@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dev.servers import packages
-from penstock.dev.servers import redis as dev
 from penstock.errors import DevelopmentError
+from tests.support.servers import packages
+from tests.support.servers import redis as dev
 
 
 @pytest.fixture

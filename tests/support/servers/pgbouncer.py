@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pwd
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.dev.servers import packages
-from penstock.dev.servers.base import Server
-from penstock.dev.servers.host import HOST, exchange, unprivileged_account
-from penstock.dev.servers.postgres import Postgres
+from penstock.dev.server import HOST, exchange
+from tests.support.servers import packages
+from tests.support.servers.postgres import Postgres
+from tests.support.servers.unprivileged import UnprivilegedServer, give
 
 #: A request for TLS, which every pooler answers with one letter.
 _ASK_TLS = bytes([0, 0, 0, 8, 4, 210, 22, 47])
@@ -30,9 +29,10 @@ def _find() -> Path | None:
     return Path(found) if found else None
 
 
-class PgBouncer(Server):
+class PgBouncer(UnprivilegedServer):
     """A started pooler. `dsn` leads through it, as the same user to the same database."""
 
+    account_name = "postgres"
     name = "PgBouncer"
     log_name = "pgbouncer.log"
     data_name = "."
@@ -54,9 +54,6 @@ class PgBouncer(Server):
     def _config(self) -> Path:
         return self.folder / "pgbouncer.ini"
 
-    def _account(self) -> pwd.struct_passwd | None:
-        return unprivileged_account("postgres")
-
     def _prepare(self) -> None:
         chosen = {
             "listen_addr": HOST,
@@ -72,7 +69,7 @@ class PgBouncer(Server):
         self._config.write_text(f"[databases]\npostgres = {server}\n[pgbouncer]\n{settings}")
         account = self._account()
         if account is not None:
-            self._give(account, self._config)
+            give(account, self.folder, self._config)
         self._config.chmod(0o600)
 
     def _command(self) -> list[str]:

@@ -23,8 +23,7 @@ from typing import Any
 
 from penstock import processes
 from penstock.caches import user_cache
-from penstock.dev.servers.base import Server, Stoppable
-from penstock.dev.servers.host import HOST, free_port
+from penstock.dev.server import HOST, Server, Stoppable, free_port
 from penstock.supply.java import find_java, wrapped_home
 from penstock.supply.launch import scala_version
 
@@ -64,6 +63,9 @@ class SparkDaemon(Server):
 
     def _arguments(self) -> list[str]:
         return []
+
+    def _process_options(self) -> dict[str, Any]:
+        return {"env": self._environment()}
 
     def _environment(self) -> Mapping[str, str]:
         return {
@@ -204,12 +206,6 @@ class SparkCluster(Stoppable):
     def stop(self) -> None:
         """Workers first, then the master."""
         self._open.close()
-
-    def detach(self) -> None:
-        """Leave all of it running when this process ends."""
-        for server in (self.master, *self.workers):
-            server.detach()
-        self._open.pop_all()
 
 
 def spark_home() -> Path:

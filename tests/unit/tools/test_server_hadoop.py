@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from penstock.dev.servers import hadoop as dev
-from penstock.dev.servers.hadoop import Hadoop
+from tests.support.servers import hadoop as dev
+from tests.support.servers.hadoop import Hadoop
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import psycopg
 
-from penstock.dev.servers.host import HOST
-from penstock.dev.servers.postgres import Postgres, find_postgres
+from penstock.dev.server import HOST
+from tests.support.servers.postgres import Postgres, find_postgres
+from tests.support.servers.unprivileged import give
 from tests.support.waiting import until
 
 _COPY_SECONDS = 120.0
@@ -40,7 +41,7 @@ class Standby(Postgres):
         self._data.mkdir(mode=0o700)
         account = self._account()
         if account is not None:
-            self._give(account, self._data)
+            give(account, self.folder, self._data)
         command = [
             str(find_postgres() / "pg_basebackup"), "-D", str(self._data), "-R", "--checkpoint=fast", "--no-sync",
             "-d", f"{self._primary.dsn}?application_name=standby",

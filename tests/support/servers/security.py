@@ -1,7 +1,7 @@
 """A throwaway certificate authority and passwords, so that a test can talk to a broker the way production does.
 
     security = make_security(folder, users={"alice": "secret"})
-    broker = Broker.start(folder / "kafka", security=security)
+    broker = SecureBroker.start_with(security, folder / "kafka")
     Producer({"bootstrap.servers": broker.sasl_servers, **security.client("alice")})
 
 The listener is SASL_SSL with PLAIN; certificates last a week and are good for 127.0.0.1 and localhost only.
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import MissingExtra
+from penstock.dev.broker import Broker
+from penstock.dev.server import HOST, free_port
 from penstock.kafka.settings import write_login
 
 if TYPE_CHECKING:
@@ -63,16 +64,29 @@ class SecurityFiles:
         }
 
 
+class SecureBroker(Broker):
+    """A broker with a SASL_SSL listener beside the plain one."""
+
+    def __init__(self, security: SecurityFiles, folder: Path, heap: str) -> None:
+        super().__init__(folder, None, security.broker_properties(), heap)
+        self.sasl_port = free_port()
+
+    @classmethod
+    def start_with(cls, security: SecurityFiles, folder: Path, *, heap: str = "1g") -> SecureBroker:
+        return cls(security, folder, heap)._begin()
+
+    @property
+    def sasl_servers(self) -> str:
+        """Bootstrap servers of the SASL_SSL listener."""
+        return f"{HOST}:{self.sasl_port}"
+
+    def _listeners(self) -> dict[str, int]:
+        return {**super()._listeners(), "SASL_SSL": self.sasl_port}
+
+
 def make_security(folder: Path, users: Mapping[str, str]) -> SecurityFiles:
     """Write a new authority and a broker certificate into `folder`; needs the `cryptography` package."""
-    try:
-        from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError as missing:
-        raise MissingExtra(
-            "A SASL_SSL development broker needs the cryptography package, which is not installed.",
-            safe="Nothing was started.",
-            to_do="Install it: pip install cryptography.",
-        ) from missing
+    from cryptography.hazmat.primitives.asymmetric import ec
 
     folder.mkdir(parents=True, exist_ok=True)
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())

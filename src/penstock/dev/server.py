@@ -1,29 +1,38 @@
-"""What all development servers share: a program on this machine only, its whole life in one folder and on one port."""
+"""What development servers share: a program on this machine only, its whole life in one folder and on one port.
+
+`Server` is the program as a child of this process; the functions below it are about this machine's ports and processes.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import os
-import pwd
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, ClassVar, Self
 
-from penstock.dev.servers.host import end_process, free_port
+from penstock import processes
 from penstock.errors import DevelopmentError
-from penstock.processes import has_running_thread
 from penstock.storage.private import create_own
 
+HOST = "127.0.0.1"
+
+#: Below the range from which systems take ports for outgoing connections. Inside it, a client that keeps trying to
+#: reach a stopped server can be given the server's own port, connect to itself, and keep the server from coming back.
+_RANGE = range(20_000, 30_000)
+_RANDOM = random.SystemRandom()  # not the shared generator: programs seed that one, and would pick the same ports
 _POLL_SECONDS = 0.02
-_LOG_LINES = 20  # how many of the log's last lines go into an error
+_LOG_LINES = 20  # how many of the log's last lines an error shows
 
 
 class Stoppable(ABC):
@@ -42,13 +51,13 @@ class Stoppable(ABC):
 
 
 class Server(Stoppable):
-    """A server program as a child of this process. It is running and answers once it is made by `start`; each method
-    returns once its effect is there. A server that does not come up is a `DevelopmentError` with the end of its log.
+    """A server program as a child of this process, running and answering once `start` returns it. Each method returns
+    once it has taken effect. A server that does not start raises `DevelopmentError` with the end of its log.
 
-    A subclass says how the server is prepared, started and asked whether it answers.
+    A subclass defines how the server is prepared, started and asked whether it answers.
     """
 
-    name: ClassVar[str]  # for people: "The Redis server"
+    name: ClassVar[str]  # in messages: "The Kafka broker"
     log_name: ClassVar[str] = "server.log"
     data_name: ClassVar[str] = "data"
     ready_seconds: ClassVar[float] = 60.0  # a second or two when idle; far longer on a machine busy with Spark
@@ -56,7 +65,8 @@ class Server(Stoppable):
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
     def __init__(self, folder: Path | None, port: int | None = None) -> None:
-        """Without `folder` it is a new temporary one, which goes when the server does; without `port` a free one."""
+        """Without `folder` a temporary one is created and removed with the server; without `port` a free one is
+        chosen."""
         self._is_temporary = folder is None
         prefix = f"penstock-{type(self).__name__.lower()}-"
         self.folder = Path(folder if folder is not None else tempfile.mkdtemp(prefix=prefix)).absolute()
@@ -80,8 +90,8 @@ class Server(Stoppable):
         return self._process.pid
 
     def stop(self) -> None:
-        """End it cleanly, or by force when that takes too long; a temporary folder goes with it. Does nothing if it
-        does not run."""
+        """Stop it cleanly, or by force when that takes too long, and remove a temporary folder. Does nothing if it does
+        not run."""
         self._end()
         self._abandon()
         atexit.unregister(self._abandon)
@@ -101,7 +111,7 @@ class Server(Stoppable):
         """SIGSTOP: connections stay open and nothing answers, like a server in a long garbage collection."""
         os.kill(self.pid, signal.SIGSTOP)
         # The signal reaches one thread after the other; one that still runs may answer a last request.
-        while has_running_thread(self.pid):
+        while processes.has_running_thread(self.pid):
             time.sleep(0.005)
 
     def resume(self) -> None:
@@ -117,34 +127,30 @@ class Server(Stoppable):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Put configuration and, the first time, data into the folder."""
+        """Write configuration and, the first time, data to the folder."""
 
     @abstractmethod
     def _command(self) -> Sequence[str]:
-        """What runs the server in the foreground."""
+        """The command that runs the server in the foreground."""
 
     @abstractmethod
     def _answers(self) -> bool:
-        """Whether it can serve by now."""
+        """Whether the server accepts requests by now."""
 
     def _may_try_again(self, output: str) -> bool:
-        """Whether a server that ended while starting, after this `output`, is worth another try."""
+        """Whether to start a server once more that exited during its start after printing `output`."""
         return False
 
-    def _environment(self) -> Mapping[str, str] | None:
-        """What the program is started with; None: what we were."""
-        return None
-
-    def _account(self) -> pwd.struct_passwd | None:
-        """Whom the program is run as; None: whoever we are."""
-        return None
+    def _process_options(self) -> dict[str, Any]:
+        """Further arguments of `Popen`, such as another environment or user."""
+        return {}
 
     @property
     def _data(self) -> Path:
         return self.folder / self.data_name
 
     def _begin(self) -> Self:
-        """Prepare and launch; nothing is left running, and no temporary folder, where that fails."""
+        """Prepare and launch. If either fails, no process and no temporary folder remains."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._prepare()
@@ -160,7 +166,7 @@ class Server(Stoppable):
             time.sleep(_POLL_SECONDS)
 
     def _launch_once(self, end: float) -> bool:
-        """Start it and wait until it answers; False where it is worth another try."""
+        """Start it and wait until it answers; False where it exited and another try is worthwhile."""
         with self._open_log() as log:
             before = log.tell()
             self._process = subprocess.Popen(
@@ -169,9 +175,8 @@ class Server(Stoppable):
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                start_new_session=True,  # Ctrl-C in the terminal is for the program, which then stops us in order
-                env=self._environment(),
-                **self._identity(),
+                start_new_session=True,  # Ctrl-C in the terminal reaches this program, which then stops the server
+                **self._process_options(),
             )
         atexit.unregister(self._abandon)
         atexit.register(self._abandon)
@@ -188,34 +193,23 @@ class Server(Stoppable):
         return True
 
     def _run_once(self, command: Sequence[str], seconds: float, problem: str) -> None:
-        """A program that prepares the folder; `problem` says what could not be done where it fails."""
+        """Run a program that prepares the folder; `problem` is the message should it fail."""
         try:
             with self._open_log() as log:
                 finished = subprocess.run(
                     list(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=seconds, check=False,
-                    **self._identity(),
+                    **self._process_options(),
                 )  # fmt: skip
         except subprocess.TimeoutExpired as late:
             raise self._failure(f"{problem} in {seconds:.0f} s.") from late
         if finished.returncode != 0:
             raise self._failure(f"{problem} (exit status {finished.returncode}).")
 
-    def _identity(self) -> dict[str, Any]:
-        account = self._account()
-        return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account is not None else {}
-
-    def _give(self, account: pwd.struct_passwd, *places: Path) -> None:
-        """Let `account` own these folders, and nothing beside them: what root writes there cannot be turned into
-        links by it. It may pass through the server's folder, but not look around."""
-        for place in places:
-            shutil.chown(place, account.pw_uid, account.pw_gid)
-        self.folder.chmod(self.folder.stat().st_mode | 0o011)
-
     def _open_log(self) -> BinaryIO:
         return open(create_own(self.log, os.O_APPEND), "ab")
 
     def _end(self) -> bool:
-        """End the process, not the folder. True if it went without force; also if it was gone already."""
+        """Stop the process, keep the folder. True if it exited without force, or had before."""
         process = self._process
         if process is None or process.poll() is not None:
             return True
@@ -242,3 +236,77 @@ class Server(Stoppable):
 
 #: Held so that a server stopped later by this same process leaves no zombie behind.
 _detached: list[subprocess.Popen[bytes]] = []
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could bind `port` right now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """A port that is free now; random, so that two processes asking at once hardly ever get the same."""
+    for port in _RANDOM.sample(_RANGE, 200):
+        if is_free(port):
+            return port
+    raise DevelopmentError(
+        f"None of 200 ports tried between {_RANGE.start} and {_RANGE.stop} is free.",
+        safe="Nothing was started.",
+        to_do="Stop what holds them (see `ss -ltn`), or choose a port yourself.",
+    )
+
+
+def exchange(port: int, request: bytes, size: int, timeout: float = 1.0) -> bytes:
+    """The first bytes of a server's reply, at most `size`; empty where it does not answer."""
+    try:
+        with socket.create_connection((HOST, port), timeout=timeout) as connection:
+            connection.settimeout(timeout)
+            connection.sendall(request)
+            reply = b""
+            while len(reply) < size and (more := connection.recv(size - len(reply))):
+                reply += more
+    except OSError:
+        return b""
+    return reply
+
+
+def is_alive(pid: int) -> bool:
+    """Whether `pid` runs. A finished child counts as gone, and is reaped."""
+    with contextlib.suppress(ChildProcessError):
+        if os.waitpid(pid, os.WNOHANG)[0] == pid:
+            return False
+    return processes.exists(pid)
+
+
+def end_process(
+    pid: int,
+    patience: float,
+    gone: Callable[[], bool] | None = None,
+    with_signal: signal.Signals = signal.SIGTERM,
+) -> bool:
+    """Send a signal, and SIGKILL after `patience` seconds; returns once the process is gone, True if it exited by
+    itself. An owner that waits for its child itself passes `gone`."""
+    is_gone = gone or (lambda: not is_alive(pid))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, with_signal)
+        os.kill(pid, signal.SIGCONT)  # a paused process would never see the first one
+        if _wait(is_gone, patience):
+            return True
+        os.kill(pid, signal.SIGKILL)
+        _wait(is_gone, patience)
+        return False
+    return True  # it exited before the signal arrived
+
+
+def _wait(gone: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not gone():
+        if time.monotonic() > end:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True

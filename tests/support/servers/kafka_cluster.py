@@ -15,13 +15,37 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from penstock.dev.servers.base import Stoppable
-from penstock.dev.servers.broker import Broker, Member, new_cluster_id
-from penstock.dev.servers.host import free_port
+from penstock.dev.broker import Broker, new_cluster_id
+from penstock.dev.server import HOST, Stoppable, free_port
 
 _REPLICAS = 3
 _IN_SYNC = 2
 _ID = "cluster.id"
+
+
+class Node(Broker):
+    """A broker of a cluster: its own number, and the controllers by number and port."""
+
+    def __init__(
+        self, folder: Path, port: int, properties: Mapping[str, str], heap: str, node: int,
+        controllers: Mapping[int, int], cluster_id: str,
+    ) -> None:  # fmt: skip
+        super().__init__(folder, port, properties, heap)
+        self.node, self.controllers, self.cluster_id = node, controllers, cluster_id
+
+    def _listeners(self) -> dict[str, int]:
+        listeners = {"PLAINTEXT": self.port}
+        if self.node in self.controllers:
+            listeners["CONTROLLER"] = self.controllers[self.node]
+        return listeners
+
+    def _configuration(self) -> dict[str, str]:
+        return {
+            **super()._configuration(),
+            "process.roles": "broker,controller" if self.node in self.controllers else "broker",
+            "node.id": str(self.node),
+            "controller.quorum.voters": ",".join(f"{node}@{HOST}:{port}" for node, port in self.controllers.items()),
+        }
 
 
 class Cluster(Stoppable):
@@ -54,7 +78,7 @@ class Cluster(Stoppable):
         wanted = ports or [free_port() for _ in numbers]
         made = cls(
             [
-                Broker(folder / f"node-{node}", port, given, None, heap, Member(node, voters, name))
+                Node(folder / f"node-{node}", port, given, heap, node, voters, name)
                 for node, port in zip(numbers, wanted, strict=True)
             ]
         )
@@ -78,10 +102,6 @@ class Cluster(Stoppable):
     def stop(self) -> None:
         """End all, each cleanly if it can be."""
         self._each(lambda broker: broker.stop(), self.brokers)
-
-    def detach(self) -> list[int]:
-        """Leave the brokers running when this process ends; returns their pids."""
-        return [broker.detach() for broker in self.brokers]
 
     def _together(self, act: Callable[[Broker], object], brokers: Iterable[Broker]) -> None:
         """`act` on each at the same time; where one fails, all are ended."""

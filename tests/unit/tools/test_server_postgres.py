@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dev.servers import postgres as programs
-from penstock.dev.servers.postgres import Postgres
 from penstock.errors import DevelopmentError
+from tests.support.servers import postgres as programs
+from tests.support.servers.postgres import Postgres
 
 
 @pytest.fixture(autouse=True)
