@@ -12,7 +12,7 @@ import pytest
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.ledger import Ledger
 from penstock.config.recovery import Recovery
-from penstock.engine.predecessor import LastRun
+from penstock.engine.restore_point import LastRun
 from penstock.failpoints import InjectedFault, hooked
 from penstock.savepoints.restore import Restorer, RestoreResult
 from penstock.storage.local import LocalStorage, LocalTree

@@ -17,8 +17,8 @@ from penstock.errors import PenstockError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.ops.transactions.orphans import Orphan, Report
-    from penstock.ops.transactions.settlement import Unprovable
+    from penstock.engine.settlement import Unprovable
+    from penstock.ops.transactions import Orphan, Report
 
 app = typer.Typer(help="What dead jobs left open in other systems, and its end.", no_args_is_help=True)
 
@@ -121,8 +121,9 @@ def commit(
 ) -> None:
     """Commit what is decided, as the job's next start would; each outcome is proven. Whole epochs: with ids, those
     they belong to."""
-    from penstock.ops.transactions import settlement
-    from penstock.ops.transactions.orphans import DecisionState
+    from penstock.engine import settlement
+    from penstock.ops import transactions
+    from penstock.ops.transactions import DecisionState
 
     output = Output.choose(as_json)
     rows: list[dict[str, Any]] = []
@@ -131,11 +132,11 @@ def commit(
         if target.ledgers is None:
             _end_by_force(output, target, commit=True, force=force)
             return
-        settlement.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
+        transactions.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
         chosen = target.named(target.look().orphans)
         for orphan in chosen if target.ids else ():
             if orphan.decision is not DecisionState.DECIDED:
-                raise settlement.refusal_of(orphan.id, orphan.decision)
+                raise transactions.refusal_of(orphan.id, orphan.decision)
         wanted = {orphan.query for orphan in chosen if orphan.decision is DecisionState.DECIDED}
         queries = [query for query in target.ledgers.queries if query.uid in wanted]
         for query in queries:
@@ -177,22 +178,23 @@ def abort(
     as_json: Json = False,
 ) -> None:
     """Abort what is not decided, and fence its writers; what is decided stays as it is."""
-    from penstock.ops.transactions import settlement
-    from penstock.ops.transactions.orphans import DecisionState
+    from penstock.engine import settlement
+    from penstock.ops import transactions
+    from penstock.ops.transactions import DecisionState
 
     output = Output.choose(as_json)
     with open_target(places, script, servers, config, prefix) as target, output.working("Aborting …"):
         if target.ledgers is None:
             _end_by_force(output, target, commit=False, force=force)
             return
-        settlement.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
+        transactions.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
         report = target.look()
         chosen = target.named(report.orphans)
         unknown = [orphan for orphan in chosen if force and target.ids and orphan.decision is DecisionState.UNKNOWN]
         for orphan in chosen if target.ids else ():
             if orphan.decision is not DecisionState.UNDECIDED and orphan not in unknown:
-                raise settlement.refusal_of(orphan.id, orphan.decision, orphan.epoch)
-        settlement.abort_unknown(target.ledgers, target.sinks, unknown)
+                raise transactions.refusal_of(orphan.id, orphan.decision, orphan.epoch)
+        transactions.abort_unknown(target.ledgers, target.sinks, unknown)
         chosen = [orphan for orphan in chosen if orphan.decision is DecisionState.UNDECIDED]
         silent = [] if target.ids else list(report.silent)
         named = {orphan.query for orphan in chosen} | {query for query, _ in silent}
@@ -203,7 +205,7 @@ def abort(
             own = [orphan for orphan in chosen if orphan.query == query.uid]
             undecided = [orphan for orphan in report.of(query.uid) if orphan.decision is DecisionState.UNDECIDED]
             others = [orphan for orphan in undecided if orphan not in own]
-            settlement.abort(target.ledgers, query, target.sinks, own, others)
+            transactions.abort(target.ledgers, query, target.sinks, own, others)
         left = (
             {orphan.id for orphan in target.look().orphans if orphan.state == "open"} if queries or unknown else set()
         )
@@ -236,7 +238,8 @@ def resolve(
     """Say what became of decided transactions that the other system has forgotten, after a look at what it holds. Only
     where nothing can be proven; a wrong word loses or doubles their rows."""
     from penstock.checkpoint.decision import Outcome
-    from penstock.ops.transactions import settlement
+    from penstock.engine import settlement
+    from penstock.ops import transactions
 
     outcomes = {"committed": Outcome.ALREADY_COMMITTED, "lost": Outcome.LOST}
     if verdict is not None and verdict not in outcomes:
@@ -257,7 +260,7 @@ def resolve(
 
     with open_target(places, script, servers, config, None) as target:
         assert target.ledgers is not None
-        settlement.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
+        transactions.refuse_running(target.run(), target.ledgers.job, take_over=take_over)
         chosen = [orphan for orphan in target.named(target.look().orphans) if orphan.decision == "decided"]
         queries = [query for query in target.ledgers.queries if query.uid in {orphan.query for orphan in chosen}]
         for query in queries:
@@ -289,8 +292,7 @@ def _outcome_row(orphan: Orphan, outcome: str) -> dict[str, str]:
 
 def _end_by_force(output: Output, target: TransactionsTarget, *, commit: bool, force: bool) -> None:
     """End transactions of which no ledger is known: only those that are named, and only by force."""
-    from penstock.ops.transactions.orphans import DecisionState
-    from penstock.ops.transactions.settlement import refusal_of
+    from penstock.ops.transactions import DecisionState, refusal_of
 
     assert target.cluster is not None
     chosen = target.named(target.look().orphans) if target.ids else []
@@ -302,7 +304,7 @@ def _end_by_force(output: Output, target: TransactionsTarget, *, commit: bool, f
 
 
 def _unproven_row(unproven: Unprovable, verdict: str | None) -> dict[str, Any]:
-    from penstock.ops.transactions.orphans import name_of
+    from penstock.ops.transactions import name_of
 
     return {
         "query": unproven.query,

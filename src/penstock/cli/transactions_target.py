@@ -13,10 +13,9 @@ import typer
 from penstock.errors import TransactionRefused
 
 if TYPE_CHECKING:
-    from penstock.ops.transactions.kafka import Cluster
-    from penstock.ops.transactions.ledgers import JobLedgers
-    from penstock.ops.transactions.orphans import Orphan, Report, Sinks
-    from penstock.ops.transactions.settlement import Run
+    from penstock.engine.settlement import JobLedgers, Sinks
+    from penstock.ops.kafka_transactions import Cluster
+    from penstock.ops.transactions import Orphan, Report, RunCheck
 
 
 @dataclass
@@ -30,17 +29,17 @@ class TransactionsTarget:
     prefix: str = ""
 
     def look(self) -> Report:
-        from penstock.ops.transactions.orphans import Report, look
+        from penstock.ops.transactions import Report, look
 
         if self.ledgers is not None:
             return look(self.ledgers, self.sinks)
         assert self.cluster is not None
         return Report(tuple(self.cluster.open(self.prefix)))
 
-    def run(self) -> Run:
-        from penstock.ops.transactions.settlement import Run, run_of
+    def run(self) -> RunCheck:
+        from penstock.ops.transactions import RunCheck, run_of
 
-        return run_of(self.ledgers) if self.ledgers is not None else Run(None, "there is no ledger to ask")
+        return run_of(self.ledgers) if self.ledgers is not None else RunCheck(None, "there is no ledger to ask")
 
     def named(self, orphans: Collection[Orphan]) -> list[Orphan]:
         """Those that the command names; all where it names none."""
@@ -64,8 +63,8 @@ def open_target(
     prefix: str | None,
 ) -> Iterator[TransactionsTarget]:
     """Open what the arguments name; connections are closed at the end of the block."""
-    from penstock.ops.transactions.kafka import Cluster, client_options
-    from penstock.ops.transactions.ledgers import JobLedgers
+    from penstock.engine.settlement import JobLedgers
+    from penstock.ops.kafka_transactions import Cluster, client_options
 
     arguments = list(places or ())
     if script is not None:

@@ -1,4 +1,8 @@
-"""What a job goes on from: its own checkpoint, or what it is told to restore; and whether the program fits to it."""
+"""What a start of a job resumes from: its own checkpoint, or a savepoint to restore; and whether the program fits it.
+
+`LastRun` is the job's last run as a restore finds it: fenced before anything is copied, and finished where the copy is
+of the job's own checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.history import Histories
-from penstock.checkpoint.layout import FIRST, QUERIES, QUERY_VERSION, query_file, query_uids
-from penstock.engine.predecessor import LastRun
-from penstock.errors import SavepointIncomplete, Superseded, UidChanged
+from penstock.checkpoint.layout import FIRST, LEDGER, QUERIES, QUERY_VERSION, query_file, query_uids
+from penstock.checkpoint.ledger import Ledger
+from penstock.engine import protocol, settlement
+from penstock.engine.explain import explain_stop
+from penstock.engine.settlement import JobLedgers, QueryLedger
+from penstock.errors import (
+    ConfigurationError,
+    SavepointError,
+    SavepointIncomplete,
+    Superseded,
+    TransactionRefused,
+    UidChanged,
+    WritersLost,
+)
 from penstock.progress import Step, throttled
 from penstock.savepoints import savepoint
 from penstock.savepoints.restore import Restorer, report_restore
@@ -30,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.config.settings import Settings
     from penstock.engine.plan import QueryPlan
     from penstock.events import Events
+    from penstock.storage.tree import Tree
 
 log = logging.getLogger("penstock")
 
@@ -110,6 +126,44 @@ class RestorePoint:
 
 def _tell(events: Events, step: Step) -> None:
     events.emit("restoring", query=None, **step.to_dict())
+
+
+class LastRun:
+    """See `savepoints.restore.Predecessor`. `folder` is the job's."""
+
+    def __init__(self, folder: Tree, plans: Mapping[str, QueryPlan], spark: SparkSession) -> None:
+        self._folder, self._plans, self._spark = folder, plans, spark
+        self._generations = dict.fromkeys(plans, 0)
+
+    def fence(self, *, finish: bool) -> None:
+        """Register as the newest run of every query. `finish`: recover those of the program, as a start would, by the
+        same protocol; raises `SavepointError` where that takes the plan, and so a start."""
+        try:
+            ledgers = JobLedgers.at(self._folder.location, self._spark)
+        except ConfigurationError:
+            return  # the job has never run
+        for query in ledgers.queries:
+            recovers = finish and query.uid in self._plans
+            self._generations[query.uid] = (
+                self._finish(ledgers, query) if recovers else settlement.fence(ledgers, query)
+            )
+
+    def refuse_superseded(self) -> None:
+        """`Superseded` where a run has registered since: what it does is not in the copy."""
+        for uid, own in self._generations.items():
+            newest = Ledger(self._folder.at(f"{uid}/{LEDGER}").storage).newest_generation()
+            if newest > own:
+                raise explain_stop(protocol.Fenced(own, newest), uid, self._folder.location)
+
+    def _finish(self, ledgers: JobLedgers, query: QueryLedger) -> int:
+        try:
+            return settlement.finish(ledgers, query, self._plans[query.uid].sinks)
+        except (TransactionRefused, WritersLost) as error:
+            raise SavepointError(
+                f"The newest checkpoint of query {query.uid!r} cannot be finished without its plan: {error.happened}",
+                safe="nothing was restored; what is decided is kept.",
+                to_do="start the job once without -s and let it complete an epoch; then restore.",
+            ) from error
 
 
 class Claim:

@@ -11,10 +11,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from penstock.deadline import Deadline
+from penstock.engine.settlement import JobLedgers
 from penstock.ops.server.orphans import report_facts
-from penstock.ops.transactions.ended import ended
-from penstock.ops.transactions.ledgers import JobLedgers
-from penstock.ops.transactions.orphans import look
+from penstock.ops.transactions import ended, look
 from penstock.secrets import masked
 from penstock.spark.alignment import is_reading
 from penstock.spark.operators import operators_of

@@ -23,15 +23,16 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.cli import program
 from penstock.contracts.sink import Committer, Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
+from penstock.engine import settlement
 from penstock.engine.driver import ProtocolDriver, Timing
 from penstock.engine.protocol import Found, honoured, recover
+from penstock.engine.settlement import Decided, JobLedgers, QueryLedger
 from penstock.errors import ConfigurationError, LedgerLost, OutcomeUnknown, TransactionRefused, WritersLost
 from penstock.events import Events
+from penstock.ops import transactions
+from penstock.ops.kafka_transactions import _own_prefix, _uid, client_options
 from penstock.ops.process.registry import Entry, Registry, State
-from penstock.ops.transactions import settlement
-from penstock.ops.transactions.kafka import _own_prefix, _uid, client_options
-from penstock.ops.transactions.ledgers import Decided, JobLedgers, QueryLedger
-from penstock.ops.transactions.orphans import DecisionState, judge, look
+from penstock.ops.transactions import DecisionState, judge, look
 from penstock.processes import mark
 from penstock.sinks.files.commit import FileCommitter
 from penstock.storage.local import LocalStorage
@@ -182,7 +183,7 @@ def test_a_complete_epoch_is_nothing_to_list(world: World) -> None:
 
 def test_a_decision_that_a_newer_claim_does_not_honour_is_void(world: World) -> None:
     one = world.prepare(0)
-    settlement.abort(world.ledgers, world.query, {}, (), ())  # a newer run has claimed: nothing decided
+    transactions.abort(world.ledgers, world.query, {}, (), ())  # a newer run has claimed: nothing decided
     world.decide(one)  # the zombie, afterwards
     assert world.seen() == {0: ("open", "undecided")}
 
@@ -264,7 +265,7 @@ def test_rows_in_the_in_flight_log_are_left_to_the_job(world: World) -> None:
     assert world.seen() == {0: ("open", "decided")}
     for work in (
         world.commit,
-        lambda: settlement.abort(world.ledgers, world.query, {"copy": world.sink}, (), ()),
+        lambda: transactions.abort(world.ledgers, world.query, {"copy": world.sink}, (), ()),
     ):
         with pytest.raises(TransactionRefused, match="in-flight log"):
             work()
@@ -289,7 +290,7 @@ def test_the_job_may_start_after_it_as_if_nothing_had_been(world: World) -> None
 def test_what_is_not_decided_is_aborted_and_the_rest_kept(world: World) -> None:
     world.decide(world.prepare(0))
     world.prepare(1)
-    settlement.abort(world.ledgers, world.query, {"copy": world.sink}, (), ())
+    transactions.abort(world.ledgers, world.query, {"copy": world.sink}, (), ())
     assert world.seen() == {0: ("open", "decided")}
     assert world.commit().complete
     assert world.visible() == [0]
@@ -297,7 +298,7 @@ def test_what_is_not_decided_is_aborted_and_the_rest_kept(world: World) -> None:
 
 def test_a_driver_that_wakes_up_after_an_abort_decides_nothing(world: World) -> None:
     one = world.prepare(0)
-    settlement.abort(world.ledgers, world.query, {"copy": world.sink}, (), ())
+    transactions.abort(world.ledgers, world.query, {"copy": world.sink}, (), ())
     world.decide(one)
     assert honoured(world.query.found()) is None
     assert world.seen() == {}
@@ -308,7 +309,7 @@ def test_what_was_decided_since_the_list_is_not_aborted(world: World) -> None:
     [listed] = look(world.ledgers, {"copy": world.sink}).orphans
     world.decide(one)
     with pytest.raises(TransactionRefused, match="can only be committed"):
-        settlement.abort(world.ledgers, world.query, {"copy": world.sink}, [listed], ())
+        transactions.abort(world.ledgers, world.query, {"copy": world.sink}, [listed], ())
     assert world.seen() == {0: ("open", "decided")}
 
 
@@ -426,7 +427,7 @@ def test_a_job_that_runs_is_left_alone(
 def test_a_number_that_was_given_to_another_process_is_no_sign_of_life(world: World, alive: int) -> None:
     early = Ledger(LocalStorage(world.folder / "copy" / "ledger"), now=lambda: 1_000_000_000.0)
     early.register({**world.facts, "pid": alive})
-    assert settlement.run_of(world.ledgers).running is False
+    assert transactions.run_of(world.ledgers).running is False
 
 
 def test_a_run_on_another_machine_has_to_be_given_up_for_dead(

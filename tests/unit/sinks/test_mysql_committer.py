@@ -13,8 +13,8 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover
 from penstock.deadline import Deadline
+from penstock.engine.settlement import same_transaction
 from penstock.errors import ConstraintViolated, DataError, PreCommitFailed, SystemUnavailable
-from penstock.ops.transactions.orphans import same_transaction
 from penstock.sinks.mysql.dialect import MySqlDialect
 from penstock.sinks.mysql.faults import DEADLOCK, LOCK_TIMEOUT, ServerError
 from penstock.sinks.mysql.tables import Names

@@ -15,6 +15,7 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
+from penstock.engine.settlement import same_transaction
 from penstock.errors import (
     AccessDenied,
     ConstraintViolated,
@@ -25,7 +26,6 @@ from penstock.errors import (
     SystemUnavailable,
 )
 from penstock.failpoints import hooked
-from penstock.ops.transactions.orphans import same_transaction
 from penstock.sinks.postgres.dialect import PostgresDialect
 from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY, SqlCommitter
 from penstock.sinks.sql.names import staging_prefix

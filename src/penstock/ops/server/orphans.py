@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.decision import Outcome
+from penstock.engine.settlement import JobLedgers
 from penstock.errors import PenstockError
-from penstock.ops.transactions.ended import Ended, ended
-from penstock.ops.transactions.ledgers import JobLedgers
-from penstock.ops.transactions.orphans import DecisionState, Orphan, Report, look, name_of
+from penstock.ops.transactions import DecisionState, Ended, Orphan, Report, ended, look, name_of
 
 
 def transactions_at(folder: Path | None) -> dict[str, Any]:

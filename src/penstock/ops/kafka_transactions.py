@@ -8,11 +8,11 @@ from pathlib import Path
 
 from penstock.contracts.sink import TwoPhaseSink
 from penstock.deadline import Deadline
+from penstock.engine.settlement import JobLedgers, QueryLedger
 from penstock.errors import ConfigurationError, SystemUnavailable
 from penstock.kafka.connections import Connections
 from penstock.kafka.settings import normalise
-from penstock.ops.transactions.ledgers import JobLedgers, QueryLedger
-from penstock.ops.transactions.orphans import LOOK_SECONDS, DecisionState, Orphan, orphan_of
+from penstock.ops.transactions import LOOK_SECONDS, DecisionState, Orphan, orphan_of
 from penstock.sinks.kafka.committer import leftover
 from penstock.sinks.kafka.sink import KafkaSink
 from penstock.sinks.kafka.transactions import Ending, TransactionClient

@@ -11,12 +11,11 @@ import pytest
 
 from penstock.checkpoint.decision import Outcome
 from penstock.contracts.sink import Committer, SinkScope
+from penstock.engine import settlement
 from penstock.engine.coordinator import Coordinator
+from penstock.engine.settlement import JobLedgers, Unprovable
 from penstock.errors import OutcomeUnknown, Superseded, TransactionRefused
 from penstock.failpoints import hooked
-from penstock.ops.transactions import settlement
-from penstock.ops.transactions.ledgers import JobLedgers
-from penstock.ops.transactions.settlement import Unprovable
 from tests.support import memory_sink
 from tests.support.memory_sink import MemorySink
 from tests.support.small_spark import SmallSpark

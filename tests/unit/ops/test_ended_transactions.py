@@ -9,9 +9,9 @@ import pytest
 
 from penstock.checkpoint.decision import Committable, Decision, DecisionId
 from penstock.checkpoint.ledger import Ledger
+from penstock.engine.settlement import JobLedgers
 from penstock.ops.server.orphans import transactions_at
-from penstock.ops.transactions.ended import MOST, ended
-from penstock.ops.transactions.ledgers import JobLedgers
+from penstock.ops.transactions import ENDED_MOST, ended
 from penstock.storage.local import LocalStorage
 
 BARRIER = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}\n{"n":1}'
@@ -73,7 +73,7 @@ def test_only_the_newest_epochs_are_listed_and_not_too_many(tmp_path: Path) -> N
     for epoch in range(9):
         world.decide(epoch, 1, *(f"{epoch}-{writer}" for writer in range(40)))
     found = ended(JobLedgers.at(str(world.folder)))
-    assert len(found) == MOST
+    assert len(found) == ENDED_MOST
     assert [one.epoch for one in found] == [8] * 40 + [7] * 40 + [6] * 20
     assert {one.epoch for one in ended(JobLedgers.at(str(world.folder)), epochs=1)} == {8}
 

@@ -1,0 +1,544 @@
+"""A job's ledgers without the job: read as its next start would read them, and brought to their end by its protocol.
+
+`JobLedgers` only reads. The functions below it commit what is decided and abort what is not, never the other way
+round, and record an operator's ruling where the other system has forgotten how a decided writer ended. As when the job
+itself starts, they register a new generation first, so that the dead driver is fenced should it wake; then they read
+the ledger again, write the claim, and only then touch anything. No query starts. The next start of the job finds a run
+before it that did a part of its recovery.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint import layout
+from penstock.checkpoint.backlog import Entry, drained_up_to, is_logged, prepared_of, read_entry
+from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
+from penstock.checkpoint.history import Histories
+from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
+from penstock.config import Checkpoints
+from penstock.contracts.sink import Leftover, SinkScope, TwoPhaseSink
+from penstock.deadline import Deadline
+from penstock.engine import protocol
+from penstock.engine.driver import ProtocolDriver, Timing
+from penstock.engine.inflight import drainer
+from penstock.engine.inflight.manager import InFlight
+from penstock.engine.log_repair import finish as finish_log
+from penstock.engine.log_repair import look, query_of, restore
+from penstock.errors import ConfigurationError, TransactionRefused, WritersLost
+from penstock.events import Events
+from penstock.failpoints import failpoint
+from penstock.spark.versions import version_of
+from penstock.storage.local import LocalStorage
+from penstock.storage.storage import Storage, local_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_EVIDENCE_SECONDS = 120.0  # to read what is in the target; an operator waits
+_UNIQUE_NAME = re.compile(r"_[0-9a-f]{8}-[0-9a-f]{4}-")  # in state files of the format that lists ids
+
+Place = Callable[[str], Storage]
+Sinks = Mapping[str, TwoPhaseSink]
+
+
+# Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A committable of a decision that counts and is not complete, in the form its sink knows."""
+
+    committable: Committable
+    epoch: int
+    generation: int | None  # that decided it; None where only the in-flight log still knows the epoch
+    at: float | None = None
+    in_log: bool = False  # its rows are in the in-flight log as well, which is delivered in order
+
+
+class QueryLedger:
+    """One query's ledger beside Spark's log of it. Every property is read anew. `known`: see `SparkLog`."""
+
+    def __init__(
+        self, uid: str, ledger: Storage, log: Storage, inflight: Place | None, state_format: str, known: bool = True
+    ) -> None:
+        self.uid = uid
+        self.ledger = Ledger(ledger)
+        self.log = SparkLog(log, state_format=state_format, known=known)
+        self._below = inflight
+        self._inflight = inflight("") if inflight is not None else None
+
+    @property
+    def generation(self) -> int:
+        """The newest one."""
+        return self.ledger.newest_generation()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the newest generation registered about itself."""
+        return self.ledger.generation(self.generation) or {}
+
+    @property
+    def sinks(self) -> list[str]:
+        """The uids that the newest generation named."""
+        return sorted(self.facts.get("sinks", ()))
+
+    def found(self) -> protocol.Found:
+        """As the next start will find it."""
+        return look(self.ledger, self.log)
+
+    def decided(self) -> list[Decided]:
+        """What is decided and may still be open, oldest epoch first."""
+        entries: list[Decided] = []
+        for uid in self.sinks:
+            waiting = self.waiting(uid)
+            entries += [
+                Decided(committable, entry.epoch, None, in_log=True)
+                for entry in waiting
+                for committable in entry.prepared
+            ]
+            if waiting:
+                entries += self._rewritten(uid, waiting[0].epoch)
+        decision = protocol.honoured(self.found())
+        if decision is not None:
+            at = _decided_at(self.ledger, decision)
+            for committable in decision.to_commit:
+                plain = prepared_of(committable) if is_logged(committable) else committable
+                if plain is not None:
+                    logged = is_logged(committable)
+                    entries.append(Decided(plain, decision.id.epoch, decision.id.generation, at, logged))
+        return entries
+
+    @property
+    def logged(self) -> bool:
+        """Whether decided rows wait in the in-flight log."""
+        decision = protocol.honoured(self.found())
+        return any(self.waiting(uid) for uid in self.sinks) or (
+            decision is not None and any(map(is_logged, decision.to_commit))
+        )
+
+    def waiting(self, sink: str) -> list[Entry]:
+        """The epochs that wait in the in-flight log of a sink."""
+        query = query_of(self.ledger, self.log)
+        if self._inflight is None or query is None:
+            return []
+        folder = f"{query}/{sink}"
+        drained = drained_up_to(self._inflight, folder)
+        epochs = layout.numbers(self._inflight.list(f"{folder}/{layout.BACKLOG}"))
+        entries = (read_entry(self._inflight, folder, epoch) for epoch in epochs if epoch > drained)
+        return [entry for entry in entries if entry is not None]
+
+    def inflight(self, job: str, sinks: Sinks) -> InFlight | None:
+        """The in-flight logs, for a run that has registered to open."""
+        below, storage = self._below, self._inflight
+        if below is None or storage is None:
+            return None
+        return InFlight(
+            job=job,
+            query=self.uid,
+            sinks=sinks,
+            location=storage.location,
+            storage=storage,
+            ledger=self.ledger,
+            ledger_of=lambda where: Ledger(below(where.removeprefix(storage.location))),
+            events=Events(),
+            checkpoints=Checkpoints(),
+        )
+
+    def scopes(self, job: str, sink: str) -> Iterator[SinkScope]:
+        """The names under which a sink may have opened something: the query's, and its drainer's."""
+        yield SinkScope(job, sink, self.generation)
+        if self.drain_ledger(sink) is not None:
+            yield SinkScope(job, f"{sink}{drainer.MARK}", self.generation)
+
+    def drain_ledger(self, sink: str) -> Ledger | None:
+        """What the sink's drainer has claimed and decided; None where there is no in-flight log."""
+        query = query_of(self.ledger, self.log)
+        if self._below is None or query is None:
+            return None
+        return Ledger(self._below(f"/{query}/{sink}/{layout.DRAIN}"))
+
+    def _rewritten(self, sink: str, epoch: int) -> list[Decided]:
+        """What the drainer has decided of the epoch it was at."""
+        ledger = self.drain_ledger(sink)
+        if ledger is None:
+            return []
+        decision = protocol.honoured(drainer.look(ledger, query_of(self.ledger, self.log), epoch, waits=True))
+        if decision is None:
+            return []
+        at, generation = _decided_at(ledger, decision), drainer.generation_of(decision.id)
+        return [
+            Decided(committable, decision.id.epoch, generation, at, in_log=True) for committable in decision.to_commit
+        ]
+
+
+@dataclass(frozen=True)
+class JobLedgers:
+    """All queries of one job, by its folder; or the one query of a drop-in, by its checkpoint."""
+
+    job: str
+    location: str
+    queries: tuple[QueryLedger, ...]
+
+    @classmethod
+    def at(cls, location: str, spark: SparkSession | None = None) -> JobLedgers:
+        """Raises `ConfigurationError` where there is no ledger."""
+        place = _place(spark)
+        storage, queries = place(location), []
+        root = location.rstrip("/")
+        if storage.list(f"{layout.PRIVATE}/{layout.GENERATIONS}"):
+            dropin = QueryLedger("", place(f"{root}/{layout.PRIVATE}"), storage, None, _state_format(storage, spark))
+            dropin.uid = next(iter(dropin.sinks), "")
+            queries.append(dropin)
+        else:
+            history = Histories(storage).current()
+            known = spark is None or version_of(spark).log_known
+            for uid in storage.list(""):
+                if storage.list(f"{uid}/{layout.LEDGER}/{layout.GENERATIONS}"):
+                    folder, log = f"{root}/{uid}", place(f"{root}/{uid}/{history}")
+                    below = partial(_below, place, f"{folder}/{layout.INFLIGHT}")
+                    ledger = place(f"{folder}/{layout.LEDGER}")
+                    queries.append(QueryLedger(uid, ledger, log, below, _state_format(log, spark), known))
+        if not queries:
+            raise ConfigurationError(
+                f"There is no ledger in {location}.",
+                safe="nothing was changed.",
+                to_do="give a job's folder, STORAGE/JOB, or the checkpoint of a query that uses penstock.exactly_once.",
+            )
+        job = next((str(query.facts["job"]) for query in queries if "job" in query.facts), root.rpartition("/")[2])
+        return cls(job, storage.location, tuple(queries))
+
+
+def same_transaction(leftover: Leftover, committable: Committable) -> bool:
+    """Whether both are the same transaction."""
+    return bool(leftover.payload) and leftover.payload.items() <= committable.payload.items()
+
+
+def _decided_at(ledger: Ledger, decision: Decision) -> float | None:
+    manifests = ledger.manifests(decision.id.epoch)
+    return next((manifest.decided for manifest in manifests if manifest.decision.id == decision.id), None)
+
+
+def _below(place: Place, root: str, name: str) -> Storage:
+    return place(root + name)
+
+
+def _place(spark: SparkSession | None) -> Place:
+    def at(location: str) -> Storage:
+        if spark is not None:
+            from penstock.storage.open import storage_at
+
+            return storage_at(location, spark)
+        path = local_path(location)
+        if path is None:
+            raise ConfigurationError(
+                f"{location} can be reached through Spark only.",
+                safe="nothing was changed.",
+                to_do="give the job's file instead, --job JOB.py: its settings and its Spark session are then used.",
+            )
+        return LocalStorage(path)
+
+    return at
+
+
+def _state_format(log: Storage, spark: SparkSession | None) -> str:
+    """Of the state store, where the barrier does not say. Without a session the files show it; where there are too few
+    to tell it is empty, and the job itself completes Spark's log."""
+    if spark is not None:
+        return str(spark.conf.get(STATE_FORMAT, "1"))
+    unique = any(_UNIQUE_NAME.search(name) for name in log.list(f"{layout.operator(0)}/0"))
+    return "1" if log.list(layout.COMMITS) and not unique else ""
+
+
+# Settling
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """The outcome of a query's decided epoch. `complete`: Spark's log has it too; otherwise the next start adds it,
+    without writing a row again."""
+
+    query: str
+    epoch: int
+    generation: int
+    complete: bool
+    outcomes: dict[WriterId, Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Unprovable:
+    """A decided writer whose outcome cannot be proven, and the evidence in the target; empty where there is none."""
+
+    query: str
+    epoch: int
+    committable: Committable
+    seen: str = ""
+
+
+Ruling = Callable[[Sequence[Unprovable]], Outcome | None]
+
+
+def commit(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> CommitResult:
+    """Carry out the query's decision, with the same steps as its recovery; nothing is aborted. Raises `WritersLost`
+    where the other system has ended some of it meanwhile, `OutcomeUnknown` where that cannot be proven."""
+    _refuse_unknown_sinks(query, sinks)
+    with _settling(ledgers, query, sinks) as settlement:
+        return settlement.commit()
+
+
+def finish(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> int:
+    """Recover the query as its next start would, but run nothing and abort nothing; the generation that did. Afterwards
+    what was decided is visible and in Spark's log. Raises as `commit` does, and `TransactionRefused` where completing
+    the log takes the plan."""
+    _refuse_unknown_sinks(query, sinks)
+    with _settling(ledgers, query, sinks, command=None) as settlement:
+        resume = settlement.recover()
+    if resume.replay is not None:
+        raise TransactionRefused(
+            f"Epoch {resume.epoch} of query {query.uid!r} is decided and visible, but the format of Spark's log is not"
+            " known well enough to complete it.",
+            safe="what is visible stays.",
+            to_do="start the job: it proves the epoch by a replay.",
+        )
+    return resume.generation
+
+
+def fence(ledgers: JobLedgers, query: QueryLedger) -> int:
+    """Register a generation that does nothing, so that no earlier one decides anything; its number."""
+    return Settlement(ledgers, query, {}, command=None).fence()
+
+
+def abort(
+    ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, only: Collection[Leftover], others: Collection[Committable]
+) -> None:
+    """Abort what no decision that counts names, but leave `others` open. Raises `TransactionRefused`, and aborts
+    nothing, where one of `only` has been decided meanwhile."""
+    with _settling(ledgers, query, sinks) as settlement:
+        settlement.abort(only, others)
+
+
+def resolve(
+    ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, only: Collection[WriterId], ruling: Ruling
+) -> list[Unprovable]:
+    """Try to commit the query's decision once more, and the next epoch of each in-flight log; ask for a ruling on the
+    writers whose outcome still cannot be proven (those in `only`, if there are any), and record it in the ledger.
+    Returns them. The next recovery follows the ruling where it cannot prove more itself."""
+    _refuse_unknown_sinks(query, sinks)
+    with _settling(ledgers, query, sinks) as settlement:
+        return settlement.resolve(only, ruling)
+
+
+def refuse_logged(query: QueryLedger) -> None:
+    """Rows in the in-flight log are delivered in order, by the job itself."""
+    if query.logged:
+        raise TransactionRefused(
+            f"Query {query.uid!r} has decided rows in its in-flight log, which are delivered in their order.",
+            safe="nothing was touched; the rows are safe in the log.",
+            to_do="start the job: it delivers them before anything else, and aborts what is not decided.",
+        )
+
+
+def decided_refusal(id: str, epoch: int | None) -> TransactionRefused:
+    """The error for a transaction that may only be committed."""
+    return TransactionRefused(
+        f"{id} belongs to epoch {epoch}, which is decided: it can only be committed.",
+        safe="nothing was touched. Aborting it would lose rows that the job counts as written.",
+        to_do="penstock transactions commit, or start the job, which does the same.",
+    )
+
+
+def _refuse_unknown_sinks(query: QueryLedger, sinks: Sinks) -> None:
+    missing = sorted({decided.committable.sink for decided in query.decided()} - sinks.keys())
+    if missing:
+        raise TransactionRefused(
+            f"Epoch {query.found().epoch} of query {query.uid!r} is decided for the sinks {missing}, which are not"
+            " known here.",
+            safe="nothing was touched: an epoch is committed in all its sinks or in none.",
+            to_do="give the job's file by --job, or --servers where all of them are Kafka.",
+        )
+
+
+@contextmanager
+def _settling(
+    ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, command: str | None = "transactions"
+) -> Iterator[Settlement]:
+    settlement = Settlement(ledgers, query, sinks, command)
+    try:
+        yield settlement
+    finally:
+        settlement.close()
+
+
+class Settlement(ProtocolDriver):
+    """One run of a query's ledger that starts no query. `command`: the run is no job, and ends by itself."""
+
+    def __init__(self, ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, command: str | None) -> None:
+        super().__init__(
+            job=ledgers.job,
+            query=query.uid,
+            sinks={uid: sinks[uid] for uid in query.sinks if uid in sinks},
+            ledger=query.ledger,
+            events=Events(),
+            timing=Timing(),
+            where=query.log.location,
+        )
+        self._of = query
+        self._before, self._command = query.facts, command
+        self._decision: Decision | None = None
+        self._outcomes: dict[WriterId, Outcome] = {}
+        self._others: Collection[Committable] = ()
+        self._committing = False
+        self._inflight: InFlight | None = None
+
+    def commit(self) -> CommitResult:
+        resume = self.recover()
+        if self._decision is None:
+            raise self._nothing_decided()
+        complete = resume.action == "finished"
+        return CommitResult(self._query, self._decision.id.epoch, resume.generation, complete, self._outcomes)
+
+    def recover(self) -> protocol.Resume:
+        """A recovery that aborts nothing. Raises `WritersLost` where it cannot finish what is decided."""
+        self._committing = True
+        resume = self._drive(protocol.recover())
+        if self._decision is not None and resume.action in ("void", "repair"):
+            lost = sum(outcome is Outcome.LOST for outcome in self._outcomes.values())
+            raise WritersLost(
+                f"Epoch {resume.epoch} of query {self._query!r} is decided, but the other system has ended {lost} of"
+                f" {len(self._outcomes)} transactions.",
+                safe="the decision, its counts and checksums are kept; what could be committed is visible.",
+                to_do="start the job: it "
+                + ("replays the epoch." if resume.action == "void" else "rewrites just these, with proof."),
+            )
+        return resume
+
+    def fence(self) -> int:
+        return self._register()
+
+    def abort(self, only: Collection[Leftover], others: Collection[Committable]) -> None:
+        self._others = others
+
+        def chosen_as(committable: Committable) -> str | None:
+            """Its name, if it is one of those to be aborted."""
+            return next((leftover.name for leftover in only if same_transaction(leftover, committable)), None)
+
+        decision = self._drive(protocol.abort_undecided(lambda committable: chosen_as(committable) is not None))
+        if decision is not None:  # since it was listed
+            name = next(name for committable in decision.committables if (name := chosen_as(committable)) is not None)
+            raise decided_refusal(name, decision.id.epoch)
+
+    def resolve(self, only: Collection[WriterId], ruling: Ruling) -> list[Unprovable]:
+        self._committing = True
+        self._inflight = self._of.inflight(self._job, self._sinks)
+        decided = self._drive(protocol.commit_decided())
+        drainers = self._inflight.drainers() if self._inflight is not None else {}
+        if decided is None and not drainers:
+            raise self._nothing_decided()
+        unproven = [(self.rule, writer) for writer in self._unproven(*decided)] if decided is not None else []
+        for each in drainers.values():
+            unproven += [
+                (each.rule, Unprovable(self._query, epoch, committable, seen))
+                for epoch, committable, seen in each.unproven(_EVIDENCE_SECONDS)
+            ]
+        unproven = [(rule, writer) for rule, writer in unproven if not only or writer.committable.id in only]
+        outcome = ruling([writer for _, writer in unproven]) if unproven else None
+        if outcome is not None:
+            for rule, writer in unproven:
+                rule(writer.epoch, [writer.committable], outcome)
+        return [writer for _, writer in unproven]
+
+    def rule(self, epoch: int, committables: Sequence[Committable], outcome: Outcome) -> None:
+        """Record an operator's ruling on how these ended."""
+        self.refuse_superseded()
+        self._ledger.rule(epoch, self._query_id(), committables, outcome)
+
+    def _unproven(self, decision: Decision, outcomes: Mapping[WriterId, Outcome]) -> list[Unprovable]:
+        unproven = []
+        for uid in sorted({committable.sink for committable in decision.to_commit}):
+            unknown = [
+                committable
+                for committable in decision.to_commit
+                if committable.sink == uid and outcomes.get(committable.id, Outcome.UNKNOWN) is Outcome.UNKNOWN
+            ]
+            seen = self._committers[uid].evidence(unknown, Deadline(_EVIDENCE_SECONDS)) if unknown else {}
+            unproven += [
+                Unprovable(self._query, decision.id.epoch, committable, seen.get(committable.writer, ""))
+                for committable in unknown
+            ]
+        return unproven
+
+    def _nothing_decided(self) -> TransactionRefused:
+        return TransactionRefused(
+            f"Nothing of query {self._query!r} is decided any more.",
+            safe="nothing was committed or aborted.",
+            to_do="list once more: another run has finished it.",
+        )
+
+    def close(self) -> None:
+        """Free the sinks' connections."""
+        if self._inflight is not None:
+            self._inflight.close()
+        self._committers.close()
+
+    # The steps that differ from an epoch's or a drainer's
+
+    def _facts(self) -> dict[str, Any]:
+        # The other facts stay as the job registered them: its next start compares itself with the newest generation.
+        kept = {key: value for key, value in self._before.items() if key not in ("registered", "run", "command")}
+        command = {} if self._command is None else {"command": self._command}
+        return {**kept, "job": self._job, "host": socket.gethostname(), "pid": os.getpid(), **command}
+
+    def _query_id(self) -> str | None:
+        return self._of.log.query_id()
+
+    def _look(self) -> protocol.Found:
+        found = self._of.found()
+        query = query_of(self._of.ledger, self._of.log)
+        if self._inflight is None:
+            refuse_logged(self._of)
+        elif query is not None:
+            self._inflight.open(query, self._generation)
+        self._decision = protocol.honoured(found)
+        self._passed("recover.looked")
+        return found
+
+    def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
+        return restore(self._of.ledger, self._of.log, epoch, decided) is not None
+
+    def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
+        logged = [committable for committable in decision.to_commit if is_logged(committable)]
+        plain = tuple(committable for committable in decision.committables if not is_logged(committable))
+        self._outcomes = super()._commit(replace(decision, committables=plain))
+        if logged and self._inflight is not None:
+            self._inflight.commit(decision.id.epoch, logged, self._commit_at_sinks)
+            self._outcomes |= {committable.id: Outcome.COMMITTED for committable in logged}
+        self._passed("recover.committed")
+        return self._outcomes
+
+    def _sweep(self, keep: Sequence[Committable]) -> None:
+        """What the ledger does not know is listed, and only aborted by force."""
+        if not self._committing:
+            self._abort_known((*keep, *self._others), Deadline(self._timing.abort_seconds))
+            self._passed("recover.swept")
+
+    def _finish_log(self, epoch: int, watermark: int | None) -> bool:
+        finished = finish_log(self._of.ledger, self._of.log, epoch, watermark)
+        self._passed("recover.finished")
+        return finished
+
+    def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
+        raise AssertionError("no epoch is run")
+
+    def _decide(self, decision: Decision) -> None:
+        raise AssertionError("nothing is decided")
+
+    def _passed(self, point: str) -> None:
+        failpoint(point)

@@ -1,0 +1,315 @@
+"""Transactions that a job's runs, dead or alive, have left open, and their end by command: `penstock transactions`.
+
+| the ledger says | so it |
+|---|---|
+| decided: a decision that counts names it | can only be committed |
+| undecided: none does | can only be aborted |
+| unknown: there is no ledger to ask, or it does not know the run | is not touched, unless an operator forces it |
+
+`protocol.honoured` says which decision counts, as when the job itself starts. `look` and `ended` write nothing, neither
+to the ledger nor to the other system. The commands go by `engine.settlement`, once `run_of` shows that the job is dead.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from penstock.checkpoint.backlog import is_logged
+from penstock.checkpoint.decision import Committable, Decision, Outcome
+from penstock.contracts.sink import Leftover, SinkScope
+from penstock.deadline import Deadline
+from penstock.engine import settlement
+from penstock.engine.committers import of_all_generations
+from penstock.engine.log_repair import query_of
+from penstock.engine.settlement import Decided, JobLedgers, QueryLedger, Sinks, decided_refusal, same_transaction
+from penstock.errors import ConfigurationError, PenstockError, TransactionRefused
+from penstock.ops.process.registry import Registry
+from penstock.processes import exists, start_time
+from penstock.storage.storage import same_place
+
+LOOK_SECONDS = 30.0  # to ask one sink what it has open
+_ABORT_SECONDS = 30.0
+ENDED_EPOCHS = 5  # of each query, so many complete epochs are looked at
+ENDED_MOST = 100  # and so many of their transactions listed
+
+
+class DecisionState(StrEnum):
+    """What the ledger says of a transaction."""
+
+    DECIDED = "decided"
+    UNDECIDED = "undecided"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """One line of the list. `state`: `open`, `not open` (decided, and ended since: only asking for the commit proves
+    how), or `not asked`. `rows` is known of what is decided. Times are in seconds since 1970."""
+
+    query: str
+    sink: str
+    id: str
+    state: str
+    decision: DecisionState
+    generation: int | None = None
+    epoch: int | None = None
+    partition: int | None = None
+    started: float | None = None
+    rows: int | None = None
+    decided_by: int | None = None
+    decided_at: float | None = None
+    in_log: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+    leftover: Leftover | None = field(default=None, repr=False)
+    scope: str = ""  # under which uid the sink opened it, where that is not the sink's own
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found; the sinks that could not be asked, each with the reason; and those that can be swept but cannot
+    say what they have open."""
+
+    orphans: tuple[Orphan, ...]
+    unseen: tuple[tuple[str, str, str], ...] = ()  # query, sink, why
+    silent: tuple[tuple[str, str], ...] = ()
+
+    def of(self, query: str) -> list[Orphan]:
+        """Those of one query."""
+        return [orphan for orphan in self.orphans if orphan.query == query]
+
+
+def look(ledgers: JobLedgers, sinks: Sinks) -> Report:
+    """Ask every sink what is open, and the ledger about each."""
+    orphans: list[Orphan] = []
+    unseen: list[tuple[str, str, str]] = []
+    silent: list[tuple[str, str]] = []
+    for query in ledgers.queries:
+        decided = query.decided()
+        for uid in sorted({*query.sinks, *(entry.committable.sink for entry in decided)}):
+            leftovers: list[Leftover] | None = None
+            beyond: list[Orphan] = []
+            try:
+                leftovers = _ask(query, ledgers.job, uid, sinks, beyond)
+                if leftovers is None:
+                    silent.append((query.uid, uid))
+            except PenstockError as error:
+                unseen.append((query.uid, uid, error.happened))
+            of_sink = [entry for entry in decided if entry.committable.sink == uid]
+            orphans += judge(query.uid, uid, leftovers, of_sink) + beyond
+    return Report(tuple(orphans), tuple(unseen), tuple(silent))
+
+
+def judge(query: str, sink: str, leftovers: Sequence[Leftover] | None, decided: Sequence[Decided]) -> list[Orphan]:
+    """Match what a sink has open with what is decided for it; `leftovers` is None where the sink was not asked."""
+    undecided = list(leftovers or ())
+    orphans = []
+    for entry in decided:
+        open_now = next((each for each in undecided if same_transaction(each, entry.committable)), None)
+        if open_now is not None:
+            undecided.remove(open_now)
+        state = "open" if open_now is not None else "not asked" if leftovers is None else "not open"
+        orphans.append(
+            Orphan(
+                query,
+                sink,
+                open_now.name if open_now is not None else name_of(entry.committable),
+                state,
+                DecisionState.DECIDED,
+                generation=open_now.generation if open_now is not None else entry.generation,
+                epoch=entry.epoch,
+                partition=entry.committable.writer,
+                started=open_now.started if open_now is not None else None,
+                rows=entry.committable.rows,
+                decided_by=entry.generation,
+                decided_at=entry.at,
+                in_log=entry.in_log,
+                details=open_now.details if open_now is not None else {},
+                leftover=open_now,
+            )
+        )
+    return orphans + [orphan_of(query, sink, leftover) for leftover in undecided]
+
+
+def orphan_of(
+    query: str, sink: str, leftover: Leftover, decision: DecisionState = DecisionState.UNDECIDED, scope: str = ""
+) -> Orphan:
+    """A line of the list for what no decision names."""
+    return Orphan(
+        query,
+        sink,
+        leftover.name,
+        "open",
+        decision,
+        leftover.generation,
+        leftover.epoch,
+        leftover.partition,
+        leftover.started,
+        details=leftover.details,
+        leftover=leftover,
+        scope=scope,
+    )
+
+
+def _ask(query: QueryLedger, job: str, uid: str, sinks: Sinks, beyond: list[Orphan]) -> list[Leftover] | None:
+    """What the runs in the ledger have left open; `beyond` takes that of runs which the ledger does not know."""
+    if uid not in sinks:
+        raise ConfigurationError("the sink is not known here: give --job JOB.py, or --servers if it is Kafka.", safe="")
+    known: list[Leftover] = []
+    for scope in query.scopes(job, uid):
+        leftovers = of_all_generations(sinks[uid], scope, Deadline(LOOK_SECONDS))
+        if leftovers is None:
+            return None
+        known += [leftover for leftover in leftovers if leftover.generation <= scope.generation]
+        beyond += [
+            orphan_of(query.uid, uid, leftover, DecisionState.UNKNOWN, scope.uid)
+            for leftover in leftovers
+            if leftover.generation > scope.generation
+        ]
+    return known
+
+
+def name_of(committable: Committable) -> str:
+    """The name that the list shows."""
+    return str(committable.payload.get("transactional_id") or f"{committable.sink}/{committable.writer}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A transaction that the decision of `generation` shows to be `COMMITTED` or `LOST`."""
+
+    query: str
+    epoch: int
+    generation: int
+    committable: Committable
+    outcome: Outcome
+
+
+def ended(ledgers: JobLedgers, epochs: int = ENDED_EPOCHS) -> list[Ended]:
+    """Transactions of the newest complete epochs, by the ledger alone; of each query the newest first.
+
+    Of several decisions for a complete epoch the newest was carried out: what it names is committed. What only an older
+    one names was lost and replaced by a replay, or decided by a run that no longer counted. Transactions that went into
+    the in-flight log are left out; the log knows more about them."""
+    listed: list[Ended] = []
+    for query in ledgers.queries:
+        listed += sorted(_ended(query, epochs), key=lambda entry: -entry.epoch)[:ENDED_MOST]
+    return listed
+
+
+def _ended(query: QueryLedger, epochs: int) -> Iterator[Ended]:
+    complete, _ = query.log.next_epoch()
+    decisions = query.ledger.decisions_since(max(0, complete - epochs), query_of(query.ledger, query.log))
+    by_epoch: dict[int, list[Decision]] = {}
+    for decision in decisions:
+        if decision.id.epoch < complete:
+            by_epoch.setdefault(decision.id.epoch, []).append(decision)
+    for of_epoch in by_epoch.values():
+        newest = max(of_epoch, key=lambda decision: decision.id)
+        carried_out = [committable.payload for committable in newest.to_commit]
+        for decision in of_epoch:
+            for committable in decision.to_commit:
+                if is_logged(committable) or (decision is not newest and committable.payload in carried_out):
+                    continue
+                outcome = Outcome.COMMITTED if decision is newest else Outcome.LOST
+                yield Ended(query.uid, decision.id.epoch, decision.id.generation, committable, outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class RunCheck:
+    """Whether the job runs: True, False, or None where that cannot be seen from here; and the evidence."""
+
+    running: bool | None
+    evidence: str
+
+
+def run_of(ledgers: JobLedgers) -> RunCheck:
+    """Look at this machine's registry, and at the process that the newest generation names."""
+    for entry in Registry().entries():
+        place = f"{entry.storage.rstrip('/')}/{entry.name}"
+        if not entry.state.ended and entry.name == ledgers.job and same_place(place, ledgers.location):
+            return RunCheck(True, f"run {entry.id} is {entry.state}, process {entry.pid or entry.supervisor}")
+    unseen: list[str] = []
+    gone = "no run of it is left on this machine"
+    for query in ledgers.queries:
+        facts = query.facts
+        host, pid = facts.get("host"), facts.get("pid")
+        who = f"generation {query.generation} of query {query.uid}, process {pid} on {host}"
+        if "command" in facts:
+            gone = f"generation {query.generation} of query {query.uid} was this command, and no run came after it"
+        elif host != socket.gethostname():
+            unseen.append(who)
+        elif _alive(pid, facts.get("registered")):
+            return RunCheck(True, who)
+        else:
+            gone = f"{who}, is gone"
+    return RunCheck(None, f"{unseen[0]}, cannot be seen from here") if unseen else RunCheck(False, gone)
+
+
+def refuse_running(run: RunCheck, job: str, *, take_over: bool) -> None:
+    """Raise `TransactionRefused` unless the job is known to be dead, or the operator says that it is."""
+    if run.running:
+        raise TransactionRefused(
+            f"Job {job!r} runs: {run.evidence}.",
+            safe="nothing was touched.",
+            to_do="let it be: it commits and aborts by itself, and so does its next start. To end it first, use"
+            " penstock stop or penstock cancel.",
+        )
+    if run.running is None and not take_over:
+        raise TransactionRefused(
+            f"Whether job {job!r} runs is not known: {run.evidence}.",
+            safe="nothing was touched.",
+            to_do="see there that it is dead, then add --take-over: should it live after all, it is superseded.",
+        )
+
+
+def abort(
+    ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, only: Collection[Orphan], others: Collection[Orphan]
+) -> None:
+    """Abort what no decision that counts names, but leave `others` open. Raises `TransactionRefused`, and aborts
+    nothing, where one of `only` has been decided meanwhile."""
+    chosen = [orphan.leftover for orphan in only if orphan.leftover]
+    kept = [Committable(orphan.sink, -1, 1, 0, orphan.leftover.payload) for orphan in others if orphan.leftover]
+    settlement.abort(ledgers, query, sinks, chosen, kept)
+
+
+def abort_unknown(ledgers: JobLedgers, sinks: Sinks, chosen: Collection[Orphan]) -> None:
+    """Abort what a run opened that the ledger does not know. The operator answers for it: it may have been decided."""
+    for orphan in chosen:
+        assert orphan.leftover is not None
+        scope = SinkScope(ledgers.job, orphan.scope or orphan.sink, orphan.leftover.generation)
+        committer = sinks[orphan.sink].open_committer(scope)
+        try:
+            committer.abort([Committable(orphan.sink, -1, 1, 0, orphan.leftover.payload)], Deadline(_ABORT_SECONDS))
+        finally:
+            committer.close()
+
+
+def refusal_of(id: str, decision: DecisionState, epoch: int | None = None) -> PenstockError:
+    """The error for a transaction that may only be ended the other way."""
+    if decision is DecisionState.DECIDED:
+        return decided_refusal(id, epoch)
+    if decision is DecisionState.UNDECIDED:
+        return TransactionRefused(
+            f"{id} is not decided: it can only be aborted.",
+            safe="nothing was touched. The job replays these rows; committing them would show them twice.",
+            to_do="penstock transactions abort, or start the job, which does the same.",
+        )
+    return TransactionRefused(
+        f"No ledger knows of {id}, or none was asked, so it is not known whether it is decided.",
+        safe="nothing was touched.",
+        to_do="give the job's folder, STORAGE/JOB, or its file by --job. If its ledger is lost for good: --force. It"
+        " loses rows if the transaction was decided and you abort it, and doubles them if not and you commit it.",
+    )
+
+
+def _alive(pid: Any, registered: Any) -> bool:
+    """Whether the process runs that registered the generation, and not a younger one of the same number."""
+    if not isinstance(pid, int) or pid == os.getpid() or not exists(pid):
+        return False
+    started = start_time(pid)
+    return started is None or not isinstance(registered, int | float) or started <= registered + 1
