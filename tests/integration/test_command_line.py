@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.dev.server import end_process
 from penstock.ops.process.registry import Registry
-from penstock.ops.server.phases import PHASES
+from penstock.ops.server.run_view import PHASES
 from tests.support.payments_script import SCRIPT
 from tests.support.waiting import until
 

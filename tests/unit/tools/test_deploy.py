@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.ops.server.metric_families import FAMILIES, JOB_LABEL
+from penstock.ops.server.metrics import FAMILIES, JOB_LABEL
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "penstock.json").read_text(encoding="utf-8"))

@@ -20,8 +20,8 @@ from penstock.errors import ControlError
 from penstock.ops.server import page_files
 from penstock.ops.server.access import Access
 from penstock.ops.server.answers import ERROR_HEADER, AsciiJson, WithHeaders, error_response, http_error, wrong_host
+from penstock.ops.server.control import as_penstock_error
 from penstock.ops.server.flink import FlinkPaths, add_flink
-from penstock.ops.server.operations import as_penstock_error
 from penstock.ops.server.own import ROOT, OwnPaths, add_own
 from penstock.ops.server.requests import Asgi, KnownNames
 from penstock.ops.server.routes import Path, Table, openapi

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from penstock.checkpoint.record import CheckpointRecord
-from penstock.ops.server.collector import Collector, epoch_of
+from penstock.ops.server.run_view import RunView, epoch_of
 from penstock.ops.server.runs import Run
 
 MOST_HISTORY = 100
@@ -25,19 +25,19 @@ _MEASURES = (
     "persisted_data",
 )
 
-_summaries: WeakKeyDictionary[Collector, tuple[float, dict[str, Any]]] = WeakKeyDictionary()
+_summaries: WeakKeyDictionary[RunView, tuple[float, dict[str, Any]]] = WeakKeyDictionary()
 
 
 def statistics(run: Run, *, shown: bool) -> dict[str, Any]:
     """`/jobs/ID/checkpoints`. `shown`: errors may be told."""
-    epochs = run.collector.all_epochs()
+    epochs = run.view.all_epochs()
     complete = next((epoch for epoch in reversed(epochs) if epoch["outcome"] == "complete"), None)
     failed = next((epoch for epoch in reversed(epochs) if epoch["outcome"] != "complete"), None)
-    queries = run.collector.queries().values()
+    queries = run.view.queries().values()
     under_way = sum(now.phase != "idle" for now in queries) if run.live else 0
     totals = sum(now.complete for now in queries), sum(now.failed for now in queries)
-    restored = run.collector.notes("restored")
-    savepoints = run.collector.notes("savepoints")
+    restored = run.view.notes("restored")
+    savepoints = run.view.notes("savepoints")
     return {
         "counts": {
             "restored": len(restored),
@@ -46,7 +46,7 @@ def statistics(run: Run, *, shown: bool) -> dict[str, Any]:
             "completed": totals[0],
             "failed": totals[1],
         },
-        "summary": _summary(run.collector, epochs),
+        "summary": _summary(run.view, epochs),
         "latest": {
             "completed": _line(complete, shown) if complete else None,
             "savepoint": _savepoint(savepoints[0]) if savepoints else None,
@@ -57,14 +57,14 @@ def statistics(run: Run, *, shown: bool) -> dict[str, Any]:
     }
 
 
-def _summary(collector: Collector, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _summary(view: RunView, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of the complete ones. Many are not reckoned through again and again because somebody looks."""
-    last = _summaries.get(collector)
+    last = _summaries.get(view)
     if last is not None and len(epochs) > _FEW and time.monotonic() - last[0] < SUMMARY_SECONDS:
         return last[1]
     complete = [_sizes(epoch) for epoch in epochs if epoch["outcome"] == "complete"]
     found = {name: spread([sizes[name] for sizes in complete]) for name in _MEASURES}
-    _summaries[collector] = (time.monotonic(), found)
+    _summaries[view] = (time.monotonic(), found)
     return found
 
 
@@ -94,7 +94,7 @@ def configuration(run: Run) -> dict[str, Any]:
 def details(run: Run, number: int, *, shown: bool) -> dict[str, Any] | None:
     """`/jobs/ID/checkpoints/details/N`: the newest attempt at epoch N, each query that has one as a task."""
     by_query: dict[str, dict[str, Any]] = {}
-    for epoch in run.collector.all_epochs():
+    for epoch in run.view.all_epochs():
         if epoch["epoch"] == number:
             by_query[epoch["query"]] = _line(epoch, shown)
     if not by_query:

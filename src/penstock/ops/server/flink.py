@@ -78,7 +78,7 @@ class FlinkPaths:
         entry, status = run.entry, run.status()
         hidden = () if request.state.trusted else ("error",)
         facts = status.get("queries") or {
-            uid: {"epoch": now.epoch, "generation": now.generation} for uid, now in run.collector.queries().items()
+            uid: {"epoch": now.epoch, "generation": now.generation} for uid, now in run.view.queries().items()
         }
         return AsciiJson(
             {
@@ -135,7 +135,7 @@ class FlinkPaths:
                 "failureLabels": {},
                 "concurrentExceptions": [],
             }
-            for note in run.collector.notes("exceptions")
+            for note in run.view.notes("exceptions")
         ]
         error: Mapping[str, str] = run.entry.error or {}
         return AsciiJson(
@@ -226,7 +226,7 @@ def plan_of(run: Run) -> dict[str, Any]:
 
 def metrics_of(run: Run) -> dict[str, Any]:
     """By Flink's names, as far as they mean something here."""
-    queries = run.collector.queries().values()
+    queries = run.view.queries().values()
     newest = [now.newest for now in queries if now.newest is not None]
     last = max(newest, key=lambda epoch: epoch["ended"], default=None)
     entry = run.entry

@@ -1,12 +1,12 @@
-"""What a run leaves behind for whoever looks later: files below the registry's folder, bounded.
+"""What a run leaves behind: the events its view is folded from, in files of bounded size below the registry.
 
     $PENSTOCK_HOME/history/ID/description.json         version 1: the plan, the settings, where the job's folder is
     $PENSTOCK_HOME/history/ID/epochs-00000001.jsonl    one JSON line for each checkpoint that was recorded
     $PENSTOCK_HOME/history/ID/story-00000001.jsonl     and for each start, recovery, failure, restart, savepoint
 
-A file that has reached its size is followed by one of the next number, and the oldest goes. Files are readable by their
-owner only: errors may quote rows. What is damaged is read as far as it goes. Nothing here is needed by recovery, and
-nothing that goes wrong here stops a job.
+A file that has reached its size is followed by one of the next number, and the oldest is deleted. Files are readable by
+their owner only: errors may quote rows. Damaged files are read as far as they go. Recovery needs none of this, and no
+failure here stops a job.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.ops.process.registry import ID, history_folder, home
+from penstock.ops.server import run_view
 from penstock.storage.private import create_own, own_folder, read_own
 
 log = logging.getLogger("penstock")
@@ -36,12 +37,8 @@ SEGMENT_BYTES = {EPOCHS: 2 << 20, STORY: 512 << 10}
 SEGMENTS = {EPOCHS: 6, STORY: 3}
 """So a run keeps at most 13.5 MiB."""
 MOST_BYTES = 256 << 20
-"""Of all runs together; beyond it the oldest go, those of living runs never."""
+"""Of all runs together; beyond it the oldest of those that have ended are deleted."""
 
-_STORY = frozenset((
-    "started", "recovered", "log_restored", "checkpoint_failed", "skipped", "callback_failed", "throttled", "flowing",
-    "failed", "restarting", "global_checkpoint", "savepoint", "restored", "stopped", "aborted", "logged", "drained",
-))  # fmt: skip
 _YOUNG_SECONDS = 3600.0
 _WAITING = 10_000  # events not yet written
 _CLOSE_SECONDS = 5.0
@@ -50,7 +47,7 @@ _SEGMENT = re.compile(r"^(?P<kind>epochs|story)-(?P<number>\d{8})\.jsonl$")
 
 @dataclass
 class PastRun:
-    """What was found of a run; `damage` says what could not be read."""
+    """What is left of a run; `damage` says what could not be read."""
 
     description: dict[str, Any] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
@@ -64,27 +61,27 @@ class PastRun:
 
 
 class HistoryWriter:
-    """An `Events` listener. Writes in a thread of its own; `describe` is called there, once, before the first line."""
+    """An `Events` listener. Writes in a thread of its own, which calls `describe` once, before the first line."""
 
     def __init__(self, id: str, describe: Callable[[], Mapping[str, Any]], root: Path | None = None) -> None:
         self._folder, self._describe = history_folder(id, root), describe
         self._waiting: deque[Mapping[str, Any]] = deque(maxlen=_WAITING)
-        self._there = threading.Condition()
+        self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="penstock-history", daemon=True)
         self._thread.start()
 
     def on_event(self, event: Mapping[str, Any]) -> None:
-        if event.get("event") == "checkpoint" or event.get("event") in _STORY:
-            with self._there:
+        if event.get("event") == run_view.RECORDED or event.get("event") in run_view.STORY:
+            with self._changed:
                 self._waiting.append(event)
-                self._there.notify_all()
+                self._changed.notify_all()
 
     def close(self) -> None:
-        """Write what waits, and end."""
-        with self._there:
+        """Write what is queued, and end."""
+        with self._changed:
             self._closing = True
-            self._there.notify_all()
+            self._changed.notify_all()
         self._thread.join(_CLOSE_SECONDS)
 
     def _work(self) -> None:
@@ -93,22 +90,22 @@ class HistoryWriter:
             _write_whole(self._folder / "description.json", {"version": VERSION, **self._describe()})
             logs = {kind: _Segments(self._folder, kind) for kind in (EPOCHS, STORY)}
             while True:
-                with self._there:
+                with self._changed:
                     while not self._waiting and not self._closing:
-                        self._there.wait()
+                        self._changed.wait()
                     if not self._waiting:
                         return
-                    lines = list(self._waiting)
+                    events = list(self._waiting)
                     self._waiting.clear()
-                for event in lines:
-                    logs[EPOCHS if event.get("event") == "checkpoint" else STORY].write(event)
+                for event in events:
+                    logs[EPOCHS if event.get("event") == run_view.RECORDED else STORY].write(event)
         except Exception as error:
             log.warning("the job runs, but keeps no history: %s", error)
             self._waiting = deque(maxlen=0)
 
 
 class _Segments:
-    """Files of one kind, the newest added to."""
+    """Files of one kind; lines are appended to the newest."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self._folder, self._kind = folder, kind
@@ -138,58 +135,58 @@ class _Segments:
 
 
 def read_history(id: str, root: Path | None = None) -> PastRun:
-    """All that a run has left, as far as it can be read; never raises."""
-    folder, found = history_folder(id, root), PastRun()
+    """What a run has left, as far as it can be read; never raises."""
+    folder, past = history_folder(id, root), PastRun()
     if not ID.fullmatch(id) or not folder.is_dir():
-        return found
+        return past
     try:
         body = json.loads(read_own(folder / "description.json"))
         if not isinstance(body, dict) or int(body["version"]) > VERSION:
             raise ValueError("it is of a newer version")
         if not isinstance(body.get("plan") or {}, dict) or not isinstance(body.get("settings") or [], list):
             raise ValueError("it is not one")
-        found.description = body
+        past.description = body
     except FileNotFoundError:
-        found.damage.append("its description is missing")
+        past.damage.append("its description is missing")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        found.damage.append(f"its description cannot be read: {error}")
-    for kind, into in ((EPOCHS, found.epochs), (STORY, found.story)):
+        past.damage.append(f"its description cannot be read: {error}")
+    for kind, into in ((EPOCHS, past.epochs), (STORY, past.story)):
         for number in _numbers(folder, kind):
-            _read_lines(folder / f"{kind}-{number:08d}.jsonl", into, found.damage)
-    return found
+            _read_lines(folder / f"{kind}-{number:08d}.jsonl", into, past.damage)
+    return past
 
 
 def fingerprint(id: str, root: Path | None = None) -> tuple[Any, ...]:
-    """Differs where something was written since."""
-    found = []
+    """Differs once something more is written."""
+    files = []
     with contextlib.suppress(OSError):
         for file in sorted(history_folder(id, root).iterdir()):
             stat = file.stat()
-            found.append((file.name, stat.st_size, stat.st_mtime_ns))
-    return tuple(found)
+            files.append((file.name, stat.st_size, stat.st_mtime_ns))
+    return tuple(files)
 
 
 def prune(known: set[str], ended: set[str], root: Path | None = None) -> None:
-    """Forget histories of runs that are not `known` any more; and where all of those that have `ended` are too much,
-    the oldest."""
+    """Delete the histories of runs that are no longer `known`; and of those that have `ended`, the oldest, while they
+    take too much together."""
     folder = (root or home()) / "history"
     sizes: list[tuple[float, int, Path]] = []
     with contextlib.suppress(OSError):
-        for one in folder.iterdir():
-            if not ID.fullmatch(one.name) or (one.name in known and one.name not in ended):
+        for run in folder.iterdir():
+            if not ID.fullmatch(run.name) or (run.name in known and run.name not in ended):
                 continue
-            files = [file.stat() for file in one.iterdir()]
-            newest = max(stat.st_mtime for stat in (one.stat(), *files))
-            if one.name not in known:
-                if newest < time.time() - _YOUNG_SECONDS:  # or it is of a job that starts just now
-                    shutil.rmtree(one, ignore_errors=True)
+            files = [file.stat() for file in run.iterdir()]
+            newest = max(stat.st_mtime for stat in (run.stat(), *files))
+            if run.name not in known:
+                if newest < time.time() - _YOUNG_SECONDS:  # a younger one may be of a job that starts just now
+                    shutil.rmtree(run, ignore_errors=True)
                 continue
-            sizes.append((newest, sum(stat.st_size for stat in files), one))
+            sizes.append((newest, sum(stat.st_size for stat in files), run))
     total = sum(size for _, size, _ in sizes)
-    for _, size, one in sorted(sizes):
+    for _, size, run in sorted(sizes):
         if total <= MOST_BYTES:
             break
-        shutil.rmtree(one, ignore_errors=True)
+        shutil.rmtree(run, ignore_errors=True)
         total -= size
 
 
@@ -217,13 +214,13 @@ def _time(event: Mapping[str, Any]) -> float:
 
 
 def _numbers(folder: Path, kind: str) -> list[int]:
-    found = []
+    numbers = []
     with contextlib.suppress(OSError):
         for file in folder.iterdir():
             match = _SEGMENT.match(file.name)
             if match is not None and match["kind"] == kind:
-                found.append(int(match["number"]))
-    return sorted(found)
+                numbers.append(int(match["number"]))
+    return sorted(numbers)
 
 
 def _write_whole(path: Path, body: Mapping[str, Any]) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from penstock.ops.process.registration import Registration
 from penstock.ops.server.access import Access
 from penstock.ops.server.app import Application
-from penstock.ops.server.collector import Collector
 from penstock.ops.server.commands import CommandPaths, add_commands
-from penstock.ops.server.lifecycle import Lifecycle, Steerable
-from penstock.ops.server.metrics import Metrics, endpoint
-from penstock.ops.server.operations import Operations
+from penstock.ops.server.control import Lifecycle, Operations, Steerable
+from penstock.ops.server.metrics import Metrics
 from penstock.ops.server.routes import Table
+from penstock.ops.server.run_view import RunView
 from penstock.ops.server.runs import Insight, OneRun, Run
 from penstock.ops.server.steer import DisposalPaths, Steered, SteeringPaths, add_disposal, add_steering
 
@@ -29,7 +33,7 @@ class Controls:
     lifecycle: Lifecycle
     operations: Operations
     token: str
-    collector: Collector
+    view: RunView
     describe: Callable[[], Mapping[str, Any]] = dict
     insight: Insight | None = None
     open_reads: bool = False
@@ -42,7 +46,7 @@ class Controls:
         entry = self.registration.entry
         return Run(
             entry,
-            self.collector,
+            self.view,
             self.describe,
             live=not entry.state.ended,
             status=lambda: status,
@@ -71,4 +75,16 @@ def add_job_paths(
     add_steering(table, steering)
     add_disposal(table, DisposalPaths(operations))
     add_commands(table, commands)
-    table.add("GET", "/metrics", endpoint(metrics), "Metrics for Prometheus", flink=True, media="text/plain")
+    table.add("GET", "/metrics", _scraped(metrics), "Metrics for Prometheus", flink=True, media="text/plain")
+
+
+def _scraped(metrics: Metrics | None) -> Callable[[Request], Awaitable[Response]]:
+    """Answers `GET /metrics`."""
+
+    async def scrape(request: Request) -> Response:
+        if metrics is None:
+            raise HTTPException(404, "There are no metrics here: ask a running job's own address")
+        body, content_type = await run_in_threadpool(metrics.render, request.headers.get("Accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
+
+    return scrape

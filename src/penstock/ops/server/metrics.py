@@ -1,258 +1,246 @@
-"""A running job's numbers for Prometheus: fed by events, asked for under `/metrics`.
+"""A running job's numbers for Prometheus, read from the view of the run and served as `/metrics`.
 
-Feeding costs a few additions for each event, nothing for a row, and needs no library; `prometheus-client` is loaded
-when somebody asks. `metric_families` has every name there is.
+`FAMILIES` has every name, what it counts and its labels; docs/reference/metrics.md has the same. Updating costs a few
+additions for each event and nothing for a row.
 """
 
 from __future__ import annotations
 
-import bisect
 import platform
 import sys
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from penstock import __version__
 from penstock.ops.process.registry import State
-from penstock.ops.server.metric_families import BUCKETS, FAMILIES, JOB_LABEL
-from penstock.ops.server.phases import EpochTimes, Phases
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
-    from prometheus_client.registry import Collector
-    from starlette.requests import Request
-    from starlette.responses import Response
 
     from penstock.ops.process.registration import Registration
-    from penstock.ops.server.lifecycle import Lifecycle
+    from penstock.ops.server.control import Lifecycle
+    from penstock.ops.server.run_view import Attempt, Event, QueryView, RunView
 
-#: There from a query's start, so that rates see the first of each.
+JOB_LABEL = "job_name"
+"""On every series. `job` is Prometheus's own label, for the group of targets."""
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+"""Upper bounds of all histograms, in seconds."""
+
+
+class Family(NamedTuple):
+    """One name: what it counts, and its labels besides the job's."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ("query",)
+
+
+ON_SCRAPE: Mapping[str, Family] = {
+    "penstock_build_info": Family("gauge", "Always 1; versions are in the labels.", ("version", "pyspark", "python")),
+    "penstock_job_start_timestamp_seconds": Family("gauge", "When the run was first started.", ()),
+    "penstock_job_state": Family("gauge", "1 for the state the job is in, 0 for the others.", ("state",)),
+    "penstock_restarts_total": Family("counter", "Restarts of the run, by itself and by its supervisor.", ()),
+    "penstock_source_lag_rows": Family(
+        "gauge", "Rows that a source partition is ahead of the query.", ("query", "source", "partition")
+    ),
+    "penstock_watermark_timestamp_seconds": Family("gauge", "The query's watermark."),
+}
+"""Those that no event brings: the job is asked for them."""
+
+ON_EVENT: Mapping[str, Family] = {
+    "penstock_savepoints_total": Family("counter", "Savepoints taken since the driver began.", ()),
+    "penstock_generation": Family("gauge", "The query's generation."),
+    "penstock_recoveries_total": Family("counter", "Recoveries, by what they found to do.", ("query", "action")),
+    "penstock_recovery_seconds": Family("histogram", "How long recoveries took."),
+    "penstock_epochs_completed_total": Family("counter", "Complete epochs."),
+    "penstock_epochs_failed_total": Family("counter", "Attempts at an epoch that failed."),
+    "penstock_epochs_skipped_total": Family("counter", "At most once: epochs of which rows were dropped."),
+    "penstock_epoch_seconds": Family("histogram", "From an epoch's barrier until it was complete."),
+    "penstock_epoch_phase_seconds": Family("histogram", "The phases of complete epochs.", ("query", "phase")),
+    "penstock_epoch_opened_timestamp_seconds": Family("gauge", "When the epoch in progress began; 0 for none."),
+    "penstock_last_completed_epoch": Family("gauge", "The number of the newest complete epoch."),
+    "penstock_last_completed_timestamp_seconds": Family("gauge", "When it was complete."),
+    "penstock_rows_total": Family("counter", "Rows written by complete epochs, over all sinks of the query."),
+    "penstock_rows_skipped_total": Family("counter", "At most once: rows that were dropped."),
+    "penstock_alignment_wait_seconds": Family("gauge", "How long the first partition waited for the slowest."),
+    "penstock_alignment_skew_ratio": Family("gauge", "How many times the median the slowest partition took."),
+    "penstock_transactions_open": Family("gauge", "Writers that are prepared and not ended, in the epoch in progress."),
+    "penstock_transactions_in_doubt": Family("gauge", "Writers that are decided and not proven to be visible."),
+    "penstock_transactions_aborted_total": Family("counter", "Leftover transactions that were aborted."),
+    "penstock_inflight_bytes": Family("gauge", "What waits in the in-flight log.", ("query", "sink")),
+    "penstock_inflight_epochs": Family("gauge", "Epochs that wait in the in-flight log.", ("query", "sink")),
+    "penstock_sink_waiting": Family("gauge", "1 while the sink takes nothing of that log.", ("query", "sink")),
+    "penstock_throttled": Family("gauge", "1 while the in-flight log is full and the next epoch waits."),
+    "penstock_throttled_seconds_total": Family("counter", "How long epochs have waited for room in that log."),
+    "penstock_state_rows": Family("gauge", "Rows of state after the newest recorded epoch, over all operators."),
+    "penstock_state_bytes": Family("gauge", "The size of that state."),
+}
+
+FAMILIES: Mapping[str, Family] = {**ON_SCRAPE, **ON_EVENT}
+
+_KINDS: Mapping[str, Callable[..., Any]] = {
+    "counter": Counter, "gauge": Gauge, "histogram": partial(Histogram, buckets=BUCKETS)
+}  # fmt: skip
+#: Present from a query's start, so that rates see the first of each.
 _FROM_ZERO = (
-    "penstock_epochs_completed_total", "penstock_epochs_failed_total", "penstock_rows_total",
-    "penstock_transactions_open", "penstock_transactions_in_doubt", "penstock_throttled",
-    "penstock_epoch_opened_timestamp_seconds",
+    "penstock_epochs_completed_total", "penstock_epochs_failed_total", "penstock_rows_total", "penstock_throttled",
 )  # fmt: skip
-
-Labels = tuple[str, ...]
+#: Of the newest record: its field, and how many of its units make one of the gauge's.
+_RECORDED = (
+    ("penstock_state_rows", "state_rows", 1), ("penstock_state_bytes", "state_bytes", 1),
+    ("penstock_alignment_skew_ratio", "skew", 1), ("penstock_alignment_wait_seconds", "waited_ms", 1000),
+)  # fmt: skip
 Positions = Callable[[], Mapping[str, Mapping[str, Any]]]
-
-
-@dataclass
-class _Histogram:
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
-    total: float = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect.bisect_left(BUCKETS, value)] += 1
-        self.total += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Upper bound and how many are not above it."""
-        found, below = [], 0
-        for bound, count in zip((*map(float, BUCKETS), float("inf")), self.counts, strict=True):
-            below += count
-            found.append(("+Inf" if bound == float("inf") else str(bound), float(below)))
-        return found
+Values = dict[tuple[str, ...], float]
 
 
 class Metrics:
-    """One run's numbers. Also a collector, as `prometheus-client` has them: a registry of its own for each scrape.
+    """One run's numbers.
 
-    `positions` tells, by query, the `watermark` in milliseconds and the `sources`, by uid, each with its partitions and
-    their `lag`. It may take seconds. Without it, what the job's status says of that counts."""
+    `positions` returns, by query, the `watermark` in milliseconds and the `sources`, by uid, each with its partitions
+    and their `lag`. It may take seconds. Without it, the job's status has them."""
 
-    def __init__(self, registration: Registration, lifecycle: Lifecycle, positions: Positions | None = None) -> None:
-        self._registration, self._lifecycle, self._positions = registration, lifecycle, positions
-        self._lock = threading.Lock()
-        self._values: dict[str, dict[Labels, float]] = {name: {} for name in FAMILIES}
-        self._histograms: dict[str, dict[Labels, _Histogram]] = {name: {} for name in FAMILIES}
-        self._phases = Phases(self._observe)
-        self._rows: dict[str, int] = {}  # of the epoch under way
-        self._writers: dict[str, int] = {}
-        self._given_up: dict[str, int] = {}  # epochs counted as failed whose own end comes after it
-
-    # Fed by events
-
-    def on_event(self, event: Mapping[str, Any]) -> None:
-        """An `Events` listener."""
-        name, query = str(event["event"]), event.get("query")
-        with self._lock:
-            self._phases.on_event(event)
-            if name == "savepoint":
-                self._add("penstock_savepoints_total", 1)
-            handle = _HANDLERS.get(name)
-            if handle is not None and isinstance(query, str):
-                handle(self, query, event)
-
-    def _started(self, query: str, event: Mapping[str, Any]) -> None:
-        for name in _FROM_ZERO:
-            self._values[name].setdefault((query,), 0.0)
-        self._set("penstock_generation", event["generation"], query)
-
-    def _recovered(self, query: str, event: Mapping[str, Any]) -> None:
-        self._add("penstock_recoveries_total", 1, query, str(event["action"]))
-        self._histogram("penstock_recovery_seconds", query).observe(float(event["seconds"]))
-        self._end_transactions(query)
-
-    def _opened(self, query: str, event: Mapping[str, Any]) -> None:
-        self._set("penstock_epoch_opened_timestamp_seconds", event["time"], query)
-        self._set("penstock_transactions_open", 0, query)
-        self._rows[query] = 0
-
-    def _precommitted(self, query: str, event: Mapping[str, Any]) -> None:
-        self._rows[query] = int(event["rows"])
-        self._writers[query] = int(event.get("writers") or 0)
-        self._set("penstock_transactions_open", self._writers[query], query)
-
-    def _decided(self, query: str, event: Mapping[str, Any]) -> None:
-        self._set("penstock_transactions_in_doubt", self._writers.get(query, 0), query)
-
-    def _committed(self, query: str, event: Mapping[str, Any]) -> None:
-        self._end_transactions(query)
-
-    def _completed(self, query: str, event: Mapping[str, Any]) -> None:
-        self._add("penstock_epochs_completed_total", 1, query)
-        self._add("penstock_rows_total", max(0, self._rows.pop(query, 0)), query)
-        self._set("penstock_last_completed_epoch", event["epoch"], query)
-        self._set("penstock_last_completed_timestamp_seconds", event["time"], query)
-        self._set("penstock_epoch_opened_timestamp_seconds", 0, query)
-        self._end_transactions(query)
-        self._given_up.pop(query, None)
-
-    def _checkpoint_failed(self, query: str, event: Mapping[str, Any]) -> None:
-        self._add("penstock_epochs_failed_total", 1, query)
-        if not event.get("tolerated"):
-            self._given_up[query] = event["epoch"]
-
-    def _failed(self, query: str, event: Mapping[str, Any]) -> None:
-        self._set("penstock_epoch_opened_timestamp_seconds", 0, query)
-        is_counted = self._given_up.pop(query, None) == event.get("epoch")
-        is_stop = str(event.get("error")).startswith("JobStopped")  # which is no failure
-        if not is_counted and not is_stop:
-            self._add("penstock_epochs_failed_total", 1, query)
-
-    def _skipped(self, query: str, event: Mapping[str, Any]) -> None:
-        rows = int(event["rows"])
-        self._add("penstock_epochs_skipped_total", 1, query)
-        self._add("penstock_rows_skipped_total", rows, query)
-        self._rows[query] = self._rows.get(query, 0) - rows
-
-    def _logged(self, query: str, event: Mapping[str, Any]) -> None:
-        self._set("penstock_inflight_epochs", event["backlog"], query, str(event["sink"]))
-        self._set("penstock_inflight_bytes", event["backlog_bytes"], query, str(event["sink"]))
-        self._end_transactions(query)
-
-    def _drained(self, query: str, event: Mapping[str, Any]) -> None:
-        sink, left = str(event["sink"]), int(event["backlog"])
-        before = self._values["penstock_inflight_bytes"].get((query, sink), 0.0)
-        self._set("penstock_inflight_epochs", left, query, sink)
-        self._set("penstock_inflight_bytes", max(0.0, before - event["bytes"]) if left else 0, query, sink)
-        self._set("penstock_sink_waiting", 0, query, sink)
-
-    def _drain_waiting(self, query: str, event: Mapping[str, Any]) -> None:
-        self._set("penstock_sink_waiting", 1, query, str(event["sink"]))
-
-    def _throttled(self, query: str, event: Mapping[str, Any]) -> None:
-        self._set("penstock_throttled", 1, query)
-
-    def _flowing(self, query: str, event: Mapping[str, Any]) -> None:
-        self._set("penstock_throttled", 0, query)
-        self._add("penstock_throttled_seconds_total", float(event["seconds"]), query)
-
-    def _aborted(self, query: str, event: Mapping[str, Any]) -> None:
-        self._add("penstock_transactions_aborted_total", event["count"], query)
-
-    def _recorded(self, query: str, event: Mapping[str, Any]) -> None:
-        if event.get("outcome") != "complete":
-            return
-        for name, key, unit in (
-            ("penstock_state_rows", "state_rows", 1),
-            ("penstock_state_bytes", "state_bytes", 1),
-            ("penstock_alignment_skew_ratio", "skew", 1),
-            ("penstock_alignment_wait_seconds", "waited_ms", 1000),
-        ):
-            value = event.get(key)
-            if value is not None:
-                self._set(name, value / unit, query)
-
-    def _end_transactions(self, query: str) -> None:
-        self._set("penstock_transactions_open", 0, query)
-        self._set("penstock_transactions_in_doubt", 0, query)
-
-    def _observe(self, epoch: EpochTimes) -> None:
-        if epoch.error is None:
-            self._histogram("penstock_epoch_seconds", epoch.query).observe(max(0.0, epoch.ended - epoch.opened))
-            for phase, begin, end in epoch.phases():
-                self._histogram("penstock_epoch_phase_seconds", epoch.query, phase).observe(end - begin)
-
-    def _add(self, name: str, value: float, *labels: str) -> None:
-        values = self._values[name]
-        values[labels] = values.get(labels, 0.0) + value
-
-    def _set(self, name: str, value: float, *labels: str) -> None:
-        self._values[name][labels] = float(value)
-
-    def _histogram(self, name: str, *labels: str) -> _Histogram:
-        return self._histograms[name].setdefault(labels, _Histogram())
-
-    # Asked by Prometheus
+    def __init__(
+        self, view: RunView, registration: Registration, lifecycle: Lifecycle, positions: Positions | None = None
+    ) -> None:
+        self._view, self._job = view, registration.entry.name
+        self._registry = _Registry(auto_describe=False)
+        self._registry.register(_OnScrape(registration, lifecycle, positions))
+        self._metrics: dict[str, Any] = {
+            name: _KINDS[family.kind](name, family.help, (JOB_LABEL, *family.labels), registry=self._registry)
+            for name, family in ON_EVENT.items()
+        }
+        self._counted_failures: dict[str, int] = {}  # by query: an epoch whose `failed` event is still to come
+        view.on_attempt(self._observe)
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """What there is now, in the form that a client with this `Accept` understands best, and its content type.
-        `ImportError` where prometheus-client is not installed."""
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.exposition import choose_encoder
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(cast("Collector", self))
+        """The numbers in the form that a client with this `Accept` understands best, and its content type."""
         encode, content_type = choose_encoder(accept)
-        return encode(registry), content_type
+        return encode(self._registry), content_type
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: no two collectors share this registry."""
-        return ()
+    def on_event(self, event: Event) -> None:
+        """An `Events` listener, behind the view's."""
+        if event["event"] == "savepoint":
+            self._of("penstock_savepoints_total").inc()
+        query = self._view.query(event.get("query"))
+        if query is not None:
+            for name in _FROM_ZERO:
+                self._of(name, query.uid)
+            self._count(query, event)
+            self._set_gauges(query)
+
+    def _of(self, name: str, *labels: str) -> Any:
+        return self._metrics[name].labels(self._job, *labels)
+
+    def _set_gauges(self, query: QueryView) -> None:
+        opened = query.attempt.opened if query.attempt is not None else 0
+        self._of("penstock_generation", query.uid).set(query.generation)
+        self._of("penstock_epoch_opened_timestamp_seconds", query.uid).set(opened)
+        self._of("penstock_transactions_open", query.uid).set(query.transactions_open)
+        self._of("penstock_transactions_in_doubt", query.uid).set(query.transactions_in_doubt)
+
+    def _count(self, query: QueryView, event: Event) -> None:
+        uid = query.uid
+        match event["event"]:
+            case "recovered":
+                self._of("penstock_recoveries_total", uid, str(event["action"])).inc()
+                self._of("penstock_recovery_seconds", uid).observe(float(event["seconds"]))
+            case "completed":
+                self._complete(query, event)
+            case "checkpoint" if event.get("outcome") == "complete":
+                for name, key, unit in _RECORDED:
+                    if event.get(key) is not None:
+                        self._of(name, uid).set(event[key] / unit)
+            case "checkpoint_failed":
+                self._of("penstock_epochs_failed_total", uid).inc()
+                if not event.get("tolerated"):
+                    self._counted_failures[uid] = event["epoch"]
+            case "failed":
+                is_counted = self._counted_failures.pop(uid, None) == event.get("epoch")
+                if not is_counted and not str(event.get("error")).startswith("JobStopped"):  # a stop is no failure
+                    self._of("penstock_epochs_failed_total", uid).inc()
+            case "skipped":
+                self._of("penstock_epochs_skipped_total", uid).inc()
+                self._of("penstock_rows_skipped_total", uid).inc(int(event["rows"]))
+            case "logged" | "drained" | "drain_waiting":
+                self._set_inflight(query, str(event["sink"]), str(event["event"]))
+            case "throttled":
+                self._of("penstock_throttled", uid).set(1)
+            case "flowing":
+                self._of("penstock_throttled", uid).set(0)
+                self._of("penstock_throttled_seconds_total", uid).inc(float(event["seconds"]))
+            case "aborted":
+                self._of("penstock_transactions_aborted_total", uid).inc(event["count"])
+
+    def _complete(self, query: QueryView, event: Event) -> None:
+        attempt = query.completed
+        if attempt is not None and attempt.epoch == event["epoch"]:
+            self._of("penstock_rows_total", query.uid).inc(max(0, attempt.rows - attempt.skipped_rows))
+        self._of("penstock_epochs_completed_total", query.uid).inc()
+        self._of("penstock_last_completed_epoch", query.uid).set(event["epoch"])
+        self._of("penstock_last_completed_timestamp_seconds", query.uid).set(event["time"])
+        self._counted_failures.pop(query.uid, None)
+
+    def _set_inflight(self, query: QueryView, sink: str, event: str) -> None:
+        if event != "logged":
+            self._of("penstock_sink_waiting", query.uid, sink).set(event == "drain_waiting")
+        if event != "drain_waiting":
+            epochs, size = query.inflight[sink]
+            self._of("penstock_inflight_epochs", query.uid, sink).set(epochs)
+            self._of("penstock_inflight_bytes", query.uid, sink).set(size)
+
+    def _observe(self, attempt: Attempt) -> None:
+        if attempt.error is None:
+            self._of("penstock_epoch_seconds", attempt.query).observe(max(0.0, attempt.ended - attempt.opened))
+            for phase, begin, end in attempt.phases():
+                self._of("penstock_epoch_phase_seconds", attempt.query, phase).observe(end - begin)
+
+
+class _Registry(CollectorRegistry):
+    """Without the times at which series were created, and without families that have no series yet."""
 
     def collect(self) -> Iterator[Metric]:
-        """Every family that has something to say."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        for metric in super().collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            if metric.samples:
+                yield metric
 
-        asked = self._ask()
-        with self._lock:
-            for name, family in FAMILIES.items():
-                labels = (JOB_LABEL, *family.labels)
-                found: Metric
-                if family.kind == "histogram":
-                    found = histogram = HistogramMetricFamily(name, family.help, labels=labels)
-                    for values, one in self._histograms[name].items():
-                        histogram.add_metric(self._labels(values), buckets=one.buckets(), sum_value=one.total)
-                else:
-                    kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-                    found = kind(name, family.help, labels=labels)
-                    for values, value in (asked.get(name) or self._values[name]).items():
-                        found.add_metric(self._labels(values), value)
-                if found.samples:
-                    yield found
 
-    def _labels(self, values: Labels) -> list[str]:
-        return [self._registration.entry.name, *values]
+class _OnScrape(Collector):
+    """Asks the job when its metrics are read."""
 
-    def _ask(self) -> dict[str, dict[Labels, float]]:
-        """What no event tells: it is asked for when somebody wants to know."""
-        status = self._lifecycle.status()
+    def __init__(self, registration: Registration, lifecycle: Lifecycle, positions: Positions | None) -> None:
+        self._registration, self._lifecycle, self._positions = registration, lifecycle, positions
+
+    def collect(self) -> Iterator[Metric]:
+        values = self._values(self._lifecycle.status())
+        for name, family in ON_SCRAPE.items():
+            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+            metric = kind(name, family.help, labels=(JOB_LABEL, *family.labels))
+            for labels, value in values[name].items():
+                metric.add_metric((self._registration.entry.name, *labels), value)
+            yield metric
+
+    def _values(self, status: Mapping[str, Any]) -> dict[str, Values]:
         entry = self._registration.entry
-        lags: dict[Labels, float] = {}
-        watermarks: dict[Labels, float] = {}
-        for query, facts in self._look(status).items():
+        lags: Values = {}
+        watermarks: Values = {}
+        for query, facts in self._query_positions(status).items():
             if facts.get("watermark") is not None:
                 watermarks[query,] = facts["watermark"] / 1000
             for source, partitions in (facts.get("sources") or {}).items():
                 for partition in partitions:
                     if partition.get("lag") is not None:
                         lags[query, str(source), str(partition["partition"])] = float(partition["lag"])
+        pyspark = str(getattr(sys.modules.get("pyspark"), "__version__", ""))
         return {
-            "penstock_build_info": {(__version__, _pyspark(), platform.python_version()): 1.0},
+            "penstock_build_info": {(__version__, pyspark, platform.python_version()): 1.0},
             "penstock_job_start_timestamp_seconds": {(): entry.start / 1000},
             "penstock_job_state": {(str(state.value),): float(state is entry.state) for state in State},
             "penstock_restarts_total": {(): float(entry.restarts)},
@@ -260,54 +248,10 @@ class Metrics:
             "penstock_watermark_timestamp_seconds": watermarks,
         }
 
-    def _look(self, status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    def _query_positions(self, status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         if self._positions is None:
-            return cast("Mapping[str, Mapping[str, Any]]", status.get("queries", {}))
+            return status.get("queries") or {}
         try:
             return self._positions()
-        except Exception:  # the job is on its way in or out; the other numbers count all the same
+        except Exception:  # the job starts or ends; its other numbers are valid all the same
             return {}
-
-
-def _pyspark() -> str:
-    """The version that this process has loaded, if it has."""
-    return str(getattr(sys.modules.get("pyspark"), "__version__", ""))
-
-
-_HANDLERS: Mapping[str, Callable[[Metrics, str, Mapping[str, Any]], None]] = {
-    "started": Metrics._started,
-    "recovered": Metrics._recovered,
-    "opened": Metrics._opened,
-    "precommitted": Metrics._precommitted,
-    "decided": Metrics._decided,
-    "committed": Metrics._committed,
-    "completed": Metrics._completed,
-    "checkpoint": Metrics._recorded,
-    "checkpoint_failed": Metrics._checkpoint_failed,
-    "failed": Metrics._failed,
-    "skipped": Metrics._skipped,
-    "logged": Metrics._logged,
-    "drained": Metrics._drained,
-    "drain_waiting": Metrics._drain_waiting,
-    "throttled": Metrics._throttled,
-    "flowing": Metrics._flowing,
-    "aborted": Metrics._aborted,
-}
-
-
-def endpoint(metrics: Metrics | None) -> Callable[[Request], Awaitable[Response]]:
-    """What answers `GET /metrics`."""
-    from starlette.concurrency import run_in_threadpool
-    from starlette.exceptions import HTTPException
-    from starlette.responses import Response
-
-    async def scrape(request: Request) -> Response:
-        if metrics is None:
-            raise HTTPException(404, "There are no metrics here: ask a running job's own address")
-        try:
-            body, content_type = await run_in_threadpool(metrics.render, request.headers.get("Accept", ""))
-        except ImportError:
-            raise HTTPException(501, "prometheus-client is not installed where the job runs") from None
-        return Response(body, headers={"Content-Type": content_type})
-
-    return scrape

@@ -18,9 +18,9 @@ from starlette.responses import Response, StreamingResponse
 
 from penstock.ops.process.registry import Entry, now_ms
 from penstock.ops.server.answers import AsciiJson
-from penstock.ops.server.collector import QueryNow
 from penstock.ops.server.orphans import transactions_at
 from penstock.ops.server.routes import Table
+from penstock.ops.server.run_view import QueryView
 from penstock.ops.server.runs import Run, Runs
 from penstock.storage.storage import local_path
 
@@ -84,12 +84,12 @@ class OwnPaths:
         positions: Mapping[str, Any] = {}
         if run.insight is not None and run.live:
             positions = self._positions.get(run.insight.positions, {})
-        now = {uid: _with_reading(run, query) for uid, query in run.collector.queries().items()}
+        now = {uid: _with_reading(run, query) for uid, query in run.view.queries().items()}
         planned = {query["uid"]: query for query in plan.get("queries") or []}
         return {
             "run": run_facts(run.entry, run.live, shown=shown),
             "queries": [
-                query_facts(planned.get(uid) or {}, now.get(uid) or QueryNow(uid), positions.get(uid) or {}, run.live)
+                query_facts(planned.get(uid) or {}, now.get(uid) or QueryView(uid), positions.get(uid) or {}, run.live)
                 for uid in dict.fromkeys((*planned, *now))
             ],
             "weakest": plan.get("weakest"),
@@ -101,7 +101,7 @@ class OwnPaths:
         query = request.query_params.get("query") or None
         before, limit = whole(request, "before", None), whole(request, "limit", 100)
         run: Run = request.state.run
-        found, more = await run_in_threadpool(run.collector.epochs, query, before, limit or 100)
+        found, more = await run_in_threadpool(run.view.epochs, query, before, limit or 100)
         if not request.state.trusted:
             found = [{**epoch, "why": None} for epoch in found]
         return AsciiJson({"epochs": found, "more": more})
@@ -109,7 +109,7 @@ class OwnPaths:
     async def series(self, request: Request) -> Response:
         query, points = request.query_params.get("query") or None, whole(request, "points", 500)
         run: Run = request.state.run
-        return AsciiJson({"series": await run_in_threadpool(run.collector.series, query, points or 500)})
+        return AsciiJson({"series": await run_in_threadpool(run.view.series, query, points or 500)})
 
     async def alignment(self, request: Request) -> Response:
         query, epoch = request.query_params.get("query", ""), whole(request, "epoch", None)
@@ -121,18 +121,18 @@ class OwnPaths:
         return AsciiJson({"alignment": None if record.alignment is None else asdict(record.alignment)})
 
     async def state(self, request: Request) -> Response:
-        return AsciiJson({"operators": await run_in_threadpool(request.state.run.collector.operators)})
+        return AsciiJson({"operators": await run_in_threadpool(request.state.run.view.operators)})
 
     async def inflight(self, request: Request) -> Response:
-        return AsciiJson({"sinks": request.state.run.collector.inflight()})
+        return AsciiJson({"sinks": request.state.run.view.inflight()})
 
     async def restarts(self, request: Request) -> Response:
-        notes = request.state.run.collector.notes
+        notes = request.state.run.view.notes
         return AsciiJson({"restarts": notes("restarts"), "recoveries": notes("recoveries")})
 
     async def exceptions(self, request: Request) -> Response:
         run: Run = request.state.run
-        found = run.collector.notes("exceptions")
+        found = run.view.notes("exceptions")
         if run.entry.error and run.entry.state.ended:
             last = {"time": run.entry.end or run.entry.modified, "query": None, **error_facts(run.entry.error)}
             found = [last, *found]
@@ -158,11 +158,11 @@ class OwnPaths:
         run: Run = request.state.run
         if not run.live:
             return Response(status_code=204)  # nothing more will come
-        if run.collector.watchers >= MOST_STREAMS:
+        if run.view.streams >= MOST_STREAMS:
             raise HTTPException(429, f"{MOST_STREAMS} already follow the events of this run")
         given = request.headers.get("Last-Event-ID") or request.query_params.get("after") or ""
-        after = int(given) if given.isdecimal() and len(given) < 19 else run.collector.newest_event
-        if after > run.collector.newest_event:
+        after = int(given) if given.isdecimal() and len(given) < 19 else run.view.newest_event
+        if after > run.view.newest_event:
             after = 0  # of an earlier process of this run
         return StreamingResponse(
             _event_lines(run, after), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
@@ -170,20 +170,20 @@ class OwnPaths:
 
 
 async def _event_lines(run: Run, after: int) -> AsyncIterator[bytes]:
-    run.collector.watchers += 1
+    run.view.streams += 1
     try:
         yield b"retry: 2000\n\n"
         async for part in _fresh_events(run, after):
             yield part
     finally:
-        run.collector.watchers -= 1
+        run.view.streams -= 1
 
 
 async def _fresh_events(run: Run, after: int) -> AsyncIterator[bytes]:
     spoken, last = time.monotonic(), False
     while not last:
-        last = run.collector.closed  # asked before the last look
-        for number, event in run.collector.events_after(after):
+        last = run.view.closed  # asked before the last look
+        for number, event in run.view.events_after(after):
             after, body = number, json.dumps(event, default=str)
             yield f"id: {number}\nevent: {event.get('event')}\ndata: {body}\n\n".encode()
             spoken = time.monotonic()
@@ -242,7 +242,7 @@ def error_facts(error: Mapping[str, str]) -> dict[str, str]:
     return {name: str(error.get(name) or "") for name in ("error", "happened", "safe", "to_do")}
 
 
-def query_facts(planned: Mapping[str, Any], now: QueryNow, positions: Mapping[str, Any], live: bool) -> dict[str, Any]:
+def query_facts(planned: Mapping[str, Any], now: QueryView, positions: Mapping[str, Any], live: bool) -> dict[str, Any]:
     by_source: Mapping[str, Any] = positions.get("sources") or {}
     return {
         "uid": now.uid,
@@ -264,7 +264,7 @@ def query_facts(planned: Mapping[str, Any], now: QueryNow, positions: Mapping[st
     }
 
 
-def _with_reading(run: Run, now: QueryNow) -> QueryNow:
+def _with_reading(run: Run, now: QueryView) -> QueryView:
     """No event says when the last source partition was read: Spark is asked, while somebody looks."""
     if run.live and run.insight is not None and now.phase == "prepare" and now.epoch is not None:
         with contextlib.suppress(Exception):  # then it stays what the events say
@@ -285,7 +285,7 @@ def whole(request: Request, name: str, otherwise: int | None) -> int | None:
 def _savepoints(run: Run) -> list[dict[str, Any]]:
     """Those that are still there, as far as this machine can see."""
     found = []
-    for note in run.collector.notes("savepoints"):
+    for note in run.view.notes("savepoints"):
         path = local_path(str(note["path"]))
         if path is None or path.exists():
             kept = ("path", "kind", "time", "bytes", "drained")

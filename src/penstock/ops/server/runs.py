@@ -18,7 +18,7 @@ from penstock.checkpoint.record import CheckpointRecord, records
 from penstock.errors import PenstockError
 from penstock.ops.process.registry import Entry, Registry, State, now_ms
 from penstock.ops.server import history
-from penstock.ops.server.collector import Collector
+from penstock.ops.server.run_view import RunView
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import local_path
 
@@ -49,7 +49,7 @@ class Run:
     `damage` says what could not be read of its history."""
 
     entry: Entry
-    collector: Collector
+    view: RunView
     describe: Callable[[], Mapping[str, Any]] = dict
     live: bool = False
     status: Callable[[], Mapping[str, Any]] = dict
@@ -135,12 +135,12 @@ class MachineRuns:
 
     def _read_again(self, entry: Entry, mark: Any) -> Run:
         past = history.read_history(entry.id)
-        collector = Collector()
-        bad = collector.load(past.events)
+        view = RunView()
+        bad = view.load(past.events)
         strange = [f"{bad} of its events cannot be understood, and are left out"] if bad else []
-        run = Run(entry, collector, lambda: past.description, damage=(*past.damage, *strange))
+        run = Run(entry, view, lambda: past.description, damage=(*past.damage, *strange))
         if not past.epochs:
-            collector.load(_from_records(run))
+            view.load(_from_records(run))
         self._past.pop(entry.id, None)
         self._past[entry.id] = (mark, run)
         while len(self._past) > MOST_CACHED:
@@ -155,7 +155,7 @@ class MachineRuns:
         return found
 
 
-_NOTHING = Collector()
+_NOTHING = RunView()
 
 
 def is_live(entry: Entry) -> bool:

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.ops.process import registration as registrations
 from penstock.ops.process.registry import Registry
 from penstock.ops.server import history, traces
-from penstock.ops.server.collector import Collector
+from penstock.ops.server.control import Lifecycle, Operations, Steerable
 from penstock.ops.server.history import HistoryWriter
-from penstock.ops.server.lifecycle import Lifecycle, Steerable
 from penstock.ops.server.metrics import Metrics
-from penstock.ops.server.operations import Operations
+from penstock.ops.server.run_view import RunView
 from penstock.processes import raise_file_limit
 from penstock.secrets import masked
 from penstock.storage.storage import local_path
@@ -62,15 +61,15 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
     mine = registrations.register_driver(job.name, settings.checkpoints.storage)
     lifecycle = Lifecycle(job, mine)
     operations = Operations()
-    collector = Collector()
+    view = RunView()
     describe = _Description(job.name, settings, insight)
-    writer = _keep_history(mine.entry.id, collector, describe)
-    metrics = Metrics(mine, lifecycle, insight.positions if insight is not None else None)
-    for listener in (lifecycle, collector, writer, metrics):
+    writer = _keep_history(mine.entry.id, view, describe)
+    metrics = Metrics(view, mine, lifecycle, insight.positions if insight is not None else None)
+    for listener in (view, lifecycle, writer, metrics):
         events.listen(listener.on_event)
     facts = {"job": job, "registration": mine, "lifecycle": lifecycle, "operations": operations}
-    facts |= {"collector": collector, "describe": describe, "insight": insight, "metrics": metrics}
-    end_traces = traces.follow(job.name, mine.entry.id, events)
+    facts |= {"view": view, "describe": describe, "insight": insight, "metrics": metrics}
+    end_traces = traces.follow(job.name, mine.entry.id, view)
     server = _Server.start(settings.rest, facts) if settings.rest.enabled else None
     if server is not None:
         mine.entry = replace(
@@ -87,7 +86,7 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
         lifecycle.ended(None)
         operations.close("The job has ended.", finish=FINISH_SECONDS, fetch=FETCH_SECONDS)
     finally:
-        collector.close(_STREAMS_SECONDS if server is not None else 0.0)
+        view.close(_STREAMS_SECONDS if server is not None else 0.0)
         if server is not None:
             server.end()
         end_traces()
@@ -95,13 +94,13 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
         writer.close()
 
 
-def _keep_history(id: str, collector: Collector, describe: Callable[[], Mapping[str, Any]]) -> HistoryWriter:
+def _keep_history(id: str, view: RunView, describe: Callable[[], Mapping[str, Any]]) -> HistoryWriter:
     """From now on; a driver that was started again goes on with what the one before it has left."""
     with contextlib.suppress(OSError):
         registry = Registry()
         ended = {entry.id for entry in registry.entries() if entry.state.ended}
         history.prune(registry.ids() | {id}, ended - {id})
-    collector.load(history.read_history(id).events)
+    view.load(history.read_history(id).events)
     return HistoryWriter(id, describe)
 
 

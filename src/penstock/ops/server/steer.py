@@ -15,8 +15,7 @@ from penstock.ops.process.registry import ID
 from penstock.ops.server import requests
 from penstock.ops.server.answers import NotifyingResponse, error_response
 from penstock.ops.server.client import PROGRESS_HEADER
-from penstock.ops.server.lifecycle import Lifecycle, Steerable
-from penstock.ops.server.operations import Operations, as_penstock_error
+from penstock.ops.server.control import Lifecycle, Operations, Steerable, as_penstock_error
 from penstock.ops.server.routes import Table
 
 JOB = "/jobs/{job}"

@@ -1,8 +1,8 @@
-"""Epochs as OpenTelemetry traces, made from events alone: a span for each attempt, with a child for each phase.
+"""Epochs as OpenTelemetry traces: a span for each attempt of the view, with a child for each phase.
 
-Configured as OpenTelemetry says, by the environment: an exporter that is named there (`OTEL_TRACES_EXPORTER`,
-`OTEL_EXPORTER_OTLP_ENDPOINT` and the rest), or a tracer provider that the program itself has set. Where there is
-neither, nothing of it is imported.
+OpenTelemetry's environment configures them: an exporter that it names (`OTEL_TRACES_EXPORTER`,
+`OTEL_EXPORTER_OTLP_ENDPOINT` and so on), or a tracer provider that the program has set. Without either, nothing of
+OpenTelemetry is imported.
 """
 
 from __future__ import annotations
@@ -11,73 +11,60 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-from penstock.ops.server.phases import EpochTimes, Phases
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Tracer
 
-    from penstock.events import Events
+    from penstock.ops.server.run_view import Attempt, RunView
 
 log = logging.getLogger("penstock")
 
-_END_SECONDS = 5.0  # for what is not sent yet; a collector that is down holds no job's end up for longer
+_END_SECONDS = 5.0  # to send what is buffered; a collector that is down delays the job's end no longer
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
 class Traces:
-    """An `Events` listener."""
+    """Makes spans of attempts, see `RunView.on_attempt`."""
 
     def __init__(self, tracer: Tracer, job: str, run: str) -> None:
         self._tracer, self._job, self._run = tracer, job, run
-        self._phases = Phases(self._trace)
-        self._lock = threading.Lock()
 
-    def on_event(self, event: Mapping[str, Any]) -> None:
-        with self._lock:
-            self._phases.on_event(event)
-
-    def close(self) -> None:
-        """Trace what still waits for its record."""
-        with self._lock:
-            self._phases.close()
-
-    def _trace(self, epoch: EpochTimes) -> None:
+    def trace(self, attempt: Attempt) -> None:
         from opentelemetry.context import Context
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         common: dict[str, str | int] = {
             "penstock.job": self._job,
             "penstock.run": self._run,
-            "penstock.query": epoch.query,
-            "penstock.epoch": epoch.epoch,
-            "penstock.generation": epoch.generation or 0,
+            "penstock.query": attempt.query,
+            "penstock.epoch": attempt.epoch,
+            "penstock.generation": attempt.generation or 0,
         }
-        more: dict[str, str | int] = {"penstock.rows": epoch.rows, "penstock.writers": epoch.writers}
-        if epoch.mode is not None:
-            more["penstock.mode"] = epoch.mode
-        # An epoch is a trace of its own: the thread that tells of it may be in the middle of somebody else's.
+        more: dict[str, str | int] = {"penstock.rows": attempt.rows, "penstock.writers": attempt.writers}
+        if attempt.mode is not None:
+            more["penstock.mode"] = attempt.mode
+        # Each epoch is a trace of its own: the thread that emits its events may be inside another trace.
         whole = self._tracer.start_span(
-            "epoch", context=Context(), start_time=_nanoseconds(epoch.opened), attributes={**common, **more}
+            "epoch", context=Context(), start_time=_nanoseconds(attempt.opened), attributes={**common, **more}
         )
         inside = set_span_in_context(whole, Context())
-        for name, begin, end in epoch.phases():
+        for name, begin, end in attempt.phases():
             span = self._tracer.start_span(name, context=inside, start_time=_nanoseconds(begin), attributes=common)
             span.end(_nanoseconds(end))
-        if epoch.error is not None:
-            whole.set_status(Status(StatusCode.ERROR, epoch.error))
-        whole.end(_nanoseconds(epoch.ended))
+        if attempt.error is not None:
+            whole.set_status(Status(StatusCode.ERROR, attempt.error))
+        whole.end(_nanoseconds(attempt.ended))
 
 
-def follow(job: str, run: str, events: Events) -> Callable[[], None]:
-    """Trace the job's epochs, if anything is configured to take traces. What is returned ends that, within seconds.
-    Nothing that goes wrong here stops a job."""
+def follow(job: str, run: str, view: RunView) -> Callable[[], None]:
+    """Trace the job's epochs, if anything is configured to take traces. Call the result after `view.close`: it sends
+    what is buffered, within seconds. No failure here stops a job."""
     try:
-        provider, own = _provider(job)
+        provider, is_ours = _provider(job)
     except ImportError as error:
         log.warning("epochs are not traced, though OTEL_* variables ask for it: %s; install penstock[otel]", error)
         return lambda: None
@@ -86,12 +73,10 @@ def follow(job: str, run: str, events: Events) -> Callable[[], None]:
         return lambda: None
     if provider is None:
         return lambda: None
-    traces = Traces(provider.get_tracer("penstock"), job, run)
-    events.listen(traces.on_event)
+    view.on_attempt(Traces(provider.get_tracer("penstock"), job, run).trace)
 
     def end() -> None:
-        traces.close()
-        finish = provider.shutdown if own else provider.force_flush
+        finish = provider.shutdown if is_ours else provider.force_flush
         thread = threading.Thread(target=finish, name="penstock-traces", daemon=True)
         thread.start()
         thread.join(_END_SECONDS)
@@ -104,7 +89,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _provider(job: str) -> tuple[TracerProvider | None, bool]:
-    """Whatever takes spans, and whether it is ours to shut down."""
+    """What takes spans, and whether it is ours to shut down."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None, False
     if "opentelemetry.sdk.trace" in sys.modules:  # only then can the program have set one
@@ -119,12 +104,12 @@ def _provider(job: str) -> tuple[TracerProvider | None, bool]:
 
 
 def _exporters() -> list[str]:
-    """The exporters that the environment asks for. OpenTelemetry's default is OTLP to this machine; a job
-    sends nothing anywhere unless somebody has said so."""
+    """The exporters that the environment asks for. OpenTelemetry's default is OTLP to this machine; a job sends nothing
+    unless it is configured."""
     named = os.environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
     if not named:
         return ["otlp"] if any(os.environ.get(name, "").strip() for name in _ENDPOINTS) else []
-    return [name for one in named.split(",") if (name := one.strip()) and name != "none"]
+    return [name for part in named.split(",") if (name := part.strip()) and name != "none"]
 
 
 def _new_provider(job: str, exporters: list[str]) -> TracerProvider:

@@ -14,9 +14,9 @@ from penstock.errors import ControlError
 from penstock.ops.server.access import Access
 from penstock.ops.server.app import Application
 from penstock.ops.server.commands import CommandPaths
+from penstock.ops.server.control import Operations
 from penstock.ops.server.forward import Forwarding
 from penstock.ops.server.job_app import add_job_paths
-from penstock.ops.server.operations import Operations
 from penstock.ops.server.runs import MachineRuns, Run
 from penstock.ops.server.serving import check_certificate, listen, names_of, place_of, warn_in_clear
 from penstock.ops.server.steer import SteeringPaths

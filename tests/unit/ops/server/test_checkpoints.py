@@ -8,16 +8,16 @@ import pytest
 
 from penstock.ops.process.registry import Entry
 from penstock.ops.server import checkpoints
-from penstock.ops.server.collector import Collector
+from penstock.ops.server.run_view import RunView
 from penstock.ops.server.runs import Run
 from tests.support.ui_client import checkpoint
 
 
 def run_of(epochs: int) -> Run:
-    collector = Collector()
+    view = RunView()
     for epoch in range(epochs):
-        collector.on_event({"time": float(epoch), "event": "checkpoint", **checkpoint(epoch)})
-    return Run(Entry("0" * 32, "payments"), collector)
+        view.on_event({"time": float(epoch), "event": "checkpoint", **checkpoint(epoch)})
+    return Run(Entry("0" * 32, "payments"), view)
 
 
 @pytest.mark.parametrize(("epochs", "again"), [(10, True), (5000, False)])
@@ -36,7 +36,7 @@ def test_many_epochs_are_not_summed_up_for_every_look(
     first = checkpoints.statistics(run, shown=True)
     assert first["summary"]["end_to_end_duration"]["p50"] == 500
     assert len(summed) == len(first["summary"])
-    run.collector.on_event({"time": 9e6, "event": "checkpoint", **checkpoint(epochs, total_ms=900.0)})
+    run.view.on_event({"time": 9e6, "event": "checkpoint", **checkpoint(epochs, total_ms=900.0)})
     second = checkpoints.statistics(run, shown=True)
     assert (len(summed) > len(first["summary"])) is again
     assert second["counts"]["completed"] == epochs + 1

@@ -18,7 +18,7 @@ from penstock.ops.process.registration import ID_VARIABLE
 from penstock.ops.process.registry import Registry, State, history_folder
 from penstock.ops.server import serving as served_by
 from penstock.ops.server.client import Client, NoAnswer
-from penstock.ops.server.lifecycle import Lifecycle
+from penstock.ops.server.control import Lifecycle
 from tests.support.steered import Served, Steered, served
 from tests.support.waiting import until
 

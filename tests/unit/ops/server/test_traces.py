@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from penstock.events import Events
 from penstock.ops.server import traces
+from penstock.ops.server.run_view import RunView
 
 trace = pytest.importorskip("opentelemetry.sdk.trace", reason="the extra otel is not installed")
 
@@ -35,9 +37,10 @@ class Traced:
         self._exporter = InMemorySpanExporter()
         provider = trace.TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.traces = traces.Traces(provider.get_tracer("test"), "payments", "a" * 32)
+        self.view = RunView()
+        self.view.on_attempt(traces.Traces(provider.get_tracer("test"), "payments", "a" * 32).trace)
         self.events = Events(now=lambda: self.now)
-        self.events.listen(self.traces.on_event)
+        self.events.listen(self.view.on_event)
 
     def say(self, event: str, after: float = 0.0, **fields: Any) -> None:
         self.now += after
@@ -109,18 +112,23 @@ def test_an_epoch_that_failed(traced: Traced) -> None:
 
 def test_an_epoch_without_a_record_is_traced_at_the_end(traced: Traced) -> None:
     traced.complete()
-    traced.traces.close()
+    traced.view.close(0)
     assert set(traced.spans()) == {"epoch", "prepare", "decide", "commit"}
 
 
 def test_what_recovery_commits_is_no_phase(traced: Traced) -> None:
     traced.say("committed", rows=100, writers=4, commit_ms=1.0, recovery=True)
     traced.say("recovered", action="finished", seconds=0.1)
-    traced.traces.close()
+    traced.view.close(0)
     assert traced.spans() == {}
 
 
 # When anything is traced
+
+
+def followed() -> tuple[RunView, Callable[[], None]]:
+    view = RunView()
+    return view, traces.follow("payments", "a" * 32, view)
 
 
 @pytest.mark.parametrize(
@@ -152,10 +160,10 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 def test_a_job_is_followed_until_its_end(monkeypatch: pytest.MonkeyPatch, collected: InMemorySpanExporter) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://here:4318")
-    events = Events()
-    end = traces.follow("payments", "a" * 32, events)
+    view, end = followed()
     for name in ("opened", "completed"):
-        events.emit(name, query="out", generation=1, epoch=0)
+        view.on_event({"time": 1.0, "event": name, "query": "out", "generation": 1, "epoch": 0})
+    view.close(0)
     end()
     [span] = collected.get_finished_spans()
     assert (span.name, span.resource.attributes["service.name"]) == ("epoch", "payments")
@@ -181,9 +189,8 @@ def test_a_service_s_name_that_was_given_stays(
 def test_what_cannot_be_traced_stops_no_job(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    events = Events()
-    end = traces.follow("payments", "a" * 32, events)
-    events.emit("opened", query="out", generation=1, epoch=0)
+    view, end = followed()
+    view.on_event({"time": 1.0, "event": "opened", "query": "out", "generation": 1, "epoch": 0})
     end()
 
 
@@ -191,14 +198,14 @@ def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
-    traces.follow("payments", "a" * 32, Events())()
+    followed()[1]()
     assert "penstock[otel]" in caplog.text
 
 
 def test_nothing_is_imported_where_nothing_is_configured() -> None:
     code = (
-        "import sys; from penstock.events import Events; from penstock.ops.server import traces\n"
-        "traces.follow('payments', 'a', Events())()\n"
+        "import sys; from penstock.ops.server import run_view, traces\n"
+        "traces.follow('payments', 'a', run_view.RunView())()\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -20,7 +20,8 @@ import pytest
 
 from penstock.errors import ControlError, PreCommitFailed
 from penstock.ops.process.registry import Entry, Registry, State, history_folder
-from penstock.ops.server import commands, forward, history, operations, own
+from penstock.ops.server import commands, forward, history, own
+from penstock.ops.server import control as operations
 from tests.support.steered import Served, served
 from tests.support.ui_client import a_story, request, ui
 from tests.support.ui_link import link_of

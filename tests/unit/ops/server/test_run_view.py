@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.events import Events
-from penstock.ops.server.collector import MOST_EPOCHS, RING, Collector
+from penstock.ops.server.run_view import MOST_EPOCHS, RING, RunView
 from tests.support.ui_client import a_story, checkpoint
 
 
-def told(epochs: int = 3) -> Collector:
-    events, collector = Events(), Collector()
-    events.listen(collector.on_event)
+def told(epochs: int = 3) -> RunView:
+    events, view = Events(), RunView()
+    events.listen(view.on_event)
     a_story(events.emit, epochs)
-    return collector
+    return view
 
 
 def test_an_epoch_and_its_phases() -> None:
@@ -33,72 +33,72 @@ def test_an_epoch_and_its_phases() -> None:
 
 def test_what_was_recorded_before_these_fields_were() -> None:
     """A history of an earlier version."""
-    collector = Collector()
+    view = RunView()
     body = {"time": 7.0, "event": "checkpoint", "query": "out", "epoch": 4, "rows": 1, "total_ms": 250.0}
-    collector.load([body])
-    [[epoch], _] = [collector.epochs()[0], None]
+    view.load([body])
+    [[epoch], _] = [view.epochs()[0], None]
     assert (epoch["opened"], epoch["ended"]) == (6750, 7000)
     assert set(epoch["phases"].values()) == {None}
 
 
 def test_pages_of_epochs() -> None:
-    collector = told(30)
+    view = told(30)
     seen: list[int] = []
     before, more = None, True
     while more:
-        page, more = collector.epochs(None, before, 7)
+        page, more = view.epochs(None, before, 7)
         seen += [epoch["epoch"] for epoch in page]
         before = seen[-1]
     assert seen == list(range(31, 0, -1))
-    assert collector.epochs("nobody") == ([], False)
+    assert view.epochs("nobody") == ([], False)
 
 
 def test_a_series_is_thinned_and_keeps_the_slowest() -> None:
-    collector = Collector()
+    view = RunView()
     for epoch in range(10_500):
         slow = 9_000.0 if epoch == 7_777 else 100.0
-        collector.on_event({"time": float(epoch), "event": "checkpoint", **checkpoint(epoch, total_ms=slow)})
-    series = collector.series("out", 500)
+        view.on_event({"time": float(epoch), "event": "checkpoint", **checkpoint(epoch, total_ms=slow)})
+    series = view.series("out", 500)
     assert {len(values) for values in series.values()} <= set(range(1, 501))
     assert max(series["total_ms"]) == 9_000.0
-    assert len(collector.all_epochs()) == MOST_EPOCHS
-    assert collector.queries()["out"].complete == 10_500  # counted, though not all are kept
-    assert collector.series("nobody", 500)["time"] == []
+    assert len(view.all_epochs()) == MOST_EPOCHS
+    assert view.queries()["out"].complete == 10_500  # counted, though not all are kept
+    assert view.series("nobody", 500)["time"] == []
 
 
 def test_where_a_query_stands() -> None:
-    collector = told()
+    view = told()
     steps: list[tuple[str, Any]] = []
     for name in ("opened", "precommitted", "decided", "completed"):
-        collector.on_event({"time": 9.0, "event": name, "query": "out", "epoch": 7, "generation": 4})
-        now = collector.queries()["out"]
+        view.on_event({"time": 9.0, "event": name, "query": "out", "epoch": 7, "generation": 4})
+        now = view.queries()["out"]
         steps.append((now.phase, now.epoch))
     assert steps == [("prepare", 7), ("decide", 7), ("commit", 7), ("idle", 7)]
     assert (now.generation, now.rows_total, now.complete, now.failed, now.phase_since) == (4, 30, 3, 1, 9000)
 
 
 def test_what_else_is_noted() -> None:
-    collector = told()
-    [restart] = collector.notes("restarts")
+    view = told()
+    [restart] = view.notes("restarts")
     assert (restart["verdict"], restart["seconds"]) == ("retry", 1.0)
-    newest = collector.notes("exceptions")[0]
+    newest = view.notes("exceptions")[0]
     assert (newest["safe"], newest["to_do"], newest["query"]) == ("All.", "Look.", "out")
     assert newest["happened"] == "PreCommitFailed: the row {'iban': 'DE02'} was refused"
-    assert collector.notes("recoveries")[0]["action"] == "finished"
-    assert collector.notes("savepoints")[0]["path"] == "s3a://bucket/savepoint-1"
-    assert collector.inflight() == [{"query": "out", "sink": "out", "epochs": 1, "bytes": 400}]
-    [operator] = collector.operators()
+    assert view.notes("recoveries")[0]["action"] == "finished"
+    assert view.notes("savepoints")[0]["path"] == "s3a://bucket/savepoint-1"
+    assert view.inflight() == [{"query": "out", "sink": "out", "epochs": 1, "bytes": 400}]
+    [operator] = view.operators()
     assert (operator["query"], operator["operator"], operator["rows"]) == ("out", "stateStoreSave", 4)
 
 
 def test_events_can_be_caught_up_with() -> None:
-    collector = Collector()
+    view = RunView()
     for number in range(RING + 500):
-        collector.on_event({"time": 0.0, "event": "opened", "query": "out", "epoch": number})
-    found = collector.events_after(RING + 498)
+        view.on_event({"time": 0.0, "event": "opened", "query": "out", "epoch": number})
+    found = view.events_after(RING + 498)
     assert [number for number, _ in found] == [RING + 499, RING + 500]
-    assert len(collector.events_after(0)) == RING
-    assert collector.events_after(collector.newest_event) == []
+    assert len(view.events_after(0)) == RING
+    assert view.events_after(view.newest_event) == []
 
 
 def test_what_is_not_an_event_spoils_no_other() -> None:
@@ -110,8 +110,8 @@ def test_what_is_not_an_event_spoils_no_other() -> None:
         {**good, "sinks": 7}, {"time": 7.0, "event": "checkpoint"}, {**good, "rows": [1]},
         {"time": 7.0, "event": "logged", "backlog": "many"},
     ]  # fmt: skip
-    collector = Collector()
-    assert collector.load([*bad, good, *bad]) == 2 * len(bad)
-    assert [epoch["epoch"] for epoch in collector.epochs()[0]] == [4]
-    assert collector.operators() == []
-    assert collector.series(None, 10)["total_ms"] == [250.0]
+    view = RunView()
+    assert view.load([*bad, good, *bad]) == 2 * len(bad)
+    assert [epoch["epoch"] for epoch in view.epochs()[0]] == [4]
+    assert view.operators() == []
+    assert view.series(None, 10)["total_ms"] == [250.0]
