@@ -22,8 +22,8 @@ from penstock.dev.broker import Broker
 from penstock.errors import DataError, PreCommitFailed, SystemUnavailable, TopicMissing, ValueTooLarge
 from penstock.kafka.connections import Connections
 from penstock.sinks.kafka import KafkaSink
-from penstock.sinks.kafka.check import create_topic
 from penstock.sinks.kafka.pool import POOL
+from penstock.sinks.kafka.sink import create_topic
 from penstock.sinks.kafka.transactions import TransactionClient
 from tests.support.proxy import END_TXN, Proxy
 
@@ -241,7 +241,8 @@ def test_an_expired_transaction_is_lost(broker: Broker) -> None:
 def test_a_fenced_writer_can_do_nothing_more(lab: Lab) -> None:
     zombie = lab.sink.open_writer(WriterScope(lab.scope, 1, 0, 0, 0))
     zombie.write(pa.record_batch({"value": ["from the dead"]}))
-    zombie._mine().flush()
+    assert zombie._producer is not None
+    zombie._producer.flush()
     after = lab.successor()
     assert after.abort_dangling([], Deadline(10)) == 1
     assert after.abort_dangling([], Deadline(10)) == 0

@@ -17,8 +17,8 @@ from penstock.deadline import Deadline
 from penstock.errors import AccessDenied, PenstockError
 from penstock.kafka.connections import Connections
 from penstock.sinks.kafka import KafkaSink
-from penstock.sinks.kafka.check import create_topic
 from penstock.sinks.kafka.pool import POOL
+from penstock.sinks.kafka.sink import create_topic
 from tests.support.servers.security import SecureBroker, SecurityFiles, make_security
 
 pytest.importorskip("confluent_kafka")

@@ -218,7 +218,7 @@ class TwoPhaseSink(Sink):
         """The same sink with its output put aside: a topic, table or folder named like its own with `suffix` behind.
         For a fork of a job, which must not write where the job does."""
         raise ConfigurationError(
-            f"{type(self).__name__} cannot put its output aside, so a job with it cannot be forked.",
+            f"{type(self).__name__} cannot redirect its output, so a job with it cannot be forked.",
             safe="nothing was started.",
             to_do="give the fork a sink that can, or override TwoPhaseSink.redirected(suffix).",
         )

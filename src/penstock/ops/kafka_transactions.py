@@ -105,7 +105,7 @@ def _ids(query: QueryLedger, uid: str) -> list[str] | None:
 
 
 def _own_prefix(name: str, ids: Iterable[str]) -> str | None:
-    """The user's part of the ids of sink `name`; also as earlier releases made them, without its length at the end."""
+    """The user's part of the ids of sink `name`."""
     for transactional_id in ids:
         match = _ID.match(transactional_id)
         if match is None:
@@ -113,8 +113,6 @@ def _own_prefix(name: str, ids: Iterable[str]) -> str | None:
         whole = _split(match["name"])
         if whole is not None and whole[1] == name:
             return whole[0]
-        if whole is None and match["name"].endswith(f"-{name}"):
-            return match["name"].removesuffix(f"-{name}")
     return None
 
 

@@ -13,7 +13,7 @@ LATER = ("penstock.savepoints.restore", "penstock.ops.server.job_app", "uvicorn"
 #: And what it loads for those that a program has imported.
 _KAFKA = ("penstock.kafka.connections", "confluent_kafka.admin", "kafka", "kafka.admin", "kafka.protocol.admin")
 FOR = {
-    "penstock.sinks.kafka.sink": (*_KAFKA, "penstock.sinks.kafka.check", "penstock.sinks.kafka.committer"),
+    "penstock.sinks.kafka.sink": (*_KAFKA, "penstock.sinks.kafka.committer"),
     "penstock.sources.kafka.source": ("confluent_kafka.admin", "penstock.sources.kafka.check"),
 }
 

@@ -466,7 +466,7 @@ def test_a_clients_settings_are_read_and_never_told(tmp_path: Path) -> None:
     [
         (["team-a-b:out:4-g000001-0123456789ab"], "team"),
         (["team-a-a-b:out:6-g000001-0123456789ab"], "team-a"),
-        (["team-a-b:out-g000001-0123456789ab"], "team"),  # of an earlier release
+        (["team-a-b:out-g000001-0123456789ab"], None),
         (["a-b:out-g000001-0123456789ab"], None),
         (["team-a-b:out:6-g000001-0123456789ab"], None),  # job b's, with the prefix team-a
         (["a-b:4-g000001-0123456789ab"], None),

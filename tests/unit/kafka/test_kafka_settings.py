@@ -108,7 +108,7 @@ import sys
 sys.modules.update({"confluent_kafka": None, "kafka": None})
 import penstock.sinks.kafka
 from penstock.sinks.kafka import KafkaSink
-from penstock.sinks.kafka import check, committer, pool, transactions, writer
+from penstock.sinks.kafka import committer, pool, transactions, writer
 from penstock.kafka import connections, librdkafka
 from penstock.errors import MissingExtra
 for use in (librdkafka.library, lambda: connections.Connections("s", {})):

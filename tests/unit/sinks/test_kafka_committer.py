@@ -347,22 +347,6 @@ def test_a_kept_id_that_nobody_could_describe_is_left_alone() -> None:
     assert KafkaCommitter(fake, "job-u", 2).abort_dangling([one], Deadline(1)) == 0
 
 
-def test_what_runs_of_earlier_releases_left_open_is_committed_or_swept() -> None:
-    """They put the user's prefix before job and uid without saying how long it is."""
-    scope = SinkScope("a-b", "out", 3)
-    sink = KafkaSink("t", servers="x", transactional_id_prefix="team")
-    old = [f"team-a-b:out-g{generation:06d}-0123456789ab" for generation in (1, 2, 3)]
-    new = [f"team-a-b:out:4-g{generation:06d}-0123456789ab" for generation in (2, 3, 4)]
-    theirs = ["team-a-b:out:6-g000001-0123456789ab"]
-    fake = Fake({name: Described("Ongoing", P, E, S) for name in (*old, *new, *theirs)})
-    committer = KafkaCommitter(fake, sink._prefix(scope), scope.generation, sink._former_prefix(scope))
-    decided = Committable("out", 0, 1, 0, {"transactional_id": old[0], "sequence": 1, **OURS})
-    assert committer.commit(1, [decided], Deadline(1)) == {0: Outcome.COMMITTED}
-    assert {one.name for one in committer.leftovers(Deadline(1))} == {*old[:2], *new[:2]}
-    assert committer.abort_dangling([decided], Deadline(1)) == 3
-    assert fake.fenced == sorted([old[1], *new[:2]])
-
-
 def test_no_two_sinks_names_begin_alike() -> None:
     jobs, uids, prefixes = ("a", "a-b", "b", "team-a", "4"), ("out", "4", "b-out"), (None, "team", "team-a", "a:4", "a")
     made = [

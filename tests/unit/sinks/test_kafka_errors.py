@@ -18,7 +18,7 @@ from penstock.errors import (
 )
 from penstock.kafka import errors
 from penstock.kafka.librdkafka import Undelivered
-from penstock.sinks.kafka import check
+from penstock.sinks.kafka import sink
 
 
 @pytest.mark.parametrize(
@@ -78,20 +78,20 @@ def test_rows_that_a_topic_never_takes_are_not_tried_again() -> None:
 
 
 def test_an_epoch_must_fit_into_a_transaction() -> None:
-    check.timeouts(CheckContext("j", 10, 600), 900)
+    sink.check_epoch_fits(CheckContext("j", 10, 600), 900)
     with pytest.raises(TimeoutsContradict, match=r"60 s.*610 s"):
-        check.timeouts(CheckContext("j", 10, 600), 60)
+        sink.check_epoch_fits(CheckContext("j", 10, 600), 60)
 
 
 def test_a_transaction_must_fit_the_broker() -> None:
-    check.broker_limit(900, 900)
-    check.broker_limit(900, None)
+    sink.check_broker_limit(900, 900)
+    sink.check_broker_limit(900, None)
     with pytest.raises(TimeoutsContradict, match=r"1000 s.*900 s"):
-        check.broker_limit(1000, 900)
+        sink.check_broker_limit(1000, 900)
 
 
 def test_warnings() -> None:
-    assert check.warnings("t", check.Limits(900, 3, 2, 2_000_000), 1_000_000) == []
-    assert "replication factor 1" in check.warnings("t", check.Limits(900, 1, 1, 2_000_000), 1_000_000)[0]
-    assert "min.insync.replicas=1" in check.warnings("t", check.Limits(900, 3, 1, 2_000_000), 1_000_000)[0]
-    assert "batch.size" in check.warnings("t", check.Limits(900, 3, 2, 1000), 1_000_000)[0]
+    assert sink.limit_warnings("t", sink.Limits(900, 3, 2, 2_000_000), 1_000_000) == []
+    assert "replication factor 1" in sink.limit_warnings("t", sink.Limits(900, 1, 1, 2_000_000), 1_000_000)[0]
+    assert "min.insync.replicas=1" in sink.limit_warnings("t", sink.Limits(900, 3, 1, 2_000_000), 1_000_000)[0]
+    assert "batch.size" in sink.limit_warnings("t", sink.Limits(900, 3, 2, 1000), 1_000_000)[0]

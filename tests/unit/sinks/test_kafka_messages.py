@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import DataError, SchemaMismatch
 from penstock.kafka.librdkafka import Message
-from penstock.sinks.kafka.messages import ARGUMENT, MESSAGE, arguments, messages, plain, spans
+from penstock.sinks.kafka.producer import ARGUMENT, MESSAGE, arguments, messages, plain, spans
 
 VALUES = [b"one", None, b"", b"four"]
 

@@ -1,9 +1,9 @@
-"""The driver's hand on Kafka: ends prepared transactions and proves how they ended.
+"""The driver's side of Kafka: ends prepared transactions and proves how they ended.
 
-A committable names one transaction: id, producer id P, epoch E, and the moment S at which the broker saw it begin. No
-answer but success is believed; otherwise `DescribeTransactions` is asked, and this table decides:
+A committable names one transaction: id, producer id P, epoch E, and the moment S at which the broker saw it begin. Only
+success is taken at its word; after any other answer `DescribeTransactions` is asked, and this table decides:
 
-| the broker says of the id | outcome |
+| state of the id at the broker | outcome |
 |---|---|
 | P, E, S, Ongoing | still prepared: commit again |
 | P, E, S, PrepareCommit | markers are on their way: ask again |
@@ -19,18 +19,18 @@ answer but success is believed; otherwise `DescribeTransactions` is asked, and t
 
 (a) Aborted, expired or fenced. An epoch only rises when an open transaction is ended in its writer's place, so a
 higher one with our S cannot follow a commit.
-(b) A writer begins again only after its driver said that the last transaction is committed, or aborted; and what is
-aborted was never decided.
-(c) Somebody initialised the id again. Ours may have been committed before that, or aborted by it.
-(d) The cluster has forgotten the id (`transactional.id.expiration.ms`), and perhaps it was used anew. Probably lost
-long ago, but that is no proof.
-(e) The answer is older than our transaction: it came from a broker that was this id's coordinator once and has not
-heard that it is no longer. It cannot know how ours ended. (A broker whose clock was set back looks the same.)
+(b) A writer begins again only after its driver reported the last transaction as committed or aborted; and an aborted
+one was never decided.
+(c) Another client initialised the id. Ours may have been committed before that, or aborted by it.
+(d) The cluster has forgotten the id (`transactional.id.expiration.ms`); it may have been reused. Probably lost long
+ago, but that is no proof.
+(e) The answer is older than our transaction: it came from a former coordinator of this id that has not yet learnt that
+it was replaced. It cannot know how ours ended. (A broker whose clock was set back looks the same.)
 
-EndTxn's success is proof as well: the broker gives it only for P and E, while Ongoing or already committed.
-A committable that this process has not sealed itself (recovery) is looked up *before* it is committed: its writer may
-have gone on to a later transaction under the same P and E, which must not be committed by mistake. For the same reason
-a request that another broker must answer is not simply sent there: the transaction is looked up at that one first.
+EndTxn's success is proof as well: the broker reports it only for P and E, while Ongoing or already committed.
+A committable that this process has not sealed (recovery) is looked up *before* it is committed: its writer may have
+begun a later transaction under the same P and E, which must not be committed by mistake. For the same reason a request
+that another broker must answer is not simply sent there: the transaction is looked up at that broker first.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from penstock.sinks.kafka.transactions import UNSURE, Described, Ended, Ending
 if TYPE_CHECKING:
     from penstock.deadline import Deadline
 
-#: Transactions whose end writers are told of. Each live producer has one entry; a forgotten one costs a new producer.
+#: Ended transactions reported to writers. Each live producer has one entry; a forgotten one costs a new producer.
 _MOST_HINTED = 2_000
 _POLL = 0.005
 _ABORTED = ("PrepareAbort", "PrepareEpochFence", "CompleteAbort")
 
 
 class Transactions(Protocol):
-    """What a committer needs of the cluster; `TransactionClient` is the real one."""
+    """What a committer needs of the cluster; implemented by `TransactionClient`."""
 
     def describe(self, ids: Iterable[str], deadline: Deadline) -> Mapping[str, Described]: ...
     def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]: ...
@@ -68,7 +68,7 @@ class Transactions(Protocol):
 
 
 def judge(payload: Mapping[str, Any], described: Described) -> Outcome | None:
-    """The table above; None where asking or committing again can tell."""
+    """The table above; None if asking or committing again can tell."""
     if described.producer_id != payload["producer_id"] or described.state in ("NotFound", "Empty", "Dead"):
         return Outcome.UNKNOWN
     ahead = described.producer_epoch - payload["producer_epoch"]
@@ -88,34 +88,29 @@ def judge(payload: Mapping[str, Any], described: Described) -> Outcome | None:
 
 
 class KafkaCommitter(Committer):
-    """Commits, aborts and sweeps one sink's transactions; names begin with `prefix`, `-g` and the run's generation.
+    """Commits, aborts and sweeps one sink's transactions; names begin with `prefix`, `-g` and the run's generation."""
 
-    `former` is a prefix that earlier releases gave to the same sink: what their runs left open is swept as well."""
-
-    def __init__(self, client: Transactions, prefix: str, generation: int, former: str | None = None) -> None:
+    def __init__(self, client: Transactions, prefix: str, generation: int) -> None:
         self._client = client
         self._prefix = prefix
         self._generation = generation
-        # This generation writes under `prefix` alone, so under `former` only older ones are ours.
-        self._names = [(prefix, generation)] + ([(former, generation - 1)] if former is not None else [])
-        # Some are committed by another committer (the drainer's), so the oldest are forgotten in the end.
+        # Another committer (the drainer's) commits some of these, so the oldest are dropped.
         self._sealed: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._committed: OrderedDict[str, int] = OrderedDict()
         self._aborted: OrderedDict[str, int] = OrderedDict()
         self._proven: OrderedDict[tuple[str, int], None] = OrderedDict()
 
     def hints(self) -> Mapping[str, Any]:
-        """How transactions ended, by id and sequence; and the ids that are never to be used again, whatever is said of
-        them elsewhere."""
-        own = f"{self._prefix}-g{self._generation:06d}-"
+        """How transactions ended, by id and sequence; and the ids that must never be used again."""
+        run_prefix = f"{self._prefix}-g{self._generation:06d}-"
         return {
             "committed": {name: sequence for name, sequence in self._committed.items() if name not in UNSURE},
             "aborted": {name: sequence for name, sequence in self._aborted.items() if name not in UNSURE},
-            "unsure": dict.fromkeys(UNSURE.newest(own, _MOST_HINTED), True),
+            "unsure": dict.fromkeys(UNSURE.newest(run_prefix, _MOST_HINTED), True),
         }
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
-        """Ask the brokers for every writer's transaction: it must be open. Adds producer id, epoch and start."""
+        """Check with the brokers that every writer's transaction is open. Adds producer id, epoch and start."""
         named = {_id(c): c for c in committables if _id(c)}
         states = self._client.describe(named, deadline)
         if len(states) < len(named):
@@ -156,7 +151,7 @@ class KafkaCommitter(Committer):
             elif _key(committable) in self._proven:
                 outcomes[committable.writer] = Outcome.ALREADY_COMMITTED
             elif "producer_id" not in committable.payload:
-                outcomes[committable.writer] = Outcome.UNKNOWN  # never sealed: nothing to prove it by
+                outcomes[committable.writer] = Outcome.UNKNOWN  # never sealed: no proof is possible
             else:
                 waiting[_id(committable)] = committable
         foreign = [name for name, committable in waiting.items() if _key(committable) not in self._sealed]
@@ -177,7 +172,7 @@ class KafkaCommitter(Committer):
         return outcomes
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
-        """End the writers' transactions but leave their producers usable; what cannot be ended so is fenced."""
+        """End the writers' transactions but leave their producers usable; fence those that cannot be ended so."""
         named = {_id(c): c for c in committables if _id(c)}
         if not named:
             return
@@ -192,11 +187,11 @@ class KafkaCommitter(Committer):
         for name, answer in ended.items():
             if answer.done:
                 self._remember(self._aborted, named[name])
-        left = set(named) - {name for name, answer in ended.items() if answer.done}
-        left -= {name for name, described in states.items() if not described.open}
-        left -= {n for n, d in states.items() if not _same(named[n].payload, d)}
-        if left:
-            self._unfinished(self._client.fence(left, deadline))
+        open_names = set(named) - {name for name, answer in ended.items() if answer.done}
+        open_names -= {name for name, described in states.items() if not described.open}
+        open_names -= {name for name, described in states.items() if not _same(named[name].payload, described)}
+        if open_names:
+            self._raise_unfinished(self._client.fence(open_names, deadline))
         for committable in named.values():
             self._sealed.pop(_key(committable), None)
 
@@ -205,16 +200,16 @@ class KafkaCommitter(Committer):
         for committable in keep:
             payloads.setdefault(_id(committable), []).append(committable.payload)
         named = self._open(deadline)
-        # A kept id may have a later transaction open by now, which is not what is to be kept.
+        # A kept id may have a later transaction open by now, which is not to be kept.
         states = self._client.describe([name for name in named if name in payloads], deadline)
-        found = [
+        dangling = [
             name
             for name in named
             if name not in payloads or (name in states and not any(_spared(p, states[name]) for p in payloads[name]))
         ]
-        if found:
-            self._unfinished(self._client.fence(found, deadline))
-        return len(found)
+        if dangling:
+            self._raise_unfinished(self._client.fence(dangling, deadline))
+        return len(dangling)
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
         named = self._open(deadline)
@@ -229,32 +224,27 @@ class KafkaCommitter(Committer):
         self._client.close()
 
     def _open(self, deadline: Deadline) -> list[str]:
-        """The names of what this and older generations of this sink have open."""
-        found = []
-        for prefix, newest in self._names:
-            shape = re.compile(rf"{re.escape(prefix)}-g(\d{{6,}})-[0-9a-f]{{12}}")
-            for name in self._client.list_open(f"{prefix}-g", deadline):
-                match = shape.fullmatch(name)
-                if match is not None and int(match[1]) <= newest:
-                    found.append(name)
-        return found
+        """The names of this sink's open transactions, of this and older generations."""
+        shape = re.compile(rf"{re.escape(self._prefix)}-g(\d{{6,}})-[0-9a-f]{{12}}")
+        matches = ((name, shape.fullmatch(name)) for name in self._client.list_open(f"{self._prefix}-g", deadline))
+        return [name for name, match in matches if match is not None and int(match[1]) <= self._generation]
 
     def _end(self, waiting: Mapping[str, Committable], outcomes: dict[int, Outcome], deadline: Deadline) -> None:
         """EndTxn for all, then look at those that did not simply succeed, until all are proven or time is up."""
-        left = dict(waiting)
-        while left:
-            answers = self._client.end([_ending(c) for c in left.values()], True, deadline)
+        unproven = dict(waiting)
+        while unproven:
+            answers = self._client.end([_ending(c) for c in unproven.values()], True, deadline)
             UNSURE.add(name for name, answer in answers.items() if not answer.sure)
             for name in [name for name, answer in answers.items() if answer.done]:
-                committable = left.pop(name)
+                committable = unproven.pop(name)
                 outcomes[committable.writer] = Outcome.COMMITTED
                 self._prove(committable, hint=True)
-            if left:
-                self._look(list(left), left, outcomes, deadline, ask=False)
-                left = {name: c for name, c in left.items() if c.writer not in outcomes}
+            if unproven:
+                self._look(list(unproven), unproven, outcomes, deadline, ask=False)
+                unproven = {name: c for name, c in unproven.items() if c.writer not in outcomes}
             if deadline.passed():
                 return
-            if left:
+            if unproven:
                 time.sleep(_POLL)
 
     def _look(
@@ -266,7 +256,7 @@ class KafkaCommitter(Committer):
         *,
         ask: bool,
     ) -> None:
-        """Describe `names` and take those that are proven out of `waiting`. With `ask`, also those that could not be
+        """Describe `names` and remove the proven ones from `waiting`. With `ask`, also remove those that could not be
         described: they must not be committed unseen."""
         states = self._client.describe(names, deadline)
         for name in names:
@@ -294,7 +284,7 @@ class KafkaCommitter(Committer):
         while len(where) > _MOST_HINTED:
             where.popitem(last=False)
 
-    def _unfinished(self, names: Collection[str]) -> None:
+    def _raise_unfinished(self, names: Collection[str]) -> None:
         if names:
             raise SystemUnavailable(
                 f"{len(names)} open Kafka transactions could not be aborted in time, among them {min(names)}.",
@@ -304,11 +294,11 @@ class KafkaCommitter(Committer):
 
 
 def leftover(name: str, described: Described) -> Leftover:
-    """An open transaction as people see it. Its id tells the run; epoch and partition stand in the ledger only."""
-    made_by = re.search(r"-g(\d{6,})-[0-9a-f]{12}$", name)
+    """An open transaction for display. Its id names the run; only the ledger has epoch and partition."""
+    run = re.search(r"-g(\d{6,})-[0-9a-f]{12}$", name)
     return Leftover(
         name,
-        int(made_by[1]) if made_by else 0,
+        int(run[1]) if run else 0,
         started=described.started / 1000,
         payload={
             "transactional_id": name,
@@ -331,7 +321,7 @@ def _id(committable: Committable) -> str:
 
 
 def _key(committable: Committable) -> tuple[str, int]:
-    return _id(committable), committable.payload.get("sequence", -1)  # a leftover that somebody names has none
+    return _id(committable), committable.payload.get("sequence", -1)  # a leftover has none
 
 
 def _ending(committable: Committable) -> Ending:
@@ -340,16 +330,15 @@ def _ending(committable: Committable) -> Ending:
 
 
 def _same(payload: Mapping[str, Any], described: Described) -> bool:
-    """Whether `described` is the transaction of `payload`; one that was never sealed can only be taken at its id."""
-    return "started" not in payload or (described.producer_id, described.producer_epoch, described.started) == (
-        payload["producer_id"],
-        payload["producer_epoch"],
-        payload["started"],
-    )
+    """Whether `described` is the transaction of `payload`; one that was never sealed is known by its id only."""
+    if "started" not in payload:
+        return True
+    described_as = described.producer_id, described.producer_epoch, described.started
+    return described_as == (payload["producer_id"], payload["producer_epoch"], payload["started"])
 
 
 def _spared(payload: Mapping[str, Any], described: Described) -> bool:
-    """Whether the open transaction `described` may be that of `payload`. An earlier one is a deposed coordinator's."""
+    """Whether the open transaction `described` may be that of `payload`; a stale coordinator reports an earlier one."""
     if _same(payload, described):
         return True
     return bool(described.producer_id == payload["producer_id"] and described.started < payload["started"])

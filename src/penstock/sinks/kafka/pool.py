@@ -1,18 +1,18 @@
-"""Producers kept by a Python worker from one epoch to the next: opening one costs 70 to 550 ms, reusing one nothing.
+"""Producers that a Python worker keeps between epochs: opening one costs 70 to 550 ms, reusing one nothing.
 
 After pre_commit a producer is *parked*: its transaction is prepared, and only the driver may end it. It is reused
 once the driver's hints name that very transaction (id and sequence) as ended:
 
-| hints say | so the producer |
+| hints | so the producer |
 |---|---|
-| committed | confirms with its own commit (same producer id and epoch, the broker only nods) and is free |
+| committed | confirms with its own commit (same producer id and epoch, the broker does nothing more) and is free |
 | aborted | aborts, likewise, and is free |
 | either, but a request of its own got no answer and was repeated | is freed locally: it may still arrive |
 | unsure | is freed locally, whatever else they say: a request for it got lost and may arrive at any time |
-| nothing | stays parked: the transaction may be decided, and aborting it would lose what was promised |
+| nothing | stays parked: the transaction may be decided, and aborting it would lose promised rows |
 | nothing, and its run is older than this one | is freed locally, its transaction left to the driver |
 
-The pool belongs to one process. A forked child drops what it inherited without touching it.
+The pool belongs to one process. A forked child drops the inherited producers without touching them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 from penstock.sinks.kafka.producer import Producer
 
-#: Producers a worker keeps; each has a few threads and connections. Beyond it the longest unused is freed.
+#: Producers a worker keeps; each has a few threads and connections. Beyond it the least recently used is freed.
 LIMIT = 64
 
 Factory = Callable[[Mapping[str, str], str], Producer]
@@ -35,14 +35,14 @@ Factory = Callable[[Mapping[str, str], str], Producer]
 
 @dataclass(frozen=True)
 class Key:
-    """Which producers may stand in for each other: same name, same run, same settings."""
+    """Which producers are interchangeable: same name, same run, same settings."""
 
     prefix: str
     generation: int
     settings: tuple[tuple[str, str], ...] = field(repr=False)
 
     def transactional_id(self) -> str:
-        """A new name. The random part makes each incarnation's outcome provable; the rest lets the driver find it."""
+        """A new name. The random part makes each incarnation's outcome provable; the driver finds it by the prefix."""
         return f"{self.prefix}-g{self.generation:06d}-{uuid.uuid4().hex[:12]}"
 
 
@@ -54,24 +54,24 @@ class _Parked:
 
 
 class Pool:
-    """What one process keeps. Safe to call from several threads; a producer is with one caller at a time."""
+    """One process's producers. Thread-safe; a producer has one user at a time."""
 
     def __init__(self, factory: Factory = Producer, limit: int = LIMIT) -> None:
         self._factory = factory
         self._limit = limit
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._idle: list[_Parked] = []  # longest unused first
+        self._idle: list[_Parked] = []  # least recently used first
 
     def acquire(self, key: Key, hints: Mapping[str, Any]) -> Producer:
         """A producer with no transaction open: a kept one if the hints free one, else a new one."""
         while True:
-            found = self._take(key, hints)
-            if found is None:
+            parked = self._take(key, hints)
+            if parked is None:
                 return self._factory(dict(key.settings), key.transactional_id())
-            if found.sequence is None or self._caught_up(found, hints):
-                return found.producer
-            found.producer.destroy()
+            if parked.sequence is None or self._caught_up(parked, hints):
+                return parked.producer
+            parked.producer.destroy()
 
     def park(self, key: Key, producer: Producer) -> None:
         """Keep it with its transaction prepared."""
@@ -82,7 +82,7 @@ class Pool:
         self._keep(_Parked(key, producer, None))
 
     def reclaim(self, producer: Producer) -> bool:
-        """Take back one that was parked; False if it is not here any more."""
+        """Take a parked one back; False if it is gone."""
         with self._lock:
             for parked in self._idle:
                 if parked.producer is producer:
@@ -94,8 +94,8 @@ class Pool:
         """Free all, leaving their transactions as they are."""
         with self._lock:
             self._after_fork()
-            gone, self._idle = self._idle, []
-        for parked in gone:
+            freed, self._idle = self._idle, []
+        for parked in freed:
             parked.producer.destroy()
 
     def __len__(self) -> int:
@@ -115,12 +115,12 @@ class Pool:
                 self._idle.remove(parked)
             usable = [p for p in self._idle if p.key == key and (p.sequence is None or _ended(p, hints))]
             # The most recently used has the warmest connections; the others may age out.
-            found = usable[-1] if usable else None
-            if found is not None:
-                self._idle.remove(found)
+            newest = usable[-1] if usable else None
+            if newest is not None:
+                self._idle.remove(newest)
         for parked in useless:
             parked.producer.destroy()
-        return found
+        return newest
 
     def _caught_up(self, parked: _Parked, hints: Mapping[str, Any]) -> bool:
         if _ended(parked, hints) == "committed":
@@ -151,6 +151,6 @@ def _ended(parked: _Parked, hints: Mapping[str, Any]) -> str | None:
     return None
 
 
-#: This process's pool. Its producers' threads call into Python (`answers`): they end before it does.
+#: This process's pool. Its producers' threads call into Python (`librdkafka.watcher`), so they end before it does.
 POOL = Pool()
 atexit.register(POOL.clear)

@@ -1,37 +1,216 @@
 """One incarnation of a producer: a transactional id that is initialised once and never again, or none.
 
-That is what keeps outcomes provable: producer id and epoch change only if somebody else ends this producer.
+So outcomes stay provable: producer id and epoch change only if another client ends this producer.
+
+Arrow columns become the C structs that librdkafka reads by numpy arithmetic on addresses, without a loop over rows. The
+structs point into the Arrow buffers: the caller keeps the columns alive until librdkafka has copied them, and
+`Arguments` keeps all other memory. `plain` makes columns contiguous that are not (chunks, dictionaries, views).
+
+Null and empty values differ in Kafka (a null value deletes its key in a compacted topic): null has address 0, empty has
+an address and length 0.
 """
 
 from __future__ import annotations
 
+import ctypes as c
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import DataError, PenstockError, SchemaMismatch
 from penstock.kafka import errors
 from penstock.kafka.librdkafka import ClientError, Handle, Undelivered
-from penstock.sinks.kafka.messages import MESSAGE, arguments, messages, plain
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import pyarrow as pa
 
-#: The first contact with a cluster: connect, find the coordinator, get a producer id.
+#: First contact with a cluster: connect, find the coordinator, get a producer id.
 INIT_SECONDS = 30.0
-#: An abort asks the broker once; if that fails the driver fences the transaction instead.
+#: An abort asks the broker once; if that fails, the driver fences the transaction.
 ABORT_SECONDS = 10.0
-#: After the driver's commit the broker only confirms; it is slow only while it still writes markers.
+#: After the driver's commit the broker only confirms; it is slow only while it writes markers.
 RESYNC_SECONDS = 10.0
 _SLICE = 0.25
 _MOST_KEPT = 100
 
+U8 = npt.NDArray[np.uint64]
+
+#: `rd_kafka_message_t` on a 64-bit machine.
+MESSAGE = np.dtype([
+    ("err", "i4"), ("_pad0", "i4"), ("rkt", "u8"), ("partition", "i4"), ("_pad1", "i4"), ("payload", "u8"),
+    ("len", "u8"), ("key", "u8"), ("key_len", "u8"), ("offset", "i8"), ("private", "u8"),
+])  # fmt: skip
+#: `rd_kafka_vu_t`: a tag and a union of 64 bytes, of which the first three words are ever used.
+ARGUMENT = np.dtype([("vtype", "i4"), ("_pad", "i4"), ("a", "u8"), ("b", "u8"), ("c", "u8"), ("_rest", "V40")])
+_RKT, _PARTITION, _VALUE, _KEY, _FLAGS, _TIMESTAMP, _HEADER = 2, 3, 4, 5, 7, 8, 9
+_COPY = 0x2
+_FIXED = 6  # arguments of a row without headers
+
+# The address of empty values where Arrow has no buffer.
+_NOTHING = c.create_string_buffer(8)
+_NOWHERE = np.uint64(c.addressof(_NOTHING))
+
+
+def valid(array: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """Which values are not null; None when all are."""
+    if array.null_count == 0:
+        return None
+    result: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return result
+
+
+def plain(array: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The same values in a layout that `spans` reads: itself if possible, else a copy."""
+    import pyarrow as pa
+
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    kind = array.type
+    if pa.types.is_dictionary(kind) or isinstance(array, pa.RunEndEncodedArray):
+        return plain(array.dictionary_decode() if pa.types.is_dictionary(kind) else array.cast(kind.value_type))
+    if pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return array.cast(pa.large_binary())
+    return array.cast(pa.large_string()) if pa.types.is_string_view(kind) else array
+
+
+def spans(array: pa.Array) -> tuple[U8, U8]:
+    """Addresses and lengths of a `plain` binary or string array's values; it may be sliced, large or have nulls."""
+    import pyarrow as pa
+
+    wide = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+    width: Any = np.int64 if wide else np.int32
+    _, offsets, data = array.buffers()
+    if offsets is None or len(array) == 0:
+        return np.zeros(len(array), "u8"), np.zeros(len(array), "u8")
+    ends = np.frombuffer(offsets, width, len(array) + 1, array.offset * np.dtype(width).itemsize)
+    lengths = np.diff(ends).astype("u8")
+    base = np.uint64(data.address) if data is not None and data.address else _NOWHERE
+    addresses = base + ends[:-1].astype("u8") if base != _NOWHERE else np.full(len(array), _NOWHERE)
+    known = valid(array)
+    if known is not None:
+        addresses = np.where(known, addresses, np.uint64(0))
+        lengths = np.where(known, lengths, np.uint64(0))
+    return addresses, lengths
+
+
+def partitions(array: pa.Array) -> npt.NDArray[np.int32]:
+    """Partition numbers; null becomes -1, and the partitioner chooses."""
+    import pyarrow.compute as pc
+
+    numbers: npt.NDArray[np.int32] = pc.fill_null(array, -1).to_numpy(zero_copy_only=False).astype("i4")
+    return numbers
+
+
+def messages(value: pa.Array, key: pa.Array | None, partition: pa.Array | None) -> npt.NDArray[np.void]:
+    """One message struct per row."""
+    structs = np.zeros(len(value), MESSAGE)
+    structs["payload"], structs["len"] = spans(value)
+    if key is not None:
+        structs["key"], structs["key_len"] = spans(key)
+    structs["partition"] = -1 if partition is None else partitions(partition)
+    return structs
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Rows as `rd_kafka_vu_t` arrays, for headers and timestamps, which a message struct has no room for. `kept` keeps
+    the memory of the headers' names and values alive."""
+
+    memory: npt.NDArray[np.void]
+    starts: list[int]
+    counts: list[int]
+    kept: tuple[Any, ...]
+
+
+def arguments(
+    rows: npt.NDArray[np.void], topics: U8, timestamp: pa.Array | None, headers: pa.Array | None
+) -> Arguments:
+    """One argument array per row; `topics` holds each row's topic handle."""
+    count = len(rows)
+    extra = np.zeros(count, "i8")
+    if headers is not None:
+        import pyarrow.compute as pc
+
+        extra = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False).astype("i8")
+    sizes = extra + _FIXED
+    first = np.concatenate(([0], np.cumsum(sizes)[:-1])) if count else np.zeros(0, "i8")
+    vectors = np.zeros(int(sizes.sum()), ARGUMENT)
+    for place, (tag, a, b) in enumerate(
+        (
+            (_RKT, topics, 0),
+            (_PARTITION, rows["partition"].astype("u4").astype("u8"), 0),
+            (_VALUE, rows["payload"], rows["len"]),
+            (_KEY, rows["key"], rows["key_len"]),
+            (_FLAGS, _COPY, 0),
+            (_TIMESTAMP, _milliseconds(timestamp, count), 0),
+        )
+    ):
+        vectors["vtype"][first + place] = tag
+        vectors["a"][first + place] = a
+        vectors["b"][first + place] = b
+    kept: tuple[Any, ...] = ()
+    if headers is not None and extra.any():
+        at = np.ones(len(vectors), bool)
+        for place in range(_FIXED):
+            at[first + place] = False
+        # Both flattenings copy if necessary (hidden values behind a null, a view), and cut slices to size.
+        keys, values = (plain(part) for part in headers.flatten().flatten())
+        names, addresses = _names(keys)
+        kept = (names, values)
+        vectors["vtype"][at] = _HEADER
+        vectors["a"][at] = addresses
+        vectors["b"][at], vectors["c"][at] = spans(values)
+    base, step = vectors.ctypes.data, ARGUMENT.itemsize
+    return Arguments(vectors, (base + first * step).tolist(), sizes.tolist(), kept)
+
+
+def _milliseconds(timestamp: pa.Array | None, count: int) -> U8:
+    # librdkafka takes 0 for the present time, so it cannot send this one moment.
+    if timestamp is None:
+        return np.zeros(count, "u8")
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cast = pc.cast(timestamp, pa.timestamp("ms", timestamp.type.tz), safe=False)
+    numbers: U8 = pc.fill_null(cast.cast(pa.int64()), 0).to_numpy(zero_copy_only=False).astype("i8").view("u8")
+    wrong = int(np.count_nonzero(numbers == 0)) - timestamp.null_count
+    if wrong:
+        raise DataError(
+            f"{wrong:,} rows have a timestamp within a millisecond of 1970-01-01T00:00:00Z, which Kafka's client treats"
+            " as missing: they would get the present time, a different one in every replay.",
+            safe="nothing of this epoch is visible.",
+            to_do="write null where a row has no time of its own, or leave the column 'timestamp' out.",
+        )
+    return numbers
+
+
+def _names(keys: pa.Array) -> tuple[tuple[Any, ...], U8]:
+    """Header names as C strings (Arrow's are not zero-terminated), one copy per distinct name."""
+    if keys.null_count:
+        raise SchemaMismatch(
+            f"{keys.null_count} headers have no key.",
+            safe="nothing of this epoch is visible.",
+            to_do="give every header a key; only its value may be null.",
+        )
+    encoded = keys.dictionary_encode()
+    texts = [str(name).encode() for name in encoded.dictionary.to_pylist()]
+    if any(b"\0" in text for text in texts):
+        raise SchemaMismatch(
+            "A header key contains a zero byte, which the Kafka client cannot write.",
+            safe="nothing of this epoch is visible.",
+            to_do="remove zero bytes from header keys.",
+        )
+    buffers = tuple(c.create_string_buffer(text) for text in texts)
+    table = np.array([c.addressof(buffer) for buffer in buffers], "u8")
+    return buffers, table[encoded.indices.to_numpy(zero_copy_only=False)]
+
 
 class Producer:
-    """Begin, send, flush, and one of commit or abort; any number of times. Used by one task at a time. Without a
+    """Begin, send, flush, then commit or abort; any number of times. Used by one task at a time. Without a
     transactional id rows are visible as soon as the broker has them, and there is nothing to commit or abort."""
 
     def __init__(self, settings: Mapping[str, str], transactional_id: str | None) -> None:
@@ -66,24 +245,24 @@ class Producer:
         self.sequence += 1
 
     def send(self, columns: Mapping[str, pa.Array], topic: str | None) -> None:
-        """Queue rows; `columns` are those of `columns.ACCEPTED` that there are. Waits while the queue is full."""
-        columns = {name: plain(column) for name, column in columns.items()}  # kept until all rows are handed over
+        """Queue rows; `columns` are among `sink.ACCEPTED`. Waits while the queue is full."""
+        columns = {name: plain(column) for name, column in columns.items()}  # kept until librdkafka has all rows
         rows = messages(columns["value"], columns.get("key"), columns.get("partition"))
         if not len(rows):
             return
         if "headers" in columns or "timestamp" in columns:
             self._send_each(rows, columns, topic)
         else:
-            for name, part in _by_topic(rows, columns, topic):
-                self._send_batch(name, part)
+            for name, where in _rows_by_topic(columns, topic):
+                self._send_batch(name, rows[where])
         self.rows += len(rows)
         self._handle.poll(0)
         self._raise_failed()
 
     def flush(self) -> None:
-        """Return only when every row of the transaction is at the broker; raise what kept one from it."""
+        """Return once every row of the transaction is at the broker, or raise why one is not."""
         started = time.monotonic()
-        # Successful deliveries raise no event, so librdkafka's flush sleeps its slice out: begin with short ones.
+        # Successful deliveries raise no event, so librdkafka's flush sleeps its whole slice: begin with short ones.
         wait = 0.001
         while not self._handle.flush(wait):
             self._raise_failed()
@@ -98,7 +277,7 @@ class Producer:
         self._raise_failed()
 
     def commit(self) -> bool:
-        """Catch up with a commit that the driver has done; whether this producer is usable again."""
+        """Catch up with the driver's commit; whether this producer is usable again."""
         return self._ended(self._handle.commit, RESYNC_SECONDS)
 
     def abort(self) -> bool:
@@ -106,16 +285,16 @@ class Producer:
         return self._ended(self._handle.abort, ABORT_SECONDS)
 
     def destroy(self) -> None:
-        """Free this producer; a transaction it left open stays as it is at the broker."""
+        """Free this producer; its open transaction stays open at the broker."""
         self._handle.destroy()
 
     def abandon(self) -> None:
-        """Forget it without touching it, in a process that did not make it."""
+        """Forget it without touching it, in a process that did not create it."""
         self._handle.abandon()
 
     def _ended(self, end: Callable[[float], ClientError | None], seconds: float) -> bool:
-        """Whether the transaction is ended and every request for it was answered. One that was not, and was repeated,
-        may still be on its way, and would end whatever this producer has open when it arrives."""
+        """Whether the transaction ended and every request for it was answered. An unanswered request that was repeated
+        may still be in flight, and would end any transaction that this producer has open when it arrives."""
         return end(seconds) is None and self._handle.sure
 
     def _init(self) -> None:
@@ -140,7 +319,7 @@ class Producer:
             done += self._handle.produce_batch(handle, base + done * MESSAGE.itemsize, len(offered))
             if done == count:
                 return
-            # A full queue refuses the whole rest, so what is left is contiguous; any other error is final.
+            # A full queue refuses all further rows, so the remainder is contiguous; any other error is final.
             bad = np.flatnonzero((offered["err"] != 0) & (offered["err"] != errors.QUEUE_FULL))
             if len(bad):
                 row = offered[bad[0]]
@@ -149,13 +328,12 @@ class Producer:
 
     def _send_each(self, rows: npt.NDArray[np.void], columns: Mapping[str, pa.Array], topic: str | None) -> None:
         handles = np.zeros(len(rows), "u8")
-        names = _topic_of_each(columns, topic)
-        for name, where in names:
+        for name, where in _rows_by_topic(columns, topic):
             handles[where] = self._topic(name, rows["partition"][where])
-        built = arguments(rows, handles, columns.get("timestamp"), columns.get("headers"))
+        vectors = arguments(rows, handles, columns.get("timestamp"), columns.get("headers"))
         done = 0
         while done < len(rows):
-            more, code = self._handle.produce_each(built.starts[done:], built.counts[done:])
+            more, code = self._handle.produce_each(vectors.starts[done:], vectors.counts[done:])
             done += more
             if code == errors.QUEUE_FULL:
                 self._wait_for_room()
@@ -164,26 +342,20 @@ class Producer:
                 self._refused(code, topic or str(columns["topic"][done]), int(row["len"] + row["key_len"]))
 
     def _wait_for_room(self) -> None:
-        # Delivered rows raise no event here, so a long poll would oversleep.
+        # Delivered rows raise no event, so a long poll would oversleep.
         self._handle.poll(0.002)
         self._raise_failed()
 
-    def _topic(self, name: str, wanted: npt.NDArray[np.int32]) -> int:
+    def _topic(self, name: str, numbers: npt.NDArray[np.int32]) -> int:
         """The topic's handle, once its partitions are known: librdkafka must not meet an explicit partition before."""
-        low, high = int(wanted.min()), int(wanted.max())
-        # Partitions may have been added since: a number that is not known yet is asked for before it is refused.
+        low, high = int(numbers.min()), int(numbers.max())
+        # Partitions may have been added: look an unknown number up before refusing it.
         if name not in self._partitions or high >= self._partitions[name]:
             code, count = self._handle.partitions(name, INIT_SECONDS)
             if code or not count:
-                text = self._handle.text(code or errors.UNKNOWN_TOPIC_OR_PARTITION)
-                raise errors.from_code(
-                    code or errors.UNKNOWN_TOPIC_OR_PARTITION,
-                    text,
-                    servers=self._servers,
-                    doing=f"looking up topic {name!r}",
-                    topic=name,
-                    seconds=INIT_SECONDS,
-                )
+                code = code or errors.UNKNOWN_TOPIC_OR_PARTITION
+                context = {"servers": self._servers, "doing": f"looking up topic {name!r}", "topic": name}
+                raise errors.from_code(code, self._handle.text(code), **context, seconds=INIT_SECONDS)
             self._partitions[name] = count
         if low < -1 or high >= self._partitions[name]:
             raise DataError(
@@ -229,10 +401,10 @@ class Producer:
             self._trouble = (code, reason)
 
 
-def _topic_of_each(
+def _rows_by_topic(
     columns: Mapping[str, pa.Array], topic: str | None
 ) -> list[tuple[str, slice | npt.NDArray[np.bool_]]]:
-    """Topic names with where their rows are; the sink's own topic wins over the column, as in Spark."""
+    """Topic names with the places of their rows; the sink's own topic wins over the column, as in Spark."""
     if topic is not None:
         return [(topic, slice(None))]
     column = columns.get("topic")
@@ -249,9 +421,3 @@ def _topic_of_each(
     if len(names) == 1:
         return [(names[0], slice(None))]
     return [(name, index == number) for number, name in enumerate(names)]
-
-
-def _by_topic(
-    rows: npt.NDArray[np.void], columns: Mapping[str, pa.Array], topic: str | None
-) -> list[tuple[str, npt.NDArray[np.void]]]:
-    return [(name, rows[where]) for name, where in _topic_of_each(columns, topic)]

@@ -1,4 +1,7 @@
-"""`KafkaSink`: rows into Kafka topics, one transaction per task, visible all at once."""
+"""`KafkaSink`: rows into Kafka topics, one transaction per task, visible all at once.
+
+Below the sink: the columns that it takes, and the checks of the cluster before a job starts.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,55 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
-from penstock.errors import ConfigurationError
+from penstock.deadline import Deadline
+from penstock.errors import ConfigurationError, SchemaMismatch, TimeoutsContradict
 from penstock.kafka import errors, settings
-from penstock.sinks.kafka.columns import shape_frame
+from penstock.kafka.connections import Connections, kafka_python, reach
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.kafka.connections import Connections
     from penstock.sinks.kafka.committer import KafkaCommitter
     from penstock.sinks.kafka.writer import KafkaWriter
+
+
+#: In the order in which the writer takes them: Spark's Kafka sink's columns, and `timestamp`.
+ACCEPTED = {
+    "value": "string or binary",
+    "key": "string or binary",
+    "topic": "string",
+    "partition": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+    "timestamp": "timestamp",
+}
+_TYPES = {
+    "value": ("string", "binary"),
+    "key": ("string", "binary"),
+    "topic": ("string",),
+    "partition": ("int", "smallint", "tinyint"),
+    "headers": ("array<struct<key:string,value:binary>>", "array<struct<key:string,value:string>>"),
+    "timestamp": ("timestamp", "timestamp_ntz"),
+}
+_CAST = {"value": "binary", "key": "binary", "partition": "int"}
+_CHECK_SECONDS = 10.0
+_CREATE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, repr=False)
 class KafkaSink(TwoPhaseSink):
     """Exactly once into Kafka, for readers with `isolation.level=read_committed`.
 
-    Takes the columns of Spark's own Kafka sink: `value` (string or binary) and, where there are any, `key`, `topic`,
-    `partition`, `headers`, and besides them `timestamp`. `topic` here wins over the column.
+    Takes the columns of Spark's own Kafka sink, `value` (string or binary) and optionally `key`, `topic`, `partition`,
+    `headers`, and also `timestamp`. `topic` here wins over the column.
 
     `options` are client settings (SASL, TLS, compression, …) in librdkafka's names, or in Spark's with `kafka.` in
     front. Their secrets never appear in a message, a log or the ledger.
 
-    A transaction that is not committed within `transaction_timeout` is aborted by the broker; a job that is down longer
-    between decision and commit repairs it from a replay. The default is the brokers' own default maximum.
+    The broker aborts a transaction that is not committed within `transaction_timeout`; a job that is down longer
+    between decision and commit repairs it from a replay. The default is the brokers' default maximum.
 
-    `create_topic` creates a missing `topic`, with `partitions` and `replication` or the broker's defaults, when the
-    job starts. Without it a missing topic is an error.
+    `create_topic` creates a missing `topic` when the job starts, with `partitions` and `replication` or the broker's
+    defaults. Without it a missing topic is an error.
     """
 
     shapes_once: ClassVar[bool] = True
@@ -65,42 +90,66 @@ class KafkaSink(TwoPhaseSink):
         return f"Kafka topic {self.topic or '(column topic)'} at {self.servers}"
 
     def shape(self, frame: DataFrame) -> DataFrame:
-        return shape_frame(frame, self.topic)
+        """The accepted columns of `frame` in fixed order and type, others dropped as Spark does; strings become their
+        UTF-8 bytes. `SchemaMismatch` names the column, its type and what is accepted."""
+        from pyspark.sql import functions as f
+
+        types = {field.name.lower(): field for field in frame.schema.fields}
+        if "value" not in types:
+            raise _mismatch("value", "missing", list(types))
+        if self.topic is None and "topic" not in types:
+            raise SchemaMismatch(
+                "The Kafka sink has no topic: neither KafkaSink(topic) nor a column 'topic' names one.",
+                safe="nothing was written.",
+                to_do="write KafkaSink('topic', …), or add a column 'topic' of type string.",
+            )
+        columns = []
+        for name in ACCEPTED:
+            if name not in types or (name == "topic" and self.topic is not None):
+                continue
+            kind = types[name].dataType.simpleString()
+            base = "string" if kind.startswith(("string", "varchar", "char")) else kind
+            if base.lower() not in _TYPES[name]:
+                raise _mismatch(name, kind, list(types))
+            column = f.col(f"`{types[name].name}`")
+            if name == "headers":
+                column = f.transform(
+                    column, lambda h: f.struct(h["key"].alias("key"), h["value"].cast("binary").alias("value"))
+                )
+            columns.append(column.cast(_CAST[name]).alias(name) if name in _CAST else column.alias(name))
+        return frame.select(*columns)
 
     def redirected(self, suffix: str) -> KafkaSink:
         if self.topic is None:
             raise ConfigurationError(
-                "A KafkaSink that takes its topic from the rows cannot put its output aside.",
+                "A KafkaSink that takes its topic from the rows cannot redirect its output.",
                 safe="nothing was started.",
                 to_do="for a fork, name the topic: KafkaSink('topic', …).",
             )
-        # The fork's topic is nobody's yet; a missing one is made as the broker makes them.
+        # The fork's topic is new; the broker's defaults shape it.
         return replace(self, topic=f"{self.topic}{suffix}", create_topic=True)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        from penstock.kafka.connections import reach
-        from penstock.sinks.kafka import check
-
         timeout = settings.transaction_seconds(self.transaction_timeout)
-        check.timeouts(context, timeout)
+        check_epoch_fits(context, timeout)
         exists = reach(self.servers, self._producer_settings(), self.topic)
         if not exists and not self.create_topic:
             raise errors.missing(str(self.topic))
         connections = self._connections()
         try:
-            found = check.limits(connections, self.topic if exists else None)
+            limits = read_limits(connections, self.topic if exists else None)
         finally:
             connections.close()
-        check.broker_limit(timeout, found.max_transaction_timeout)
+        check_broker_limit(timeout, limits.max_transaction_timeout)
         batch = int(self.options.get("batch.size", 1_000_000))
-        return [Finding(uid, text) for text in check.warnings(self.topic or "", found, batch)]
+        return [Finding(uid, text) for text in limit_warnings(self.topic or "", limits, batch)]
 
     def open_writer(self, scope: WriterScope) -> KafkaWriter:
         from penstock.sinks.kafka.pool import Key
         from penstock.sinks.kafka.writer import KafkaWriter
 
-        made = tuple(sorted(self._producer_settings().items()))
-        return KafkaWriter(scope, Key(self._prefix(scope.sink), scope.sink.generation, made), self.topic)
+        producer_settings = tuple(sorted(self._producer_settings().items()))
+        return KafkaWriter(scope, Key(self._prefix(scope.sink), scope.sink.generation, producer_settings), self.topic)
 
     def open_direct_writer(self, scope: WriterScope) -> Writer:
         from penstock.sinks.kafka.writer import DirectKafkaWriter
@@ -108,7 +157,6 @@ class KafkaSink(TwoPhaseSink):
         return DirectKafkaWriter(self._producer_settings(), self.topic)
 
     def open_committer(self, scope: SinkScope) -> KafkaCommitter:
-        from penstock.sinks.kafka.check import create_topic
         from penstock.sinks.kafka.committer import KafkaCommitter
         from penstock.sinks.kafka.transactions import TransactionClient
 
@@ -119,36 +167,146 @@ class KafkaSink(TwoPhaseSink):
             except BaseException:
                 connections.close()
                 raise
-        client = TransactionClient(
-            connections, transaction_timeout=settings.transaction_seconds(self.transaction_timeout)
-        )
-        return KafkaCommitter(client, self._prefix(scope), scope.generation, self._former_prefix(scope))
+        timeout = settings.transaction_seconds(self.transaction_timeout)
+        client = TransactionClient(connections, transaction_timeout=timeout)
+        return KafkaCommitter(client, self._prefix(scope), scope.generation)
 
     def _prefix(self, scope: SinkScope) -> str:
-        """How the ids of this sink's transactions begin; no other sink's do.
+        """The beginning of this sink's transactional ids, which no other sink's ids share.
 
-        The length tells where the user's part ends: `team` before job `a-b` is not `team-a` before job `b`, which would
-        sweep each other's transactions. It stands last, so that access rules for what comes before it hold.
+        The length tells where the user's part ends: `team` before job `a-b` is not `team-a` before job `b`; otherwise
+        they would sweep each other's transactions. It comes last, so that access rules for the prefix apply.
         """
-        own = self.transactional_id_prefix
-        return f"{own}-{scope.prefix}:{len(own)}" if own else scope.prefix
-
-    def _former_prefix(self, scope: SinkScope) -> str | None:
-        """How they began in releases that left the length out, where that is otherwise."""
-        own = self.transactional_id_prefix
-        return f"{own}-{scope.prefix}" if own else None
+        user_prefix = self.transactional_id_prefix
+        return f"{user_prefix}-{scope.prefix}:{len(user_prefix)}" if user_prefix else scope.prefix
 
     def _producer_settings(self) -> dict[str, str]:
         return settings.for_producer(self.servers, self.options, settings.transaction_seconds(self.transaction_timeout))
 
     def _connections(self) -> Connections:
-        from penstock.kafka.connections import Connections
-
         return Connections(self.servers, self.options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, ({one.name: getattr(self, one.name) for one in fields(self)},))
+        return (_rebuild, ({argument.name: getattr(self, argument.name) for argument in fields(self)},))
 
 
-def _rebuild(given: Mapping[str, Any]) -> KafkaSink:
-    return KafkaSink(**given)
+def _rebuild(arguments: Mapping[str, Any]) -> KafkaSink:
+    return KafkaSink(**arguments)
+
+
+def _mismatch(name: str, kind: str, columns: list[str]) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"The Kafka sink cannot take column {name!r}: it is {kind}, accepted is {ACCEPTED[name]}"
+        f" (columns given: {', '.join(columns) or 'none'}).",
+        safe="nothing was written.",
+        to_do='for example df.selectExpr("to_json(struct(*)) AS value"), or cast the column.',
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The cluster's limits; None for those that it does not report (a right may be missing)."""
+
+    max_transaction_timeout: float | None = None
+    replicas: int | None = None
+    min_in_sync: int | None = None
+    max_message_bytes: int | None = None
+
+
+def check_epoch_fits(context: CheckContext, transaction_timeout: float) -> None:
+    """An epoch must fit into a transaction, which is open from the first row to the commit."""
+    needed = context.interval_seconds + context.timeout_seconds
+    if transaction_timeout <= needed:
+        raise TimeoutsContradict(
+            f"transaction_timeout is {transaction_timeout:g} s, but an epoch may take {needed:g} s: the interval of "
+            f"{context.interval_seconds:g} s and the checkpoint timeout of {context.timeout_seconds:g} s.",
+            safe="nothing was started.",
+            to_do="raise transaction_timeout above that sum, or lower the checkpoint timeout.",
+        )
+
+
+def read_limits(connections: Connections, topic: str | None) -> Limits:
+    """The limits that this user may read; the broker enforces the others anyway."""
+    deadline = Deadline(_CHECK_SECONDS)
+    broker = connections.ask(lambda admin: _config(admin, "BROKER", None, "transaction.max.timeout.ms"), deadline)
+    most = broker.get("transaction.max.timeout.ms")
+    if topic is None:
+        return Limits(most / 1000 if most else None)
+    keys = "min.insync.replicas", "max.message.bytes"
+    config = connections.ask(lambda admin: _config(admin, "TOPIC", topic, *keys), deadline)
+    replicas = connections.ask(lambda admin: _replicas(admin, topic), deadline)
+    return Limits(most / 1000 if most else None, replicas, *(config.get(key) for key in keys))
+
+
+def check_broker_limit(transaction_timeout: float, most: float | None) -> None:
+    if most is not None and transaction_timeout > most:
+        raise TimeoutsContradict(
+            f"transaction_timeout is {transaction_timeout:g} s, but the brokers allow {most:g} s at most "
+            f"(transaction.max.timeout.ms={most * 1000:.0f}).",
+            safe="nothing was started.",
+            to_do=f"set transaction_timeout='{most:g}s' or less, or raise transaction.max.timeout.ms on the brokers.",
+        )
+
+
+def limit_warnings(topic: str, limits: Limits, batch_bytes: int) -> list[str]:
+    """Limits under which the job runs but may lose or refuse rows later."""
+    texts = []
+    if limits.replicas == 1:
+        texts.append(f"topic {topic!r} has replication factor 1: rows are lost with its one broker's disk")
+    elif limits.min_in_sync == 1 and limits.replicas is not None:
+        texts.append(
+            f"topic {topic!r} has {limits.replicas} replicas but min.insync.replicas=1: rows confirmed by a single "
+            "broker can be lost with it; 2 is usual"
+        )
+    most = limits.max_message_bytes
+    if most is not None and most < batch_bytes:
+        texts.append(
+            f"topic {topic!r} takes {most:,} bytes a batch, the sink sends up to {batch_bytes:,}: "
+            f"set the option batch.size to {most} or less"
+        )
+    return texts
+
+
+def _config(admin: Any, kind: str, name: str | None, *keys: str) -> dict[str, int]:
+    if name is None:
+        name = str(next(iter(admin._manager.cluster.brokers())).node_id)
+    try:
+        answer = admin.describe_configs([kafka_python().ConfigResource(kind, name, list(keys))], config_filter="all")
+    except kafka_python().errors.KafkaError:
+        return {}
+    values = next(iter(next(iter(answer.values())).values()))
+    return {key: int(values[key]["value"]) for key in keys if key in values}
+
+
+def _replicas(admin: Any, topic: str) -> int | None:
+    try:
+        parts = admin.describe_topics([topic])[0]["partitions"]
+    except kafka_python().errors.KafkaError:
+        return None
+    return min((len(part["replica_nodes"]) for part in parts), default=None)
+
+
+def create_topic(connections: Connections, topic: str, partitions: int | None, replication: int | None) -> bool:
+    """Create `topic` unless it exists; whether it was created. None means the broker's default."""
+    numbers = {"num_partitions": partitions or -1, "replication_factor": replication or -1}
+    return connections.ask(lambda admin: _create(admin, topic, numbers), Deadline(_CREATE_SECONDS))
+
+
+def _create(admin: Any, topic: str, numbers: dict[str, int]) -> bool:
+    kafka_errors = kafka_python().errors
+    try:
+        admin.create_topics({topic: numbers}, wait_for_metadata=True)
+    except kafka_errors.TopicAlreadyExistsError:
+        return False
+    except (kafka_errors.TopicAuthorizationFailedError, kafka_errors.ClusterAuthorizationFailedError) as error:
+        raise errors.denied(f"the creation of topic {topic!r}", type(error).__name__) from None
+    except kafka_errors.KafkaError as error:
+        if getattr(error, "retriable", False):
+            raise errors.unreachable("the cluster", type(error).__name__, _CREATE_SECONDS) from None
+        asked = ", ".join(f"{name}={'default' if number < 0 else number}" for name, number in numbers.items())
+        raise ConfigurationError(
+            f"The topic {topic!r} cannot be created ({asked}): {type(error).__name__}.",
+            safe="nothing was started.",
+            to_do="ask for a replication factor the cluster has brokers for, or create the topic yourself.",
+        ) from None
+    return True

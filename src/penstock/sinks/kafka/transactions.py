@@ -1,10 +1,10 @@
 """The driver's view of Kafka transactions: describe, end, list and fence them by name, from any process.
 
-Kafka keeps a transaction at the broker that coordinates its id, not at the client that opened it. So whoever knows id,
-producer id and epoch may end it.
+Kafka keeps a transaction at the broker that coordinates its id, not at the client that opened it. So any client that
+knows id, producer id and epoch may end it.
 
-Every method works until its deadline, finds coordinators again when they move, and reconnects. None raises for what a
-single transaction answers; `SystemUnavailable` and `AccessDenied` are raised where nothing can be asked at all.
+Every method works until its deadline, finds coordinators again when they move, and reconnects. None raises for the
+answer to a single transaction; `SystemUnavailable` and `AccessDenied` mean that nothing can be asked at all.
 """
 
 from __future__ import annotations
@@ -13,26 +13,31 @@ import re
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import SystemUnavailable
+from penstock.errors import PenstockError, SystemUnavailable
 from penstock.kafka import errors
 from penstock.kafka.connections import REQUEST_SECONDS, Connections, NotSent, kafka_python
 
 if TYPE_CHECKING:
     from penstock.checkpoint.decision import Committable
     from penstock.deadline import Deadline
+    from penstock.kafka.connections import Connections
 
 _MOST_CACHED = 20_000
 _MOVED = (errors.COORDINATOR_LOADING, errors.COORDINATOR_NOT_AVAILABLE, errors.NOT_COORDINATOR)
-#: No answer came; not a code of Kafka's.
+#: No answer; not a code of Kafka's.
 SILENT = -1000
+_EARLIEST = -2
+_FETCH_BYTES = 32 * 1024 * 1024
+_COMMIT = 1  # the kind of an end marker
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What the coordinator says of one transactional id. `state` is Kafka's own word, or `NotFound`. Times are in
+    """The coordinator's description of one transactional id. `state` is Kafka's word, or `NotFound`. Times are in
     milliseconds; `partitions` (`topic-number`) are those the transaction has written to."""
 
     state: str
@@ -58,11 +63,8 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last answer to an attempt to end a transaction.
-
-    `sure` is False if some request got no answer: it may still be on its way to the broker, and could meet a later
-    transaction of the same producer. Such a producer must not be used again.
-    """
+    """The last answer to an attempt to end a transaction. `sure` is False if a request got no answer: it may still
+    reach the broker and meet a later transaction of the same producer, which must not be used again."""
 
     code: int
     sure: bool
@@ -73,19 +75,19 @@ class Ended:
 
 
 class Unsure:
-    """Transactional ids with a request that was never answered, known to everything in this process.
+    """Transactional ids with a request that was never answered, shared by the whole process.
 
-    Such a request may yet reach the broker, and would end whatever its producer has open then. So nobody may tell a
-    writer to go on with one of these: not the committer that sent the request, nor another that found the transaction
-    ended later (the drainer has one of its own), nor one that was opened since. Another process need not know: its
-    generation is another, and a writer never uses an earlier generation's producer.
+    Such a request may still reach the broker, and would end any transaction that its producer has open then. So no
+    committer may let a writer reuse one of these ids: not the one that sent the request, nor another that found the
+    transaction ended later (the drainer has its own), nor one opened since. Other processes need not know: they have
+    another generation, and a writer never uses an earlier generation's producer.
 
-    Grows by one id for each lost answer, and never shrinks: an id is some fifty bytes, a lost answer is rare.
+    Grows by one id per lost answer and never shrinks: an id is some fifty bytes, a lost answer is rare.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ids: dict[str, None] = {}  # in the order they came
+        self._ids: dict[str, None] = {}  # oldest first
 
     def add(self, ids: Iterable[str]) -> None:
         with self._lock:
@@ -95,17 +97,16 @@ class Unsure:
         return name in self._ids
 
     def newest(self, prefix: str, most: int) -> list[str]:
-        """Those whose name begins so, the last `most` of them."""
+        """The last `most` ids that begin with `prefix`."""
         with self._lock:
             return [name for name in self._ids if name.startswith(prefix)][-most:]
 
 
-#: This process's.
 UNSURE = Unsure()
 
 
 class TransactionClient:
-    """One cluster, seen from the driver. Safe to use from several threads."""
+    """One cluster, seen from the driver. Thread-safe."""
 
     def __init__(self, connections: Connections, *, transaction_timeout: float) -> None:
         self._connections = connections
@@ -113,9 +114,9 @@ class TransactionClient:
         self._coordinators: dict[str, int] = {}
 
     def describe(self, ids: Iterable[str], deadline: Deadline) -> Mapping[str, Described]:
-        """What the brokers say of each id; one that could not be asked in time is absent."""
+        """The state of each id; without those that could not be asked in time."""
         waiting = list(dict.fromkeys(ids))
-        found: dict[str, Described] = {}
+        states: dict[str, Described] = {}
         for pause in _pauses(deadline):
             by_node: dict[int, list[str]] = {}
             for name, node in self._find(waiting, deadline).items():
@@ -126,7 +127,7 @@ class TransactionClient:
             for answer in self._connections.send(requests, deadline):
                 for state in getattr(answer, "transaction_states", ()):
                     if state.error_code == 0:
-                        found[state.transactional_id] = Described(
+                        states[state.transactional_id] = Described(
                             state.transaction_state,
                             state.producer_id,
                             state.producer_epoch,
@@ -135,19 +136,19 @@ class TransactionClient:
                             tuple(f"{topic.topic}-{number}" for topic in state.topics for number in topic.partitions),
                         )
                     elif state.error_code == errors.TRANSACTIONAL_ID_NOT_FOUND:
-                        found[state.transactional_id] = Described("NotFound")
+                        states[state.transactional_id] = Described("NotFound")
                     else:
                         _raise_denied(state.error_code)
-            waiting = [name for name in waiting if name not in found]
+            waiting = [name for name in waiting if name not in states]
             self._forget(waiting)
             if not waiting:
                 break
             time.sleep(pause)
-        return found
+        return states
 
     def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]:
-        """Commit or abort all, side by side. Waits for coordinators to be found and CONCURRENT_TRANSACTIONS to pass;
-        any other answer, or none, is the caller's to judge: what is true at another coordinator must be seen first."""
+        """Commit or abort all, in parallel. Waits for coordinators and for CONCURRENT_TRANSACTIONS to pass; the caller
+        judges any other answer, or none: the state at another coordinator must be read first."""
         waiting = {ending.transactional_id: ending for ending in endings}
         answers: dict[str, Ended] = {name: Ended(SILENT, True) for name in waiting}
         for pause in _pauses(deadline):
@@ -156,7 +157,7 @@ class TransactionClient:
             requests = [
                 (
                     nodes[name],
-                    # Version 3 leaves the epoch as it is, so that the writer's producer can go on with it.
+                    # Version 3 leaves the epoch unchanged, so that the writer's producer can continue.
                     kafka_python().EndTxn(
                         transactional_id=name,
                         producer_id=waiting[name].producer_id,
@@ -181,13 +182,12 @@ class TransactionClient:
         return answers
 
     def list_open(self, prefix: str, deadline: Deadline) -> Sequence[str]:
-        """Transactional ids that begin with `prefix` and have a transaction open. All brokers are asked; where one does
-        not answer and the cluster has given it up meanwhile, all the others once more, because they have its
-        transactions now."""
+        """Transactional ids that begin with `prefix` and have a transaction open. Asks all brokers; if one does not
+        answer and the cluster has given it up, asks all others again, because they have its transactions now."""
         pending: set[int] | None = None
         asked: set[int] = set()
         pattern: dict[str, str] = {}
-        found: set[str] = set()
+        names: set[str] = set()
         for pause in _pauses(deadline):
             if pending is None:
                 try:
@@ -195,7 +195,7 @@ class TransactionClient:
                 except SystemUnavailable:
                     time.sleep(pause)
                     continue
-                # Brokers before 4.1 know no pattern and list all; the filter below is for them.
+                # Brokers before 4.1 know no pattern and list all; hence the filter below.
                 pattern = {"transactional_id_pattern": f"{re.escape(prefix)}.*"} if patterns else {}
                 asked = set(pending)
             nodes = sorted(pending)
@@ -206,9 +206,9 @@ class TransactionClient:
                 if code == 0:
                     pending.discard(node)
                     ids = (state.transactional_id for state in answer.transaction_states)
-                    found.update(name for name in ids if name.startswith(prefix))
+                    names.update(name for name in ids if name.startswith(prefix))
             if not pending:
-                return sorted(found)
+                return sorted(names)
             time.sleep(pause)
             living = self._living(deadline)
             if living and living != asked:
@@ -216,10 +216,10 @@ class TransactionClient:
         raise errors.unreachable(self._connections.servers, "open transactions could not be listed", REQUEST_SECONDS)
 
     def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]:
-        """Abort the open transactions of `ids` and bump their epochs, so that a writer that still lives can do nothing
-        more. Returns those not fenced by the deadline.
+        """Abort the open transactions of `ids` and bump their epochs, so that a surviving writer can do nothing more.
+        Returns those not fenced by the deadline.
 
-        Asks for the abort and then only looks: initialising again after the abort would wipe the state that proves it.
+        Requests the abort and then only looks: initialising again after the abort would wipe the state that proves it.
         """
         waiting = set(ids)
         for pause in _pauses(deadline):
@@ -243,36 +243,34 @@ class TransactionClient:
         return waiting
 
     def evidence(self, committable: Committable, deadline: Deadline) -> str:
-        """What stands in the topics of a transaction, for a person."""
-        from penstock.sinks.kafka.evidence import collect_evidence
-
+        """What the topics hold of a transaction, for an operator."""
         return str(collect_evidence(self._connections, committable, deadline))
 
     def close(self) -> None:
         self._connections.close()
 
     def _living(self, deadline: Deadline) -> set[int] | None:
-        """The brokers that the cluster counts on now, asked anew; None where nobody says."""
+        """The brokers that the cluster lists now; None if no broker answers."""
         try:
             return self._connections.ask(_living, deadline)
         except (SystemUnavailable, kafka_python().errors.KafkaError):
             return None
 
     def _find(self, ids: Iterable[str], deadline: Deadline) -> dict[str, int]:
-        """The coordinating broker of each id that has one just now."""
-        wanted = list(ids)
-        unknown = [name for name in wanted if name not in self._coordinators]
+        """The coordinating broker of each id that has one now."""
+        names = list(ids)
+        unknown = [name for name in names if name not in self._coordinators]
         if unknown:
             if len(self._coordinators) > _MOST_CACHED:
                 self._coordinators.clear()
-                unknown = wanted
+                unknown = names
             request = kafka_python().FindCoordinator(key_type=1, coordinator_keys=unknown, min_version=4)
             for answer in self._connections.send([(None, request)], deadline):
                 for row in getattr(answer, "coordinators", ()):
                     _raise_denied(row.error_code)
                     if row.error_code == 0:
                         self._coordinators[row.key] = row.node_id
-        return {name: self._coordinators[name] for name in wanted if name in self._coordinators}
+        return {name: self._coordinators[name] for name in names if name in self._coordinators}
 
     def _forget(self, ids: Iterable[str]) -> None:
         for name in ids:
@@ -307,3 +305,150 @@ def _pauses(deadline: Deadline) -> Iterable[float]:
     while not deadline.passed():
         pause = min(pause * 1.6, 0.25)
         yield min(pause, deadline.remaining())
+
+
+@dataclass
+class Evidence:
+    """Rows of a transaction that its coordinator has forgotten, by how it ended in their partition; an operator judges.
+
+    Every batch of a partition's log names its producer, and the end of a transaction is a batch of its own, a marker.
+    Both outlive the coordinator's memory; they are read without isolation. A kept producer has ended many transactions;
+    this one ended after the moment at which it began. Rows removed by retention or compaction leave no trace, and
+    brokers' clocks differ, so this evidence is shown and never taken as proof.
+    """
+
+    rows: int  # as many as were decided
+    committed: int = 0
+    aborted: int = 0
+    open: int = 0
+    gaps: list[str] = field(default_factory=list)  # partitions that could not be read completely
+
+    def __str__(self) -> str:
+        counts = f"of {self.rows} rows {self.committed} committed, {self.aborted} aborted, {self.open} without an end"
+        return f"{counts}; not seen: {', '.join(self.gaps)}" if self.gaps else counts
+
+
+def collect_evidence(connections: Connections, committable: Committable, deadline: Deadline) -> Evidence:
+    """Read the topics of a sealed committable from their beginning; `gaps` names the unreadable parts."""
+    payload, evidence = committable.payload, Evidence(committable.rows)
+    for topic in payload.get("topics", ()):
+        try:
+            leaders = connections.ask(partial(_leaders, topic=topic), deadline)
+        except (PenstockError, kafka_python().errors.KafkaError) as error:
+            evidence.gaps.append(f"topic {topic} ({type(error).__name__})")
+            continue
+        if not leaders:
+            evidence.gaps.append(f"topic {topic} (it does not exist)")
+        for partition, leader in leaders.items():
+            why = _read(connections, leader, topic, partition, payload, evidence, deadline)
+            if why:
+                evidence.gaps.append(f"{topic}-{partition} ({why})")
+    return evidence
+
+
+def _leaders(admin: Any, topic: str) -> dict[int, int]:
+    return {part["partition_index"]: part["leader_id"] for part in admin.describe_topics([topic])[0]["partitions"]}
+
+
+def _read(
+    connections: Connections,
+    node: int,
+    topic: str,
+    partition: int,
+    payload: Mapping[str, Any],
+    evidence: Evidence,
+    deadline: Deadline,
+) -> str:
+    """Add the partition's rows; returns why some may be missing, if so."""
+    first = _first_offset(connections, node, topic, partition, deadline)
+    if first is None:
+        return "no answer"
+    offset, pending = first, 0
+    while True:
+        answer = _fetch(connections, node, topic, partition, offset, deadline)
+        if answer is None:
+            return f"read up to offset {offset}"
+        data, end = answer
+        start = offset
+        for batch in _batches(data):
+            offset = max(offset, batch.next_offset)
+            if batch.producer_id != payload["producer_id"]:
+                continue
+            if not batch.is_control_batch:
+                pending += batch.records_count
+                continue
+            if batch.max_timestamp >= payload["started"]:
+                if _ends(batch) == _COMMIT:
+                    evidence.committed += pending
+                else:
+                    evidence.aborted += pending
+            pending = 0
+        if offset >= end or offset == start:
+            break
+    evidence.open += pending
+    return "" if first == 0 else f"begins at offset {first}"
+
+
+def _first_offset(connections: Connections, node: int, topic: str, partition: int, deadline: Deadline) -> int | None:
+    kind = kafka_python().ListOffsets
+    wanted = kind.ListOffsetsTopic.ListOffsetsPartition(
+        partition_index=partition, current_leader_epoch=-1, timestamp=_EARLIEST
+    )
+    request = kind(isolation_level=0, topics=[(topic, [wanted])], min_version=4)
+    [answer] = connections.send([(node, request)], deadline)
+    for topic_answer in getattr(answer, "topics", ()):
+        for part in topic_answer.partitions:
+            return int(part.offset) if part.error_code == 0 else None
+    return None
+
+
+def _fetch(
+    connections: Connections, node: int, topic: str, partition: int, offset: int, deadline: Deadline
+) -> tuple[bytes, int] | None:
+    """Bytes from `offset` on, and the offset at which the partition's readable part ends."""
+    fetch = kafka_python().Fetch
+    wanted = fetch.FetchTopic.FetchPartition(
+        partition=partition,
+        current_leader_epoch=-1,
+        fetch_offset=offset,
+        last_fetched_epoch=-1,
+        log_start_offset=-1,
+        partition_max_bytes=_FETCH_BYTES,
+    )
+    request = fetch(
+        replica_id=-1,
+        max_wait_ms=100,
+        min_bytes=0,
+        max_bytes=_FETCH_BYTES,
+        isolation_level=0,
+        session_id=0,
+        session_epoch=-1,
+        topics=[fetch.FetchTopic(topic=topic, partitions=[wanted])],
+        forgotten_topics_data=[],
+        rack_id="",
+        min_version=11,
+        max_version=11,  # from 13 on topics have numbers
+    )
+    [answer] = connections.send([(node, request)], deadline)
+    for topic_answer in getattr(answer, "responses", ()):
+        for part in topic_answer.partitions:
+            return (bytes(part.records or b""), int(part.high_watermark)) if part.error_code == 0 else None
+    return None
+
+
+def _batches(data: bytes) -> Sequence[Any]:
+    records = kafka_python().MemoryRecords(data)
+    batches = []
+    while records.has_next():
+        batch = records.next_batch()
+        if batch is None:
+            break
+        batches.append(batch)
+    return batches
+
+
+def _ends(batch: Any) -> int:
+    """The kind of a marker: its key is a version and a kind, two bytes each."""
+    for record in batch:
+        return int.from_bytes(record.key[2:4], "big")
+    return 1 - _COMMIT

@@ -1,4 +1,4 @@
-"""A task's side: rows in, a prepared transaction out; or, for at-least-once, rows that are visible at once."""
+"""A task's side: rows in, a prepared transaction out; or, for at-least-once, immediately visible rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import EpochError
-from penstock.sinks.kafka.columns import ACCEPTED
 from penstock.sinks.kafka.pool import POOL, Key, Pool
 from penstock.sinks.kafka.producer import Producer
+from penstock.sinks.kafka.sink import ACCEPTED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 class KafkaWriter(Writer):
     """Opening takes a producer and begins; the broker learns of the transaction with the first row.
 
-    After pre_commit the rows are at the broker, invisible to read_committed readers, and stay so until the driver ends
-    the transaction or its timeout passes, whether this process lives or not.
+    After pre_commit the rows are at the broker, invisible to read_committed readers until the driver ends the
+    transaction or its timeout passes, whether this process lives or not.
     """
 
     def __init__(self, scope: WriterScope, key: Key, topic: str | None, pool: Pool = POOL) -> None:
         self._key, self._topic, self._pool = key, topic, pool
-        self._producer: Producer | None = pool.acquire(key, scope.hints)
         self._prepared = self._tainted = False
+        producer = pool.acquire(key, scope.hints)
+        self._producer: Producer | None = producer
         try:
-            self._producer.begin()
+            producer.begin()
         except BaseException:
-            self._drop()
+            producer.destroy()
             raise
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -41,7 +42,7 @@ class KafkaWriter(Writer):
     def pre_commit(self) -> Mapping[str, Any]:
         producer = self._guarded(lambda producer: producer.flush())
         if producer.rows == 0:
-            # The broker knows nothing of it: nothing to commit, nothing to prove.
+            # The broker knows nothing of it: there is nothing to commit or prove.
             self.abort()
             return {"transactional_id": None}
         self._prepared = True
@@ -58,19 +59,20 @@ class KafkaWriter(Writer):
         if producer is None or (self._prepared and not self._pool.reclaim(producer)):
             return
         # After an error librdkafka gives itself a new epoch behind the abort, and may drop rows of the next
-        # transaction meanwhile. What is left open here the driver fences.
+        # transaction meanwhile. The driver fences a transaction that stays open here.
         if producer.abort() and not self._tainted:
             self._pool.release(self._key, producer)
         else:
             producer.destroy()
 
-    def _drop(self) -> None:
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            producer.destroy()
-
     def _guarded(self, work: Callable[[Producer], None]) -> Producer:
-        producer = self._mine()
+        producer = self._producer
+        if producer is None or self._prepared:
+            raise EpochError(
+                "A Kafka writer was used after it had been prepared or aborted.",
+                safe="its transaction is unchanged.",
+                to_do="open a new writer for every task attempt.",
+            )
         try:
             work(producer)
         except BaseException:
@@ -78,21 +80,12 @@ class KafkaWriter(Writer):
             raise
         return producer
 
-    def _mine(self) -> Producer:
-        if self._producer is None or self._prepared:
-            raise EpochError(
-                "A Kafka writer was used after it had been prepared or aborted.",
-                safe="its transaction is unchanged.",
-                to_do="open a new writer for every task attempt.",
-            )
-        return self._producer
-
 
 _Settings = tuple[tuple[str, str], ...]
 
 
 class _Idle:
-    """Producers between two tasks of this process; a forked child forgets what it inherited."""
+    """Producers between two tasks of this process; a forked child forgets the inherited ones."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -105,8 +98,8 @@ class _Idle:
                 for _, producer in self._producers:
                     producer.abandon()
                 self._producers, self._pid = [], os.getpid()
-            for place, (own, producer) in enumerate(self._producers):
-                if own == settings:
+            for place, (kept, producer) in enumerate(self._producers):
+                if kept == settings:
                     del self._producers[place]
                     return producer
         return Producer(dict(settings), None)
@@ -120,7 +113,7 @@ IDLE = _Idle()
 
 
 class DirectKafkaWriter(Writer):
-    """An idempotent producer: the broker drops what the producer itself sends twice, not what a replay repeats."""
+    """An idempotent producer: the broker drops rows that the producer sends twice, not rows that a replay repeats."""
 
     def __init__(self, settings: Mapping[str, str], topic: str | None) -> None:
         self._settings, self._topic = tuple(sorted(settings.items())), topic
@@ -140,7 +133,7 @@ class DirectKafkaWriter(Writer):
         return {}
 
     def abort(self) -> None:
-        """What was sent stays visible; the rest is dropped with the producer."""
+        """Sent rows stay visible; queued ones are dropped with the producer."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.destroy()
