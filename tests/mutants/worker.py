@@ -111,7 +111,7 @@ def without_idle(operator: Any) -> Any:
 
 def extend() -> None:
     """mutmut's list of operators is read where it stands, so it is changed there."""
-    operators = cast(list[Any], mutators.mutation_operators)
+    operators = cast("list[Any]", mutators.mutation_operators)
     ours = {
         mutators.operator_string: another_text,
         mutators.operator_assignment: without_idle(mutators.operator_assignment),

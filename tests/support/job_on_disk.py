@@ -20,7 +20,7 @@ from tests.support.memory_sink import MemorySink
 from tests.support.small_runner import numbers
 from tests.support.small_spark import SmallSpark
 
-SPARK = cast(Any, SimpleNamespace(version="4.2.0", conf=SimpleNamespace(get=lambda _, otherwise=None: otherwise)))
+SPARK = cast("Any", SimpleNamespace(version="4.2.0", conf=SimpleNamespace(get=lambda _, otherwise=None: otherwise)))
 
 
 class JobOnDisk(SmallSpark):

@@ -42,6 +42,7 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+from penstock.checkpoint.decision import CheckpointState, honoured
 from penstock.engine import protocol as p
 
 EVERY_WRITER: tuple[p.WriterId, ...] = (("left", 0), ("right", 0), ("right", 1))
@@ -299,7 +300,7 @@ class Simulation:
                 yield from self._carry_out(world, driver)
             case _:
                 driver = driver._replace(
-                    performed=driver.performed | {cast(type[p.Action], type(driver.moment.action))}
+                    performed=driver.performed | {cast("type[p.Action]", type(driver.moment.action))}
                 )
                 for step in self._carry_out(world, driver):
                     yield step
@@ -424,8 +425,8 @@ class Simulation:
                 return Step((driver.generation, "reads the claims"), world, driver._replace(done=done))
             case (epoch, barrier, damaged, claims):
                 decisions = [one for one in self.decisions(world) if one.id.epoch >= epoch]
-                found = p.Found(epoch, barrier, tuple(decisions), claims, damaged)
-                decision = p.honoured(found) if barrier else None
+                found = CheckpointState(epoch, barrier, tuple(decisions), claims, damaged)
+                decision = honoured(found) if barrier else None
                 decided = decision if decision and decision.id.epoch == epoch else None
                 if decided:
                     damaged = damaged or bool(_decided_on(decided) - {world.cut[epoch]})
@@ -560,7 +561,7 @@ class Simulation:
         """What the decision names that counts now."""
         claims = tuple(self._values[number] for number in world.claims)
         decisions = tuple(one for one in self.decisions(world) if one.id.epoch >= world.commits)
-        decision = p.honoured(p.Found(world.commits, True, decisions, claims))
+        decision = honoured(CheckpointState(world.commits, True, decisions, claims))
         return {one.payload["at"] for one in decision.to_commit} if decision else set()
 
     # Spark's part.

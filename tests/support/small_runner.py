@@ -16,7 +16,7 @@ from penstock.checkpoint.spark_log import SparkLog
 from penstock.config import Checkpoints
 from penstock.contracts.sink import TwoPhaseSink
 from penstock.engine import query as module
-from penstock.engine import streaming as spark_query
+from penstock.engine import streaming
 from penstock.engine.query import QueryRunner
 from penstock.events import Events
 from tests.support.small_spark import SmallSpark, barrier_text
@@ -147,7 +147,7 @@ def small_runners(monkeypatch: pytest.MonkeyPatch) -> None:
         return coordinator._on_complete.__self__.began(coordinator)
 
     monkeypatch.setattr(module, "coordinator_for", coordinator_for)
-    monkeypatch.setattr(spark_query, "start", start)
+    monkeypatch.setattr(streaming, "start", start)
     monkeypatch.setattr(module, "with_verification", lambda plan, *_: plan)
     monkeypatch.setattr(module, "Observer", lambda *_: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(module, "require_same_backend", lambda *_: None)

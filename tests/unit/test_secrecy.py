@@ -10,7 +10,6 @@ import pytest
 from py4j.protocol import Py4JError
 
 from penstock.engine.restarts import ErrorClass, classify
-from penstock.engine.task import fault_in
 from penstock.errors import SystemUnavailable, from_json
 from penstock.events import Events
 from penstock.ops.process.registration import error_fields
@@ -25,6 +24,7 @@ from penstock.secrets import (
     secrets_of,
     without_secrets,
 )
+from penstock.spark.executor_list import fault_in
 
 KAFKA = """
 sasl.password sasl.jaas.config ssl.key.password ssl.key.pem ssl.certificate.pem ssl.keystore.password

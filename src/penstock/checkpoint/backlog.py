@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.inflight_log import LogFile
@@ -29,19 +29,8 @@ if TYPE_CHECKING:
 _LOG = re.compile(r"^(\d{10})\.g(\d{8})\.")
 
 
-def is_logged(one: Committable) -> bool:
-    """Whether this committable's rows are in the in-flight log."""
-    return one.payload.keys() == {"log", "prepared"}
-
-
 def log_of(one: Committable) -> LogFile:
     return LogFile.of(one.payload["log"])
-
-
-def prepared_of(one: Committable) -> Committable | None:
-    """What the sink prepared beside the log, None if it did not keep up."""
-    prepared: Mapping[str, Any] | None = one.payload["prepared"]
-    return None if prepared is None else replace(one, payload=prepared)
 
 
 def with_prepared(one: Committable, prepared: Committable | None) -> Committable:
@@ -61,7 +50,7 @@ class Entry:
 
     @property
     def prepared(self) -> tuple[Committable, ...]:
-        return tuple(found for one in self.committables if (found := prepared_of(one)) is not None)
+        return tuple(found for one in self.committables if (found := one.at_sink) is not None)
 
     @property
     def at_sink(self) -> bool:
@@ -166,7 +155,7 @@ class Backlog:
     def remove_strays(self, generation: int, keep: Collection[Committable]) -> None:
         """Remove log files that no epoch needs, of attempts that failed in this and older runs."""
         tree = task_tree(self.logs)
-        needed = {log_of(one).name for one in keep if is_logged(one)}
+        needed = {log_of(one).name for one in keep if one.logged}
         needed.update(log_of(one).name for entry in self.entries() for one in entry.committables)
         for name in tree.file_names(""):
             match = _LOG.match(name)

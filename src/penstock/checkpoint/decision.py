@@ -1,6 +1,7 @@
-"""What the ledger keeps of an epoch: what writers prepared, what was decided, what a run claimed when it started.
+"""What the ledger keeps of an epoch: what writers prepared, what was decided, what a run claimed when it started; and
+which decision is in force (`honoured`).
 
-Plain values without behaviour. The protocol says what they mean; the ledger makes them durable; sinks commit them.
+Plain values without I/O. The protocol gives them their meaning; the ledger makes them durable; sinks commit them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 MODULO = 1 << 64
-"""Of the sum of hashes in a checksum; above it stands the rule that they were made by, see `epoch.checksum`."""
+"""Of the sum of hashes in a checksum; the number of their rule is above it, see `engine.checksum`."""
 
 WriterId = tuple[str, int]
 """Sink uid and writer number: the name of a writer inside one epoch."""
@@ -52,6 +53,20 @@ class Committable:
     def id(self) -> WriterId:
         return (self.sink, self.writer)
 
+    @property
+    def logged(self) -> bool:
+        """Whether the rows are in the in-flight log; the payload is then the log's, see `checkpoint.backlog`."""
+        return self.payload.keys() == {"log", "prepared"}
+
+    @property
+    def at_sink(self) -> Committable | None:
+        """What the sink itself has prepared: all of it, or what it prepared beside the log. None where the sink did
+        not keep up with the log."""
+        if not self.logged:
+            return self
+        prepared: Mapping[str, Any] | None = self.payload["prepared"]
+        return None if prepared is None else replace(self, payload=prepared)
+
     def with_payload(self, **more: Any) -> Committable:
         return replace(self, payload={**self.payload, **more})
 
@@ -89,6 +104,47 @@ class Claim:
     honours: DecisionId | None
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointState:
+    """Spark's log says that `epoch` comes next: its barrier may be written (`barrier`), its commit is not. `decisions`
+    are those for this epoch and later ones. `damaged`: files of the log are half-written, or missing in its middle, or
+    an undecided attempt may have left something in Spark's way."""
+
+    epoch: int
+    barrier: bool
+    decisions: tuple[Decision, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    damaged: bool = False
+
+
+def next_epoch(state: CheckpointState) -> int:
+    """The epoch that comes next. Usually the one that Spark's log says; a later one where the log has lost epochs that
+    the ledger knows to be complete, or decided."""
+    claim = _newest_claim(state)
+    counting = [decision.id.epoch for decision in state.decisions if counts(decision, claim)]
+    # The run that made the claim saw these in Spark's log as complete, whichever run had decided them.
+    complete = [
+        decision.id.epoch + 1 for decision in state.decisions if claim is not None and decision.id.epoch < claim.epoch
+    ]
+    return max([state.epoch, *counting, *complete])
+
+
+def honoured(state: CheckpointState) -> Decision | None:
+    """The decision that counts for the epoch that comes next, if there is one."""
+    epoch, claim = next_epoch(state), _newest_claim(state)
+    valid = [decision for decision in state.decisions if decision.id.epoch == epoch and counts(decision, claim)]
+    return max(valid, key=lambda decision: decision.id, default=None)
+
+
+def _newest_claim(state: CheckpointState) -> Claim | None:
+    return max(state.claims, key=lambda claim: claim.generation, default=None)
+
+
+def counts(decision: Decision, claim: Claim | None) -> bool:
+    """Whether the run that made the claim left the decision in force."""
+    return claim is None or decision.id.generation >= claim.generation or decision.id == claim.honours
+
+
 def match_replay(
     decided: Sequence[Committable], replayed: Sequence[Committable], rewritten: Collection[str]
 ) -> tuple[dict[WriterId, Committable], set[WriterId]]:
@@ -96,32 +152,33 @@ def match_replay(
     that holds the very same rows; and the writers, of either side, that differ.
 
     Partners are found by what they hold, not by their number: Spark does not promise that a replay gives a partition
-    of the input to the same task (with Kafka, the order of the partitions comes from a hash map). Of a sink that is
-    not rewritten nobody takes the place of another, so all its rows together are compared: how they are dealt out may
+    of the input to the same task (with Kafka, the order of the partitions comes from a hash map). In a sink
+    that is not rewritten no writer replaces another, so all its rows are compared together: how they are dealt out may
     depend on the number of cores."""
-    found: dict[WriterId, Committable] = {}
+    matches: dict[WriterId, Committable] = {}
     differing: set[WriterId] = set()
-    for sink in {one.sink for one in (*decided, *replayed)}:
-        old = [one for one in decided if one.sink == sink and one.rows]
-        new = [one for one in replayed if one.sink == sink and one.rows]
+    for sink in {committable.sink for committable in (*decided, *replayed)}:
+        old = [committable for committable in decided if committable.sink == sink and committable.rows]
+        new = [committable for committable in replayed if committable.sink == sink and committable.rows]
         if sink not in rewritten:
-            if _held(old) != _held(new):
-                differing.update(one.id for one in (*old, *new))
+            if _contents(old) != _contents(new):
+                differing.update(committable.id for committable in (*old, *new))
             continue
         partners: dict[tuple[int, int], list[Committable]] = {}
-        for one in new:
-            partners.setdefault((one.rows, one.checksum), []).append(one)
-        for one in old:
-            alike = partners.get((one.rows, one.checksum))
+        for committable in new:
+            partners.setdefault((committable.rows, committable.checksum), []).append(committable)
+        for committable in old:
+            alike = partners.get((committable.rows, committable.checksum))
             if alike:
-                found[one.id] = alike.pop()
+                matches[committable.id] = alike.pop()
             else:
-                differing.add(one.id)
-        differing.update(one.id for alike in partners.values() for one in alike)
-    return found, differing
+                differing.add(committable.id)
+        differing.update(committable.id for alike in partners.values() for committable in alike)
+    return matches, differing
 
 
-def _held(committables: Sequence[Committable]) -> tuple[int, int, set[int]]:
-    """Rows, the sum of their hashes, and the rules that these were made by, which stand above the hashes' 64 bits."""
-    rules = {one.checksum // MODULO for one in committables}
-    return sum(one.rows for one in committables), sum(one.checksum for one in committables) % MODULO, rules
+def _contents(committables: Sequence[Committable]) -> tuple[int, int, set[int]]:
+    """Rows, the sum of their hashes, and the numbers of the rules above the hashes' 64 bits."""
+    rows = sum(committable.rows for committable in committables)
+    total = sum(committable.checksum for committable in committables)
+    return rows, total % MODULO, {committable.checksum // MODULO for committable in committables}

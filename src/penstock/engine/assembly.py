@@ -8,7 +8,7 @@ from penstock.checkpoint.layout import INFLIGHT, LEDGER
 from penstock.checkpoint.open import ledger_at, spark_log_at
 from penstock.engine.coordinator import Coordinator
 from penstock.engine.inflight.manager import InFlight
-from penstock.engine.streaming import RunningQuery, current_execution
+from penstock.spark.query import RunningQuery, current_execution
 from penstock.spark.versions import version_of
 from penstock.storage.open import storage_at
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.ledger import Ledger
     from penstock.config import Checkpoints
-    from penstock.engine.plan import QueryPlan
+    from penstock.contracts.plan import QueryPlan
     from penstock.events import Events
 
 

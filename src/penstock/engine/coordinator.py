@@ -13,9 +13,17 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.backlog import is_logged
 from penstock.checkpoint.belonging import check_sources, history_of, mismatch
-from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
+from penstock.checkpoint.decision import (
+    CheckpointState,
+    Committable,
+    Decision,
+    DecisionId,
+    Outcome,
+    WriterId,
+    next_epoch,
+)
+from penstock.checkpoint.log_repair import finish, look, query_of, refuse_lost_state, restore
 from penstock.config import Checkpoints
 from penstock.deadline import Deadline
 from penstock.engine import protocol
@@ -23,10 +31,9 @@ from penstock.engine.attempt import Attempt, EpochObserver
 from penstock.engine.driver import ProtocolDriver, Timing
 from penstock.engine.explain import explain_stop
 from penstock.engine.gate import Gate
-from penstock.engine.log_repair import finish, look, query_of, refuse_lost_state, restore
 from penstock.engine.modes import ExactlyOnce, delivery_of
 from penstock.engine.positions import Positions
-from penstock.engine.preparation import Body, Preparation
+from penstock.engine.preparation import Preparation
 from penstock.engine.protocol import Replay, Resume
 from penstock.engine.stragglers import Stragglers
 from penstock.engine.watermark import WatermarkTracker
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.ledger import Ledger
     from penstock.checkpoint.spark_log import Barrier, SparkLog
+    from penstock.contracts.plan import Body
     from penstock.contracts.sink import TwoPhaseSink
     from penstock.engine.inflight.manager import InFlight
     from penstock.engine.inputs import Inputs
@@ -305,13 +313,13 @@ class Coordinator(ProtocolDriver):
     def _query_id(self) -> str | None:
         return self._log.query_id()
 
-    def _look(self) -> protocol.Found:
+    def _look(self) -> CheckpointState:
         found = look(self._ledger, self._log, running=self._query_running)
         refuse_lost_state(self._ledger, self._log, found, self._query)
         query = query_of(self._ledger, self._log)
         if query is not None and self._inflight is not None:
             self._inflight.open(query, self._generation)
-        self._next = protocol.next_epoch(found)
+        self._next = next_epoch(found)
         failpoint("recover.looked")
         return found
 
@@ -370,8 +378,8 @@ class Coordinator(ProtocolDriver):
             failpoint("epoch.confirmed")
         started = time.monotonic()
         epoch = decision.id.epoch
-        logged = [committable for committable in decision.to_commit if is_logged(committable)]
-        direct = [committable for committable in decision.to_commit if not is_logged(committable)]
+        logged = [committable for committable in decision.to_commit if committable.logged]
+        direct = [committable for committable in decision.to_commit if not committable.logged]
         outcomes = dict(self.commit_at_sinks(epoch, direct))
         visible = True
         if logged:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
+from penstock.checkpoint.decision import CheckpointState, Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine import protocol
@@ -109,7 +109,7 @@ class ProtocolDriver(ABC):
     # The actions that differ
 
     @abstractmethod
-    def _look(self) -> protocol.Found: ...
+    def _look(self) -> CheckpointState: ...
 
     @abstractmethod
     def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed: ...

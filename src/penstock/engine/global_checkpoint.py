@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.config import Checkpoints
-    from penstock.engine.plan import Progress, QueryPlan
+    from penstock.contracts.plan import QueryPlan, QueryProgress
     from penstock.engine.query import QueryRunner
     from penstock.events import Events
     from penstock.storage.storage import Storage
@@ -54,7 +54,7 @@ Cut = dict[str, "tuple[int, int]"]
 """Epoch and generation of each query."""
 
 
-def take_cut(order: Sequence[str], fed: frozenset[str], progress: Callable[[str], Progress | None]) -> Cut | None:
+def take_cut(order: Sequence[str], fed: frozenset[str], progress: Callable[[str], QueryProgress | None]) -> Cut | None:
     """Steps 1 and 2. `order` is downstream first, `fed` the queries that feed another, `progress` is asked once for
     each, in that order. None where a query has no complete epoch yet."""
     found: Cut = {}

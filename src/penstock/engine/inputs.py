@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from penstock.checkpoint.spark_log import Barrier
-    from penstock.engine.plan import QueryPlan
+    from penstock.contracts.plan import QueryPlan
     from penstock.storage.storage import Storage
 
 log = logging.getLogger("penstock")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.backlog import is_logged
 from penstock.errors import CommittedRowsLost
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def refuse_lost_rows(
     rows = dict[int, int]()
     for decision in ledger.decisions_before(epoch, query) if left else ():
         number = decision.id.epoch
-        own = [one for one in decision.to_commit if one.sink in left and not is_logged(one)]
+        own = [one for one in decision.to_commit if one.sink in left and not one.logged]
         found = committers.missing(number, own, deadline) if own else {}
         known = ledger.ruled(number, query, own) if found else {}
         found = {writer: said for writer, said in found.items() if writer not in known}

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.backlog import is_logged
 from penstock.checkpoint.record import COMPLETE, FAILED, CheckpointRecord, OperatorState, shares_of
 from penstock.engine.recorder import LOOK_BACK, Measure, Recorder
 from penstock.spark.alignment import measure_later
@@ -114,9 +113,7 @@ class Observer:
         if self._mode != "exactly_once":
             return self._mode
         return (
-            "unaligned"
-            if notes.logged and any(is_logged(committable) for committable in notes.committables)
-            else "aligned"
+            "unaligned" if notes.logged and any(committable.logged for committable in notes.committables) else "aligned"
         )
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine.channel import Route, Writing
-from penstock.engine.task import Assignment, attempt_of, committable, fault_in, stage_of
+from penstock.engine.task import Assignment, attempt_of, committable, stage_of
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
+from penstock.spark.executor_list import fault_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.checkpoint.decision import Committable
+    from penstock.contracts.plan import Body, Outputs
     from penstock.engine.jobs import Answer, Jobs
 
 EpochFunction = Callable[["DataFrame", "Epoch"], None]
@@ -107,7 +109,7 @@ class EpochOutputs:
             self._frame.write.format("noop").mode("overwrite").save()
 
 
-def write_as_it_is(uid: str) -> Callable[[DataFrame, EpochOutputs], None]:
+def write_as_it_is(uid: str) -> Body:
     """The body of a query that writes its rows into sink `uid`, and does nothing else."""
     return lambda frame, outputs: outputs.write(frame, uid)
 
@@ -115,7 +117,7 @@ def write_as_it_is(uid: str) -> Callable[[DataFrame, EpochOutputs], None]:
 class Epoch:
     """What a function under `@job.epoch` writes through. One decision makes all its outputs visible, or none is."""
 
-    def __init__(self, outputs: EpochOutputs, uids: Mapping[int, str]) -> None:
+    def __init__(self, outputs: Outputs, uids: Mapping[int, str]) -> None:
         self._outputs, self._uids = outputs, uids
 
     @property

@@ -22,8 +22,8 @@ from penstock.spark.operators import operators_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from penstock.contracts.plan import QueryPlan
     from penstock.contracts.sink import TwoPhaseSink
-    from penstock.engine.plan import QueryPlan
     from penstock.engine.protocol import Replay
 
 

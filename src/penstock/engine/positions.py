@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.belonging import mismatch
-from penstock.engine.log_repair import completed
+from penstock.checkpoint.log_repair import completed
 from penstock.errors import BarrierOverwritten, LedgerError
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.backlog import is_logged
 from penstock.checkpoint.decision import Committable
 from penstock.deadline import Deadline
 from penstock.engine import protocol
@@ -20,15 +19,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.config import Checkpoints
+    from penstock.contracts.plan import Body
     from penstock.contracts.sink import TwoPhaseSink
     from penstock.engine.committers import Committers
     from penstock.engine.inflight.manager import InFlight
     from penstock.engine.inputs import Inputs
     from penstock.engine.jobs import Jobs
     from penstock.engine.watermark import WatermarkTracker
-
-Body = Callable[["DataFrame", EpochOutputs], None]
-"""What a query does with an epoch: call `outputs.write` for each of its sinks."""
 
 
 class Preparation:
@@ -126,12 +123,10 @@ class Preparation:
             if committable.rows and (only is None or committable.sink in only)
         ]
         deadline = Deadline(self._limits.commit_timeout_seconds)
-        sealed = list(
-            self._committers.seal([committable for committable in found if not is_logged(committable)], deadline)
-        )
+        sealed = list(self._committers.seal([committable for committable in found if not committable.logged], deadline))
         if self._inflight is not None:
             # Of several epochs under way the drainer commits each.
             seal = self._committers.seal if self._limits.max_concurrent == 1 else self._committers.seal_for_others
-            sealed.extend(self._inflight.sealed([committable for committable in found if is_logged(committable)], seal))
+            sealed.extend(self._inflight.sealed([committable for committable in found if committable.logged], seal))
         by_id = {committable.id: committable for committable in sealed}
         return tuple(by_id.get(committable.id, committable) for committable in committables)

@@ -33,7 +33,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, WriterId, match_replay
+from penstock.checkpoint.decision import (
+    CheckpointState,
+    Claim,
+    Committable,
+    Decision,
+    DecisionId,
+    Outcome,
+    WriterId,
+    honoured,
+    match_replay,
+    next_epoch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Mapping
@@ -48,7 +59,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Read Spark's log and the ledger. → `Found`."""
+    """Read Spark's log and the ledger. → `CheckpointState`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +126,6 @@ Action = Register | Look | WriteClaim | NewestGeneration | RestoreLog | PreCommi
 
 
 # What comes back.
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Spark's log says that `epoch` comes next: its barrier may be written (`barrier`), its commit is not. `decisions`
-    are those for this epoch and later ones. `damaged`: files of the log are half-written, or missing in its middle, or
-    an undecided attempt may have left something in Spark's way."""
-
-    epoch: int
-    barrier: bool
-    decisions: tuple[Decision, ...] = ()
-    claims: tuple[Claim, ...] = ()
-    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,32 +225,6 @@ class Differs(ProtocolStop):
         self.dealt_out = not match_replay(replay.decision.committables, prepared.committables, frozenset())[1]
 
 
-def next_epoch(found: Found) -> int:
-    """The epoch that comes next. Usually the one that Spark's log says; a later one where the log has lost epochs that
-    the ledger knows to be complete, or decided."""
-    claim = _newest_claim(found)
-    counting = [one.id.epoch for one in found.decisions if counts(one, claim)]
-    # The run that made the claim saw these in Spark's log as complete, whoever had decided them.
-    complete = [one.id.epoch + 1 for one in found.decisions if claim is not None and one.id.epoch < claim.epoch]
-    return max([found.epoch, *counting, *complete])
-
-
-def honoured(found: Found) -> Decision | None:
-    """The decision that counts for the epoch that comes next, if there is one."""
-    epoch, claim = next_epoch(found), _newest_claim(found)
-    valid = [one for one in found.decisions if one.id.epoch == epoch and counts(one, claim)]
-    return max(valid, key=lambda decision: decision.id, default=None)
-
-
-def _newest_claim(found: Found) -> Claim | None:
-    return max(found.claims, key=lambda one: one.generation, default=None)
-
-
-def counts(decision: Decision, claim: Claim | None) -> bool:
-    """Whether the run that made the claim left the decision in force."""
-    return claim is None or decision.id.generation >= claim.generation or decision.id == claim.honours
-
-
 def recover(previous: int = 0) -> Generator[Action, Any, Resume]:
     """Finish what an earlier run decided, abort what it did not, and say how the next epoch is to be run.
 
@@ -261,14 +233,14 @@ def recover(previous: int = 0) -> Generator[Action, Any, Resume]:
     if previous:
         yield from _still_newest(previous)
     generation: int = yield Register()
-    found: Found = yield Look()
-    epoch, decision = next_epoch(found), honoured(found)
+    state: CheckpointState = yield Look()
+    epoch, decision = next_epoch(state), honoured(state)
     yield WriteClaim(Claim(generation, epoch, decision.id if decision else None))
     yield from _still_newest(generation)
-    if found.damaged or epoch > found.epoch or (decision is not None and not found.barrier):
+    if state.damaged or epoch > state.epoch or (decision is not None and not state.barrier):
         restored: bool = yield RestoreLog(epoch, decision.id if decision else None)
         if not restored:
-            raise LogBehind(found.epoch, epoch)
+            raise LogBehind(state.epoch, epoch)
     if decision is None:
         yield Sweep(())
         return Resume(generation, epoch, "none")
@@ -307,9 +279,9 @@ def abort_undecided(chosen: Callable[[Committable], bool]) -> Generator[Action, 
 
 def _take_over() -> Generator[Action, Any, Decision | None]:
     generation: int = yield Register()
-    found: Found = yield Look()
-    decision = honoured(found)
-    yield WriteClaim(Claim(generation, next_epoch(found), decision.id if decision else None))
+    state: CheckpointState = yield Look()
+    decision = honoured(state)
+    yield WriteClaim(Claim(generation, next_epoch(state), decision.id if decision else None))
     yield from _still_newest(generation)
     return decision
 

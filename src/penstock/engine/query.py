@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint.layout import FIRST
 from penstock.checkpoint.open import spark_log_at
+from penstock.contracts.plan import QueryPlan, QueryProgress
 from penstock.contracts.source import reader_name
 from penstock.deadline import Deadline
-from penstock.engine import drain
-from penstock.engine import streaming as spark_query
+from penstock.engine import drain, streaming
 from penstock.engine.assembly import coordinator_for
 from penstock.engine.coordinator import Coordinator
 from penstock.engine.drain import is_due, not_held
 from penstock.engine.inputs import Inputs
 from penstock.engine.observer import Observer
-from penstock.engine.plan import Progress, QueryPlan
 from penstock.engine.streaming import with_verification
-from penstock.engine.task import fault_in
 from penstock.errors import JobStopped, PenstockError, PreCommitFailed
 from penstock.logs import bound
 from penstock.savepoints.take import HeldQuery
 from penstock.spark import liveness
+from penstock.spark.executor_list import fault_in
 from penstock.spark.liveness import Liveness, callback_server
+from penstock.spark.query import give_up, short_text, wait_for_tasks
 from penstock.spark.settings import require_same_backend
 from penstock.spark.versions import version_of
 from penstock.storage.open import storage_at
@@ -116,7 +116,7 @@ class QueryRunner:
         return self._coordinator.generation if self._coordinator is not None else self._generation
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> QueryProgress | None:
         """None before this start has recovered. Within a start, what is read later is never behind."""
         coordinator, resume = self._coordinator, self._resume
         if coordinator is None or resume is None:
@@ -124,7 +124,7 @@ class QueryRunner:
         # An epoch that recovery found decided and has to replay may be visible, all of it or in part.
         found = resume.epoch - 1 if resume.replay is None else resume.epoch
         completed = max(resume.epoch - 1, coordinator.completed)
-        return Progress(resume.generation, completed, max(found, completed, coordinator.decided))
+        return QueryProgress(resume.generation, completed, max(found, completed, coordinator.decided))
 
     def start(self) -> None:
         """Begin one start; `ended` is called when it is over, `done` or `error` then say how."""
@@ -146,7 +146,7 @@ class QueryRunner:
         self._cancelled = True
         self.stop()
         if self._query is not None:
-            spark_query.give_up(self._query, self.plan.uid)
+            give_up(self._query, self.plan.uid)
 
     @property
     def busy(self) -> bool:
@@ -260,7 +260,7 @@ class QueryRunner:
         """After a cancel: see that nothing stays open. Another run, of a generation of its own, that starts no query:
         it carries out what is decided and aborts the rest, also what an epoch that hangs, or a task that Spark has
         given up, might still open or decide. Raises where it cannot."""
-        spark_query.wait_for_tasks(self._spark, self._run_id, Deadline(patience))
+        wait_for_tasks(self._spark, self._run_id, Deadline(patience))
         self._recover_alone()
 
     def _recover_alone(self) -> None:
@@ -338,7 +338,7 @@ class QueryRunner:
         inputs.start(self._spark_log().newest_barrier())
         interval = self._checkpoints.interval_seconds
         replay = None if self._resume is None else self._resume.replay
-        query = spark_query.start(self._job, self.plan, self.checkpoint, interval, coordinator, replay)
+        query = streaming.start(self._job, self.plan, self.checkpoint, interval, coordinator, replay)
         self._query = query
         self._run_id = str(query.runId)
         alive = Liveness(
@@ -359,7 +359,7 @@ class QueryRunner:
         if failure is None and not self._wake.is_set() and (exception := query.exception()) is not None:
             fault = fault_in(str(exception))  # a source's own error, from Spark's planner
             raise PreCommitFailed(
-                f"Spark ended query {self.plan.uid!r}: {spark_query.short_text(fault or exception)}",
+                f"Spark ended query {self.plan.uid!r}: {short_text(fault or exception)}",
                 safe="no epoch was decided in the meantime; it goes on from its last complete epoch.",
                 to_do="see the cause above.",
             ) from (fault or exception)
@@ -375,7 +375,7 @@ class QueryRunner:
     def _drain(self, coordinator: Coordinator, query: StreamingQuery) -> None:
         """Stop between two epochs: after Spark has logged the last one, before the next has begun."""
         if self._cancelled:
-            spark_query.give_up(query, self.plan.uid)
+            give_up(query, self.plan.uid)
         coordinator.close_gate()
         patience = Deadline(_DRAIN_SECONDS)
         log = self._spark_log()

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.history import Restored
     from penstock.config.settings import Settings
-    from penstock.engine.plan import QueryPlan
+    from penstock.contracts.plan import QueryPlan
     from penstock.events import Events
     from penstock.storage.tree import Tree
 

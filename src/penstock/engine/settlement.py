@@ -19,10 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.backlog import Entry, drained_up_to, is_logged, prepared_of, read_entry
-from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
+from penstock.checkpoint.backlog import Entry, drained_up_to, read_entry
+from penstock.checkpoint.decision import CheckpointState, Committable, Decision, DecisionId, Outcome, WriterId, honoured
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.log_repair import finish as finish_log
+from penstock.checkpoint.log_repair import look, query_of, restore
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.config import Checkpoints
 from penstock.contracts.sink import Leftover, SinkScope, TwoPhaseSink
@@ -31,8 +33,6 @@ from penstock.engine import protocol
 from penstock.engine.driver import ProtocolDriver, Timing
 from penstock.engine.inflight import drainer
 from penstock.engine.inflight.manager import InFlight
-from penstock.engine.log_repair import finish as finish_log
-from penstock.engine.log_repair import look, query_of, restore
 from penstock.errors import ConfigurationError, TransactionRefused, WritersLost
 from penstock.events import Events
 from penstock.failpoints import failpoint
@@ -91,7 +91,7 @@ class QueryLedger:
         """The uids that the newest generation named."""
         return sorted(self.facts.get("sinks", ()))
 
-    def found(self) -> protocol.Found:
+    def found(self) -> CheckpointState:
         """As the next start will find it."""
         return look(self.ledger, self.log)
 
@@ -107,22 +107,22 @@ class QueryLedger:
             ]
             if waiting:
                 entries += self._rewritten(uid, waiting[0].epoch)
-        decision = protocol.honoured(self.found())
+        decision = honoured(self.found())
         if decision is not None:
             at = _decided_at(self.ledger, decision)
             for committable in decision.to_commit:
-                plain = prepared_of(committable) if is_logged(committable) else committable
+                plain = committable.at_sink
                 if plain is not None:
-                    logged = is_logged(committable)
+                    logged = committable.logged
                     entries.append(Decided(plain, decision.id.epoch, decision.id.generation, at, logged))
         return entries
 
     @property
     def logged(self) -> bool:
         """Whether decided rows wait in the in-flight log."""
-        decision = protocol.honoured(self.found())
+        decision = honoured(self.found())
         return any(self.waiting(uid) for uid in self.sinks) or (
-            decision is not None and any(map(is_logged, decision.to_commit))
+            decision is not None and any(committable.logged for committable in decision.to_commit)
         )
 
     def waiting(self, sink: str) -> list[Entry]:
@@ -171,7 +171,7 @@ class QueryLedger:
         ledger = self.drain_ledger(sink)
         if ledger is None:
             return []
-        decision = protocol.honoured(drainer.look(ledger, query_of(self.ledger, self.log), epoch, waits=True))
+        decision = honoured(drainer.look(ledger, query_of(self.ledger, self.log), epoch, waits=True))
         if decision is None:
             return []
         at, generation = _decided_at(ledger, decision), drainer.generation_of(decision.id)
@@ -499,14 +499,14 @@ class Settlement(ProtocolDriver):
     def _query_id(self) -> str | None:
         return self._of.log.query_id()
 
-    def _look(self) -> protocol.Found:
+    def _look(self) -> CheckpointState:
         found = self._of.found()
         query = query_of(self._of.ledger, self._of.log)
         if self._inflight is None:
             refuse_logged(self._of)
         elif query is not None:
             self._inflight.open(query, self._generation)
-        self._decision = protocol.honoured(found)
+        self._decision = honoured(found)
         self._passed("recover.looked")
         return found
 
@@ -514,8 +514,8 @@ class Settlement(ProtocolDriver):
         return restore(self._of.ledger, self._of.log, epoch, decided) is not None
 
     def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
-        logged = [committable for committable in decision.to_commit if is_logged(committable)]
-        plain = tuple(committable for committable in decision.committables if not is_logged(committable))
+        logged = [committable for committable in decision.to_commit if committable.logged]
+        plain = tuple(committable for committable in decision.committables if not committable.logged)
         self._outcomes = super()._commit(replace(decision, committables=plain))
         if logged and self._inflight is not None:
             self._inflight.commit(decision.id.epoch, logged, self._commit_at_sinks)

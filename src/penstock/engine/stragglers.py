@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.backlog import is_logged, prepared_of
 from penstock.engine.sweep_times import SweepTimes
 
 if TYPE_CHECKING:
@@ -92,6 +91,5 @@ class Stragglers:
 
     def _kept(self) -> list[Committable]:
         """Of what is kept and of what waits in the in-flight log, that which was prepared at the sinks stays open."""
-        plain = [committable if not is_logged(committable) else prepared_of(committable) for committable in self.keep]
         waiting = self._inflight.prepared() if self._inflight is not None else []
-        return [committable for committable in plain if committable is not None] + waiting
+        return [prepared for committable in self.keep if (prepared := committable.at_sink) is not None] + waiting

@@ -19,7 +19,7 @@ from penstock.engine.channel import Channel, Route, Writing, open_channel
 from penstock.engine.checksum import FLAT, checksum_of, sum_of_hashes
 from penstock.errors import PenstockError, from_json
 from penstock.failpoints import failpoint
-from penstock.spark.executor_list import mismatch_in
+from penstock.spark.executor_list import TaskFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,25 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 RESULT_SCHEMA = "result string"
-_BEGIN, _END = "penstock-task-error {", "} end-of-penstock-task-error"
-
-
-class TaskFault(Exception):
-    """Carries a Penstock error through Spark's text-only reporting of task failures."""
-
-    def __init__(self, error: PenstockError) -> None:
-        super().__init__(f"{_BEGIN[:-1]}{error.to_json()}{_END[1:]}")
-
-
-def fault_in(text: str) -> PenstockError | None:
-    """The Penstock error inside a Spark failure's text, if a task raised one, or could not even begin."""
-    begin = text.find(_BEGIN)
-    end = text.find(_END, begin) if begin >= 0 else -1
-    if end < 0:
-        return mismatch_in(text)
-    with contextlib.suppress(ValueError):
-        return from_json(text[begin + len(_BEGIN) - 1 : end + 1])
-    return None
 
 
 def with_plain_names(frame: DataFrame) -> tuple[DataFrame, list[str] | None]:

@@ -16,8 +16,6 @@ from penstock.config.levels import from_file, from_options
 from penstock.config.operations import LEASE
 from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.engine.coordinator import Coordinator
-from penstock.engine.layout import as_decided
-from penstock.engine.streaming import RunningQuery
 from penstock.errors import ConfigurationError
 from penstock.events import Events
 from penstock.naming import check_name
@@ -26,12 +24,13 @@ from penstock.ops.standby import take_turn, writer_modules
 from penstock.spark.connect import refuse_connect
 from penstock.spark.executors import check_executors, importable
 from penstock.spark.masters import require_shared
+from penstock.spark.query import RunningQuery, plan_with
 from penstock.spark.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.engine.outputs import EpochOutputs
+    from penstock.contracts.plan import Outputs
 
 
 log = logging.getLogger("penstock")
@@ -86,11 +85,12 @@ class ExactlyOnce:
             log.warning("%s: %s", finding.sink, finding.message)
         self._coordinator: Coordinator | None = None
         self._tending: threading.Thread | None = None
-        self._planned_otherwise = as_decided(session, None)
+        self._planned_otherwise = plan_with(session, None)
         if checkpoint is not None:
             self._coordinator = self._open(checkpoint)
             try:
-                self._planned_otherwise = as_decided(session, self._coordinator.recover().replay)
+                replay = self._coordinator.recover().replay
+                self._planned_otherwise = plan_with(session, replay.decision.parallelism if replay else None)
             except BaseException:
                 self._coordinator.close()
                 raise
@@ -137,7 +137,7 @@ class ExactlyOnce:
         return thread
 
     def _open(self, checkpoint: str, previous: int = 0) -> Coordinator:
-        def body(batch: DataFrame, outputs: EpochOutputs) -> None:
+        def body(batch: DataFrame, outputs: Outputs) -> None:
             outputs.write(batch, self._uid)
 
         limits = self._limits

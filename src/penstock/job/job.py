@@ -14,18 +14,17 @@ from penstock.config.operations import LogFormat
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.config.settings import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted
+from penstock.contracts.plan import QueryPlan, reading, source_links
 from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
 from penstock.engine.global_checkpoint import GlobalCheckpoints
 from penstock.engine.group import EndRequest, QueryGroup
 from penstock.engine.outputs import Epoch, EpochFunction, computed_once, write_as_it_is
-from penstock.engine.plan import QueryPlan, reading, source_links
 from penstock.engine.query import QueryRunner
 from penstock.engine.readiness import Readiness
 from penstock.engine.restarts import Restarts
 from penstock.engine.restore_point import RestorePoint
 from penstock.engine.retention import JobFolder, retain_batches
 from penstock.engine.steering import Steering
-from penstock.engine.streaming import Lineage
 from penstock.errors import ConfigurationError, DuplicateUid, SavepointError
 from penstock.events import Events, Listener
 from penstock.job.callbacks import Callback, Callbacks
@@ -43,6 +42,7 @@ from penstock.spark import session as spark_session
 from penstock.spark.connect import refuse_connect
 from penstock.spark.executors import check_executors, importable
 from penstock.spark.masters import require_shared
+from penstock.spark.query import Lineage
 from penstock.spark.session_jars import ensure_jars
 from penstock.spark.settings import apply_over_running, apply_settings
 from penstock.storage.open import storage_at, tree_of
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
     from penstock.config.settings import Settings
+    from penstock.contracts.plan import Body, Outputs
     from penstock.contracts.source import Source
-    from penstock.engine.outputs import EpochOutputs
 
 log = logging.getLogger("penstock")
 
@@ -156,7 +156,7 @@ class Job:
             name = uid or str(getattr(function, "__name__", "epoch"))
             uids = {id(sink): key for key, sink in sinks.items()}
 
-            def body(batch: DataFrame, outputs: EpochOutputs) -> None:
+            def body(batch: DataFrame, outputs: Outputs) -> None:
                 with computed_once(batch, persist) as rows:
                     function(rows, Epoch(outputs, uids))
 
@@ -362,7 +362,7 @@ class Job:
         frame: DataFrame,
         sinks: Mapping[str, TwoPhaseSink],
         uid: str,
-        body: Callable[[DataFrame, EpochOutputs], None],
+        body: Body,
         output_mode: str,
         options: Mapping[str, str] | None,
         as_it_is: bool = False,

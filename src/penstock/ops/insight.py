@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.contracts.guarantees import Chain
-    from penstock.engine.plan import QueryPlan
+    from penstock.contracts.plan import QueryPlan
     from penstock.engine.query import QueryRunner
     from penstock.job.job import Job
 

@@ -6,7 +6,7 @@
 | undecided: none does | can only be aborted |
 | unknown: there is no ledger to ask, or it does not know the run | is not touched, unless an operator forces it |
 
-`protocol.honoured` says which decision counts, as when the job itself starts. `look` and `ended` write nothing, neither
+`decision.honoured` says which decision counts, as when the job itself starts. `look` and `ended` write nothing, neither
 to the ledger nor to the other system. The commands go by `engine.settlement`, once `run_of` shows that the job is dead.
 """
 
@@ -19,13 +19,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from penstock.checkpoint.backlog import is_logged
 from penstock.checkpoint.decision import Committable, Decision, Outcome
+from penstock.checkpoint.log_repair import query_of
 from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
 from penstock.engine import settlement
 from penstock.engine.committers import of_all_generations
-from penstock.engine.log_repair import query_of
 from penstock.engine.settlement import Decided, JobLedgers, QueryLedger, Sinks, decided_refusal, same_transaction
 from penstock.errors import ConfigurationError, PenstockError, TransactionRefused
 from penstock.ops.process.registry import Registry
@@ -213,7 +212,7 @@ def _ended(query: QueryLedger, epochs: int) -> Iterator[Ended]:
         carried_out = [committable.payload for committable in newest.to_commit]
         for decision in of_epoch:
             for committable in decision.to_commit:
-                if is_logged(committable) or (decision is not newest and committable.payload in carried_out):
+                if committable.logged or (decision is not newest and committable.payload in carried_out):
                     continue
                 outcome = Outcome.COMMITTED if decision is newest else Outcome.LOST
                 yield Ended(query.uid, decision.id.epoch, decision.id.generation, committable, outcome)

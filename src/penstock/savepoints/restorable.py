@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.belonging import overwritten
+from penstock.checkpoint.decision import CheckpointState, honoured, next_epoch
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.log_repair import completed, query_of
 from penstock.checkpoint.record import CheckpointRecord, global_numbers, read_global
 from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.config.state import PARTITIONS, backend_of
-from penstock.engine import protocol
-from penstock.engine.log_repair import completed, query_of
 from penstock.errors import LedgerCorrupt, LedgerError, SavepointError, SavepointIncomplete
 from penstock.progress import Progress, silent
 from penstock.savepoints import savepoint
@@ -137,10 +137,10 @@ def _refuse_unfinished(root: Tree, uid: str) -> None:
     spark_log = SparkLog(root.at(f"{uid}/{Histories(root.storage).current()}").storage)
     ledger = Ledger(root.at(f"{uid}/{layout.LEDGER}").storage)
     query, (epoch, barrier) = query_of(ledger, spark_log), spark_log.next_epoch()
-    found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query))
-    if protocol.honoured(found) is not None or protocol.next_epoch(found) > epoch:
+    found = CheckpointState(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query))
+    if honoured(found) is not None or next_epoch(found) > epoch:
         raise SavepointError(
-            f"Epoch {protocol.next_epoch(found)} of query {uid!r} in {root.location} is decided, but not in Spark's"
+            f"Epoch {next_epoch(found)} of query {uid!r} in {root.location} is decided, but not in Spark's"
             f" log, which goes on with epoch {epoch}.",
             safe="nothing was started or changed.",
             to_do="if that job runs, ask again in a moment; if it does not, start it once as it is, which finishes the"

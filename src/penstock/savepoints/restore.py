@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.checkpoint import layout
 from penstock.checkpoint.history import Histories, Restored
 from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.log_repair import query_of
 from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog, join_offsets, split_offsets
-from penstock.engine.log_repair import query_of
 from penstock.errors import NotRestorable
 from penstock.failpoints import failpoint
 from penstock.progress import Progress, silent
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.config.recovery import Recovery
-    from penstock.engine.plan import QueryPlan
+    from penstock.contracts.plan import QueryPlan
     from penstock.events import Events
     from penstock.storage.tree import Tree
 

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.log_repair import restore_barrier
 from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.config.state import PARTITIONS, backend_of
 from penstock.contracts.sink import SinkScope
-from penstock.engine.log_repair import restore_barrier
 from penstock.errors import PenstockError, SavepointError
 from penstock.failpoints import failpoint
 from penstock.progress import Progress, silent
@@ -38,7 +38,7 @@ from penstock.storage.tree import Tree
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.engine.plan import QueryPlan
+    from penstock.contracts.plan import QueryPlan
 
 log = logging.getLogger("penstock")
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
-from penstock.engine.streaming import current_execution
 from penstock.errors import BarrierOverwritten, ConfigurationError, FilesMissing
 from penstock.secrets import masked
 from penstock.sources.spark_reader import stream_reader
+from penstock.spark.query import current_execution
 from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:

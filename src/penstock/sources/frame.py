@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
-    from penstock.engine.streaming import Lineage
+    from penstock.spark.query import Lineage
 
 
 class FrameSource(Source):

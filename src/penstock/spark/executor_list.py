@@ -1,13 +1,15 @@
-"""What the text of a failed task says about the machine it ran on: another Python, or a package that is not there.
+"""What the text of a failed task says: the Penstock error that the task raised, or what is wrong with the machine it
+ran on, such as another Python or a missing package.
 
-Spark reports such a failure as a stack trace of the first thing that a Python worker does.
+Spark reports a failed task as text: a stack trace of the exception, or of the first thing that a Python worker does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 
-from penstock.errors import ExecutorMismatch
+from penstock.errors import ExecutorMismatch, PenstockError, from_json
 
 _MISSING = re.compile(r"No module named '?(?P<name>\w+)|Error while finding module specification for '(?P<spec>\w+)")
 #: Where a worker fails before a job's own code runs: it reads what it is to do, or is not even started.
@@ -20,6 +22,26 @@ _SAFE = "no row was written by it, and nothing is decided."
 _SHIP = (
     "ship this very environment: penstock run --master … does, and penstock pack builds the archive for spark-submit."
 )
+
+_BEGIN, _END = "penstock-task-error {", "} end-of-penstock-task-error"
+
+
+class TaskFault(Exception):
+    """Carries a Penstock error through Spark's text-only reporting of task failures."""
+
+    def __init__(self, error: PenstockError) -> None:
+        super().__init__(f"{_BEGIN[:-1]}{error.to_json()}{_END[1:]}")
+
+
+def fault_in(text: str) -> PenstockError | None:
+    """The Penstock error inside a Spark failure's text, if a task raised one, or could not even begin."""
+    begin = text.find(_BEGIN)
+    end = text.find(_END, begin) if begin >= 0 else -1
+    if end < 0:
+        return mismatch_in(text)
+    with contextlib.suppress(ValueError):
+        return from_json(text[begin + len(_BEGIN) - 1 : end + 1])
+    return None
 
 
 def mismatch_in(text: str) -> ExecutorMismatch | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint.backlog import Backlog, Entry, drained_up_to, is_logged, log_of, prepared_of, with_prepared
+from penstock.checkpoint.backlog import Backlog, Entry, drained_up_to, log_of, with_prepared
 from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.layout import seal, unseal
 from penstock.errors import LedgerCorrupt
@@ -57,16 +57,16 @@ def place(tmp_path: Path) -> Place:
     ],
 )
 def test_what_went_by_the_log_is_told_by_its_payload(payload: dict[str, Any], logged: bool) -> None:
-    assert is_logged(Committable("out", 0, 5, 77, payload)) is logged
+    assert Committable("out", 0, 5, 77, payload).logged is logged
 
 
 def test_what_the_sink_confirmed_stands_beside_the_log(place: Place) -> None:
     one = place.log(1)
     sealed = Committable("out", 0, 5, 77, {"name": "a", "sealed": True})
     both = with_prepared(one, sealed)
-    assert prepared_of(both) == sealed
+    assert both.at_sink == sealed
     assert log_of(both) == log_of(one)
-    assert prepared_of(with_prepared(both, None)) is None
+    assert with_prepared(both, None).at_sink is None
 
 
 def test_an_entry_is_as_large_as_its_logs(place: Place) -> None:

@@ -18,14 +18,14 @@ import pytest
 
 from penstock import FileSink
 from penstock.checkpoint.belonging import check_sources
-from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome
+from penstock.checkpoint.decision import CheckpointState, Committable, Decision, DecisionId, Outcome, honoured
 from penstock.checkpoint.ledger import Ledger
 from penstock.cli import program
 from penstock.contracts.sink import Committer, Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.engine import settlement
 from penstock.engine.driver import ProtocolDriver, Timing
-from penstock.engine.protocol import Found, honoured, recover
+from penstock.engine.protocol import recover
 from penstock.engine.settlement import Decided, JobLedgers, QueryLedger
 from penstock.errors import ConfigurationError, LedgerLost, OutcomeUnknown, TransactionRefused, WritersLost
 from penstock.events import Events
@@ -602,7 +602,7 @@ class Starting(ProtocolDriver):
             timing=Timing(),
             where="",
         )
-        self._found = Found(0, False)
+        self._found = CheckpointState(0, False)
 
     def start(self) -> None:
         try:
@@ -610,7 +610,7 @@ class Starting(ProtocolDriver):
         finally:
             self._committers.close()
 
-    def _look(self) -> Found:
+    def _look(self) -> CheckpointState:
         return self._found
 
     def _query_id(self) -> str | None:

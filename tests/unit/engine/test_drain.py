@@ -78,7 +78,7 @@ def test_a_drain_that_fails_leaves_the_checkpoint_what_it_was(spark: TimedSpark,
     with again(spark, 40):
         pass
     assert spark.log.closed_up_to(spark.log.next_epoch()[0] - 1) == 40_000
-    assert sorted(cast(MemorySink, spark.sink).visible) == list(range(40))
+    assert sorted(cast("MemorySink", spark.sink).visible) == list(range(40))
 
 
 def test_a_drain_that_is_killed_before_its_decision_is_forgotten_by_the_next_start(spark: TimedSpark) -> None:
@@ -88,7 +88,7 @@ def test_a_drain_that_is_killed_before_its_decision_is_forgotten_by_the_next_sta
     with again(spark, 40):
         pass
     assert spark.position(epoch) > 20
-    assert sorted(cast(MemorySink, spark.sink).visible) == list(range(40))
+    assert sorted(cast("MemorySink", spark.sink).visible) == list(range(40))
 
 
 def test_a_drain_that_fails_after_its_decision_is_finished(spark: TimedSpark) -> None:
@@ -109,13 +109,13 @@ def test_a_start_behind_a_drain_is_refused_and_a_copy_with_another_id_goes_on(sp
     with pytest.raises(JobDrained, match="penstock run -s storage/job JOB") as refused, again(spark, 40):
         pass
     assert classify(refused.value) is ErrorClass.FATAL
-    assert sorted(cast(MemorySink, spark.sink).visible) == list(range(20)), "nothing was read"
+    assert sorted(cast("MemorySink", spark.sink).visible) == list(range(20)), "nothing was read"
     spark.write("metadata", '{"id":"restored"}')
     with again(spark, 40):
         pass
     with again(spark, 50):
         pass
-    assert sorted(cast(MemorySink, spark.sink).visible) == list(range(50))
+    assert sorted(cast("MemorySink", spark.sink).visible) == list(range(50))
 
 
 def test_a_drain_that_was_killed_after_its_decision_is_finished_and_then_the_start_is_refused(
@@ -192,7 +192,7 @@ def test_at_most_once_a_drain_that_was_begun_is_not_begun_again_and_the_job_is_d
     with pytest.raises(JobDrained), again(spark, 40):
         pass
     assert spark.log.closed_up_to(last) == END_OF_TIME
-    assert sorted(cast(MemorySink, spark.sink).visible) == list(range(20))
+    assert sorted(cast("MemorySink", spark.sink).visible) == list(range(20))
 
 
 def test_at_most_once_an_epoch_that_was_begun_is_not_drained_over(at_most_once: TimedSpark) -> None:
@@ -214,7 +214,7 @@ def test_a_drain_that_was_begun_otherwise_is_forgotten(tmp_path: Path, mode: str
         drain(runner)
     with again(spark, 40):
         pass
-    assert sorted(cast(MemorySink, spark.sink).visible) == list(range(40))
+    assert sorted(cast("MemorySink", spark.sink).visible) == list(range(40))
     drain(runner := SmallRunner(spark))
     with pytest.raises(JobDrained), again(spark, 60):
         pass
@@ -235,7 +235,7 @@ def test_a_superseded_drain_writes_no_barrier(spark: TimedSpark) -> None:
     assert not spark.log.drained(epoch)
     spark.run(50)
     assert spark.log.closed_up_to(spark.log.next_epoch()[0] - 1) == 50_000
-    assert sorted(cast(MemorySink, spark.sink).visible) == list(range(50))
+    assert sorted(cast("MemorySink", spark.sink).visible) == list(range(50))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -263,7 +263,7 @@ def test_a_drain_that_is_superseded_while_it_writes_the_barrier_harms_nothing(
     with again(spark, 50):
         pass
     assert spark.log.closed_up_to(spark.log.next_epoch()[0] - 1) == 50_000
-    assert sorted(cast(MemorySink, spark.sink).visible) == list(range(50))
+    assert sorted(cast("MemorySink", spark.sink).visible) == list(range(50))
 
 
 def test_a_run_that_did_not_ask_for_it_does_not_run_the_barrier_of_a_drain(spark: TimedSpark) -> None:
@@ -278,7 +278,7 @@ def test_a_run_that_did_not_ask_for_it_does_not_run_the_barrier_of_a_drain(spark
     coordinator.close()
     with again(spark, 40):
         pass
-    assert sorted(cast(MemorySink, spark.sink).visible) == list(range(40))
+    assert sorted(cast("MemorySink", spark.sink).visible) == list(range(40))
 
 
 def test_a_start_that_is_superseded_during_its_recovery_starts_no_query(spark: TimedSpark) -> None:
@@ -348,7 +348,7 @@ def test_of_several_queries_none_closes_a_window_before_all_can_and_the_error_na
 ) -> None:
     told: list[str] = []
     runners = [Played(uid, told, fails.get(uid, "")) for uid in ("a", "b")]
-    steering = Steering("job", cast(Any, runners), cast(Any, None), Checkpoints(), Events(), lambda: None)
+    steering = Steering("job", cast("Any", runners), cast("Any", None), Checkpoints(), Events(), lambda: None)
     final: Future[str] = Future()
     steering._final = ("/savepoints", Kind.NATIVE, final, lambda _: None)
     steering.end(None)

@@ -14,11 +14,10 @@ import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.backlog import Backlog
-from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome
+from penstock.checkpoint.decision import CheckpointState, Claim, Committable, Decision, DecisionId, Outcome, honoured
 from penstock.checkpoint.ledger import Ledger
 from penstock.contracts.sink import Committer, SinkScope, Writer, WriterScope
 from penstock.deadline import Deadline
-from penstock.engine import protocol
 from penstock.engine.channel import Route
 from penstock.engine.inflight import drainer as module
 from penstock.engine.inflight.manager import InFlight
@@ -844,14 +843,14 @@ def test_a_start_claims_the_epoch_that_comes_next(story: Story) -> None:
 
 
 def test_a_start_looks_at_what_is_durable_and_at_earlier_claims(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    settled, found, honoured = list[Any](), list[Any](), protocol.honoured
+    settled, found = list[Any](), list[Any]()
 
-    def look(one: protocol.Found) -> Any:
+    def look(one: CheckpointState) -> Any:
         found.append((len(settled), one))
         return honoured(one)
 
     monkeypatch.setattr(Ledger, "settle", lambda ledger: settled.append(1))
-    monkeypatch.setattr(protocol, "honoured", look)
+    monkeypatch.setattr("penstock.engine.protocol.honoured", look)
     for number in range(2):
         driver = story.driver()
         if number:

@@ -13,8 +13,8 @@ import pytest
 from penstock import Checkpoints, KafkaSink, KafkaSource
 from penstock.checkpoint.layout import seal, unseal
 from penstock.checkpoint.record import global_numbers, newest_global
+from penstock.contracts.plan import QueryPlan, QueryProgress
 from penstock.engine.global_checkpoint import GlobalCheckpoints, downstream_first, find_circle, find_links, take_cut
-from penstock.engine.plan import Progress, QueryPlan
 from penstock.engine.query import QueryRunner
 from penstock.errors import LedgerCorrupt, LedgerError
 from penstock.events import Events
@@ -143,7 +143,7 @@ def every_cut(queries: int, epochs: int, order: list[int], *, by_decided: bool =
         after: list[Any] = [(one, done, found) for one in world.moves(epochs)]
         if done < queries:
             uid = order[done]
-            answers = {str(uid): Progress(1, world.completed[uid], world.decided[uid])}
+            answers = {str(uid): QueryProgress(1, world.completed[uid], world.decided[uid])}
             upstream = frozenset(map(str, range(queries - 1))) if by_decided else frozenset()
             one = take_cut([str(uid)], upstream, answers.get)
             if one is not None:
@@ -183,10 +183,10 @@ def test_the_complete_epoch_of_upstream_would_not_do() -> None:
 class Runner:
     def __init__(self, given: QueryPlan) -> None:
         self.plan = given
-        self.progress: Progress | None = None
+        self.progress: QueryProgress | None = None
 
     def at(self, completed: int, decided: int | None = None, generation: int = 1) -> None:
-        self.progress = Progress(generation, completed, completed if decided is None else decided)
+        self.progress = QueryProgress(generation, completed, completed if decided is None else decided)
 
 
 class Job:

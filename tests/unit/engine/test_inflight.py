@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.checkpoint.backlog import Backlog, is_logged, log_of, prepared_of
+from penstock.checkpoint.backlog import Backlog, log_of
 from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.inflight_log import LogFile, LogWriter, read_log
 from penstock.checkpoint.ledger import Ledger
@@ -82,8 +82,8 @@ def teed(sink: MemorySink, folder: Path, *batches: pa.RecordBatch, seconds: floa
 def test_a_sink_that_keeps_up_prepares_and_the_log_is_whole(tmp_path: Path) -> None:
     sink = MemorySink()
     one = teed(sink, tmp_path, batch(1), batch(2, 3))
-    assert is_logged(one)
-    assert sink.prepared.keys() == {prepared_of(one).payload["name"]}  # type: ignore[union-attr]
+    assert one.logged
+    assert sink.prepared.keys() == {one.at_sink.payload["name"]}  # type: ignore[union-attr]
     assert [part.column(0).to_pylist() for part in read_log(str(tmp_path), log_of(one))] == [rows(1), rows(2, 3)]
 
 
@@ -91,7 +91,7 @@ def test_a_sink_that_blocks_is_left_behind_and_aborts_when_it_wakes(tmp_path: Pa
     sink = MemorySink()
     sink.open.clear()
     one = teed(sink, tmp_path, *(batch(number) for number in range(20)), seconds=0.05)
-    assert prepared_of(one) is None
+    assert one.at_sink is None
     assert one.rows == 20
     assert sum(part.num_rows for part in read_log(str(tmp_path), log_of(one))) == 20
     sink.open.set()
@@ -104,7 +104,7 @@ def test_a_sink_that_blocks_is_left_behind_and_aborts_when_it_wakes(tmp_path: Pa
 def test_a_sink_that_refuses_for_now_goes_by_the_log(tmp_path: Path) -> None:
     sink = MemorySink()
     sink.away = True
-    assert prepared_of(teed(sink, tmp_path, batch(1))) is None
+    assert teed(sink, tmp_path, batch(1)).at_sink is None
 
 
 # The backlog and its delivery

@@ -16,13 +16,12 @@ import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.backlog import Backlog
-from penstock.checkpoint.decision import Committable, WriterId
+from penstock.checkpoint.decision import CheckpointState, Committable, WriterId
 from penstock.checkpoint.inflight_log import LogWriter
 from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.engine import protocol
 from penstock.engine.channel import HASH_COLUMN
 from penstock.engine.inflight import drainer as drainer_module
 from penstock.engine.inflight.drainer import Drainer
@@ -265,7 +264,7 @@ def test_the_same_at_every_step(files: Files, scene: dict[str, Any]) -> None:
 def _goes_by_the_backlog_of_the_start(patch: pytest.MonkeyPatch) -> None:
     real = Drainer._look
 
-    def look(own: Drainer) -> protocol.Found:
+    def look(own: Drainer) -> CheckpointState:
         with pytest.MonkeyPatch.context() as within:
             within.setattr(own._backlog, "reload", lambda: None)
             return real(own)
@@ -274,8 +273,8 @@ def _goes_by_the_backlog_of_the_start(patch: pytest.MonkeyPatch) -> None:
 
 
 def _looks_at_the_first_entry_only(patch: pytest.MonkeyPatch) -> None:
-    def look(ledger: Ledger, query_id: str | None, epoch: int, *, waits: bool) -> protocol.Found:
-        return protocol.Found(epoch, waits, ledger.decisions(epoch, query_id), ledger.claims(query_id))
+    def look(ledger: Ledger, query_id: str | None, epoch: int, *, waits: bool) -> CheckpointState:
+        return CheckpointState(epoch, waits, ledger.decisions(epoch, query_id), ledger.claims(query_id))
 
     patch.setattr(drainer_module, "look", look)
 

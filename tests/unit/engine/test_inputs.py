@@ -9,9 +9,9 @@ import pytest
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.spark_log import Barrier
+from penstock.contracts.plan import QueryPlan
 from penstock.contracts.source import Source
 from penstock.engine.inputs import Inputs
-from penstock.engine.plan import QueryPlan
 from penstock.errors import JobStopped, LedgerCorrupt, PositionsLost
 from penstock.storage.storage import MemoryStorage
 

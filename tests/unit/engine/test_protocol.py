@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint.decision import Claim, Outcome, match_replay
+from penstock.checkpoint.decision import CheckpointState, Claim, Outcome, honoured, match_replay, next_epoch
 from penstock.engine import protocol as p
 from penstock.engine.explain import explain_stop
 from penstock.engine.protocol import (
@@ -59,7 +59,7 @@ def begins(*decisions: p.Decision, honours: p.Decision | None) -> list[tuple[p.A
     """How every recovery of generation 2 begins."""
     return [
         (Register(), 2),
-        (Look(), p.Found(5, True, decisions)),
+        (Look(), CheckpointState(5, True, decisions)),
         (WriteClaim(Claim(2, 5, honours.id if honours else None)), None),
         STILL_NEWEST,
     ]
@@ -176,7 +176,7 @@ def test_a_first_run_finds_nothing_and_sweeps() -> None:
     resume = play(
         p.recover(),
         (Register(), 1),
-        (Look(), p.Found(0, False)),
+        (Look(), CheckpointState(0, False)),
         (WriteClaim(Claim(1, 0, None)), None),
         (NewestGeneration(), 1),
         (Sweep(()), None),
@@ -342,13 +342,13 @@ def test_a_decided_epoch_without_rows_is_simply_finished() -> None:
     ],
 )
 def test_the_decision_that_counts(decisions: tuple[int, ...], claims: tuple[Claim, ...], counts: int | None) -> None:
-    honoured = p.honoured(p.Found(5, True, tuple(decided(by) for by in decisions), claims))
-    assert (honoured.id.generation if honoured else None) == counts
+    decision = honoured(CheckpointState(5, True, tuple(decided(by) for by in decisions), claims))
+    assert (decision.id.generation if decision else None) == counts
 
 
 def test_decisions_for_epochs_that_spark_has_logged_do_not_count() -> None:
-    assert p.honoured(p.Found(5, True, (decided(1, epoch=4),))) is None
-    assert p.next_epoch(p.Found(5, True, (decided(1, epoch=4),))) == 5
+    assert honoured(CheckpointState(5, True, (decided(1, epoch=4),))) is None
+    assert next_epoch(CheckpointState(5, True, (decided(1, epoch=4),))) == 5
 
 
 # Coming back after a failure, in the same process.
@@ -366,7 +366,7 @@ def test_a_run_that_is_still_the_newest_comes_back() -> None:
         p.recover(previous=2),
         STILL_NEWEST,
         (Register(), 3),
-        (Look(), p.Found(5, False)),
+        (Look(), CheckpointState(5, False)),
         (WriteClaim(Claim(3, 5, None)), None),
         (NewestGeneration(), 3),
         (Sweep(()), None),
@@ -405,9 +405,9 @@ def test_what_the_ledger_knows_beyond_sparks_log_counts(
     barrier: bool,
 ) -> None:
     made = tuple(decided(by, epoch=number) for number, by in decisions)
-    found = p.Found(5, barrier, made, tuple(claims))
-    assert p.next_epoch(found) == epoch
-    assert p.honoured(found) == (decided(counts[1], epoch=counts[0]) if counts else None)
+    found = CheckpointState(5, barrier, made, tuple(claims))
+    assert next_epoch(found) == epoch
+    assert honoured(found) == (decided(counts[1], epoch=counts[0]) if counts else None)
 
 
 def test_a_lost_log_is_restored_before_anything_is_committed() -> None:
@@ -415,7 +415,7 @@ def test_a_lost_log_is_restored_before_anything_is_committed() -> None:
     resume = play(
         p.recover(),
         (Register(), 2),
-        (Look(), p.Found(5, True, (lost,))),
+        (Look(), CheckpointState(5, True, (lost,))),
         (WriteClaim(Claim(2, 7, lost.id)), None),
         STILL_NEWEST,
         (RestoreLog(7, lost.id), True),
@@ -430,7 +430,7 @@ def test_a_log_with_a_hole_is_restored_though_nothing_is_decided() -> None:
     resume = play(
         p.recover(),
         (Register(), 2),
-        (Look(), p.Found(5, False, damaged=True)),
+        (Look(), CheckpointState(5, False, damaged=True)),
         (WriteClaim(Claim(2, 5, None)), None),
         STILL_NEWEST,
         (RestoreLog(5, None), True),
@@ -445,7 +445,7 @@ def test_where_the_log_cannot_be_restored_nothing_is_touched() -> None:
         play(
             p.recover(),
             (Register(), 2),
-            (Look(), p.Found(5, False, (lost,))),
+            (Look(), CheckpointState(5, False, (lost,))),
             (WriteClaim(Claim(2, 7, lost.id)), None),
             STILL_NEWEST,
             (RestoreLog(7, lost.id), False),
@@ -518,7 +518,7 @@ def test_a_claim_names_the_epoch_that_the_ledger_knows_to_come_next(
     coroutine = make()
     assert next(coroutine) == Register()
     assert coroutine.send(3) == Look()
-    found = p.Found(5, False, (decided(1),), (Claim(2, 6, None),))
+    found = CheckpointState(5, False, (decided(1),), (Claim(2, 6, None),))
     assert coroutine.send(found) == WriteClaim(Claim(3, 6, None))
 
 

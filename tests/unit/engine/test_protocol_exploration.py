@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint.decision import match_replay
+from penstock.checkpoint import decision as decision_module
+from penstock.checkpoint.decision import CheckpointState, match_replay
 from penstock.engine import protocol as p
 from tests.support.exploration import explore
 from tests.support.protocol_world import EVERY_WRITER, Protocol, Scenario, Simulation, Violation
@@ -167,7 +168,7 @@ def no_check_after(kind: type[p.Action] | None) -> Protocol:
 
 def look_before_register() -> Protocol:
     def meddler() -> Meddler:
-        found: list[p.Found] = []
+        found: list[CheckpointState] = []
 
         def meddle(action: p.Action) -> Generator[p.Action, Any, Any]:
             if isinstance(action, p.Register):
@@ -204,7 +205,7 @@ def claims_go_by_sparks_log() -> Protocol:
     """The claim names the epoch that Spark's log says, also where the ledger knows of later ones."""
 
     def meddler() -> Meddler:
-        found: list[p.Found] = []
+        found: list[CheckpointState] = []
 
         def meddle(action: p.Action) -> Generator[p.Action, Any, Any]:
             if isinstance(action, p.WriteClaim):
@@ -287,7 +288,7 @@ def looks_at_sparks_log_alone() -> Protocol:
 
     def meddle(action: p.Action) -> Generator[p.Action, Any, Any]:
         answer = yield action
-        if not isinstance(answer, p.Found):
+        if not isinstance(answer, CheckpointState):
             return answer
         mine = tuple(one for one in answer.decisions if one.id.epoch == answer.epoch and answer.barrier)
         return replace(answer, decisions=mine, damaged=False)
@@ -300,7 +301,7 @@ def only_what_counts_is_evidence() -> Protocol:
 
     def meddle(action: p.Action) -> Generator[p.Action, Any, Any]:
         answer = yield action
-        if not isinstance(answer, p.Found):
+        if not isinstance(answer, CheckpointState):
             return answer
         newest = max((one.generation for one in answer.claims), default=0)
         return replace(answer, decisions=tuple(one for one in answer.decisions if one.id.generation >= newest))
@@ -311,7 +312,7 @@ def only_what_counts_is_evidence() -> Protocol:
 def damage_is_overlooked() -> Protocol:
     def meddle(action: p.Action) -> Generator[p.Action, Any, Any]:
         answer = yield action
-        return replace(answer, damaged=False) if isinstance(answer, p.Found) else answer
+        return replace(answer, damaged=False) if isinstance(answer, CheckpointState) else answer
 
     return stateless(meddle)
 
@@ -326,7 +327,7 @@ def goes_on_without_a_log() -> Protocol:
 def drain_by_sparks_log() -> Generator[p.Action, Any, p.Resume]:
     """The barrier is replaced first, and recovery comes after it."""
     generation: int = yield p.Register()
-    found: p.Found = yield p.Look()
+    found: CheckpointState = yield p.Look()
     return p.Resume(generation, found.epoch, "none")
 
 
@@ -452,7 +453,7 @@ def test_a_log_that_is_finished_without_proof_is_caught(monkeypatch: pytest.Monk
 
 
 def test_an_older_decision_that_wins_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(p, "max", lambda all_, **by: min(all_, **by) if by else max(all_), raising=False)
+    monkeypatch.setattr(decision_module, "max", lambda all_, **by: min(all_, **by) if by else max(all_), raising=False)
     with pytest.raises(Violation, match="doubled"):
         explore(replace(THREE_RUNS, faults=2))
 

@@ -101,7 +101,7 @@ def test_where_the_barrier_does_not_say_the_state_format_is_that_of_the_session(
     payments.run(8)
     payments.dies_at("epoch.committed", 20)
     conf = SimpleNamespace(get=lambda key, otherwise=None: "2" if key == STATE_FORMAT else otherwise)
-    session = cast(Any, SimpleNamespace(version="4.2.0", conf=conf))
+    session = cast("Any", SimpleNamespace(version="4.2.0", conf=conf))
     with pytest.raises(SavepointError, match="format of Spark's log is not known"):
         payments.restore(payments.root, session=session)
 
@@ -212,7 +212,7 @@ def test_the_first_run_of_a_job_that_begins_while_it_is_restored_keeps_the_job(
 def test_a_run_that_registered_before_a_restore_was_recorded_looks_for_it(payments: JobOnDisk) -> None:
     payments.run(20)
     storage = LocalStorage(payments.root)
-    settings = cast(Any, SimpleNamespace(recovery=Recovery()))
+    settings = cast("Any", SimpleNamespace(recovery=Recovery()))
     point = RestorePoint("payments", {}, settings, storage, SPARK, False)
     point._current = payments.histories.current()
     point.refuse_replaced()
@@ -297,7 +297,7 @@ def test_of_two_restores_at_once_one_counts_and_is_whole(tmp_path: Path, payment
 
     def meanwhile() -> None:
         if not calls:
-            calls.append(cast(Any, None))
+            calls.append(cast("Any", None))
             calls[0] = payments.restore(other.root, "b")
 
     with hooked(point, meanwhile), pytest.raises(SavepointError, match="Another restore into"):

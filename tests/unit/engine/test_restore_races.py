@@ -56,7 +56,7 @@ class Race:
             self.ended.append(f"restore: {refused.happened}")
 
     def start(self) -> None:
-        settings = cast(Any, SimpleNamespace(recovery=Recovery()))
+        settings = cast("Any", SimpleNamespace(recovery=Recovery()))
         point = RestorePoint("payments", {}, settings, LocalStorage(self.job.root), SPARK, False)
         point._current = self.job.histories.current()
         run = self.job.coordinator()

@@ -15,8 +15,9 @@ from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink, Writer, 
 from penstock.deadline import Deadline
 from penstock.engine.channel import HASH_COLUMN, Route, Writing
 from penstock.engine.outputs import left_strays, ran_again
-from penstock.engine.task import TaskFault, _write, attempt_of, committable, fault_in, parse
+from penstock.engine.task import _write, attempt_of, committable, parse
 from penstock.errors import SystemUnavailable, ValueTooLarge
+from penstock.spark.executor_list import TaskFault, fault_in
 
 SCOPE = WriterScope(SinkScope("job", "out", 3), epoch=5, attempt=1, partition=2, task_attempt=77)
 

@@ -36,8 +36,8 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
-from penstock.engine.task import TaskFault, fault_in
 from penstock.sources.socket.reader import JournalledLines, LineReader, decode
+from penstock.spark.executor_list import TaskFault, fault_in
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from penstock.engine.task import fault_in
 from penstock.errors import ExecutorMismatch
-from penstock.spark.executor_list import mismatch_in
+from penstock.spark.executor_list import fault_in, mismatch_in
 from penstock.spark.executors import Found, _probe, importable, require_alike
 
 OWN = platform.python_version()

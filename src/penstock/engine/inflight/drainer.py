@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.backlog import Entry, log_of, prepared_of
-from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome, WriterId
+from penstock.checkpoint.backlog import Entry, log_of
+from penstock.checkpoint.decision import CheckpointState, Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.checkpoint.inflight_log import read_log
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
@@ -250,7 +250,7 @@ class Drainer(ProtocolDriver):
         return tuple(
             committable
             for committable in entry.committables
-            if prepared_of(committable) is None or outcomes[committable.id] is Outcome.LOST
+            if committable.at_sink is None or outcomes[committable.id] is Outcome.LOST
         )
 
     def _commit_prepared(self, entry: Entry) -> dict[WriterId, Outcome]:
@@ -304,7 +304,7 @@ class Drainer(ProtocolDriver):
         self.refuse_superseded()
         return self._number
 
-    def _look(self) -> protocol.Found:
+    def _look(self) -> CheckpointState:
         self._ledger.settle()
         self._backlog.reload()
         entry = self._backlog.first()
@@ -381,6 +381,6 @@ def generation_of(decision: DecisionId) -> int:
     return decision.generation // _RECOVERIES
 
 
-def look(ledger: Ledger, query_id: str | None, epoch: int, *, waits: bool) -> protocol.Found:
+def look(ledger: Ledger, query_id: str | None, epoch: int, *, waits: bool) -> CheckpointState:
     """What a drainer's ledger says of `epoch`, the first that is not delivered."""
-    return protocol.Found(epoch, waits, ledger.decisions_since(epoch, query_id), ledger.claims(query_id))
+    return CheckpointState(epoch, waits, ledger.decisions_since(epoch, query_id), ledger.claims(query_id))

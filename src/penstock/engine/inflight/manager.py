@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.backlog import Backlog, log_of, prepared_of, with_prepared
+from penstock.checkpoint.backlog import Backlog, log_of, with_prepared
 from penstock.checkpoint.decision import Committable, Outcome, WriterId
 from penstock.checkpoint.inflight_log import confirm, make_folder
 from penstock.checkpoint.layout import BACKLOG, CLAIMS, DRAIN, EPOCHS, LEDGER, LOGS
@@ -210,7 +210,7 @@ class InFlight:
         return found
 
     def _sealed_sink(self, own: Sequence[Committable], seal: Seal) -> list[Committable]:
-        prepared = [prepared for committable in own if (prepared := prepared_of(committable)) is not None]
+        prepared = [prepared for committable in own if (prepared := committable.at_sink) is not None]
         if len(prepared) == len(own):
             try:
                 sealed = {committable.id: committable for committable in seal(prepared, self._patience())}
@@ -227,7 +227,7 @@ class InFlight:
             for uid in sorted({committable.sink for committable in logged})
         }
         direct = {
-            uid: [found for committable in own if (found := prepared_of(committable)) is not None]
+            uid: [found for committable in own if (found := committable.at_sink) is not None]
             for uid, own in by_sink.items()
             if self._limits.max_concurrent == 1 and self._in_turn(uid, epoch)
         }

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from penstock.engine.task import TaskFault
 from penstock.errors import PenstockError
 from penstock.sources.read_limits import ReadLimit, ReadMaxBytes, for_this_spark
 from penstock.sources.socket.journal_format import Frame
 from penstock.sources.socket.journal_reader import JournalReader
+from penstock.spark.executor_list import TaskFault
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

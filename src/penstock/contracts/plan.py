@@ -1,10 +1,11 @@
-"""What a query is, and how far it has come."""
+"""What a query is before it runs, what its body writes through, and how far it has come."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.contracts.source import reader_name
 
@@ -17,7 +18,18 @@ if TYPE_CHECKING:
     from penstock.contracts.guarantees import Link
     from penstock.contracts.sink import TwoPhaseSink
     from penstock.contracts.source import Source
-    from penstock.engine.preparation import Body
+
+
+class Outputs(Protocol):
+    """What the body of a query writes through, in one epoch."""
+
+    epoch: int
+
+    def write(self, frame: DataFrame, uid: str) -> None: ...
+
+
+Body = Callable[["DataFrame", Outputs], None]
+"""What a query does with an epoch: call `outputs.write` for each of its sinks."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,7 @@ class QueryPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class QueryProgress:
     """How far a query has come: its newest complete epoch, and the newest one whose rows may be visible."""
 
     generation: int

@@ -12,12 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId
+from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, honoured, next_epoch
 from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.log_repair import completed, look, query_of, refuse_lost_state, restore, restore_barrier
 from penstock.checkpoint.spark_files import lost_state
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
-from penstock.engine.log_repair import completed, look, query_of, refuse_lost_state, restore, restore_barrier
-from penstock.engine.protocol import honoured, next_epoch
 from penstock.engine.restarts import ErrorClass, classify
 from penstock.errors import CheckpointBehind, LedgerCorrupt, StateLost
 from penstock.failpoints import hooked

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.belonging import history_of, overwritten
+from penstock.checkpoint.decision import CheckpointState, counts, honoured, next_epoch
 from penstock.checkpoint.spark_files import lost_state
 from penstock.checkpoint.spark_log import commit_text, state_format_of
-from penstock.engine import protocol
 from penstock.errors import StateLost
 
 if TYPE_CHECKING:
@@ -33,13 +33,12 @@ if TYPE_CHECKING:
     from penstock.checkpoint.decision import DecisionId
     from penstock.checkpoint.ledger import Ledger, Manifest
     from penstock.checkpoint.spark_log import Barrier, SparkLog
-    from penstock.engine.protocol import Found
 
 _STATE = re.compile(r"^(\d+)(?:_[^.]+)?\.(?:delta|snapshot|zip|changelog)$")
 _PARTITION = re.compile(r"^\d+$")
 
 
-def look(ledger: Ledger, log: SparkLog, *, running: bool = False) -> Found:
+def look(ledger: Ledger, log: SparkLog, *, running: bool = False) -> CheckpointState:
     """What the next start finds. `damaged` also where a barrier that Spark would go by is not the one that was decided;
     `LedgerCorrupt` where such a decision holds no copy of it. `running`: Spark's query has started, so what it has
     begun is no leftover."""
@@ -49,16 +48,16 @@ def look(ledger: Ledger, log: SparkLog, *, running: bool = False) -> Found:
     damaged = log.damaged() or (query is not None and log.query_id() is None)
     undecided = not running and _unusable(log, epoch, barrier)
     if query is None:
-        return protocol.Found(epoch, barrier, damaged=damaged or undecided)
-    found = protocol.Found(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query))
-    decision = protocol.honoured(found)
+        return CheckpointState(epoch, barrier, damaged=damaged or undecided)
+    state = CheckpointState(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query))
+    decision = honoured(state)
     decided = decision.id if decision is not None and decision.id.epoch == epoch else None
     drained = decided is None and _cut_by_drain(ledger, log, epoch, query)
     replaced = overwritten(log, epoch - 1, completed(ledger, epoch - 1, query))
     if decision is not None:
         replaced |= overwritten(log, decision.id.epoch, _manifest(ledger, decision.id))
     leftover = drained or (decision is None and undecided)
-    return replace(found, barrier=barrier and not drained, damaged=damaged or leftover or bool(replaced))
+    return replace(state, barrier=barrier and not drained, damaged=damaged or leftover or bool(replaced))
 
 
 def _unusable(log: SparkLog, epoch: int, barrier: bool) -> bool:
@@ -131,11 +130,11 @@ def _state_lost(ledger: Ledger, log: SparkLog, epoch: int) -> str | None:
     return lost_state(log.storage, epoch, sizes)
 
 
-def refuse_lost_state(ledger: Ledger, log: SparkLog, found: Found, query: str) -> None:
+def refuse_lost_state(ledger: Ledger, log: SparkLog, state: CheckpointState, query: str) -> None:
     """`StateLost` where the epoch that comes next cannot load the state of the one before it: Spark would fail of that
     in every start. A log that is behind is another matter: see `restore`."""
-    epoch = found.epoch - 1
-    lost = _state_lost(ledger, log, epoch) if protocol.next_epoch(found) == found.epoch else None
+    epoch = state.epoch - 1
+    lost = _state_lost(ledger, log, epoch) if next_epoch(state) == state.epoch else None
     if lost is None:
         return
     complete = [number for number in range(epoch, -1, -1) if log.has_commit(number)]
@@ -173,7 +172,7 @@ def completed(ledger: Ledger, epoch: int, query: str | None) -> Manifest | None:
     found = [
         manifest
         for manifest in ledger.manifests(epoch)
-        if manifest.query == query and all(protocol.counts(manifest.decision, claim) for claim in claims)
+        if manifest.query == query and all(counts(manifest.decision, claim) for claim in claims)
     ]
     return max(found, key=lambda manifest: manifest.decision.id, default=None)
 
