@@ -113,7 +113,7 @@ class TestFilesThroughArrow(SinkContract):
         from pyarrow.fs import LocalFileSystem
 
         self.harness = ParquetHarness(tmp_path / "out")
-        monkeypatch.setattr("penstock.sinks.files.open_tree", lambda path: ArrowTree(LocalFileSystem(), path))
+        monkeypatch.setattr("penstock.sinks.files.task_tree", lambda path: ArrowTree(LocalFileSystem(), path))
 
 
 class Story(SinkContract):
@@ -248,7 +248,7 @@ def test_what_tasks_left_on_hdfs_is_synced_by_the_driver_before_the_decision(
     synced: list[str] = []
     monkeypatch.setattr("penstock.storage.arrow.hsync", synced.append)
     storage = ArrowTree(LocalFileSystem(), str(tmp_path), address="hdfs://nn/out/")
-    monkeypatch.setattr("penstock.sinks.files.open_tree", lambda path: storage)
+    monkeypatch.setattr("penstock.sinks.files.task_tree", lambda path: storage)
     told = Story()
     told.harness = ParquetHarness(tmp_path)
     sink = told.harness.make_sink()

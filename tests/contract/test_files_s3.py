@@ -14,7 +14,7 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.errors import AccessDenied, ConfigurationError, CredentialsExpired, PreCommitFailed
-from penstock.sinks.files import FileSink, s3_commit, s3_write
+from penstock.sinks.files import FileSink, s3
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract
 from tests.support.named_rows import NamedRows
 from tests.support.s3_proxy import S3Proxy, is_any, is_completion, is_part
@@ -101,7 +101,7 @@ def test_an_upload_that_is_aborted_after_a_commit_began_is_never_guessed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(s3_commit.UploadCommitter, "_complete", die)
+        patched.setattr(s3.UploadCommitter, "_complete", die)
         with pytest.raises(KeyboardInterrupt):
             story.commit(sink, [prepared])
     harness.expire(sink, prepared)
@@ -117,7 +117,7 @@ def test_what_we_abort_after_a_commit_began_is_lost_and_proven(
     sink = harness.make_sink()
     prepared = story.prepare(sink, [harness.rows(5), harness.rows(5, 5)])
     with monkeypatch.context() as patched:
-        patched.setattr(s3_commit.UploadCommitter, "_complete", lambda *_: Outcome.UNKNOWN)
+        patched.setattr(s3.UploadCommitter, "_complete", lambda *_: Outcome.UNKNOWN)
         story.commit(sink, prepared)
     story.abort(sink, prepared[:1])
     assert story.commit(sink, prepared[:1]) == LOST
@@ -133,7 +133,7 @@ def test_a_strange_object_under_our_name_is_not_taken_for_ours(story: Story, har
 
 
 def test_a_file_of_many_parts(story: Story, harness: S3Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_write, "PART_BYTES", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)  # the least that S3 takes
     sink = FileSink(f"s3://lake/{harness.folder}", compression="none")
     noise = [bytes([seed]).hex() * (1 << 20) for seed in range(8)]
     rows = pa.RecordBatch.from_pydict({"id": list(range(8)), "name": noise})
@@ -148,7 +148,7 @@ def test_a_writer_whose_upload_was_swept_cannot_prepare(story: Story, harness: S
     writer = story.open_writer(sink, story.scope(1), epoch=0)
     writer.write(harness.rows(5))
     assert story.sweep(sink, generation=2) == 1
-    with pytest.raises(PreCommitFailed, match="was ended while it was written"):
+    with pytest.raises(PreCommitFailed, match="ended while it was written"):
         writer.pre_commit()
 
 
@@ -167,7 +167,7 @@ def test_a_committable_holds_no_secret(story: Story, harness: S3Harness, server:
 
 
 def test_receipts_do_not_pile_up(story: Story, harness: S3Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_commit, "KEPT_RECEIPTS", 2)
+    monkeypatch.setattr(s3, "KEPT_RECEIPTS", 2)
     sink = harness.make_sink()
     for epoch in range(6):
         story.commit(sink, story.prepare(sink, [harness.rows(1, epoch)], epoch=epoch), epoch=epoch)

@@ -57,7 +57,6 @@ class Chain:
             link = self.weakest
             raise GuaranteeError(
                 f"The job asks for {wanted}, but its {link.kind} {link.name!r} gives {link.guarantee}: {link.because}.",
-                safe="nothing was started.",
                 to_do=link.lift or f"ask for {link.guarantee}, or use another {link.kind}.",
             )
 

@@ -219,7 +219,6 @@ class TwoPhaseSink(Sink):
         For a fork of a job, which must not write where the job does."""
         raise ConfigurationError(
             f"{type(self).__name__} cannot redirect its output, so a job with it cannot be forked.",
-            safe="nothing was started.",
             to_do="give the fork a sink that can, or override TwoPhaseSink.redirected(suffix).",
         )
 

@@ -86,7 +86,6 @@ def missing(topic: str) -> TopicMissing:
 def missing_client(library: str, error: ImportError) -> MissingExtra:
     return MissingExtra(
         f"Kafka needs {library}, which cannot be imported ({error}).",
-        safe="nothing was started.",
         to_do="pip install 'penstock[kafka]' where the driver and the workers run.",
     )
 

@@ -206,7 +206,6 @@ def library() -> Any:
         return loaded
     raise MissingExtra(
         f"No usable librdkafka was found beside confluent-kafka {confluent_kafka.__version__}.",
-        safe="nothing was started.",
         to_do="pip install --force-reinstall 'penstock[kafka]'; a static build of confluent-kafka hides the functions.",
     )
 

@@ -92,7 +92,6 @@ def transaction_seconds(value: str | float) -> float:
     if not timeout:
         raise ConfigurationError(
             f"transaction_timeout={value!r} leaves no time for any transaction.",
-            safe="nothing was started.",
             to_do="write a positive duration, such as '15min'.",
         )
     return timeout
@@ -108,7 +107,6 @@ def normalise(options: Mapping[str, Any]) -> dict[str, str]:
         if key in OWNED:
             raise ConfigurationError(
                 f"The Kafka sink sets {key} itself; the option {name!r} would break exactly-once.",
-                safe="nothing was started.",
                 to_do="remove it; servers, transaction_timeout and transactional_id_prefix are arguments of KafkaSink.",
             )
         if key == "sasl.jaas.config":
@@ -218,7 +216,6 @@ def _pem(settings: dict[str, str], name: str) -> str | None:
     except OSError as error:
         raise ConfigurationError(
             f"{name}.location names a file that cannot be read: {error.strerror}.",
-            safe="nothing was started.",
             to_do="correct the path, or grant this user the right to read it.",
         ) from error
 
@@ -278,7 +275,6 @@ def for_kafka_python(servers: str, options: Mapping[str, str]) -> dict[str, Any]
         if mechanism == "OAUTHBEARER":
             raise ConfigurationError(
                 "The driver cannot fetch OAUTHBEARER tokens yet.",
-                safe="nothing was started.",
                 to_do="use SCRAM-SHA-512, PLAIN over TLS, Kerberos or client certificates for this sink.",
             )
         admin["sasl_mechanism"] = mechanism
@@ -306,6 +302,5 @@ def _context(options: Mapping[str, str], hostname: bool) -> ssl.SSLContext:
 def _untranslatable(what: str, to_do: str) -> ConfigurationError:
     return ConfigurationError(
         f"Spark's Kafka reader is a Java client and cannot use {what}.",
-        safe="nothing was started.",
         to_do=f"{to_do}.",
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
 from penstock.errors import ConfigurationError
 from penstock.storage.local import LocalStorage, LocalTree
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.storage.tree import Tree
-
-_ARROW_SCHEMES = ("hdfs", "viewfs")
 
 
 def storage_at(location: str, spark: SparkSession) -> Storage:
@@ -70,34 +67,6 @@ def task_tree(location: str) -> Tree:
     scheme, _, rest = location.partition("://")
     address = f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}"
     return ArrowTree(*FileSystem.from_uri(address), address=location)
-
-
-def normalise(path: str) -> str:
-    """An absolute local path, or the address of a storage with an atomic rename; anything else is refused."""
-    scheme = urlparse(path).scheme
-    if scheme in _ARROW_SCHEMES:
-        return path
-    if scheme == "file":
-        return os.path.abspath(unquote(urlparse(path).path))
-    if "://" in path:
-        raise ConfigurationError(
-            f"FileSink cannot write to {scheme}://: the storage has no atomic rename, so a crash in a commit could "
-            "show half an epoch or lose one.",
-            to_do="write to a local or mounted folder (a plain path or file:), to hdfs:// or to s3://; for another "
-            "object store use a table format, whose log gives the atomic step.",
-        )
-    return os.path.abspath(path)
-
-
-def is_local(path: str) -> bool:
-    return "://" not in path
-
-
-def open_tree(path: str) -> Tree:
-    """The tree at a path that `normalise` returned."""
-    if is_local(path):
-        return LocalTree(path)
-    return task_tree(path)
 
 
 def _default_is_local(location: str, spark: SparkSession) -> bool:

@@ -7,8 +7,7 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.sinks.files.encode import ParquetEncoder
-from penstock.sinks.files.parquet import SAMPLE, repeating
+from penstock.sinks.files.encode import SAMPLE, ParquetEncoder, repeating
 
 ROWS = 3 * SAMPLE
 

@@ -7,8 +7,7 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.sinks.files.encode import ParquetEncoder
-from penstock.sinks.files.parquet import never_nan
+from penstock.sinks.files.encode import ParquetEncoder, never_nan
 
 NESTED = pa.struct({"a": pa.float64(), "b": pa.list_(pa.float32()), "c": pa.map_(pa.string(), pa.float64())})
 

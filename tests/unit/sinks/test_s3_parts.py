@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import DataError
-from penstock.sinks.files import s3_write
-from penstock.sinks.files.s3_write import UploadStream
+from penstock.sinks.files import s3
+from penstock.sinks.files.s3 import UploadStream
 
 
 def test_all_parts_but_the_last_are_of_one_size_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cloudflare's R2 takes no others."""
-    monkeypatch.setattr(s3_write, "PART_BYTES", 4)
+    monkeypatch.setattr(s3, "PART_BYTES", 4)
     parts: list[bytes] = []
     stream = UploadStream(parts.append)
     for _ in range(1_500):
@@ -23,8 +23,8 @@ def test_all_parts_but_the_last_are_of_one_size_however_many_there_are(monkeypat
 
 
 def test_a_file_of_more_parts_than_s3_takes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_write, "PART_BYTES", 1)
-    monkeypatch.setattr(s3_write, "MOST_PARTS", 3)
+    monkeypatch.setattr(s3, "PART_BYTES", 1)
+    monkeypatch.setattr(s3, "MOST_PARTS", 3)
     parts: list[bytes] = []
     stream = UploadStream(parts.append)
     stream.write(b"012")

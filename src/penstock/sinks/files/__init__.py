@@ -1,22 +1,23 @@
-"""Files in a folder, exactly once: Parquet, JSON lines or CSV."""
+"""Files in a folder, exactly once: Parquet, JSON lines or CSV. `commit` writes to file systems, `s3` to S3."""
 
 from __future__ import annotations
 
+import copy
 import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from urllib.parse import unquote, urlparse
 
 from penstock.checkpoint.layout import PRIVATE
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import AccessDenied, ConfigurationError, StorageFull
 from penstock.sinks.files.commit import FileCommitter, FileWriter, names_of
-from penstock.sinks.files.encode import COMPRESSIONS, encoder, shape
-from penstock.sinks.files.s3_commit import UploadCommitter
-from penstock.sinks.files.s3_write import UploadWriter
+from penstock.sinks.files.encode import COMPRESSIONS, Encoder, encoder, shape
+from penstock.sinks.files.s3 import UploadCommitter, UploadWriter
 from penstock.sinks.files.text import named_options
-from penstock.storage.open import is_local, normalise, open_tree
+from penstock.storage.open import task_tree
 from penstock.storage.s3 import S3Folder, s3_address
 from penstock.storage.tree import full_disk_named
 
@@ -30,21 +31,21 @@ _LITTLE_SPACE = 1 << 30
 
 
 class FileSink(TwoPhaseSink):
-    """One file for every writer and epoch in the folder `path`, there completely or not at all.
+    """One file for every writer and epoch in the folder `path`, visible completely or not at all.
 
     `path` is a local or mounted folder (plain or `file:`), an `hdfs://` address or an `s3://` (`s3a://`) one. On S3 a
-    file is a multipart upload that the commit completes; other storage without an atomic rename is refused. When tasks
-    run on several machines all of them must reach the same folder.
+    file is a multipart upload that the commit completes; other storage without an atomic rename is refused. All tasks,
+    on any machine, must reach the same folder.
 
-    `endpoint` and `region` are S3's, for a store that the environment does not name. Keys are no arguments: they are
-    found where the AWS libraries look, in the driver and in the workers.
+    `endpoint` and `region` configure S3 where the environment does not. Keys are not arguments: driver and workers find
+    them where the AWS libraries look.
 
-    `options` are Spark's options for JSON or CSV (`timestampFormat`, `sep`, `header`, `lineSep`, …), in any case as
-    there; others are refused. Unlike Spark's writers, text keeps the microseconds of timestamps, which are in UTC, and
-    the blanks around words. `compression` is snappy for Parquet and none for text, unless given.
+    `options` are Spark's options for JSON or CSV (`timestampFormat`, `sep`, `header`, `lineSep`, …), their case ignored
+    as in Spark; others are refused. Unlike Spark's writers, text keeps the microseconds of timestamps, which are in
+    UTC, and the blanks around words. `compression` defaults to snappy for Parquet and none for text.
 
-    Readers (Spark, Hive, pyarrow) may list the folder at any time: a file is visible only when its whole epoch is
-    decided, and it never changes afterwards. They may also move files away as soon as they see them. The folder
+    Readers (Spark, Hive, pyarrow) may list the folder at any time: a file becomes visible once its whole epoch is
+    decided, and never changes afterwards. Readers may also move files away as soon as they see them. The folder
     `_penstock` inside belongs to the sink.
     """
 
@@ -61,11 +62,9 @@ class FileSink(TwoPhaseSink):
         region: str | None = None,
     ) -> None:
         if format not in COMPRESSIONS:
-            raise ConfigurationError(
-                f"FileSink has no format {format!r}.", safe="nothing was started.", to_do="use parquet, json or csv."
-            )
+            raise ConfigurationError(f"FileSink has no format {format!r}.", to_do="use parquet, json or csv.")
         address = s3_address(path)
-        self.path = address or normalise(path)
+        self.path = address or output_path(path)
         self.on_s3 = address is not None
         self.endpoint, self.region = endpoint, region
         self.format = format
@@ -74,7 +73,6 @@ class FileSink(TwoPhaseSink):
         if self.compression not in COMPRESSIONS[format]:
             raise ConfigurationError(
                 f"FileSink cannot compress {format} with {compression!r}.",
-                safe="nothing was started.",
                 to_do=f"use one of {', '.join(COMPRESSIONS[format])}.",
             )
 
@@ -85,39 +83,31 @@ class FileSink(TwoPhaseSink):
         if self.on_s3:
             return check_bucket(self._bucket(), uid)
         if not is_local(self.path):
-            open_tree(self.path).file_names("")
+            task_tree(self.path).file_names("")
             return ()
         return check_folder(self.path, uid, what="a folder of files")
 
     def redirected(self, suffix: str) -> FileSink:
-        path = f"{self.path.rstrip('/')}{suffix}"
-        return FileSink(
-            path,
-            format=self.format,
-            options=self.options,
-            compression=self.compression,
-            endpoint=self.endpoint,
-            region=self.region,
-        )
+        redirected = copy.copy(self)
+        redirected.path = f"{self.path.rstrip('/')}{suffix}"
+        return redirected
 
     def open_writer(self, scope: WriterScope) -> Writer:
         ending = f".{self.format}{COMPRESSIONS[self.format][self.compression]}"
         if self.on_s3:
-            return UploadWriter(
-                self._bucket(),
-                scope,
-                ending,
-                lambda stream: encoder(self.format, stream, self.compression, self.options),
-            )
+            return UploadWriter(self._bucket(), scope, ending, self._encoder)
         staged, final = names_of(scope, ending)
         with full_disk_named(self.path, "nothing of this epoch is visible"):
-            file = open_tree(self.path).stage(staged)
-        return FileWriter(staged, final, file, encoder(self.format, file.stream, self.compression, self.options))
+            file = task_tree(self.path).stage(staged)
+        return FileWriter(staged, final, file, self._encoder(file.stream))
+
+    def _encoder(self, stream: Any) -> Encoder:
+        return encoder(self.format, stream, self.compression, self.options)
 
     def open_committer(self, scope: SinkScope) -> Committer:
         if self.on_s3:
             return UploadCommitter(self._bucket(), scope)
-        return FileCommitter(open_tree(self.path), scope)
+        return FileCommitter(task_tree(self.path), scope)
 
     def describe(self) -> str:
         return f"{self.format} files in {self.path}"
@@ -127,54 +117,73 @@ class FileSink(TwoPhaseSink):
 
 
 def check_bucket(bucket: S3Folder, uid: str) -> Sequence[Finding]:
-    """Raises for a bucket that is not there, or in which no upload may be begun, listed and aborted."""
+    """Raises for a missing bucket, or one in which this user may not begin, list and abort uploads."""
     bucket.uploads("", most=1)
     days = bucket.days_until_aborted()
     findings = []
     if days is not None:
         findings.append(
-            f"a rule of the bucket {bucket.bucket} aborts uploads after {days} days: an epoch that was decided and not "
-            "committed when a job stood still for longer is written again from its sources"
+            f"a rule of the bucket {bucket.bucket} aborts uploads after {days} days: after a longer stop an epoch "
+            "that was decided but not committed is written again from its sources"
         )
     if not _shows_uploads(bucket):
         findings.append(
             f"the store of {bucket.location} lists open uploads by their whole name only, as MinIO does: uploads of "
-            "tasks that died are not found, and stay until a rule of the bucket aborts them "
-            "(AbortIncompleteMultipartUpload, of a few days); nor is a ledger noticed that was replaced by an older one"
+            "dead tasks are not found, and stay until a rule of the bucket aborts them (AbortIncompleteMultipartUpload,"
+            " of a few days); a ledger that was replaced by an older one is not noticed either"
         )
     return [Finding(uid, finding) for finding in findings]
 
 
 def _shows_uploads(bucket: S3Folder) -> bool:
-    """Whether an upload is found by the beginning of its name, on which every sweep relies. Tried with one that nobody
-    sees, and that is aborted at once."""
+    """Whether a listing finds uploads by the beginning of their name, on which every sweep relies. Tries it with an
+    invisible one, aborted at once."""
     name = f"{PRIVATE}/probe-{secrets.token_hex(6)}"
     upload = bucket.begin(name, "")
     try:
-        return any(found.id == upload for found in bucket.uploads(name[:-1]))
+        return any(listed.id == upload for listed in bucket.uploads(name[:-1]))
     finally:
         bucket.abort(name, upload)
 
 
+def is_local(path: str) -> bool:
+    return "://" not in path
+
+
+def output_path(path: str) -> str:
+    """An absolute local path, or the address of a storage with an atomic rename; refuses all others."""
+    scheme = urlparse(path).scheme
+    if scheme in ("hdfs", "viewfs"):
+        return path
+    if scheme == "file":
+        return os.path.abspath(unquote(urlparse(path).path))
+    if not is_local(path):
+        raise ConfigurationError(
+            f"FileSink cannot write to {scheme}://: the storage has no atomic rename, so a crash in a commit could "
+            "show half an epoch or lose one.",
+            to_do="write to a local or mounted folder (a plain path or file:), to hdfs:// or to s3://; for another "
+            "object store use a table format, whose log gives the atomic step.",
+        )
+    return os.path.abspath(path)
+
+
 def check_folder(path: str, uid: str, *, what: str) -> Sequence[Finding]:
-    """Raises for a folder that cannot be written, there or still to be made; `what` it is to be is for people."""
+    """Raises for a folder that cannot be written or created; `what` describes it in messages."""
     folder = Path(path)
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not nearest.is_dir():
         raise ConfigurationError(
             f"{nearest} is a file, so {folder} cannot be {what}.",
-            safe="nothing was started.",
             to_do="give the path of a folder.",
         )
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise AccessDenied(
             f"This user may not write in {nearest}.",
-            safe="nothing was started.",
             to_do="grant the right to write, or choose another folder.",
         )
     space = os.statvfs(nearest)
     if space.f_blocks == 0:
-        return ()  # it does not say how large it is, as many FUSE ones, so not that it is full either
+        return ()  # it does not report its size, as many FUSE file systems
     free = space.f_bavail * space.f_frsize
     if free == 0:
         raise StorageFull(f"No space is left in {nearest}.", safe="nothing was started.", to_do="free some space.")

@@ -4,7 +4,7 @@
     <path>/_penstock/<job>/<uid>/staged/g…-e…-a…-p…-t…-<token>.parquet                prepared
     <path>/_penstock/<job>/<uid>/receipts/e<epoch>-<token>                           what a commit set out to rename
 
-Readers skip folders that begin with `_`, and a rename is one step, so nobody ever sees half a file.
+Readers skip folders that begin with `_`, and a rename is one step, so no reader ever sees half a file.
 
 How a commit is proven. A staged file leaves its place in two ways: a commit renames it, an abort removes it. Before
 the first rename of an epoch the committer writes a receipt, durably, with the names of the files that are still
@@ -13,18 +13,18 @@ staged at that moment; an abort takes a name off its receipt before it removes t
 | staged | final | in a receipt | means |
 |---|---|---|---|
 | there | gone | any | prepared: rename it now |
-| there | there | any | somebody put a file under a name of ours: unknown, a person must look |
+| there | there | any | another program put a file under this name: unknown, an operator must look |
 | gone | there, of the size the manifest says | any | committed |
 | gone | there, of another size | yes / no | committed and changed since / unknown |
 | gone | gone | yes | committed, and a reader has already moved the file away |
 | gone | gone | no | lost: no commit ever began while the file was there |
 
-Before it says that a file is committed, by whichever run, the committer syncs the folders of both names.
+Before it reports a file as committed, by this run or another, the committer syncs the folders of both names.
 
-The receipts of the last epochs are kept, because only of those will anyone ask again. The proof leans on one thing:
-nobody else touches the folder `_penstock`.
+The receipts of the last epochs are kept, because no earlier epoch is asked about again. The proof relies on one thing:
+no other program touches the folder `_penstock`.
 
-A final name carries a random token, so the file of a void decision and its replacement are never taken for each other.
+A final name carries a random token, so the file of a void decision is never confused with its replacement.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Epochs whose receipts are kept. One would do in order; the rest is for epochs that commit side by side.
+#: Epochs whose receipts are kept. One would do in order; the others are for epochs that commit concurrently.
 KEPT_RECEIPTS = 16
 
 _STAGED = re.compile(r"^g(?P<generation>\d+)-e(?P<epoch>\d+)-a\d+-p(?P<partition>\d+)-t\d+-[0-9a-f]+\.")
@@ -62,7 +62,7 @@ _RECEIPT = re.compile(r"^e(?P<epoch>\d+)-[0-9a-f]+$")
 
 
 def label(name: str) -> str:
-    """`name` as part of a file name: unambiguous, never hidden, never too long."""
+    """`name` as part of a file name: unambiguous, not hidden, not too long."""
     quoted = quote(name, safe="").replace(".", "%2E")
     return quoted if len(quoted) <= 80 else f"{quoted[:60]}-{sha256(name.encode()).hexdigest()[:16]}"
 
@@ -72,18 +72,21 @@ def private_folder(scope: SinkScope) -> str:
 
 
 def staged_of(committable: Committable) -> str:
-    """The hidden name, which a ledger tells: never that of a file which is not ours."""
+    """The hidden name, from the ledger; never that of a file outside the sink's folder."""
     name = safe_name(committable.payload["staged"], "the output folder")
     return name if name.startswith(f"{PRIVATE}/") else safe_name(f"/{name}", PRIVATE)
+
+
+def attempt_name(scope: WriterScope, token: str) -> str:
+    """The name of one writer's file of one attempt."""
+    run = f"g{scope.sink.generation:08d}-e{scope.epoch:010d}-a{scope.attempt}"
+    return f"{run}-p{scope.partition:05d}-t{scope.task_attempt}-{token}"
 
 
 def names_of(scope: WriterScope, ending: str) -> tuple[str, str]:
     """The hidden and the final name of one writer's file."""
     token = secrets.token_hex(6)
-    staged = (
-        f"{private_folder(scope.sink)}/staged/g{scope.sink.generation:08d}-e{scope.epoch:010d}-a{scope.attempt}"
-        f"-p{scope.partition:05d}-t{scope.task_attempt}-{token}{ending}"
-    )
+    staged = f"{private_folder(scope.sink)}/staged/{attempt_name(scope, token)}{ending}"
     return staged, f"part-{label(scope.sink.uid)}-e{scope.epoch:010d}-w{scope.partition:05d}-{token}{ending}"
 
 
@@ -91,10 +94,8 @@ class FileWriter(Writer):
     """Writes one hidden file."""
 
     def __init__(self, staged: str, final: str, file: StagedFile, encoder: Encoder) -> None:
-        self._staged = staged
-        self._final = final
-        self._file = file
-        self._encoder = encoder
+        self._staged, self._final = staged, final
+        self._file, self._encoder = file, encoder
 
     def write(self, batch: pa.RecordBatch) -> None:
         with full_disk_named(self._staged, "nothing of this epoch is visible"):
@@ -108,7 +109,7 @@ class FileWriter(Writer):
             except FileNotFoundError as error:
                 raise PreCommitFailed(
                     f"The hidden file {self._staged} was removed while it was written: a newer run has taken over, or "
-                    "somebody cleaned the folder.",
+                    "another program cleaned the folder.",
                     safe="nothing of this epoch is visible; it replays from the same positions.",
                     to_do="nothing if the job was restarted; otherwise keep other programs out of _penstock.",
                 ) from error
@@ -132,11 +133,11 @@ class FileCommitter(Committer):
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         for committable in committables:
-            found = self._storage.size(staged_of(committable))
-            if found != committable.payload["bytes"]:
+            size = self._storage.size(staged_of(committable))
+            if size != committable.payload["bytes"]:
                 raise PreCommitFailed(
                     f"The hidden file of writer {committable.writer} of sink {committable.sink!r} is "
-                    f"{'gone' if found is None else 'not as it was written'}: {committable.payload['staged']}.",
+                    f"{'gone' if size is None else 'not as it was written'}: {committable.payload['staged']}.",
                     safe="nothing of this epoch is visible; it replays from the same positions.",
                     to_do="if tasks run on several machines, see that all reach the same folder.",
                 )
@@ -159,11 +160,11 @@ class FileCommitter(Committer):
                 if len(outcomes) == 1:
                     failpoint("commit.first")
             if gone:
-                # Read only now: a receipt written before a file was seen missing is certainly in the list.
+                # Read only now: this finds every receipt written before a file was seen missing.
                 began = self._names_on_receipts()
                 outcomes.update({c.writer: self._prove(c, began) for c in gone})
             if any(outcome.visible for outcome in outcomes.values()):
-                # Whoever renamed: a run that died right after it has synced nothing, and nobody asks again.
+                # Whichever run renamed: one that died right after has synced nothing, and no later commit asks again.
                 self._storage.sync("")
                 self._storage.sync(self._staged)
             if staged:
@@ -171,7 +172,7 @@ class FileCommitter(Committer):
         return outcomes
 
     def _rename(self, committable: Committable) -> Outcome | None:
-        """None where the staged file is gone and the outcome has to be proven."""
+        """None if the staged file is gone and the outcome has to be proven."""
         staged, final = staged_of(committable), safe_part(committable.payload["final"], "the output folder")
         try:
             self._storage.rename(staged, final)
@@ -199,36 +200,31 @@ class FileCommitter(Committer):
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
         kept = {staged_of(committable) for committable in keep}
-        return self._remove(
-            [
-                name
-                for name, generation in self._all_staged()
-                if generation <= self._scope.generation and name not in kept
-            ]
-        )
+        return self._remove([name for name in self._open() if name not in kept])
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
-        found = []
-        for name in self._storage.file_names(self._staged):
-            match, staged = _STAGED.match(name), f"{self._staged}/{name}"
-            if match is None or int(match["generation"]) > self._scope.generation:
-                continue
-            epoch, partition = int(match["epoch"]), int(match["partition"])
-            size = {"bytes": self._storage.size(staged)}
-            found.append(
-                Leftover(staged, int(match["generation"]), epoch, partition, payload={"staged": staged}, details=size)
+        return [
+            Leftover(
+                staged,
+                int(match["generation"]),
+                int(match["epoch"]),
+                int(match["partition"]),
+                payload={"staged": staged},
+                details={"bytes": self._storage.size(staged)},
             )
-        return found
+            for staged, match in self._open().items()
+        ]
 
-    def _all_staged(self) -> list[tuple[str, int]]:
-        matches = ((name, _STAGED.match(name)) for name in self._storage.file_names(self._staged))
-        return [(f"{self._staged}/{name}", int(match["generation"])) for name, match in matches if match]
+    def _open(self) -> dict[str, re.Match[str]]:
+        """The staged files of this and older generations."""
+        matches = {f"{self._staged}/{name}": _STAGED.match(name) for name in self._storage.file_names(self._staged)}
+        return {name: m for name, m in matches.items() if m and int(m["generation"]) <= self._scope.generation}
 
     def _remove(self, staged: Sequence[str]) -> int:
-        there = [name for name in staged if self._storage.size(name) is not None]
-        self._strike(there)
-        removed = [name for name in there if self._storage.remove(name)]
-        # Once more: what this call removed was never renamed, whatever a receipt of the last instant claims.
+        files = [name for name in staged if self._storage.size(name) is not None]
+        self._strike(files)
+        removed = [name for name in files if self._storage.remove(name)]
+        # Again: a file that this call removed was never renamed, whatever a receipt of the last instant claims.
         self._strike(removed)
         return len(removed)
 
@@ -245,11 +241,11 @@ class FileCommitter(Committer):
             names = self._read_receipt(receipt)
             if struck.isdisjoint(names):
                 continue
-            left = [name for name in names if name not in struck]
-            if left:
-                self._write_receipt(epoch, left)  # before the old one goes: no name is ever without its receipt
+            remaining = [name for name in names if name not in struck]
+            if remaining:
+                self._write_receipt(epoch, remaining)  # before the old one goes: no name is ever without its receipt
             self._storage.remove(receipt)
-        # Or a power cut could bring a receipt back whose file stays gone: lost would look like committed.
+        # Or a power cut could restore a receipt whose file stays gone: lost would look like committed.
         self._storage.sync(self._receipts)
 
     def _names_on_receipts(self) -> set[str]:

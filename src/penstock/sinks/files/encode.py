@@ -1,19 +1,23 @@
-"""Rows as bytes: Parquet by pyarrow, JSON lines and CSV rendered by Spark and only joined here.
+"""Rows as bytes: Parquet by pyarrow; JSON lines and CSV rendered by Spark and only joined here.
 
-Spark renders text itself (`to_json`, `to_csv`), so decimals, binaries, nulls and quotes look exactly as Spark's own
-writers would write them, and every option of theirs works. In a task one string column is left, and its lines are
-joined without touching rows.
+Spark renders text itself (`to_json`, `to_csv`), so decimals, binaries, nulls and quotes look exactly as in Spark's own
+writers, and all of their options work. A task gets one string column and joins its lines without touching rows.
+
+A Parquet footer leaves NaN out, while Spark sorts NaN above every number and skips row groups by the footer. So columns
+that may hold NaN get no statistics, or a search for large numbers would miss rows.
+
+Arrow makes a dictionary for every column and gives it up only at a megabyte, in every row group anew. For values that
+hardly repeat, this takes most of the writing time and makes the file larger. So the first rows decide.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from penstock.errors import SchemaMismatch
-from penstock.sinks.files.parquet import never_nan, repeating
 from penstock.sinks.files.text import keys_as_text, refuse_keys, rendering
 
 if TYPE_CHECKING:
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-#: What each format can be compressed with, and the ending readers recognise it by. Parquet names it inside the file.
+#: Each format's compressions, with the file ending that readers recognise. Parquet names it inside the file.
 COMPRESSIONS: Mapping[str, Mapping[str, str]] = {
     "parquet": dict.fromkeys(("none", "snappy", "gzip", "zstd", "lz4", "brotli"), ""),
     "json": {"none": "", "gzip": ".gz", "bz2": ".bz2"},
@@ -31,17 +35,19 @@ COMPRESSIONS: Mapping[str, Mapping[str, str]] = {
 #: A row group of Parquet: large enough to compress and skip well, small enough for a task's memory.
 ROW_GROUP_BYTES = 64 << 20
 ROW_GROUP_ROWS = 1 << 20
+#: Rows that decide whether a column gets a dictionary; counting them takes about a millisecond.
+SAMPLE = 10_000
 
 
 class Encoder(ABC):
-    """Writes batches into one stream and closes it."""
+    """Writes batches into one stream."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None: ...
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is buffered, and the end of the file; closes the stream."""
+        """Write buffered rows and the end of the file; close the stream."""
 
 
 class ParquetEncoder(Encoder):
@@ -72,8 +78,8 @@ class ParquetEncoder(Encoder):
                 self._stream,
                 self._batches[0].schema,
                 compression=self._compression,
-                coerce_timestamps="us",  # what Spark has, and what it reads back without loss
-                store_schema=False,  # Arrow's own schema would carry this session's time zone into every reader
+                coerce_timestamps="us",  # Spark's own precision
+                store_schema=False,  # Arrow's schema would carry this session's time zone into every reader
                 write_statistics=never_nan(self._batches[0].schema),
                 use_dictionary=repeating(self._batches[0]),
             )
@@ -131,14 +137,14 @@ def encoder(kind: str, stream: Any, compression: str, options: Mapping[str, str]
 
 
 def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
-    """The columns a writer of this format takes."""
+    """The columns that a writer of this format takes."""
     from pyspark.sql import functions as f
 
     _refuse_columns(kind, frame)
     if kind == "parquet":
         return frame
     how = rendering(kind, options)
-    # Backticks, so that a column whose name has a dot is not taken for a field of a struct.
+    # Backticks: a dot in a column's name must not select a field of a struct.
     columns = [f.col("`" + name.replace("`", "``") + "`") for name in frame.columns]
     if kind == "json":
         refuse_keys(frame.schema.fields, "FileSink")
@@ -148,8 +154,8 @@ def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
         ]
         return frame.select(f.to_json(f.struct(*texts), how).alias("value"))
     row = f.struct(*columns)
-    # The name of the only column carries the header to the tasks: they see neither this frame nor its names. Spark
-    # would take a dot in it for a field of a struct.
+    # The only column's name carries the header to the tasks, which see neither this frame nor its names; without dots,
+    # which would select a field of a struct.
     header = quote(csv_header(frame.columns, how), safe="").replace(".", "%2E")
     line = f.to_csv(row, how)
     if len(frame.columns) == 1:
@@ -158,8 +164,8 @@ def shape(kind: str, frame: DataFrame, options: Mapping[str, str]) -> DataFrame:
 
 
 def _never_blank(only: Column, line: Column, options: Mapping[str, str]) -> Column:
-    """A line of one column that is null or blank gets quotes. `to_csv` fails on it, Spark's writer drops the row, and
-    readers take an empty line for no row."""
+    """Quotes around a line of one column that is null or blank: `to_csv` fails on it, Spark's writer drops the row, and
+    readers skip an empty line."""
     from pyspark.sql import functions as f
 
     text, mark = only.cast("string"), f.lit(options.get("quote", '"'))
@@ -172,7 +178,7 @@ def _never_blank(only: Column, line: Column, options: Mapping[str, str]) -> Colu
 
 
 def csv_header(names: list[str], options: Mapping[str, str]) -> str:
-    """The names as one line of CSV, quoted where they must be."""
+    """The names as one line of CSV, quoted where necessary."""
     separator = options.get("sep", ",")
     mark = options.get("quote", '"')
     escape = options.get("escape", "\\")
@@ -192,6 +198,10 @@ def _refuse_columns(kind: str, frame: DataFrame) -> None:
     problems = [] if frame.columns else ["there are no columns"]
     lower = [name.lower() for name in frame.columns]
     problems += [f"column {name} is there twice" for name in sorted({name for name in lower if lower.count(name) > 1})]
+    parquet_types = (
+        t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.FloatType, t.DoubleType, t.DecimalType,
+        t.StringType, t.DateType, t.TimestampType, t.TimestampNTZType,
+    )  # fmt: skip
     flat_only = kind == "csv"
 
     def unfit(kind_of: DataType) -> bool:
@@ -203,7 +213,7 @@ def _refuse_columns(kind: str, frame: DataFrame) -> None:
             return flat_only or not kind_of.fields or any(unfit(field.dataType) for field in kind_of.fields)
         if isinstance(kind_of, t.BinaryType):
             return flat_only
-        return kind == "parquet" and not isinstance(kind_of, _parquet_types())
+        return kind == "parquet" and not isinstance(kind_of, parquet_types)
 
     for column in frame.schema.fields:
         if unfit(column.dataType):
@@ -216,21 +226,45 @@ def _refuse_columns(kind: str, frame: DataFrame) -> None:
         )
 
 
-def _parquet_types() -> tuple[type[DataType], ...]:
-    from pyspark.sql import types as t
+def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """Parquet's names and the types of the value columns inside a column."""
+    import pyarrow as pa
 
-    return (
-        t.BooleanType,
-        t.ByteType,
-        t.ShortType,
-        t.IntegerType,
-        t.LongType,
-        t.FloatType,
-        t.DoubleType,
-        t.DecimalType,
-        t.StringType,
-        t.BinaryType,
-        t.DateType,
-        t.TimestampType,
-        t.TimestampNTZType,
-    )
+    if pa.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            yield from leaves(f"{path}.{kind.field(number).name}", kind.field(number).type)
+    elif pa.types.is_map(kind):
+        yield from leaves(f"{path}.key_value.key", kind.key_type)
+        yield from leaves(f"{path}.key_value.value", kind.item_type)
+    elif pa.types.is_nested(kind):
+        yield from leaves(f"{path}.list.element", kind.value_type)
+    else:
+        yield path, kind
+
+
+def never_nan(schema: pa.Schema) -> list[str]:
+    """The value columns that cannot hold NaN."""
+    import pyarrow as pa
+
+    columns = (leaf for field in schema for leaf in leaves(field.name, field.type))
+    return [path for path, kind in columns if not pa.types.is_floating(kind)]
+
+
+def repeating(batch: pa.RecordBatch) -> list[str]:
+    """The value columns, by Parquet's names, whose values occur at least twice on average among the first rows; and all
+    nested ones, which are not counted."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    paths: list[str] = []
+    for field, column in zip(batch.schema, batch.slice(0, SAMPLE).columns, strict=True):
+        inside = [path for path, _ in leaves(field.name, field.type)]
+        if inside == [field.name]:
+            try:
+                distinct = pc.count_distinct(column).as_py()
+            except pa.ArrowNotImplementedError:  # a type that Arrow cannot compare
+                distinct = 0
+            if 2 * distinct > len(column) - column.null_count:
+                continue
+        paths += inside
+    return paths

@@ -1,12 +1,12 @@
 """Rows as JSON or CSV without loss: the options of Spark's rendering, and map keys as text.
 
-Spark's own writers cut timestamps to milliseconds, CSV's trims text, and `to_json` shows its own memory where the key
-of a map is no text: days since 1970 for a date, the address of a Java object for a binary. What was decided must arrive
-as it was, and a replay must write the same, so:
+Spark's writers cut timestamps to milliseconds, the one for CSV trims text, and `to_json` shows its internals for map
+keys that are not text: days since 1970 for a date, the address of a Java object for a binary. Decided rows must arrive
+unchanged, and a replay must write the same, so:
 
 | key of a map | in JSON |
 |---|---|
-| text | as it is |
+| text | unchanged |
 | whole number, decimal, float, boolean, interval | as Spark casts it to text |
 | date | `2024-12-31` |
 | timestamp | as a value: `2024-12-31T23:59:59.000001Z`; without time zone the same without `Z` |
@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigurationError, SchemaMismatch
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructField
 
-# In UTC: the offsets of old times have seconds in many zones (Berlin in 1880: 53 minutes and 28 seconds), which hardly
-# any reader takes. With a zone of the user's own they are shown, and not cut off.
+# In UTC: offsets of old times have seconds in many zones (Berlin in 1880: 53 minutes and 28 seconds), which hardly any
+# reader accepts. With a user's own zone they are shown, not cut off.
 _TIMES = {
     "timeZone": "UTC",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",
@@ -38,7 +39,7 @@ LOSSLESS: Mapping[str, Mapping[str, str]] = {
     "csv": {**_TIMES, "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"},
 }
 
-#: What Spark's writers take. It compares the names without regard to case, and takes the rest for nothing.
+#: Options of Spark's writers. Spark ignores case in their names, and silently ignores other options.
 _SHARED = (
     *("timeZone", "timestampFormat", "timestampNTZFormat", "dateFormat", "locale"),
     *("encoding", "charset", "lineSep"),
@@ -53,51 +54,50 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-_OURS = ("header", "lineSep", "encoding", "charset", "pretty")
-_AGAIN = {"delimiter": "sep", "charset": "encoding"}
+_NOT_RENDERED = ("header", "lineSep", "encoding", "charset", "pretty")
+_ALIASES = {"delimiter": "sep", "charset": "encoding"}
 
 
-def named_options(kind: str, given: Mapping[str, object]) -> dict[str, str]:
-    """The options under the names that Spark documents. `ConfigurationError` for what would be silently ignored."""
+def named_options(kind: str, options: Mapping[str, object]) -> dict[str, str]:
+    """The options under the names that Spark documents. `ConfigurationError` for those that Spark would ignore."""
     known = {name.lower(): name for name in OPTIONS[kind]}
-    found: dict[str, str] = {}
-    for name, value in given.items():
-        own = known.get(name.lower())
-        if own is None:
+    named: dict[str, str] = {}
+    for name, value in options.items():
+        option = known.get(name.lower())
+        if option is None:
             raise _refused(kind, f"it has no option {name!r}")
-        own = _AGAIN.get(own, own)
-        if own in found:
-            raise _refused(kind, f"the option {own!r} is given twice")
-        found[own] = str(value)
-    if found.get("encoding", "utf-8").lower().replace("_", "-") not in ("utf-8", "utf8"):
+        option = _ALIASES.get(option, option)
+        if option in named:
+            raise _refused(kind, f"the option {option!r} is given twice")
+        named[option] = str(value)
+    if named.get("encoding", "utf-8").lower().replace("_", "-") not in ("utf-8", "utf8"):
         raise _refused(kind, "text files are written in UTF-8 only")
-    if found.get("pretty", "false").lower() == "true":
+    if named.get("pretty", "false").lower() == "true":
         raise _refused(kind, "pretty JSON would spread a row over several lines")
-    if found.get("lineSep", "\n") == "":
+    if named.get("lineSep", "\n") == "":
         raise _refused(kind, "lines need a separator")
-    return found
+    return named
 
 
 def _refused(kind: str, problem: str) -> ConfigurationError:
     return ConfigurationError(
         f"FileSink cannot write {kind} as asked: {problem}.",
-        safe="nothing was started.",
         to_do=f"remove the option; there are {', '.join(OPTIONS[kind]) or 'none'}, and the compression has its own "
         "parameter.",
     )
 
 
 def rendering(kind: str, options: Mapping[str, str]) -> dict[str, str]:
-    """What `to_json` and `to_csv` are given. A format of the user's own is shown in the session's zone, as Spark would:
-    it may have no place for one."""
+    """Options for `to_json` and `to_csv`. A user's own time format uses the session's zone, as in Spark: it may have no
+    place for a zone."""
     default = dict(LOSSLESS[kind])
     if "timestampFormat" in options:
         del default["timeZone"]
-    return {**default, **{name: value for name, value in options.items() if name not in _OURS}}
+    return {**default, **{name: value for name, value in options.items() if name not in _NOT_RENDERED}}
 
 
 def keys_as_text(column: Column, kind: DataType) -> Column:
-    """`column` with text for the keys of all maps in it, however deep."""
+    """`column` with text keys in all of its maps, at any depth."""
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
@@ -125,12 +125,12 @@ def _key(key: Column, kind: DataType) -> Column:
     from pyspark.sql import types as t
 
     if isinstance(kind, (t.TimestampType, t.TimestampNTZType)):
-        return f.to_csv(f.struct(key), dict(LOSSLESS["csv"]))  # one column of CSV is the text that values have
+        return f.to_csv(f.struct(key), dict(LOSSLESS["csv"]))  # the same text as for values
     return key.cast("string")
 
 
 def _has_keys(kind: DataType) -> bool:
-    """Whether a map in it has keys that are no text."""
+    """Whether it has a map whose keys are not text."""
     from pyspark.sql import types as t
 
     if isinstance(kind, t.ArrayType):
@@ -141,7 +141,7 @@ def _has_keys(kind: DataType) -> bool:
 
 
 def refuse_keys(fields: Iterable[StructField], where: str) -> None:
-    """`SchemaMismatch` for maps that JSON has no keys for."""
+    """`SchemaMismatch` for maps whose keys JSON cannot hold."""
     problems = [
         f"column {field.name} has a map with keys of {key}" for field in fields for key in _unfit_keys(field.dataType)
     ]
@@ -164,3 +164,18 @@ def _unfit_keys(kind: DataType) -> list[str]:
         return []
     unfit = isinstance(kind.keyType, (t.BinaryType, t.ArrayType, t.StructType))
     return [*([kind.keyType.simpleString()] if unfit else []), *_unfit_keys(kind.valueType)]
+
+
+def digits_of(column: pa.Array) -> pa.Array:
+    """A column of decimals as strings with all digits and no exponent; nulls stay null. Arrow writes small decimals,
+    and zeros with a long scale, in scientific notation, which a database reads as an approximate number."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    text = column.cast(pa.string())
+    scientific = pc.fill_null(pc.match_substring(text, "E"), False)
+    if not pc.any(scientific).as_py():
+        return text
+    # Arrow has no such format, so Python formats these one by one.
+    plain = [format(value, "f") for value in column.filter(scientific).to_pylist()]
+    return pc.replace_with_mask(text, scientific, pa.array(plain, pa.string()))

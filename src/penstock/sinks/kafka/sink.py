@@ -77,7 +77,6 @@ class KafkaSink(TwoPhaseSink):
         if self.create_topic and self.topic is None:
             raise ConfigurationError(
                 "create_topic needs the topic's name, and this sink takes it from the column 'topic'.",
-                safe="nothing was started.",
                 to_do="write KafkaSink('topic', create_topic=True, …), or create the topics beforehand.",
             )
         settings.transaction_seconds(self.transaction_timeout)
@@ -123,7 +122,6 @@ class KafkaSink(TwoPhaseSink):
         if self.topic is None:
             raise ConfigurationError(
                 "A KafkaSink that takes its topic from the rows cannot redirect its output.",
-                safe="nothing was started.",
                 to_do="for a fork, name the topic: KafkaSink('topic', …).",
             )
         # The fork's topic is new; the broker's defaults shape it.
@@ -220,7 +218,6 @@ def check_epoch_fits(context: CheckContext, transaction_timeout: float) -> None:
         raise TimeoutsContradict(
             f"transaction_timeout is {transaction_timeout:g} s, but an epoch may take {needed:g} s: the interval of "
             f"{context.interval_seconds:g} s and the checkpoint timeout of {context.timeout_seconds:g} s.",
-            safe="nothing was started.",
             to_do="raise transaction_timeout above that sum, or lower the checkpoint timeout.",
         )
 
@@ -243,7 +240,6 @@ def check_broker_limit(transaction_timeout: float, most: float | None) -> None:
         raise TimeoutsContradict(
             f"transaction_timeout is {transaction_timeout:g} s, but the brokers allow {most:g} s at most "
             f"(transaction.max.timeout.ms={most * 1000:.0f}).",
-            safe="nothing was started.",
             to_do=f"set transaction_timeout='{most:g}s' or less, or raise transaction.max.timeout.ms on the brokers.",
         )
 
@@ -306,7 +302,6 @@ def _create(admin: Any, topic: str, numbers: dict[str, int]) -> bool:
         asked = ", ".join(f"{name}={'default' if number < 0 else number}" for name, number in numbers.items())
         raise ConfigurationError(
             f"The topic {topic!r} cannot be created ({asked}): {type(error).__name__}.",
-            safe="nothing was started.",
             to_do="ask for a replication factor the cluster has brokers for, or create the topic yourself.",
         ) from None
     return True

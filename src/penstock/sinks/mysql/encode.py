@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError
-from penstock.sinks.digits import digits_of
+from penstock.sinks.files.text import digits_of
 from penstock.sinks.mysql.types import of_arrow
 from penstock.sinks.sql.names import quoted
 

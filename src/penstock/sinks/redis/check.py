@@ -13,7 +13,6 @@ from penstock.sinks.redis.client import library, public_address, translate_error
 if TYPE_CHECKING:
     from penstock.sinks.redis.writer import RedisTarget
 
-_NOTHING = "nothing was started."
 _OLDEST = (5, 0)
 
 
@@ -39,25 +38,21 @@ def check(target: RedisTarget, *, staged: bool) -> list[str]:
 def _must(info: Mapping[str, Any], target: RedisTarget, where: str, *, staged: bool) -> None:
     version = str(info.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
-        raise ConfigurationError(
-            f"Redis at {where} is version {version}.", safe=_NOTHING, to_do="use Redis 5 or newer, or Valkey."
-        )
+        raise ConfigurationError(f"Redis at {where} is version {version}.", to_do="use Redis 5 or newer, or Valkey.")
     is_cluster = bool(int(info.get("cluster_enabled", 0)))
     if is_cluster != target.cluster:
         raise ConfigurationError(
             f"Redis at {where} is {'' if is_cluster else 'not '}a cluster, and the sink has cluster={target.cluster}.",
-            safe=_NOTHING,
             to_do=f"say RedisSink(…, cluster={is_cluster}).",
         )
     if info.get("role") == "slave" and not is_cluster:
         raise ConfigurationError(
-            f"Redis at {where} is a replica, which takes no writes.", safe=_NOTHING, to_do="give the primary's address."
+            f"Redis at {where} is a replica, which takes no writes.", to_do="give the primary's address."
         )
     there = int(info.get("connected_slaves", 0))
     if target.replicas > there and not is_cluster:
         raise ConfigurationError(
             f"The sink waits for {target.replicas} replicas, and Redis at {where} has {there}.",
-            safe=_NOTHING,
             to_do="start the replicas, or wait for fewer.",
         )
     policy = str(info.get("maxmemory_policy", ""))
@@ -65,7 +60,6 @@ def _must(info: Mapping[str, Any], target: RedisTarget, where: str, *, staged: b
         raise ConfigurationError(
             f"Redis at {where} evicts any key when memory is short (maxmemory-policy {policy}): prepared rows, or the "
             "proof that they were committed, could go.",
-            safe=_NOTHING,
             to_do="use maxmemory-policy noeviction or one that begins with volatile-; or take staged=False, which "
             "gives less.",
         )

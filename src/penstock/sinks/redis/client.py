@@ -49,7 +49,6 @@ def library() -> Any:
     except ImportError as error:
         raise MissingExtra(
             "The Redis sink needs the package redis, which is not installed.",
-            safe="nothing was started.",
             to_do="pip install 'penstock[redis]'",
         ) from error
     return redis
@@ -218,7 +217,6 @@ def scrub(text: str, url: str) -> str:
 def refused_options() -> ConfigurationError:
     return ConfigurationError(
         "The Redis client does not take an option of the sink's address, or of its options.",
-        safe="nothing was started.",
         to_do="see the names and values behind the ? of the address; they are those of redis-py.",
     )
 
@@ -226,7 +224,6 @@ def refused_options() -> ConfigurationError:
 def _refused(happened: str) -> ConfigurationError:
     return ConfigurationError(
         happened,
-        safe="nothing was started.",
         to_do="write it like redis://user:password@host:6379/0, with special characters in the password encoded "
         "(/ is %2F, # is %23, ? is %3F, @ is %40); or give the password by options={'password': …}.",
     )

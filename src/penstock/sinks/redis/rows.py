@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError, SchemaMismatch
-from penstock.sinks.digits import digits_of
-from penstock.sinks.files.text import LOSSLESS, keys_as_text, refuse_keys
+from penstock.sinks.files.text import LOSSLESS, digits_of, keys_as_text, refuse_keys
 from penstock.sinks.redis.scripts import AHEAD, COUNTER_LIMIT, RESERVED
 
 if TYPE_CHECKING:

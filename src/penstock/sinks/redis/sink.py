@@ -165,4 +165,4 @@ class RedisSink(TwoPhaseSink):
 
 
 def _refused(happened: str, to_do: str) -> ConfigurationError:
-    return ConfigurationError(happened, safe="nothing was started.", to_do=to_do)
+    return ConfigurationError(happened, to_do=to_do)

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.errors import DataError
-from penstock.sinks.files.encode import ROW_GROUP_BYTES, ROW_GROUP_ROWS
-from penstock.sinks.files.parquet import leaves, repeating
+from penstock.sinks.files.encode import ROW_GROUP_BYTES, ROW_GROUP_ROWS, leaves, repeating
 from penstock.sinks.tables.target import Written
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.errors import ConfigurationError, TableMissing
+from penstock.sinks.files import output_path
 from penstock.sinks.tables.faults import public_address
-from penstock.storage.open import normalise
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,10 +53,9 @@ class DeltaSink(TwoPhaseSink):
         if not remote and "://" in self.path and not self.path.startswith("file:"):
             raise ConfigurationError(
                 f"DeltaSink cannot write to {urlsplit(self.path).scheme}://.",
-                safe="nothing was started.",
                 to_do="give a local or mounted folder (a plain path or file:) or an s3:// address.",
             )
-        object.__setattr__(self, "path", self.path.rstrip("/") if remote else normalise(self.path))
+        object.__setattr__(self, "path", self.path.rstrip("/") if remote else output_path(self.path))
         by = (self.partition_by,) if isinstance(self.partition_by, str) else tuple(self.partition_by)
         object.__setattr__(self, "partition_by", by)
         check_compression("DeltaSink", self.compression)
@@ -109,7 +108,6 @@ def check_compression(sink: str, compression: str) -> None:
     if compression not in COMPRESSIONS:
         raise ConfigurationError(
             f"{sink} cannot compress with {compression!r}.",
-            safe="nothing was started.",
             to_do=f"use one of {', '.join(COMPRESSIONS)}.",
         )
 
@@ -117,7 +115,6 @@ def check_compression(sink: str, compression: str) -> None:
 def table_missing(where: str) -> TableMissing:
     return TableMissing(
         f"{where} does not exist, and the sink may not create it.",
-        safe="nothing was started.",
         to_do="make the table, or leave create=True.",
     )
 
@@ -125,6 +122,5 @@ def table_missing(where: str) -> TableMissing:
 def partitioned_otherwise(where: str, found: Sequence[str], asked: Sequence[str]) -> ConfigurationError:
     return ConfigurationError(
         f"{where} is partitioned by {', '.join(found) or 'nothing'}, the sink asks for {', '.join(asked)}.",
-        safe="nothing was started.",
         to_do="leave partition_by out: an existing table keeps its partitions.",
     )

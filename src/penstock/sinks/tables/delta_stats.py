@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.sinks.files.parquet import leaves
+from penstock.sinks.files.encode import leaves
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData, Statistics

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import ConfigurationError, MissingExtra
+from penstock.sinks.files import is_local
 from penstock.sinks.tables.columns import VARCHAR, strict_inside, varchar_length
 from penstock.sinks.tables.delta_stats import INDEXED, partition_values, statistics, unsupported
 from penstock.sinks.tables.faults import public_address, translate_errors
 from penstock.sinks.tables.places import open_folder
 from penstock.sinks.tables.target import Change, History, Known, Target, Written, token_of
 from penstock.storage.durable import ensure_folder, sync
-from penstock.storage.open import is_local
 from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ def library() -> Any:
     except ImportError as error:
         raise MissingExtra(
             "The Delta sink needs the package deltalake, which is not installed.",
-            safe="nothing was started.",
             to_do="pip install 'penstock[delta]'",
         ) from error
     return deltalake

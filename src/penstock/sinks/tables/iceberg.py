@@ -48,7 +48,6 @@ class IcebergSink(TwoPhaseSink):
         if not all(self.table.split(".")) or "." not in self.table:
             raise ConfigurationError(
                 f"IcebergSink needs a namespace and a name, not {self.table!r}.",
-                safe="nothing was started.",
                 to_do='write the table like "shop.orders".',
             )
         by = (self.partition_by,) if isinstance(self.partition_by, str) else tuple(self.partition_by)

@@ -44,7 +44,6 @@ def library() -> Any:
     except ImportError as error:
         raise MissingExtra(
             "The Iceberg sink needs the package pyiceberg, which is not installed.",
-            safe="nothing was started.",
             to_do="pip install 'penstock[iceberg]'",
         ) from error
     return pyiceberg

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from penstock.contracts.sink import Finding
 from penstock.sinks.files import check_folder as check_local_folder
+from penstock.sinks.files import is_local
 from penstock.storage.arrow import ObjectTree
-from penstock.storage.open import is_local
 from penstock.storage.tree import Tree
 
 

@@ -131,7 +131,7 @@ def _rebuild(write: Any, marker: Any, log: str, idempotent: bool, name: str) -> 
 
 
 def _refused(happened: str, to_do: str) -> ConfigurationError:
-    return ConfigurationError(happened, safe="nothing was started.", to_do=to_do)
+    return ConfigurationError(happened, to_do=to_do)
 
 
 class CarriedFunction:
