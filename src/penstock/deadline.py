@@ -1,12 +1,14 @@
-"""One span of time shared by several steps."""
+"""One span of time shared by several steps, and work that is repeated beside other work."""
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class Deadline:
@@ -17,8 +19,26 @@ class Deadline:
         self._end = clock() + seconds
 
     def remaining(self) -> float:
-        """Seconds left, never below zero."""
+        """Never below zero."""
         return max(0.0, self._end - self._clock())
 
     def passed(self) -> bool:
         return self.remaining() == 0.0
+
+
+@contextmanager
+def polling(name: str, seconds: float, look: Callable[[], bool]) -> Iterator[None]:
+    """Call `look` every so many seconds in a thread of this name, until it returns False or the block ends."""
+    over = threading.Event()
+
+    def poll() -> None:
+        while not over.wait(seconds) and look():
+            pass
+
+    thread = threading.Thread(target=poll, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

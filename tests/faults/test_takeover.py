@@ -16,8 +16,7 @@ import pytest
 
 from penstock import failpoints
 from penstock.failpoints import POINTS
-from penstock.ops.process.driver import Driver
-from penstock.ops.process.lifeline import FAILED
+from penstock.ops.process.lifeline import FAILED, Driver, Orders
 from penstock.processes import session_members, state
 from tests.support.case import SCRIPT, Case
 from tests.support.processes import ROOT, command, descendants
@@ -30,12 +29,12 @@ import os, pathlib, signal, sys, time
 from penstock.ops.process import lifeline
 
 here = pathlib.Path(__file__).parent
-lifeline.tell_ready()
+lifeline.report_ready()
 lifeline.await_turn()
 with (here / "turns").open("a") as file:
     file.write(f"{os.getpid()}\\n")
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-lifeline.tell_running()
+lifeline.report_running()
 while not (here / "then").exists():
     time.sleep(0.01)
 exec((here / "then").read_text())
@@ -247,7 +246,7 @@ def driver(world: Case, *, standby: bool, hang: str = "") -> Iterator[Driver]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        started = Driver(own, standby=standby)
+        started = Driver(own, Orders(standby=standby))
     try:
         yield started
     finally:

@@ -32,7 +32,7 @@ from penstock.ops.server.serving import serving
 job, events = Steered("payments"), Events()
 
 def end(*_):
-    lifeline.tell_stopping()
+    lifeline.report_stopping()
     job.ending.set()
 
 signal.signal(signal.SIGTERM, end)

@@ -16,7 +16,7 @@ OFTEN = (
 )
 
 #: A standby is started as soon as the job runs, not when it has settled.
-EAGER = "from penstock.ops.process import standby; standby.SETTLE_SECONDS = 0.0"
+EAGER = "from penstock.ops.process import supervisor; supervisor.SETTLE_SECONDS = 0.0"
 
 
 class Supervised(JobProcess):

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError
 from penstock.engine.restarts import ErrorClass, classify
 from penstock.errors import SystemUnavailable, from_json
 from penstock.events import Events
-from penstock.ops.process.registration import error_fields
+from penstock.ops.process.registry import error_fields
 from penstock.secrets import (
     MASK,
     MOST_CHARACTERS,

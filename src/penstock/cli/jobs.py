@@ -22,8 +22,7 @@ from penstock.cli.job_target import JobTarget, client_at, find_entry, find_runni
 from penstock.cli.output import Output
 from penstock.cli.text import duration_text, plain_text
 from penstock.errors import ControlError
-from penstock.ops.process.log_file import earlier
-from penstock.ops.process.registry import Entry, Registry, State, now_ms
+from penstock.ops.process.registry import Entry, Registry, State, earlier, now_ms
 from penstock.progress import Progress
 
 if TYPE_CHECKING:

@@ -88,7 +88,7 @@ def run(script: Path, arguments: list[str]) -> int:
         prepare_environment()
         execute(script, arguments)
     except Exception as error:
-        lifeline.tell_error(error, classify(error))
+        lifeline.report_error(error, classify(error))
         _show(error)
         return status_of(error)
     return lifeline.DONE

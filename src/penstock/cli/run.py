@@ -25,8 +25,7 @@ from penstock.config.levels import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
 from penstock.config.operations import FORMAT, STANDBY, LogFormat
 from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
 from penstock.errors import ControlError, PenstockError, from_json
-from penstock.ops.process.registration import ID_VARIABLE
-from penstock.ops.process.registry import Entry, Registry, State
+from penstock.ops.process.registry import ID_VARIABLE, Entry, Registry, State
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings
@@ -160,9 +159,8 @@ def _start(script: Path, arguments: list[str], *, detached: bool, supervise: boo
 
 def _run_supervised(script: Path, arguments: list[str]) -> int:
     from penstock.events import Events
-    from penstock.ops.process.log_file import kept_small
-    from penstock.ops.process.registration import SupervisorEntry
-    from penstock.ops.process.supervisor import Supervisor, command
+    from penstock.ops.process.registry import SupervisorEntry, kept_small
+    from penstock.ops.process.supervisor import Supervisor
 
     _log_to_stderr()
     settings = _settings()
@@ -173,8 +171,9 @@ def _run_supervised(script: Path, arguments: list[str]) -> int:
     events = Events()
     events.listen(entry)
     with _shown_restore(entry.id), kept_small(log_file):
-        own = command(script, arguments)
-        return Supervisor(own, settings.restart, standby=settings.availability.standby, events=events).run()
+        own = [sys.executable, "-P", "-m", "penstock.cli.supervised", str(script), *arguments]
+        standby = settings.availability.standby
+        return Supervisor(own, settings.restart, id=entry.id, standby=standby, events=events).run()
 
 
 def _shown_restore(id: str | None = None) -> AbstractContextManager[None]:

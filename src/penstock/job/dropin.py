@@ -94,7 +94,7 @@ class ExactlyOnce:
             except BaseException:
                 self._coordinator.close()
                 raise
-        lifeline.tell_running()
+        lifeline.report_running()
 
     def __call__(self, batch: DataFrame, epoch: int) -> None:
         self._planned_otherwise()

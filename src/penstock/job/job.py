@@ -34,7 +34,7 @@ from penstock.ops.insight import JobInsight
 from penstock.ops.process import lifeline
 from penstock.ops.process.lifeline import stop_on_signals
 from penstock.ops.server.serving import serving
-from penstock.ops.standby import take_turn, tell_running, writer_modules
+from penstock.ops.standby import report_running, take_turn, writer_modules
 from penstock.ops.turn import TurnEnd, held, lease_of, settings_of_turn
 from penstock.progress import Progress, silent
 from penstock.sources.frame import as_source
@@ -224,8 +224,8 @@ class Job:
         lease = lease_of(self.name, self.settings, self.checkpoints, self.spark)
         take_turn(self.spark, self._sinks.values(), self._sources, readiness.look, lease)
         restarts = Restarts(self._restart, supervised=lifeline.connected())
-        lifeline.tell_strategy(self._restart)
-        events.listen(tell_running)
+        lifeline.report_strategy(self._restart)
+        events.listen(report_running)
         with (
             held(lease, self._end_of_turn),
             self._callbacks.following(events),
@@ -275,7 +275,7 @@ class Job:
         """Ask for a clean end: each query finishes the epoch under way. Safe from any thread and from a signal. The
         checkpoints stay."""
         self._stop_asked = True
-        lifeline.tell_stopping()
+        lifeline.report_stopping()
         self._wake.set()
 
     def savepoint(self, directory: str | None = None, *, kind: str = "native", progress: Progress = silent) -> str:

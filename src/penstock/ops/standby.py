@@ -64,10 +64,10 @@ def take_turn(
     turn.set()
 
 
-def tell_running(event: Mapping[str, Any]) -> None:
+def report_running(event: Mapping[str, Any]) -> None:
     """A listener that tells the supervisor when the job runs: only then it is time for a standby."""
     if event.get("event") == "recovered":
-        lifeline.tell_running()
+        lifeline.report_running()
 
 
 def _start_workers(spark: SparkSession, modules: Sequence[str]) -> None:
@@ -101,9 +101,9 @@ def _keep_warm(
             except Exception as error:
                 log.debug("a standby could not warm up: %r", error)
                 if jvm_gone(error) and not turn.is_set():
-                    lifeline.tell_error(error, classify(error))
+                    lifeline.report_error(error, classify(error))
                     os._exit(lifeline.CRASHED)  # it could not take over any more; another one can
-        lifeline.tell_ready()
+        lifeline.report_ready()
         steps = (lambda: warm_workers(spark, modules), look)
         turn.wait(_KEEP_WARM_SECONDS)
 

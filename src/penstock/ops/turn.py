@@ -25,10 +25,10 @@ from penstock.checkpoint.open import require_trust
 from penstock.engine.restarts import classify, error_chain
 from penstock.errors import JobStopped, PenstockError, Superseded
 from penstock.ops.process import lifeline
-from penstock.ops.process.lease import Lease
+from penstock.ops.process.lease_holder import LeaseHolder
 from penstock.ops.process.lease_rules import Verdict
 from penstock.ops.process.lifeline import status_of
-from penstock.ops.process.registration import ID_VARIABLE
+from penstock.ops.process.registry import ID_VARIABLE
 from penstock.storage.local import LocalStorage
 from penstock.storage.open import storage_at
 
@@ -64,12 +64,12 @@ class JobLease:
         self._cold = not warm and self._path is not None and lifeline.connected()
         self._waits = False
         me = os.environ.get(ID_VARIABLE) or uuid.uuid4().hex
-        self.lease = Lease(words, me, socket.gethostname(), seconds, lost=_end_process, seen=self._tell)
+        self.lease = LeaseHolder(words, me, socket.gethostname(), seconds, lost=_end_process, seen=self._tell)
 
     def take_or_leave(self) -> bool:
         """Whether the lease is held now. Where somebody else has it and the supervisor can wait alone, this process
         ends."""
-        self.lease.learn(lifeline.known_turn(), lifeline.lease_over())
+        self.lease.learn(lifeline.known_turn(), lifeline.expired_lease())
         verdict = self.lease.take_or_wait()
         if verdict is Verdict.LEAVE:
             self._go()
@@ -80,7 +80,7 @@ class JobLease:
 
     def wait(self) -> None:
         """Return when the lease is held. Where the job has ended elsewhere, this process ends."""
-        self.lease.learn(lifeline.known_turn(), lifeline.lease_over())  # a standby was told with its turn
+        self.lease.learn(lifeline.known_turn(), lifeline.expired_lease())  # a standby was told with its turn
         if not self.lease.wait():
             self._go()
 
@@ -94,7 +94,7 @@ class JobLease:
         word = self.lease.word
         assert word is not None
         log.warning("the job has ended on %s (%s), so it is not started here", word.host, word.reason)
-        lifeline.tell_stopping()
+        lifeline.report_stopping()
         raise SystemExit(lifeline.FAILED if word.reason == TurnEnd.FAILED else lifeline.DONE)
 
     def _tell(self, word: Word) -> None:
@@ -104,7 +104,7 @@ class JobLease:
         elif not self._waits and word.held:
             log.info("the supervisor on %s has the lease of the job, turn %d; this driver waits", word.host, word.turn)
         self._waits = not here
-        lifeline.tell_lease(word.turn, word.host, here=here, path=self._path)
+        lifeline.report_lease(word.turn, word.host, here=here, path=self._path)
 
 
 def lease_of(name: str, settings: Settings, checkpoints: Checkpoints, spark: SparkSession) -> JobLease | None:
@@ -157,7 +157,7 @@ def settings_of_turn(lease: JobLease | None, settings: Settings) -> Settings:
 def _end_process(error: PenstockError) -> None:
     """At once: whatever this driver still did, it would do beside another one."""
     log.error("%s", error)
-    lifeline.tell_error(error, classify(error))
+    lifeline.report_error(error, classify(error))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(status_of(error))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.spark_log import STATE_FORMAT
 from penstock.config.state import CHANGELOG
+from penstock.deadline import polling
 from penstock.progress import Progress, Step, silent
 from penstock.spark.versions import version_of
 
@@ -67,29 +67,26 @@ def tell_tasks(work: SparkSession, progress: Progress, what: str, jobs: int) -> 
     if progress is silent:
         yield
         return
-    context, group, over = work.sparkContext, f"penstock-{uuid.uuid4().hex}", threading.Event()
+    context, group = work.sparkContext, f"penstock-{uuid.uuid4().hex}"
     before = {key: context.getLocalProperty(key) for key in (_GROUP, _GROUP_TEXT)}
     context.setLocalProperty(_GROUP, group)
     context.setLocalProperty(_GROUP_TEXT, f"penstock: {what}")
     tracker = context.statusTracker()
 
-    def look() -> None:
-        while not over.wait(_LOOK_SECONDS):
-            try:
-                done, total = count_tasks(tracker, group, jobs)
-            except Exception as error:  # whatever Spark says: it is only looked at
-                log.debug("how far %s is cannot be told: %s", what, error)
-                return
-            if total:
-                progress(Step(what, done, total, "tasks"))
+    def look() -> bool:
+        try:
+            done, total = count_tasks(tracker, group, jobs)
+        except Exception as error:  # an error of Spark's only costs the display
+            log.debug("the progress of %s cannot be read: %s", what, error)
+            return False
+        if total:
+            progress(Step(what, done, total, "tasks"))
+        return True
 
-    watcher = threading.Thread(target=look, name="penstock-progress", daemon=True)
-    watcher.start()
     try:
-        yield
+        with polling("penstock-progress", _LOOK_SECONDS, look):
+            yield
     finally:
-        over.set()
-        watcher.join()
         for key, value in before.items():
             context.setLocalProperty(key, value)  # type: ignore[arg-type]
 

@@ -20,8 +20,8 @@ from penstock.config.restart_strategy import RestartStrategy
 from penstock.engine.restarts import Restarts
 from penstock.errors import ConfigurationError, PreCommitFailed, SystemUnavailable, TopicMissing
 from penstock.ops.process import lifeline
-from penstock.ops.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, LOST_TURN, DriverReport, status_of
-from penstock.ops.process.supervisor import DriverEnd, classify_end
+from penstock.ops.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, LOST_TURN, DriverReport, DriverRun, status_of
+from penstock.ops.process.supervisor import DriverEnd, Supervisor, classify_end
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,31 @@ from penstock.ops.process.supervisor import DriverEnd, classify_end
 def test_what_an_end_calls_for(status: int, end: DriverEnd) -> None:
     assert classify_end(status, stopping=False) is end
     assert classify_end(status, stopping=True) is DriverEnd.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "exit_status"),
+    [
+        (signal.SIGTERM, LOST_TURN, 128 + signal.SIGTERM),
+        (signal.SIGINT, LOST_TURN, 128 + signal.SIGINT),
+        (None, LOST_TURN, DONE),  # by a command: no signal came
+        (signal.SIGTERM, DONE, DONE),
+        (signal.SIGTERM, CRASHED, CRASHED),
+        (signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGKILL),
+    ],
+)
+def test_a_stop_ends_with_the_status_of_a_stop_also_where_the_driver_lost_its_turn(
+    monkeypatch: pytest.MonkeyPatch, asked: signal.Signals | None, status: int, exit_status: int
+) -> None:
+    supervisor = Supervisor(["driver"], RestartStrategy.none())
+
+    def run_once(wake: int) -> DriverRun:
+        if asked is not None:
+            signal.raise_signal(asked)
+        return DriverRun(status, DriverReport(stopping=True))
+
+    monkeypatch.setattr(supervisor, "_run_once", run_once)
+    assert supervisor.run() == exit_status
 
 
 def caused(error: BaseException, cause: BaseException) -> BaseException:
@@ -85,35 +110,35 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 def test_what_a_driver_tells(line: socket.socket) -> None:
-    assert lifeline.Hearing(line).report() == DriverReport()
+    assert lifeline.Receiver(line).report() == DriverReport()
     strategy = RestartStrategy.fixed_delay(7, "3s")
-    lifeline.tell_strategy(RestartStrategy.none())
-    lifeline.tell_strategy(strategy)
-    lifeline.tell_stopping()
-    lifeline.tell_error(ValueError("no\n\nlines: ✓"), "unknown")
-    assert lifeline.Hearing(line).report() == DriverReport(strategy, True, "ValueError: no\n\nlines: ✓", "unknown")
+    lifeline.report_strategy(RestartStrategy.none())
+    lifeline.report_strategy(strategy)
+    lifeline.report_stopping()
+    lifeline.report_error(ValueError("no\n\nlines: ✓"), "unknown")
+    assert lifeline.Receiver(line).report() == DriverReport(strategy, True, "ValueError: no\n\nlines: ✓", "unknown")
 
 
 def test_what_is_cut_off_or_not_understood_was_not_said(line: socket.socket) -> None:
     assert lifeline._line is not None
     lifeline._line.send(b'{"strategy": {"of": "a newer version"}}\nnonsense\n{"stopping": true}\n{"error": "cut of')
-    assert lifeline.Hearing(line).report() == DriverReport(stopping=True)
+    assert lifeline.Receiver(line).report() == DriverReport(stopping=True)
 
 
 def test_telling_never_hurts(line: socket.socket) -> None:
     """Neither when nobody reads, nor when nobody is there any more."""
     for _ in range(1000):
-        lifeline.tell_error(ValueError("x" * 10_000), "unknown")
-    assert (lifeline.Hearing(line).report().error or "").startswith("ValueError: xxx")
+        lifeline.report_error(ValueError("x" * 10_000), "unknown")
+    assert (lifeline.Receiver(line).report().error or "").startswith("ValueError: xxx")
     line.close()
-    lifeline.tell_stopping()
+    lifeline.report_stopping()
 
 
 def test_without_a_supervisor_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(lifeline.VARIABLE, raising=False)
     lifeline.connect()
     assert not lifeline.connected()
-    lifeline.tell_stopping()
+    lifeline.report_stopping()
 
 
 @pytest.fixture

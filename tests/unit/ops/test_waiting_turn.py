@@ -31,8 +31,8 @@ class World:
         patch.setattr(lifeline, "_turn", self.turn)
         patch.setattr(standby, "_KEEP_WARM_SECONDS", 0.01)
         patch.setattr(standby, "_HERE", ("penstock.no_such_module",))
-        patch.setattr(lifeline, "tell_ready", lambda: self.told.append("ready"))
-        patch.setattr(lifeline, "tell_running", lambda: self.told.append("running"))
+        patch.setattr(lifeline, "report_ready", lambda: self.told.append("ready"))
+        patch.setattr(lifeline, "report_running", lambda: self.told.append("running"))
         patch.setattr(rehearsal, "warm_up", self._warm_up)
         patch.setattr(rehearsal, "warm_workers", lambda spark, modules: self.done.append("workers"))
         patch.setattr(standby.os, "_exit", self.ended.append)  # type: ignore[attr-defined]
@@ -150,5 +150,5 @@ def test_any_other_driver_goes_on_at_once(world: World, monkeypatch: pytest.Monk
 
 def test_the_supervisor_is_told_when_the_job_runs(world: World) -> None:
     for event in ("started", "recovered", "committed"):
-        standby.tell_running({"event": event})
+        standby.report_running({"event": event})
     assert world.told == ["running"]

@@ -1,9 +1,7 @@
-"""The processes of a job: one that supervises, one that drives, perhaps one that stands by, and a registry of them.
+"""The processes of a job: a supervisor, its driver, perhaps a standby, and the registry of this machine's jobs.
 
-`supervisor.Supervisor` starts a driver again when it has crashed, or lets a `standby` take over; `driver` is one driver
-as it sees it, `lifeline` the line between the two, `sweep` ends what dead ones leave behind. `restart.Restarts` and
-`error_class.classify` say whether and when to try again. `registry.Registry` holds the jobs of this machine,
-`registration` keeps one entry up to date. Where several supervisors have one job, `lease_rules` say who may run it,
-`lease` is a driver's hold on that right, and `lease_wait` how a supervisor waits for it alone. Imports no PySpark. May
-import checkpoint, config, storage and lower.
+`supervisor` restarts a driver that has crashed, or lets its standby take over, and ends what dead drivers leave behind;
+`lifeline` is the line between supervisor and driver. `registry` holds an entry and a log for each run. Where several
+supervisors share one job, `lease_rules` say which may run it and `lease_holder` is a driver's hold on that right.
+Imports no PySpark. May import checkpoint, config, engine, storage and lower.
 """

@@ -2,19 +2,19 @@
 
 The times that come in here are one process's own clock, and no two processes' clocks are ever compared:
 
-1. A holder counts from *before* it began to write a word. It renews after a third of the lease. Once five sixths have
-   passed without a word that it knows to be written, it ends its driver.
-2. Whoever waits counts from *after* it first saw a word. When the whole lease has passed since, by the length that the
-   word itself tells, and no newer word was said, it may say the next.
+1. A holder counts from *before* it began to write an entry. It renews after a third of the lease. Once five sixths have
+   passed without an entry that it knows to be written, it ends its driver.
+2. A waiter counts from *after* it first saw an entry. When the whole lease has passed since, by the length in the entry
+   itself, and no newer entry has appeared, it may write the next.
 3. The clock is one that goes on while the machine sleeps.
 
-A word is written after its holder began to, and seen after it was written; so of the same lease, the one who waits is
-never done before the holder, if both clocks run at the same rate. The last sixth is there for clocks that do not, and
-for the time a process needs to end. How far the clocks are apart never matters.
+An entry is written after its holder began to, and seen after it was written; so a waiter's lease never ends before the
+holder's, if both clocks run at the same rate. The last sixth covers clocks that do not, and the time a process needs to
+end. How far the clocks are apart never matters.
 
-What the rules cannot exclude is a holder that stands still for longer than that sixth and wakes up. It finds that it
-has lost its turn at its next look; until then two drivers are alive, and the generations of the ledger keep its rows
-exactly once, as without a lease.
+The rules cannot exclude a holder that stalls for longer than that sixth and resumes. It finds that it has lost its turn
+at its next look; until then two drivers are alive, and the generations of the ledger keep its rows exactly once, as
+without a lease.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ LATE_PATIENCE = 1 / 6
 
 
 def lease_clock() -> float:
-    """Seconds of this machine, those it slept included where it can tell; they mean nothing elsewhere."""
+    """Seconds of this machine, including sleep where it can tell; they mean nothing elsewhere."""
     kind = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if kind is None else time.clock_gettime(kind)
 
 
 class Verdict(Enum):
-    """What somebody who wants to run the job is to do. LEAVE: the job has ended, and is not to be started again."""
+    """What a waiter is to do. LEAVE: the job has ended, and is not to be started again."""
 
     TAKE = auto()
     WAIT = auto()
@@ -48,25 +48,25 @@ class Verdict(Enum):
 
 
 class Watching:
-    """One who wants the lease. `known` is the last turn that this supervisor knows of, None where it has just come:
-    one who has waited must not start a job that was ended meanwhile, one who comes later is asked to."""
+    """A waiter for the lease. `known` is the last turn that this supervisor knows of, None where it has just started: a
+    supervisor that has waited must not start a job that ended meanwhile, one that comes later is asked to."""
 
     def __init__(self, me: str, known: int | None = None) -> None:
         self._me, self.known = me, known
         self.word: Word | None = None  # the newest that was seen
-        self.over: int | None = None  # the number of a word that this machine has seen run out before
+        self.expired: int | None = None  # the number of an entry that this machine has seen expire before
         self._since = 0.0
-        self._less = 0  # the number of a word that was shown last, and is less than one seen before
-        self.blind = False  # such a look is no look
+        self._fallback = 0  # the number of the last entry shown, where it is less than one seen before
+        self.blind = False  # whether the last look showed less than before, and so counts for nothing
 
     def saw(self, word: Word | None, now: float) -> None:
-        """A look has returned at `now`, with this word as the newest. Words are never unsaid: a storage that shows
-        less than before, such as a folder that is not mounted any more, shows nothing. Unless somebody is seen to say
-        words there: then it was emptied, and these count from now on."""
-        last, shown = (0 if one is None else one.number for one in (self.word, word))
-        anew = 0 < self._less < shown < last
+        """A look has returned at `now`, with this entry as the newest. Entries never disappear: a storage that shows
+        fewer than before, such as a folder that is no longer mounted, shows nothing. Unless new entries appear there:
+        then it was emptied, and these count from now on."""
+        last, shown = (0 if entry is None else entry.number for entry in (self.word, word))
+        anew = 0 < self._fallback < shown < last
         self.blind = shown < last and not anew
-        self._less = shown if self.blind else 0
+        self._fallback = shown if self.blind else 0
         if word is not None and (shown > last or anew):
             self.word, self._since = word, now
             if anew and self.known is not None:
@@ -84,41 +84,41 @@ class Watching:
         if word.holder == self._me:
             return Verdict.TAKE  # of the driver before this one, which is dead: its supervisor has seen its end
         self.known = max(self.known or 0, word.turn)
-        over = word.number == self.over or now - self._since >= word.seconds
-        return Verdict.TAKE if over else Verdict.WAIT
+        expired = word.number == self.expired or now - self._since >= word.seconds
+        return Verdict.TAKE if expired else Verdict.WAIT
 
     def next_word(self, host: str, seconds: float) -> Word:
-        """The one by which the lease is taken."""
+        """The entry by which the lease is taken."""
         last = self.word
         if last is None:
             return Word(1, 1, self._me, host, seconds, began=self._me)
-        goes_on = last.held and last.holder == self._me
-        turn = last.turn if goes_on else last.turn + 1
+        continues = last.held and last.holder == self._me
+        turn = last.turn if continues else last.turn + 1
         began = self._me if last.standing is Standing.ENDED else last.began
         return Word(last.number + 1, turn, self._me, host, seconds, began=began)
 
     def wait_seconds(self, now: float, seconds: float) -> float:
-        """Until the next look: soon enough to see a lease that is given back, at the latest when this one is over.
-        `seconds`: a lease's length where no word tells it."""
+        """Until the next look: soon enough to see a lease that is given back, at the latest when this one expires.
+        `seconds`: the length of a lease where no entry says it."""
         word = self.word
         if word is None or not word.held:
             return min(LOOK_SECONDS, seconds * LOOK_EVERY)
-        pause, left = min(LOOK_SECONDS, word.seconds * LOOK_EVERY), self._since + word.seconds - now
-        return min(pause, left) if left > 0 else pause
+        pause, remaining = min(LOOK_SECONDS, word.seconds * LOOK_EVERY), self._since + word.seconds - now
+        return min(pause, remaining) if remaining > 0 else pause
 
 
 @dataclass(slots=True)
 class Holding:
-    """One who has the lease since a word that it began to write at `renewed`."""
+    """A holder of the lease since an entry that it began to write at `renewed`."""
 
     seconds: float
     renewed: float
     _begun: float | None = None  # when the attempt that is under way began
     _failed: float | None = None  # when the last attempt failed, if it did
-    _late: float | None = None  # when the first attempt after the time was over began
+    _late: float | None = None  # when the first attempt after the deadline began
 
     def holds(self, now: float) -> bool:
-        """Whether the lease is held by the rules: nobody else may have it."""
+        """Whether the lease is held by the rules: no other supervisor may have it."""
         return now < self.renewed + self.seconds
 
     def renew_in(self, now: float) -> float:
@@ -128,30 +128,29 @@ class Holding:
         return max(0.0, self.renewed + self.seconds * RENEW_AFTER - now)
 
     def begin(self, now: float) -> None:
-        """An attempt to renew begins. A holder that has slept through its time is granted one: where nobody has taken
-        over, there is no reason to end."""
+        """An attempt to renew begins. A holder that has slept past its deadline is granted one: where no other has
+        taken over, there is no reason to end."""
         self._begun = now
         if self._late is None and self._failed is None and now >= self.renewed + self.seconds * STOP_AFTER:
             self._late = now
 
     def succeeded(self) -> None:
-        """The attempt was a word that is now the newest."""
+        """The attempt's entry is now the newest."""
         assert self._begun is not None
         self.renewed, self._begun, self._failed, self._late = self._begun, None, None, None
 
     def failed(self, now: float) -> None:
-        """The attempt came to nothing: the storage did not answer as it should."""
+        """The attempt failed: the storage did not answer as it should."""
         self._begun, self._failed = None, now
 
     def overslept(self, now: float) -> None:
-        """This process has stood still, and goes on at `now`. An attempt that was under way gets the time of a late
-        one."""
+        """This process was stalled, and resumes at `now`. An attempt that was under way gets the time of a late one."""
         if self._late is None:
             self._late = now
 
     def stop_in(self, now: float) -> float:
-        """Seconds until the driver must be ended, 0 where that is now. Never while nothing is known to be wrong: who
-        slept through its time first tries to renew."""
+        """Seconds until the driver must be ended, 0 where that is now. Never while nothing is known to be wrong: a
+        holder that slept past its deadline first tries to renew."""
         end = self.renewed + self.seconds * STOP_AFTER
         if self._late is not None:
             end = self._late + self.seconds * LATE_PATIENCE

@@ -1,9 +1,9 @@
-"""The line between a supervisor and the driver it has started: a pair of sockets.
+"""The line between a supervisor and a driver that it has started: a pair of sockets, one JSON object per line.
 
-The driver tells what it runs with and what it ended of, one JSON object per line. The other way a standby is told,
-once, that its turn has come, and nothing else is ever said: when that side falls silent for good, the supervisor is
-gone, and the driver ends cleanly by a SIGTERM to itself. So nobody is left to run a job that nobody looks after, on any
-system and whatever the supervisor died of. `stop_on_signals` is how a job takes that signal.
+The supervisor begins with `Orders`: whether the driver is a standby, and what is known of the job's lease. Later it
+sends a standby one more line, `go`. The driver reports its progress, its restart strategy and the error that ends it.
+When the line closes, the supervisor is gone, and the driver stops cleanly by a SIGTERM to itself: a job never runs on
+unsupervised, on any system and whatever killed the supervisor. `stop_on_signals` is how a job handles that signal.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from penstock.engine.restarts import ErrorClass, classify, error_chain, has_given_up, jvm_gone, out_of_memory
 from penstock.errors import LeaseLost
@@ -28,50 +29,52 @@ if TYPE_CHECKING:
 
 
 VARIABLE = "PENSTOCK_SUPERVISOR"
-"""The number of the driver's end of the line. Set by the supervisor, for its own child only."""
-
-STANDBY_VARIABLE = "PENSTOCK_STANDBY"
-"""Set beside the other for a driver that is to wait for its turn."""
+"""The file descriptor of the driver's end of the line. The supervisor sets it, for its own child only."""
 
 DONE = 0
 FAILED = 1  # for good: no restart can cure it
 GAVE_UP = 70  # the restart strategy gave up
 CRASHED = 75  # a new process may cure it
-LOST_TURN = 76  # somebody else has the lease: the next driver waits for its turn
+LOST_TURN = 76  # another supervisor has the lease: the next driver waits for its turn
 
-_MOST = 4000  # characters of an error; all that is told must fit into the line before anybody reads it
+_MOST = 4000  # characters of an error; a driver's reports must fit into the line before the supervisor reads them
+_END_SECONDS = 5.0  # a standby has nothing to finish
 
-TURN_VARIABLE = "PENSTOCK_LEASE_TURN"
-"""The last turn of the job's lease that the supervisor knows of, for a driver that it starts later."""
 
-OVER_VARIABLE = "PENSTOCK_LEASE_OVER"
-"""The number of the word of the lease that has run out, as a supervisor has seen that waited without a driver."""
+@dataclass(frozen=True)
+class Orders:
+    """What a supervisor tells a driver at its start. `turn` is the last turn of the job's lease that it knows of;
+    `expired` is the number of the lease's entry that it has seen expire while it waited without a driver."""
 
-_GO = b"go"
+    standby: bool = False
+    turn: int | None = None
+    expired: int | None = None
+
 
 _line: socket.socket | None = None
 _turn: threading.Event | None = None  # of a standby: set when its turn has come
-_known: int | None = None  # the last turn of the lease that the supervisor has told
-_over: int | None = None  # the word of the lease that the supervisor has seen run out
-_lease: dict[str, Any] = {}  # what was last told of the lease
+_orders = Orders()
+_known: int | None = None  # the last turn of the lease that the supervisor knows of
+_lease: dict[str, Any] = {}  # the last report of the lease
 
 
 # The driver's side
 
 
 def connect() -> None:
-    """Take up the line, if a supervisor has started this process. Its children must not take themselves for
-    supervised, so the variables go."""
-    global _line, _turn, _known, _over
-    number, standby = os.environ.pop(VARIABLE, None), os.environ.pop(STANDBY_VARIABLE, None)
-    known, over = os.environ.pop(TURN_VARIABLE, ""), os.environ.pop(OVER_VARIABLE, "")
-    if number is None:
+    """Take up the line, if a supervisor has started this process. The variable goes: children of this process are not
+    supervised."""
+    global _line, _turn, _orders, _known
+    descriptor = os.environ.pop(VARIABLE, None)
+    if descriptor is None:
         return
-    _known, _over = int(known) if known else None, int(over) if over else None
-    _turn = threading.Event() if standby else None
-    _line = socket.socket(fileno=int(number))
+    _line = socket.socket(fileno=int(descriptor))
     _line.set_inheritable(False)
-    threading.Thread(target=_watch, args=(_line,), name="penstock-lifeline", daemon=True).start()
+    lines = _line.makefile("rb")
+    _orders = Orders(**json.loads(lines.readline() or b"{}"))
+    _known = _orders.turn
+    _turn = threading.Event() if _orders.standby else None
+    threading.Thread(target=_watch, args=(lines,), name="penstock-lifeline", daemon=True).start()
 
 
 def connected() -> bool:
@@ -85,7 +88,7 @@ def is_standby() -> bool:
 
 
 def await_turn(seconds: float | None = None) -> bool:
-    """Wait until this process may go on, at most that long; whether it may. At once where it is no standby."""
+    """Wait until this process may go on, at most that long; whether it may. Returns at once where it is no standby."""
     return _turn is None or _turn.wait(seconds)
 
 
@@ -94,48 +97,48 @@ def known_turn() -> int | None:
     return _known
 
 
-def lease_over() -> int | None:
-    """The number of the word of the lease that the supervisor has seen run out, if it has."""
-    return _over
+def expired_lease() -> int | None:
+    """The number of the lease's entry that the supervisor has seen expire, if it has."""
+    return _orders.expired
 
 
-def tell_lease(turn: int, host: str, *, here: bool, path: str | None = None) -> None:
-    """Who has the lease of the job. `path`: where the supervisor itself can see it."""
+def report_lease(turn: int, host: str, *, here: bool, path: str | None = None) -> None:
+    """Report who holds the lease of the job. `path`: where the supervisor itself can read it."""
     global _lease
-    told = {"turn": turn, "host": host, "here": here, "path": path}
-    if told != _lease:
-        _lease = told
-        _tell({"lease": told})
+    holder = {"turn": turn, "host": host, "here": here, "path": path}
+    if holder != _lease:
+        _lease = holder
+        _report({"lease": holder})
 
 
 def lease() -> dict[str, Any] | None:
-    """What was last told of the lease."""
+    """The last report of the lease."""
     return _lease or None
 
 
-def tell_ready() -> None:
+def report_ready() -> None:
     """A standby has done all it can before its turn."""
-    _tell({"ready": True})
+    _report({"ready": True})
 
 
-def tell_running() -> None:
+def report_running() -> None:
     """The job's queries are recovered and start."""
-    _tell({"running": True})
+    _report({"running": True})
 
 
-def tell_strategy(strategy: RestartStrategy) -> None:
-    """The strategy that the job has come to; the supervisor goes by it from then on. Safe where there is none."""
-    _tell({"strategy": strategy.to_dict()})
+def report_strategy(strategy: RestartStrategy) -> None:
+    """The restart strategy of the job, which the supervisor follows from then on."""
+    _report({"strategy": strategy.to_dict()})
 
 
-def tell_stopping() -> None:
-    """The job was asked to end, so whatever it ends with, it is not to be started again. Safe in a signal handler."""
-    _tell({"stopping": True})
+def report_stopping() -> None:
+    """A stop of the job was requested: however it ends, it is not to be restarted. Safe in a signal handler."""
+    _report({"stopping": True})
 
 
-def tell_error(error: BaseException, verdict: str) -> None:
-    """What the driver is about to end of."""
-    _tell({"error": masked(f"{type(error).__name__}: {error}")[:_MOST], "verdict": verdict})
+def report_error(error: BaseException, verdict: str) -> None:
+    """The error that is about to end the driver."""
+    _report({"error": masked(f"{type(error).__name__}: {error}")[:_MOST], "verdict": verdict})
 
 
 def status_of(error: BaseException) -> int:
@@ -155,98 +158,23 @@ def status_of(error: BaseException) -> int:
     return CRASHED if verdict is ErrorClass.RETRY or jvm_gone(error) or out_of_memory(error) else FAILED
 
 
-def _tell(body: dict[str, Any]) -> None:
+def _report(body: dict[str, Any]) -> None:
+    """Does nothing without a supervisor; one that is gone, or does not read, is no reason to fail."""
     if _line is not None:
-        # A supervisor that is gone, or told too much, is no reason to fail.
         with contextlib.suppress(OSError):
             _line.send(json.dumps(body).encode() + b"\n", socket.MSG_DONTWAIT)
 
 
-def _watch(line: socket.socket) -> None:
-    try:
-        while word := line.recv(1024):  # it is the only word there is
-            if _turn is not None:
-                _take_in(word)
-                _turn.set()
-    except OSError:
-        return  # closed in this process: by a program that closes all it does not know
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _take_in(word: bytes) -> None:
+def _watch(lines: BinaryIO) -> None:
     global _known
-    known = word.removeprefix(_GO).strip()
-    if known.isdigit():
-        _known = int(known)
-
-
-# The supervisor's side
-
-
-@dataclass(frozen=True)
-class LeaseReport:
-    """Who has the lease of the job, as a driver has seen it. `path`: the job's folder, where it is on a disk."""
-
-    turn: int
-    host: str
-    here: bool
-    path: str | None = None
-
-
-@dataclass(frozen=True)
-class DriverReport:
-    """What a driver said before it ended."""
-
-    strategy: RestartStrategy | None = None
-    stopping: bool = False
-    error: str | None = None
-    verdict: str | None = None
-    ready: bool = False
-    running: bool = False
-    lease: LeaseReport | None = None
-
-
-class Hearing:
-    """What one driver says, as often as one asks."""
-
-    def __init__(self, line: socket.socket) -> None:
-        self._line, self._rest = line, b""
-        self._said: dict[str, Any] = {}
-        self.ended = False  # nothing more can be said
-
-    def report(self) -> DriverReport:
-        """All that was said so far. A line that is cut off, or not understood, counts as not said."""
-        from penstock.config.restart_strategy import RestartStrategy
-
-        self._listen()
-        said, strategy = self._said, None
-        if "strategy" in said:
-            with contextlib.suppress(TypeError):
-                strategy = RestartStrategy.from_dict(said["strategy"])
-        flags = {name: bool(said.get(name)) for name in ("stopping", "ready", "running")}
-        lease = None
-        if "lease" in said:
-            with contextlib.suppress(TypeError):
-                lease = LeaseReport(**said["lease"])
-        return DriverReport(strategy, error=said.get("error"), verdict=said.get("verdict"), lease=lease, **flags)
-
-    def _listen(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            try:
-                while part := self._line.recv(65536, socket.MSG_DONTWAIT):
-                    self._rest += part
-                self.ended = True
-            except ConnectionResetError:
-                self.ended = True
-        *lines, self._rest = self._rest.split(b"\n")
+    try:
         for line in lines:
-            with contextlib.suppress(ValueError, TypeError):
-                self._said.update(json.loads(line))
-
-
-def say_go(line: socket.socket, known: int | None = None) -> None:
-    """Tell a standby that its turn has come, and the last turn of the lease. Raises OSError where it is gone."""
-    line.send(_GO + (b"" if known is None else b" %d" % known) + b"\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            if _turn is not None:  # `go` is all that a supervisor sends later
+                _known = json.loads(line).get("turn") or _known
+                _turn.set()
+    except (OSError, ValueError):
+        return  # closed in this process, by a program that closes every descriptor that it does not know
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
@@ -265,3 +193,156 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# The supervisor's side
+
+
+@dataclass(frozen=True)
+class LeaseReport:
+    """Who holds the lease of the job, as a driver has seen it. `path`: the job's folder, where it is on a disk."""
+
+    turn: int
+    host: str
+    here: bool
+    path: str | None = None
+
+
+@dataclass(frozen=True)
+class DriverReport:
+    """Everything that a driver has reported."""
+
+    strategy: RestartStrategy | None = None
+    stopping: bool = False
+    error: str | None = None
+    verdict: str | None = None
+    ready: bool = False
+    running: bool = False
+    lease: LeaseReport | None = None
+
+
+class Receiver:
+    """Collects the reports of one driver."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line, self._tail = line, b""
+        self._fields: dict[str, Any] = {}
+        self.ended = False  # no more reports can come
+
+    def report(self) -> DriverReport:
+        """Everything so far. A line that is incomplete or not understood does not count."""
+        from penstock.config.restart_strategy import RestartStrategy
+
+        self._receive()
+        fields, strategy = self._fields, None
+        if "strategy" in fields:
+            with contextlib.suppress(TypeError):
+                strategy = RestartStrategy.from_dict(fields["strategy"])
+        flags = {name: bool(fields.get(name)) for name in ("stopping", "ready", "running")}
+        lease = None
+        if "lease" in fields:
+            with contextlib.suppress(TypeError):
+                lease = LeaseReport(**fields["lease"])
+        return DriverReport(strategy, error=fields.get("error"), verdict=fields.get("verdict"), lease=lease, **flags)
+
+    def _receive(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                while part := self._line.recv(65536, socket.MSG_DONTWAIT):
+                    self._tail += part
+                self.ended = True
+            except ConnectionResetError:
+                self.ended = True
+        *lines, self._tail = self._tail.split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError):
+                self._fields.update(json.loads(line))
+
+
+@dataclass(frozen=True)
+class DriverRun:
+    """One run of a driver, after its end."""
+
+    status: int
+    report: DriverReport
+
+    @property
+    def reason(self) -> str:
+        if self.status < 0:
+            return f"was killed by {_signal_name(-self.status)}"
+        cause = f" ({self.report.error.splitlines()[0]})" if self.report.error else ""
+        return f"ended with status {self.status}{cause}"
+
+
+class Driver:
+    """A driver that was just started, in a session of its own. Raises OSError where no process can be started.
+    A standby waits for `take_over` before it touches anything."""
+
+    def __init__(self, command: Sequence[str], orders: Orders | None = None) -> None:
+        self._line, their_end = socket.socketpair()
+        self._receiver = Receiver(self._line)
+        send(self._line, asdict(orders or Orders()))
+        try:
+            with their_end:
+                self._process = subprocess.Popen(
+                    command,
+                    env={**os.environ, VARIABLE: str(their_end.fileno())},
+                    pass_fds=[their_end.fileno()],
+                    start_new_session=True,  # so that Ctrl-C arrives once, and leftovers can be found
+                )
+        except OSError:
+            self._line.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def line(self) -> socket.socket | None:
+        """Readable when the driver has sent a report; None once no more can come."""
+        return None if self._receiver.ended else self._line
+
+    @property
+    def report(self) -> DriverReport:
+        """Everything that it has reported so far."""
+        return self._receiver.report()
+
+    def ended(self) -> DriverRun | None:
+        """Its end, None while it runs."""
+        status = self._process.poll()
+        return None if status is None else DriverRun(status, self.report)
+
+    def take_over(self, turn: int | None = None) -> None:
+        """Tell a standby to go on, and the last turn of the lease. One that has died meanwhile shows so by its end."""
+        with contextlib.suppress(OSError):
+            send(self._line, {"go": True, "turn": turn})
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        """End a standby, which has nothing to finish. Returns when the process is gone; its children may not be."""
+        self.signal(signal.SIGTERM)
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self.close()
+
+    def close(self) -> None:
+        """After its end."""
+        self._line.close()
+
+
+def send(line: socket.socket, body: dict[str, Any]) -> None:
+    """Send a line to a driver. Raises OSError where it is gone."""
+    line.send(json.dumps(body).encode() + b"\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

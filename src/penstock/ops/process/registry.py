@@ -1,38 +1,55 @@
 """The jobs of this machine: one small file for each run of a job, in a folder that every command can read.
 
-    $PENSTOCK_HOME/jobs/ID.json     what is known of the run; readable by its owner only, because it holds a token
-    $PENSTOCK_HOME/logs/ID.log      what a detached job has written; ID.log.1 what it wrote before, see `log_file`
+    $PENSTOCK_HOME/jobs/ID.json      the state of the run; readable by its owner only, because it holds a token
+    $PENSTOCK_HOME/logs/ID.log       the output of a detached job; ID.log.1 what it wrote before, see `kept_small`
 
 A run has one writer at a time: its driver while that lives, its supervisor before and after. Files appear whole or
-not at all, so readers need no lock. What a file says is checked against the processes it names: a run that
-ended without a word reads as failed.
+not at all, so readers need no lock. The state in a file is checked against the processes it names: a run that
+ended without recording it reads as failed. A registry that cannot be written never stops a job.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
+import shutil
 import socket
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType
 from typing import Any, BinaryIO
 
-from penstock.ops.process.log_file import earlier
-from penstock.processes import is_running
+from penstock.deadline import polling
+from penstock.errors import PenstockError
+from penstock.ops.process import lifeline
+from penstock.processes import is_running, mark
+from penstock.secrets import masked
 from penstock.storage.private import create_own, own_folder, read_own
+
+log = logging.getLogger("penstock")
 
 HOME_VARIABLE = "PENSTOCK_HOME"
 """The registry's folder."""
 
+ID_VARIABLE = "PENSTOCK_JOB_ID"
+"""The id of the run that the supervisor has begun; its driver takes it over, also after a restart."""
+
 VERSION = 1
-MAX_ENDED_RUNS = 100  # runs that have ended
+MAX_ENDED_RUNS = 100
+MAX_LOG_BYTES = 16 << 20
+"""Of a detached job's log, and of the one before it."""
+_LOG_SECONDS = 2.0
 ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -59,7 +76,7 @@ class State(StrEnum):
 @dataclass(frozen=True)
 class Entry:
     """One run of a job: the fields of its file, so they are many. Times are milliseconds since 1970. `pid` is the
-    driver's; each process stands with its mark, see `processes`. `error` has the fields of an error's `to_json`."""
+    driver's; each process is named with its mark, see `processes`. `error` has the fields of an error's `to_json`."""
 
     id: str
     name: str
@@ -81,9 +98,9 @@ class Entry:
     log: str | None = None
     error: Mapping[str, str] | None = None
     savepoint: str | None = None  # the last one
-    savepoint_request: str | None = None  # and who asked for it
+    savepoint_request: str | None = None  # and the request for it
     progress: Mapping[str, Any] | None = None  # how far a restore is, see `progress.Step`
-    lease: str | None = None  # who has the lease of the job, for people
+    lease: str | None = None  # who holds the lease of the job, for people
 
     def __repr__(self) -> str:
         return f"Entry({self.id}, {self.name!r}, {self.state})"  # never the token
@@ -95,7 +112,7 @@ class Entry:
 
     @property
     def supervised(self) -> bool:
-        """Whether a supervisor looks after it now."""
+        """Whether its supervisor runs now."""
         return is_running(self.supervisor, self.supervisor_mark)
 
     @property
@@ -104,8 +121,8 @@ class Entry:
         return is_running(self.pid, self.pid_mark)
 
     def checked(self, last_sign: Callable[[], int] = int) -> Entry:
-        """As it is now, going by its processes and not only by the file. `last_sign` gives when the run last left
-        anything behind, in milliseconds: its file changes with its state alone."""
+        """Its state now, judged by its processes and not only by the file. `last_sign` gives the time of the run's last
+        event, in milliseconds: its file only changes with its state."""
         if self.state.ended or not self.here or self.driven:
             return self
         gone = replace(self, address=None, token=None, certificate=None)  # the port may be another program's by now
@@ -114,7 +131,7 @@ class Entry:
         error = self.error or {
             "error": "ControlError",
             "happened": f"The process of job {self.name!r} has ended and left no message.",
-            "safe": "what was decided is safe.",
+            "safe": "every decided epoch is safe.",
             "to_do": "start it again, which recovers it.",
         }
         return replace(gone, state=State.FAILED, end=self.end or max(self.modified, last_sign()), error=error)
@@ -128,8 +145,8 @@ class Entry:
 def home(environ: Mapping[str, str] | None = None) -> Path:
     """`$PENSTOCK_HOME`, else `$XDG_STATE_HOME/penstock`, else `~/.local/state/penstock`; not created here."""
     environ = os.environ if environ is None else environ
-    if own := environ.get(HOME_VARIABLE):
-        return Path(own).expanduser().absolute()
+    if folder := environ.get(HOME_VARIABLE):
+        return Path(folder).expanduser().absolute()
     if xdg := environ.get("XDG_STATE_HOME"):
         return Path(xdg).expanduser().absolute() / "penstock"
     try:
@@ -149,7 +166,7 @@ def now_ms() -> int:
 
 
 class Registry:
-    """Reads never fail: what cannot be read is not there. Writes raise OSError."""
+    """Reads never fail: a file that cannot be read counts as missing. Writes raise OSError."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._home = folder or home()
@@ -158,22 +175,22 @@ class Registry:
         return self._home / "logs" / f"{id}.log"
 
     def open_log(self, id: str) -> BinaryIO:
-        """The log of a detached run, to be added to; for its owner's eyes only."""
+        """The log of a detached run, for appending; private to its owner."""
         own_folder(self._home / "logs")
         return open(create_own(self.log_file(id), os.O_APPEND), "ab")
 
     def entries(self) -> list[Entry]:
-        """All runs of this machine that are known, as they are now, the newest first."""
-        found = []
+        """All known runs of this machine, as they are now, the newest first."""
+        entries = []
         with contextlib.suppress(OSError):
             for file in (self._home / "jobs").iterdir():
                 entry = self._read(file) if file.suffix == ".json" else None
                 if entry is not None and entry.here:
-                    found.append(self._checked(entry))
-        return sorted(found, key=lambda one: (one.start, one.id), reverse=True)
+                    entries.append(self._checked(entry))
+        return sorted(entries, key=lambda entry: (entry.start, entry.id), reverse=True)
 
     def ids(self) -> set[str]:
-        """Of all runs that have a file, also those of other machines that share this folder."""
+        """The ids of all runs that have a file, also those of other machines that share this folder."""
         with contextlib.suppress(OSError):
             return {file.stem for file in (self._home / "jobs").iterdir() if file.suffix == ".json"}
         return set()
@@ -188,7 +205,7 @@ class Registry:
         return self._read(self._file(id)) if ID.fullmatch(id) else None
 
     def put(self, entry: Entry) -> None:
-        """Write the run's file, whole or not at all, for its owner's eyes only."""
+        """Write the run's file, whole or not at all, private to its owner."""
         folder = own_folder(self._home / "jobs")
         body = {"version": VERSION, **asdict(entry), "modified": now_ms()}
         handle, aside = tempfile.mkstemp(prefix=f".{entry.id}.", dir=folder)  # made with mode 0600
@@ -203,16 +220,16 @@ class Registry:
     def prune(self) -> None:
         """Forget the oldest runs that have ended, with their logs."""
         ended = [entry for entry in self.entries() if entry.state.ended]
-        for entry in sorted(ended, key=lambda one: one.end or one.start, reverse=True)[MAX_ENDED_RUNS:]:
+        for entry in sorted(ended, key=lambda entry: entry.end or entry.start, reverse=True)[MAX_ENDED_RUNS:]:
             self._file(entry.id).unlink(missing_ok=True)
-            for log in (self.log_file(entry.id), earlier(self.log_file(entry.id))):
-                log.unlink(missing_ok=True)
+            for file in (self.log_file(entry.id), earlier(self.log_file(entry.id))):
+                file.unlink(missing_ok=True)
 
     def _checked(self, entry: Entry) -> Entry:
         return entry.checked(lambda: self._last_event(entry.id))
 
     def _last_event(self, id: str) -> int:
-        """When a line was last added to the run's history, which is when the event of that line was; 0 for none."""
+        """The time of the last event in the run's history; 0 for none."""
         with contextlib.suppress(OSError):
             files = history_folder(id, self._home).iterdir()
             return max((file.stat().st_mtime_ns // 1_000_000 for file in files), default=0)
@@ -235,6 +252,171 @@ class Registry:
 
 
 def _kinds(annotation: Any) -> tuple[type, ...]:
-    """What JSON may hold for a field: nobody else writes these files, but a disk may give back anything."""
+    """The types that JSON may hold for a field: only Penstock writes these files, but a disk may return anything."""
     names = [name.partition("[")[0].strip() for name in str(annotation).split("|")]
     return tuple({"str": str, "State": str, "int": int, "Mapping": dict, "None": NoneType}[name] for name in names)
+
+
+# The entry of one run, kept up to date
+
+
+class Registration:
+    """The entry of a run, which this process keeps up to date. Safe from any thread; never raises."""
+
+    def __init__(self, entry: Entry, registry: Registry | None = None) -> None:
+        self._registry = registry or Registry()
+        self._lock = threading.Lock()
+        self._warned = False
+        self.entry = entry
+
+    def update(self, **changes: Any) -> Entry:
+        """Change the entry, and write it if it differs."""
+        with self._lock:
+            changed = replace(self.entry, **changes)
+            if changed != self.entry:
+                self.entry = changed
+                self._write()
+            return self.entry
+
+    def write(self) -> None:
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            self._registry.put(self.entry)
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                log.warning("the job runs, but commands will not find it: the registry cannot be written: %s", error)
+
+
+def register_driver(name: str, storage: str) -> Registration:
+    """The entry of a job that runs in this process: a new one, or the one that its supervisor has created."""
+    registry = Registry()
+    with contextlib.suppress(OSError):
+        registry.prune()
+    run = os.environ.pop(ID_VARIABLE, "")  # once: another job of this process is another run
+    begun = registry.read_entry(run) if run else None
+    entry = begun or Entry(run if ID.fullmatch(run) else uuid.uuid4().hex, name, start=now_ms())
+    restarted = begun is not None and begun.pid is not None
+    return Registration(
+        replace(
+            entry,
+            name=name,
+            state=State.RESTARTING if restarted else State.CREATED,
+            end=None,
+            pid=os.getpid(),
+            pid_mark=mark(os.getpid()),
+            host=socket.gethostname(),
+            script=entry.script or _script(),
+            storage=masked(storage),
+            error=None,
+            restarts=entry.restarts + (1 if restarted else 0),
+            lease=_lease_text(lifeline.lease()),
+        ),
+        registry,
+    )
+
+
+class SupervisorEntry:
+    """Keeps the entry of a run while no driver does: a listener for the supervisor's events."""
+
+    def __init__(self, script: Path, *, id: str | None = None, log_file: Path | None = None) -> None:
+        self.id = id or uuid.uuid4().hex
+        self._registry = Registry()
+        with contextlib.suppress(OSError):
+            self._registry.prune()
+        self._registration = Registration(
+            Entry(
+                self.id,
+                script.stem,
+                start=now_ms(),
+                supervisor=os.getpid(),
+                supervisor_mark=mark(os.getpid()),
+                host=socket.gethostname(),
+                script=str(script.absolute()),
+                log=str(log_file) if log_file is not None else None,
+            ),
+            self._registry,
+        )
+        self._registration.write()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Follow one `supervisor` event."""
+        action, reason = event.get("action"), str(event.get("reason", ""))
+        if event.get("event") != "supervisor" or action in ("started", "has_lease"):
+            return
+        self._registration.entry = last = (
+            self._registry.read_entry(self.id) or self._registration.entry
+        )  # as the driver left it
+        failed = {"error": "ControlError", "happened": f"The driver {reason}.", "safe": "every decided epoch is safe."}
+        match action:
+            case "awaits_lease" if not last.driven:
+                self._registration.update(state=State.SUSPENDED, end=None, lease=_lease_text(event))
+            case "lost_turn":
+                cleared = {"address": None, "token": None, "certificate": None}
+                self._registration.update(state=State.SUSPENDED, end=None, lease=None, **cleared)
+            case "restarting":
+                self._registration.update(state=State.RESTARTING, end=None, error=last.error or failed)
+            case "failed" | "gave_up":
+                self._registration.update(state=State.FAILED, end=now_ms(), error=last.error or failed)
+            case "stopped" | "done" if not last.state.ended:
+                end = State.FINISHED if action == "done" else State.CANCELED
+                self._registration.update(state=State.FAILED if last.state is State.FAILING else end, end=now_ms())
+
+
+def error_fields(error: BaseException) -> dict[str, str]:
+    """An error as an entry holds it."""
+    if isinstance(error, PenstockError):
+        return {key: str(value) for key, value in json.loads(error.to_json()).items()}
+    return {"error": "ControlError", "happened": masked(f"{type(error).__name__}: {error}")[:4000]}
+
+
+def _lease_text(lease: Mapping[str, Any] | None) -> str | None:
+    if lease is None:
+        return None
+    return f"turn {lease['turn']}, {'here' if lease.get('here') else 'on ' + str(lease['host'])}"
+
+
+def _script() -> str:
+    return str(Path(sys.argv[0]).absolute()) if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
+
+
+# The log of a detached job
+
+
+def earlier(file: Path) -> Path:
+    """The log before it was last truncated."""
+    return file.with_name(f"{file.name}.1")
+
+
+@contextmanager
+def kept_small(file: Path | None) -> Iterator[None]:
+    """Limit the size of the log while the block lasts. Driver, Java and supervisor all have it open for appending, so
+    it keeps its name: its content is copied aside, and it is truncated."""
+
+    def look() -> bool:
+        assert file is not None
+        try:
+            truncate_log(file)
+        except OSError as error:
+            logging.getLogger("penstock.supervisor").warning("the log cannot be kept small: %s", error)
+            return False
+        return True
+
+    with polling("penstock-log", _LOG_SECONDS, look) if file is not None else contextlib.nullcontext():
+        yield
+
+
+def truncate_log(file: Path) -> None:
+    """Where it is too large. Lines written between the copy and the truncation, a moment, are lost."""
+    if file.stat().st_size <= MAX_LOG_BYTES:
+        return
+    aside = earlier(file).with_suffix(".new")
+    aside.unlink(missing_ok=True)
+    with file.open("rb") as content, open(create_own(aside), "wb") as copy:
+        content.seek(-MAX_LOG_BYTES, os.SEEK_END)
+        shutil.copyfileobj(content, copy)
+        os.truncate(file, 0)
+    aside.replace(earlier(file))

@@ -1,18 +1,18 @@
-"""Starts a driver, starts it again when it has crashed, and passes on what it is told.
+"""Starts a driver, restarts it after a crash, and forwards signals to it.
 
 | the driver | then |
 |---|---|
-| ends, or is killed, after a stop was asked for | stopped; never started again |
+| ends, or is killed, after a stop was requested | stopped; never restarted |
 | ends with 0 | done |
 | is ended by SIGTERM or SIGINT from elsewhere | stopped |
-| is killed by any other signal, or ends with `CRASHED` | started again as the restart strategy says |
-| ends with `LOST_TURN` | started again to wait for the lease of its job, or when that is free: see `lease_wait` |
+| is killed by any other signal, or ends with `CRASHED` | restarted as the restart strategy says |
+| ends with `LOST_TURN` | restarted to wait for the job's lease, or when that is free: see `LeaseWatch` |
 | ends with any other status | failed for good |
 
-Where a standby is kept, "started again" means that the standby takes over, and another one is started.
+Where a standby is kept, it takes over instead of a restart, and another standby is started.
 
-Small on purpose: it imports no PySpark, holds no data, and takes no part in any commit. Killed itself, it takes the
-driver with it, cleanly: see `lifeline`.
+Small on purpose: it imports no PySpark, holds no data, and takes no part in any commit. When it is killed, its driver
+stops cleanly: see `lifeline`.
 """
 
 from __future__ import annotations
@@ -23,35 +23,40 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.engine.restarts import Restarts
 from penstock.events import Events
-from penstock.ops.process.driver import Driver, DriverRun
-from penstock.ops.process.lease_wait import LeaseWait
+from penstock.ops.process.lease_holder import LeaseWatch
 from penstock.ops.process.lifeline import (
     CRASHED,
     DONE,
     FAILED,
     GAVE_UP,
     LOST_TURN,
-    OVER_VARIABLE,
-    TURN_VARIABLE,
+    Driver,
     DriverReport,
+    DriverRun,
     LeaseReport,
+    Orders,
 )
-from penstock.ops.process.standby import Standby
-from penstock.ops.process.sweep import Sweeper
+from penstock.processes import all_stat_fields, end_session
 
 log = logging.getLogger("penstock.supervisor")
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
+
+#: Between the start of the job and the standby's, so that they do not compete for the processor when it counts.
+SETTLE_SECONDS = 5.0
+
+#: A JVM that has lost its driver ends by itself and removes its temporary files, in about a second.
+PATIENCE_SECONDS = 10.0
 
 
 class DriverEnd(Enum):
@@ -65,7 +70,7 @@ class DriverEnd(Enum):
 
 
 def classify_end(status: int, *, stopping: bool) -> DriverEnd:
-    """`status` as `subprocess` gives it: negative for a signal. `stopping`: whether a stop was asked for."""
+    """`status` as `subprocess` gives it: negative for a signal. `stopping`: whether a stop was requested."""
     if stopping or -status in _STOPS:
         return DriverEnd.STOPPED
     if status == DONE:
@@ -75,76 +80,80 @@ def classify_end(status: int, *, stopping: bool) -> DriverEnd:
     return DriverEnd.CRASHED if status < 0 or status == CRASHED else DriverEnd.FAILED
 
 
+def python_command(code: str, *arguments: str) -> list[str]:
+    """Runs `code` in this Python. `-P`: the working directory is no place to import from, as with `python JOB.py`."""
+    return [sys.executable, "-P", "-c", code, *arguments]
+
+
 def penstock_command(*arguments: str) -> list[str]:
-    """What starts the command line as a process of its own, wherever `penstock` is installed. `-P` as for `command`."""
-    return [sys.executable, "-P", "-c", "from penstock.cli.main import main; main()", *arguments]
-
-
-def command(script: Path, arguments: Sequence[str]) -> list[str]:
-    """What starts the driver. `-P`: the working directory is no place to import from, as with `python JOB.py`."""
-    return [sys.executable, "-P", "-m", "penstock.cli.supervised", str(script), *arguments]
+    """Runs the command line in a process of its own, wherever `penstock` is installed."""
+    return python_command("from penstock.cli.main import main; main()", *arguments)
 
 
 class Supervisor:
-    """Call `run`, once, in the main thread. With `standby` it keeps a second driver ready."""
+    """Call `run`, once, in the main thread. With `standby` it keeps a second driver ready. `id` is the run's, by which
+    its drivers hold the job's lease."""
 
     def __init__(
         self,
         driver: Sequence[str],
         strategy: RestartStrategy,
         *,
+        id: str = "",
         standby: bool = False,
         events: Events | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._command, self._strategy = list(driver), strategy
+        self._command, self._strategy, self._id = list(driver), strategy, id
         self._restarts = Restarts(strategy, clock=clock)
         self._events = events or Events()
         self._sweeper = Sweeper()
-        self._standby = Standby(self._start_standby, self._sweeper, self._tell, clock=clock) if standby else None
+        self._standby = Standby(self._start_standby, self._sweeper, self._emit, clock=clock) if standby else None
         self._driver: Driver | None = None  # the active one
-        self._asked: int | None = None  # the signal that asked for a stop
-        self._lease: LeaseReport | None = None  # who has the lease of the job, as far as known
+        self._stop_signal: int | None = None
+        self._lease: LeaseReport | None = None  # who holds the lease of the job, as far as known
+        self._expired: int | None = None  # the entry of the lease that has expired while no driver ran
 
     def run(self) -> int:
-        """Until the driver is done, stopped or has failed for good; the exit status for whoever asked. Nothing that it
-        has started is left then."""
-        with self._signals() as wake, contextlib.closing(self._sweeper), self._standing_by():
+        """Until the driver is done, stopped or has failed for good; returns the exit status. No process that it has
+        started is left then."""
+        with self._signals() as wake, contextlib.closing(self._sweeper), self._closing_standby():
             while True:
                 run = self._run_once(wake)
-                end = classify_end(run.status, stopping=self._asked is not None or run.report.stopping)
+                end = classify_end(run.status, stopping=self._stop_signal is not None or run.report.stopping)
                 if end is DriverEnd.LOST_TURN:
-                    ended = self._await_turn(run, wake)
-                    if ended is not None:
-                        return ended
+                    status = self._await_turn(run, wake)
+                    if status is not None:
+                        return status
                     continue
                 if end is not DriverEnd.CRASHED:
-                    return self._finish(end, run, run.status if run.status >= 0 else 128 - run.status)
+                    return self._finish(end, run, self._exit_status(run))
                 if run.report.strategy is not None:
-                    self._follow(run.report.strategy)
+                    self._strategy = run.report.strategy
+                    self._restarts.follow(self._strategy)
                 wait = self._restarts.after_failure()
                 if wait is None:
                     return self._give_up(run)
-                log.warning("the driver %s; it is started again in %.1f s", run.reason, wait)
-                self._tell("restarting", seconds=round(wait, 3), reason=run.reason, verdict=run.report.verdict)
+                log.warning("the driver %s; it is restarted in %.1f s", run.reason, wait)
+                self._emit("restarting", seconds=round(wait, 3), reason=run.reason, verdict=run.report.verdict)
                 if not self._pause(wait, wake):
-                    return self._finish(DriverEnd.STOPPED, run, 128 + (self._asked or 0))
+                    return self._finish(DriverEnd.STOPPED, run, self._stop_status())
 
     def _run_once(self, wake: int) -> DriverRun:
-        """One driver, from its start or its turn to its end."""
+        """One driver, from its start or its takeover to its end."""
         standby = self._standby.take() if self._standby is not None else None
         try:
-            self._driver = driver = standby or Driver(self._command)
+            self._driver = driver = standby or Driver(self._command, self._orders(standby=False))
         except OSError as error:  # no memory or no process left: time may cure it
             return DriverRun(CRASHED, DriverReport(error=f"{type(error).__name__}: {error}"))
         if standby is not None:
             driver.take_over(None if self._lease is None else self._lease.turn)
         self._restarts.started()
-        what = "runs" if standby is None else "was the standby and takes over"
-        log.info("the driver %s as process %d; restarts: %s", what, driver.pid, self._strategy.describe())
-        self._tell("started", pid=driver.pid, standby=standby is not None)
-        if self._asked is not None:
-            self._forward(self._asked)  # it came while the driver was being made
+        action = "runs" if standby is None else "was the standby and takes over"
+        log.info("the driver %s as process %d; restarts: %s", action, driver.pid, self._strategy.describe())
+        self._emit("started", pid=driver.pid, standby=standby is not None)
+        if self._stop_signal is not None:
+            driver.signal(self._stop_signal)  # it came while the driver was being started
         run = self._watch(driver, wake)
         self._driver = None
         self._sweeper.begin(driver.pid)
@@ -152,117 +161,124 @@ class Supervisor:
         return run
 
     def _watch(self, driver: Driver, wake: int) -> DriverRun:
-        """Until its end, which is noticed at once: by SIGCHLD. Meanwhile the standby is looked after."""
+        """Until its end, which SIGCHLD shows at once. Meanwhile the standby is kept ready."""
+        standby = self._standby
         while (run := driver.ended()) is None:
-            seconds = self._standby.tend(driver) if self._standby is not None and self._asked is None else None
-            spare = self._standby.driver if self._standby is not None else None
-            lines = [one.line for one in (driver, spare) if one is not None and one.line is not None]
+            seconds = standby.tend(driver) if standby is not None and self._stop_signal is None else None
+            spare = standby.driver if standby is not None else None
+            lines = [each.line for each in (driver, spare) if each is not None and each.line is not None]
             self._sleep(wake, seconds, lines)
-            for one in (driver, spare):
-                if one is not None:
-                    one.hear()
+            if spare is not None:
+                _ = spare.report  # takes it off the line
             self._note_lease(driver.report.lease)
         self._note_lease(run.report.lease)
         return run
 
     def _note_lease(self, lease: LeaseReport | None) -> None:
-        """Remember who has the lease. The driver's run begins when it has it, however long it has waited before."""
+        """Remember who holds the lease. A driver's run begins when it has it, however long it has waited before."""
         if lease is None or lease == self._lease:
             return
         self._lease = lease
-        os.environ[TURN_VARIABLE] = str(lease.turn)  # for drivers that are started from now on
         if lease.here:
             self._restarts.started()
         log.info("the lease of the job is %s, turn %d", "held here" if lease.here else f"on {lease.host}", lease.turn)
-        self._tell("has_lease" if lease.here else "awaits_lease", host=lease.host, turn=lease.turn)
+        self._emit("has_lease" if lease.here else "awaits_lease", host=lease.host, turn=lease.turn)
 
     def _await_turn(self, run: DriverRun, wake: int) -> int | None:
         """After a driver that had no turn, or lost it: None when the next is to be started; otherwise the exit status,
-        where the job has ended elsewhere or a stop was asked for."""
+        where the job has ended elsewhere or a stop was requested."""
         lease = run.report.lease
-        lost = run.report.error is not None
-        if lost:
+        if run.report.error is not None:
             log.warning("the driver %s; another one waits for its turn", run.reason)
-            self._tell("lost_turn", reason=run.reason, verdict=run.report.verdict)
+            self._emit("lost_turn", reason=run.reason, verdict=run.report.verdict)
         if self._standby is not None or lease is None or lease.path is None:
             return None  # the next driver waits, warm
-        waiting = LeaseWait(lease.path, lease.turn)
+        watch = LeaseWatch(lease.path, self._id, lease.turn)
         if not lease.here:
             log.info("the lease is on %s; a driver is started here when it is free", lease.host)
-        while self._asked is None and waiting.look():
-            self._note_lease(waiting.report or self._lease)
-            self._sleep(wake, waiting.seconds)
-        if self._asked is not None:
-            return self._finish(DriverEnd.STOPPED, run, 128 + self._asked)
-        if waiting.ended is None:
-            if waiting.over is not None:
-                os.environ[OVER_VARIABLE] = str(waiting.over)
+        while self._stop_signal is None and watch.look():
+            self._note_lease(watch.report or self._lease)
+            self._sleep(wake, watch.seconds)
+        if self._stop_signal is not None:
+            return self._finish(DriverEnd.STOPPED, run, self._stop_status())
+        if watch.ended is None:
+            self._expired = self._expired if watch.expired is None else watch.expired
             return None
-        log.info("the job has ended on %s (%s)", *waiting.ended)
-        failed = waiting.ended[1] == "failed"
+        log.info("the job has ended on %s (%s)", *watch.ended)
+        failed = watch.ended[1] == "failed"
         return self._finish(DriverEnd.FAILED if failed else DriverEnd.STOPPED, run, FAILED if failed else DONE)
 
+    def _orders(self, *, standby: bool) -> Orders:
+        return Orders(standby, None if self._lease is None else self._lease.turn, self._expired)
+
     def _start_standby(self) -> Driver:
-        return Driver(self._command, standby=True)
+        return Driver(self._command, self._orders(standby=True))
 
     @contextmanager
-    def _standing_by(self) -> Iterator[None]:
+    def _closing_standby(self) -> Iterator[None]:
         try:
             yield
         finally:
             if self._standby is not None:
                 self._standby.close()
 
-    def _follow(self, strategy: RestartStrategy) -> None:
-        self._strategy = strategy
-        self._restarts.follow(strategy)
-
     def _give_up(self, run: DriverRun) -> int:
-        self._leave_nothing()
+        self._end_processes()
         log.error(
-            "the driver %s, and the restart strategy gives up (%s). What was decided is safe: the next start"
+            "the driver %s, and the restart strategy gives up (%s). Every decided epoch is safe: the next start"
             " recovers it.",
             run.reason,
             self._strategy.describe(),
         )
-        self._tell("gave_up", reason=run.reason, verdict=run.report.verdict, status=GAVE_UP)
+        self._emit("gave_up", reason=run.reason, verdict=run.report.verdict, status=GAVE_UP)
         return GAVE_UP
 
     def _finish(self, end: DriverEnd, run: DriverRun, status: int) -> int:
-        self._leave_nothing()
+        self._end_processes()
         level = logging.ERROR if end is DriverEnd.FAILED else logging.INFO
-        log.log(level, "%s: the driver %s; it is not started again", end.value, run.reason)
-        self._tell(end.value, reason=run.reason, verdict=run.report.verdict, status=status)
+        log.log(level, "%s: the driver %s; it is not restarted", end.value, run.reason)
+        self._emit(end.value, reason=run.reason, verdict=run.report.verdict, status=status)
         return status
 
-    def _leave_nothing(self) -> None:
-        """Whoever is told that the job has ended finds nothing left of it."""
+    def _exit_status(self, run: DriverRun) -> int:
+        """The driver's own. `LOST_TURN` only means something between a driver and its supervisor: it comes here when
+        a stop was requested, and then it is the stop that ends the job."""
+        if run.status == LOST_TURN:
+            return self._stop_status()
+        return run.status if run.status >= 0 else 128 - run.status
+
+    def _stop_status(self) -> int:
+        """Of a stop that no driver has carried out."""
+        return DONE if self._stop_signal is None else 128 + self._stop_signal
+
+    def _end_processes(self) -> None:
+        """Before the end of the job is reported: no process of it is left then."""
         if self._standby is not None:
             self._standby.close()
         self._sweeper.close()
 
     def _pause(self, seconds: float, wake: int) -> bool:
-        """False if a stop is asked for meanwhile."""
+        """False if a stop is requested meanwhile."""
         end = time.monotonic() + seconds
-        while self._asked is None and (left := end - time.monotonic()) > 0:
-            self._sleep(wake, left)
-        return self._asked is None
+        while self._stop_signal is None and (remaining := end - time.monotonic()) > 0:
+            self._sleep(wake, remaining)
+        return self._stop_signal is None
 
     @staticmethod
     def _sleep(wake: int, seconds: float | None, lines: Sequence[Any] = ()) -> None:
-        """Until a signal has come, a driver has said something, or the time has passed."""
+        """Until a signal or a report of a driver has come, or the time has passed."""
         select.select([wake, *lines], [], [], seconds)
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 64)
 
     @contextmanager
     def _signals(self) -> Iterator[int]:
-        """Take SIGTERM and SIGINT for a stop. Gives the end of a pipe that becomes readable when one has come, or a
+        """Take SIGTERM and SIGINT for a stop. Yields the end of a pipe that becomes readable when one has come or a
         child has ended: a sleep would go on to its end."""
-        wake, woken = os.pipe()
+        wake, write_end = os.pipe()
         os.set_blocking(wake, False)
-        os.set_blocking(woken, False)
-        before_wakeup = signal.set_wakeup_fd(woken)
+        os.set_blocking(write_end, False)
+        wakeup_before = signal.set_wakeup_fd(write_end)
         before = {number: signal.signal(number, self._stop) for number in _STOPS}
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         try:
@@ -270,17 +286,147 @@ class Supervisor:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            signal.set_wakeup_fd(before_wakeup)
+            signal.set_wakeup_fd(wakeup_before)
             os.close(wake)
-            os.close(woken)
+            os.close(write_end)
 
     def _stop(self, number: int, frame: Any) -> None:
-        self._asked = number
-        self._forward(number)
-
-    def _forward(self, number: int) -> None:
+        self._stop_signal = number
         if self._driver is not None:
             self._driver.signal(number)
 
-    def _tell(self, action: str, **fields: Any) -> None:
+    def _emit(self, action: str, **fields: Any) -> None:
         self._events.emit("supervisor", query=None, action=action, **fields)
+
+
+class Standby:
+    """Keeps one driver ready beside the active one: starts it once the job runs, replaces it when it dies, hands it
+    over when it is needed. A standby loads the program and warms up, and touches nothing before it takes over: see
+    `ops.standby`. Nothing that happens to it affects the active driver. Every method returns at once."""
+
+    def __init__(
+        self,
+        start: Callable[[], Driver],
+        sweeper: Sweeper,
+        emit: Callable[..., None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        settle: float | None = None,
+    ) -> None:
+        self._start, self._sweeper, self._emit, self._clock = start, sweeper, emit, clock
+        self._settle = SETTLE_SECONDS if settle is None else settle
+        self._restarts = Restarts(RestartStrategy.exponential_delay("1s", "1min", reset_after="5min"), clock=clock)
+        self._driver: Driver | None = None
+        self._ready = False
+        self._due: float | None = None  # when the next one is to be started
+        self._useless = False
+
+    @property
+    def driver(self) -> Driver | None:
+        """The standby, if there is one now."""
+        return self._driver
+
+    def tend(self, active: Driver) -> float | None:
+        """Notice the end of the standby, start one when it is time. Returns the seconds until the next call is due,
+        None where a driver's report comes first."""
+        if self._driver is not None:
+            run = self._driver.ended()
+            if run is None:
+                self._note_ready(self._driver)
+                return None
+            self._replace(self._driver, run)
+        if self._useless or not active.report.running:
+            return None
+        if self._due is None:
+            self._due = self._clock() + self._settle
+        remaining = self._due - self._clock()
+        return remaining if remaining > 0 else self._begin()
+
+    def take(self) -> Driver | None:
+        """The standby, which from now on is the caller's; None where none is alive."""
+        driver, self._driver, self._due, self._ready = self._driver, None, None, False
+        if driver is not None and (run := driver.ended()) is not None:
+            self._replace(driver, run)
+            return None
+        return driver
+
+    def close(self) -> None:
+        """End the standby, if there is one."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.end()
+            self._sweeper.begin(driver.pid)
+
+    def _begin(self) -> float | None:
+        self._due = None
+        try:
+            self._driver = self._start()
+        except OSError as error:
+            log.warning("a standby cannot be started now: %s", error)
+            self._due = self._clock() + (self._restarts.after_failure() or 0.0)
+            return self._due - self._clock()
+        self._ready = False
+        self._restarts.started()
+        log.info("a standby starts as process %d", self._driver.pid)
+        self._emit("standby", pid=self._driver.pid)
+        return None
+
+    def _note_ready(self, driver: Driver) -> None:
+        if not self._ready and driver.report.ready:
+            self._ready = True
+            log.info("the standby, process %d, is ready to take over", driver.pid)
+            self._emit("standby_ready", pid=driver.pid)
+
+    def _replace(self, driver: Driver, run: DriverRun) -> None:
+        """Later each time; never where the program came to its end without waiting: so would the next one."""
+        self._driver, self._ready = None, False
+        driver.close()
+        self._sweeper.begin(driver.pid)
+        self._emit("standby_lost", pid=driver.pid, reason=run.reason, verdict=run.report.verdict)
+        if run.status == DONE:
+            self._useless = True
+            log.warning("the standby came to the program's end without waiting for its turn; there will be no other")
+            return
+        wait = self._restarts.after_failure() or 0.0
+        self._due = self._clock() + wait
+        log.warning("the standby %s; another is started in %.1f s, the job goes on", run.reason, wait)
+
+
+class Sweeper:
+    """Ends what dead drivers leave behind, each session in a thread of its own, beside the start of the next driver.
+
+    Nothing has to wait for it: a process without its driver can decide nothing, and what it has prepared is fenced by
+    the next generation. It must only be gone before the supervisor is."""
+
+    def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
+        self._patience = patience
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, leader: int) -> None:
+        """End the session that `leader`, which is dead, had opened. Returns at once."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=self._sweep, args=(leader,), name=f"penstock-sweep-{leader}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self) -> None:
+        """Return when every process is gone."""
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def _sweep(self, leader: int) -> None:
+        killed = end_session(leader, self._patience)
+        if killed:
+            log.warning("processes that the driver left behind were killed: %s", ", ".join(map(str, killed)))
+        _reap(leader)
+
+
+def _reap(leader: int) -> None:
+    """The first process of a container inherits orphans, and has to wait for them or they stay for ever. Only those of
+    that session: the exit status of the next driver, a child as well, is for `Driver.ended`."""
+    with contextlib.suppress(FileNotFoundError):  # a system without `/proc` has no containers either
+        for pid in all_stat_fields():
+            with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
+                if os.getsid(pid) == leader:
+                    os.waitpid(pid, os.WNOHANG)

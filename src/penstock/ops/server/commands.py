@@ -20,8 +20,7 @@ from starlette.responses import Response
 
 from penstock.errors import ControlError, from_json
 from penstock.events import FILE_VARIABLE
-from penstock.ops.process.registration import ID_VARIABLE
-from penstock.ops.process.registry import Entry
+from penstock.ops.process.registry import ID_VARIABLE, Entry
 from penstock.ops.process.supervisor import penstock_command
 from penstock.ops.server import history, requests
 from penstock.ops.server.answers import AsciiJson

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.errors import ControlError, JobStopped, PenstockError
-from penstock.ops.process.registration import Registration, error_fields
-from penstock.ops.process.registry import State, now_ms
+from penstock.ops.process.registry import Registration, State, error_fields, now_ms
 from penstock.progress import Progress, Step, silent
 
 MAX_ANSWERS = 1000

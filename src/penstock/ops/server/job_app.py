@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.ops.process.registration import Registration
+from penstock.ops.process.registry import Registration
 from penstock.ops.server.access import Access
 from penstock.ops.server.app import Application
 from penstock.ops.server.commands import CommandPaths, add_commands

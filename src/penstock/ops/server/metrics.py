@@ -23,7 +23,7 @@ from penstock.ops.process.registry import State
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from penstock.ops.process.registration import Registration
+    from penstock.ops.process.registry import Registration
     from penstock.ops.server.control import Lifecycle
     from penstock.ops.server.run_view import Attempt, Event, QueryView, RunView
 

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.ops.process import registration as registrations
-from penstock.ops.process.registry import Registry
+from penstock.ops.process.registry import Registry, register_driver
 from penstock.ops.server import history, traces
 from penstock.ops.server.control import Lifecycle, Operations, Steerable
 from penstock.ops.server.history import HistoryWriter
@@ -58,7 +57,7 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
     """Register the job, listen for commands, follow its state, keep its history; at the end say how it ended and take
     the server down, as soon as whoever asked for the end has its answer. Nothing that goes wrong here stops the job."""
     raise_file_limit()
-    mine = registrations.register_driver(job.name, settings.checkpoints.storage)
+    mine = register_driver(job.name, settings.checkpoints.storage)
     lifecycle = Lifecycle(job, mine)
     operations = Operations()
     view = RunView()

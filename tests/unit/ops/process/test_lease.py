@@ -15,11 +15,10 @@ from penstock.config.levels import OPTIONS_VARIABLE
 from penstock.config.settings import resolve
 from penstock.errors import JobStopped, LeaseLost, LedgerError, LedgerFromTheFuture, PenstockError, Superseded
 from penstock.ops.process import lifeline
-from penstock.ops.process.lease import Lease
+from penstock.ops.process.lease_holder import LeaseHolder, LeaseWatch
 from penstock.ops.process.lease_rules import Verdict
-from penstock.ops.process.lease_wait import LeaseWait
 from penstock.ops.process.lifeline import status_of
-from penstock.ops.process.registration import ID_VARIABLE
+from penstock.ops.process.registry import ID_VARIABLE
 from penstock.ops.turn import JobLease, TurnEnd, held, settings_of_turn
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import MemoryStorage
@@ -60,10 +59,10 @@ class World:
         self.storage, self.clock = Shaky(), Clock()
         self.words = LeaseLog(self.storage)
         self.lost: list[PenstockError] = []
-        self.leases: list[Lease] = []
+        self.leases: list[LeaseHolder] = []
 
-    def lease(self, me: str, seconds: float = D, clock: Callable[[], float] | None = None) -> Lease:
-        made = Lease(self.words, me, f"host-{me}", seconds, lost=self.lost.append, clock=clock or self.clock)
+    def lease(self, me: str, seconds: float = D, clock: Callable[[], float] | None = None) -> LeaseHolder:
+        made = LeaseHolder(self.words, me, f"host-{me}", seconds, lost=self.lost.append, clock=clock or self.clock)
         self.leases.append(made)
         return made
 
@@ -164,7 +163,7 @@ def test_a_word_that_seemed_to_fail_is_ones_own(world: World, monkeypatch: pytes
     lease = world.lease("a")
     lease.try_take()
     world.words.say(world.newest().follow(Standing.HELD))
-    assert lease._say(Standing.HELD)
+    assert lease._write(Standing.HELD)
     assert world.newest().number == 3
 
 
@@ -257,12 +256,12 @@ def test_a_driver_ends_where_its_supervisor_can_wait_alone(
     assert left.value.code == lifeline.LOST_TURN
     assert not JobLease(words, D, warm=True).take_or_leave()
     clock = Clock()
-    waiting = LeaseWait(str(folder), 1, clock=clock)
+    waiting = LeaseWatch(str(folder), "", 1, clock=clock)
     assert waiting.look()
     assert waiting.report == lifeline.LeaseReport(1, "host-a", here=False, path=str(folder))
     clock.now += D
     assert not waiting.look()
-    assert waiting.over == 1
+    assert waiting.expired == 1
     words.say(Word(2, 1, "a", "host-a", D, Standing.ENDED, "stopped"))
     assert not waiting.look()
     assert waiting.ended == ("host-a", "stopped")

@@ -48,7 +48,7 @@ def test_it_counts_from_the_look_that_first_saw_a_word() -> None:
 def test_what_the_supervisor_has_seen_run_out_is_not_waited_for_again() -> None:
     """It waited without a driver; the one that it then starts sees the word for the first time."""
     watching = Watching("b", known=1)
-    watching.over = 1
+    watching.expired = 1
     watching.saw(FIRST, 0)
     assert watching.verdict(0) is Verdict.TAKE
     watching.saw(FIRST.follow(Standing.HELD), 0)  # it was renewed after all

@@ -13,11 +13,20 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import TopicMissing
-from penstock.ops.process import lifeline, log_file, registration
+from penstock.ops.process import lifeline
 from penstock.ops.process import registry as registries
-from penstock.ops.process.log_file import earlier
-from penstock.ops.process.registration import ID_VARIABLE, Registration, SupervisorEntry, error_fields
-from penstock.ops.process.registry import Entry, Registry, State, history_folder, home
+from penstock.ops.process.registry import (
+    ID_VARIABLE,
+    Entry,
+    Registration,
+    Registry,
+    State,
+    SupervisorEntry,
+    earlier,
+    error_fields,
+    history_folder,
+    home,
+)
 from penstock.processes import is_running, mark
 from tests.support.waiting import until
 
@@ -114,10 +123,10 @@ def test_a_log_is_its_owner_s_alone(registry: Registry, tmp_path: Path) -> None:
 
 
 def test_a_log_that_grows_too_large_begins_anew(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_file, "MOST_BYTES", 10)
-    monkeypatch.setattr(log_file, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(registries, "MAX_LOG_BYTES", 10)
+    monkeypatch.setattr(registries, "_LOG_SECONDS", 0.01)
     file = registry.log_file(ID)
-    with registry.open_log(ID) as log, log_file.kept_small(file):
+    with registry.open_log(ID) as log, registries.kept_small(file):
         for text in (b"0123456789", b"abcdefghij", b"klm"):
             log.write(text)
             log.flush()
@@ -250,7 +259,7 @@ def test_a_registry_that_cannot_be_written_stops_nothing(
 ) -> None:
     (tmp_path / "home").write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING):
-        one = registration.register_driver("payments", "/checkpoints")
+        one = registries.register_driver("payments", "/checkpoints")
         one.write()
         one.update(state=State.RUNNING)
         one.update(state=State.FINISHED)
@@ -261,14 +270,14 @@ def test_a_registry_that_cannot_be_written_stops_nothing(
 
 def test_a_driver_makes_an_entry_of_its_own(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["jobs/payments.py", "--password", "hunter2"])
-    one = registration.register_driver("payments", "s3a://key:hunter2@bucket/checkpoints")
+    one = registries.register_driver("payments", "s3a://key:hunter2@bucket/checkpoints")
     one.write()
     [found] = registry.entries()
     assert (found.name, found.state, found.pid) == ("payments", State.CREATED, os.getpid())
     assert found.script.endswith("/jobs/payments.py")
     assert found.storage == "s3a://key:***@bucket/checkpoints"
     assert "hunter2" not in str(found.public())
-    assert registration.register_driver("payments", "/x").entry.id != found.id
+    assert registries.register_driver("payments", "/x").entry.id != found.id
 
 
 def test_the_id_survives_a_restart_of_the_driver(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +287,7 @@ def test_the_id_survives_a_restart_of_the_driver(registry: Registry, monkeypatch
     assert (begun.name, begun.state, begun.pid) == ("payments_job", State.CREATED, None)
     for restarts in range(3):
         monkeypatch.setenv(ID_VARIABLE, supervisor.id)
-        one = registration.register_driver("payments", "/checkpoints")
+        one = registries.register_driver("payments", "/checkpoints")
         one.write()
         assert (one.entry.id, one.entry.restarts, one.entry.name) == (supervisor.id, restarts, "payments")
         assert ID_VARIABLE not in os.environ  # a second job of the same process is another run
@@ -299,7 +308,7 @@ def test_who_waits_for_the_lease_is_suspended(registry: Registry, monkeypatch: p
     assert (found.state, found.lease) == (State.SUSPENDED, "turn 3, on one")
     monkeypatch.setenv(ID_VARIABLE, supervisor.id)
     monkeypatch.setattr(lifeline, "_lease", {"turn": 4, "host": "two", "here": True})
-    one = registration.register_driver("payments", "/checkpoints")
+    one = registries.register_driver("payments", "/checkpoints")
     assert (one.entry.state, one.entry.lease) == (State.CREATED, "turn 4, here")
     one.update(state=State.RUNNING, address="127.0.0.1:1", token="t", pid=None)
     supervisor({"event": "supervisor", "action": "lost_turn", "reason": "ended with status 76"})

@@ -7,10 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.ops.process.driver import Driver, DriverRun
-from penstock.ops.process.lifeline import CRASHED, DriverReport
-from penstock.ops.process.standby import Standby
-from penstock.ops.process.sweep import Sweeper
+from penstock.ops.process.lifeline import CRASHED, Driver, DriverReport, DriverRun
+from penstock.ops.process.supervisor import Standby, Sweeper
 
 
 class Clock:

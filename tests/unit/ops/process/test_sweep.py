@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from penstock.ops.process import sweep
-from penstock.ops.process.sweep import Sweeper
+from penstock.ops.process import supervisor
+from penstock.ops.process.supervisor import Sweeper
 from penstock.processes import session_members
 
 LEAVES_A_CHILD = (
@@ -46,7 +46,7 @@ def test_another_child_that_has_ended_is_left_to_who_waits_for_it() -> None:
 def test_what_was_killed_is_told(caplog: pytest.LogCaptureFixture) -> None:
     sweeper, driver = Sweeper(patience=0.0), dead_driver()
     [left] = session_members(driver.pid)
-    with caplog.at_level("WARNING", sweep.log.name):
+    with caplog.at_level("WARNING", supervisor.log.name):
         sweeper.begin(driver.pid)
         sweeper.close()
     assert f"were killed: {left}" in caplog.text

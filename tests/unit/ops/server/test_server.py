@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ControlError, PreCommitFailed, TopicMissing
-from penstock.ops.process.registration import ID_VARIABLE
-from penstock.ops.process.registry import Registry, State, history_folder
+from penstock.ops.process.registry import ID_VARIABLE, Registry, State, history_folder
 from penstock.ops.server import serving as served_by
 from penstock.ops.server.client import Client, NoAnswer
 from penstock.ops.server.control import Lifecycle

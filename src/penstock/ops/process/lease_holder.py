@@ -1,0 +1,296 @@
+"""A driver's hold on the lease of its job, and how a supervisor without a driver watches that lease.
+
+The driver holds the lease and not its supervisor: only it reaches every storage, and knows the job's name. Two threads
+keep it, because a storage that is away may not answer at all: one renews, the other watches the clock. The rules that
+they follow are in `lease_rules`.
+
+| it | then |
+|---|---|
+| finds that another supervisor has the lease | ends this process at once, with `LeaseLost` |
+| cannot renew in time | the same: a waiting supervisor may take over from now on |
+| finds, while it waits, that the job has ended elsewhere | ends without having run it |
+| finds, while it waits, that the storage is away | goes on waiting |
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.lease import LeaseLog, Standing, Word
+from penstock.errors import LeaseLost, LedgerCorrupt, LedgerFromTheFuture
+from penstock.ops.process.lease_rules import LATE_PATIENCE, Holding, Verdict, Watching, lease_clock
+from penstock.ops.process.lifeline import LeaseReport
+from penstock.storage.local import LocalStorage
+
+if TYPE_CHECKING:
+    from penstock.errors import PenstockError
+
+log = logging.getLogger("penstock")
+supervisor_log = logging.getLogger("penstock.supervisor")
+
+_CLOSE_SECONDS = 5.0  # to give the lease back; it expires by itself otherwise
+_BLIND_SECONDS = 10.0  # between two looks, where no lease could be read yet
+
+
+class LeaseHolder:
+    """One driver's hold. `lost` is called at most once, from a thread of this object's, when the process must end;
+    `seen` each time another holder, or this one, is seen to have the lease."""
+
+    def __init__(
+        self,
+        lease_log: LeaseLog,
+        me: str,
+        host: str,
+        seconds: float,
+        *,
+        known: int | None = None,
+        lost: Callable[[PenstockError], None],
+        seen: Callable[[Word], None] = lambda _: None,
+        clock: Callable[[], float] = lease_clock,
+    ) -> None:
+        self._lease_log, self._host, self._seconds = lease_log, host, seconds
+        self.me = me
+        self._watching = Watching(me, known)
+        self._lost, self._seen, self._clock = lost, seen, clock
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._holding: Holding | None = None
+        self._word: Word | None = None  # the last one that this driver is known to have written
+        self._end: tuple[Standing | None, str] | None = None
+        self._over = False
+        self._away = False
+        self._renewer: threading.Thread | None = None
+
+    # Waiting
+
+    def learn(self, known: int | None, expired: int | None = None) -> None:
+        """The supervisor knows of this turn, and has seen the entry `expired` expire."""
+        self._watching.expired = expired
+        if known is not None:
+            self._watching.known = max(self._watching.known or 0, known)
+
+    def try_take(self) -> Verdict:
+        """One look; TAKE where the lease is held now."""
+        begun = self._clock()
+        self._watching.saw(self._lease_log.newest(), self._clock())
+        verdict = self._watching.verdict(self._clock())
+        if verdict is Verdict.TAKE:
+            word = self._watching.next_word(self._host, self._seconds)
+            if not self._lease_log.say(word):
+                return Verdict.WAIT  # another supervisor was quicker, and is seen at the next look
+            self._begin(word, begun)
+            self._seen(word)
+        elif self._watching.word is not None:
+            self._seen(self._watching.word)
+        return verdict
+
+    def take_or_wait(self) -> Verdict:
+        """The same, and WAIT where the storage is away. Raises only what no waiting can cure."""
+        try:
+            verdict = self.try_take()
+        except (LedgerCorrupt, LedgerFromTheFuture):
+            raise
+        except Exception as error:
+            if not self._away:
+                log.warning("the lease cannot be read now, so this driver waits until it can: %s", error)
+            self._away = True
+            return Verdict.WAIT
+        blind = self._watching.blind
+        if blind and not self._away:
+            log.warning("%s shows less than before: is it mounted, or was it emptied?", self.location)
+        elif self._away and not blind:
+            log.info("the lease in %s can be read again", self.location)
+        self._away = blind
+        return verdict
+
+    def wait(self) -> bool:
+        """Return when the lease is held; False where the job has ended elsewhere meanwhile."""
+        while (verdict := self.take_or_wait()) is Verdict.WAIT:
+            self._wake.wait(self._watching.wait_seconds(self._clock(), self._seconds))
+        return verdict is Verdict.TAKE
+
+    @property
+    def word(self) -> Word | None:
+        """The newest that this driver has written or seen."""
+        return self._word or self._watching.word
+
+    @property
+    def location(self) -> str:
+        return self._lease_log.location
+
+    # Holding
+
+    def _begin(self, word: Word, begun: float) -> None:
+        self._word, self._holding = word, Holding(self._seconds, begun)
+        for name, body in (("renew", self._renew), ("guard", self._guard)):
+            thread = threading.Thread(target=body, args=(self._holding,), name=f"penstock-lease-{name}", daemon=True)
+            thread.start()
+            if name == "renew":
+                self._renewer = thread
+
+    def close(self, standing: Standing | None, reason: str = "") -> None:
+        """Give the lease back, or record that the job has ended; None: leave it to this supervisor's next driver.
+        Never raises: a lease that is not renewed expires."""
+        with self._lock:
+            if self._renewer is None or self._over:
+                return
+            self._end = (standing, reason)
+        self._wake.set()
+        self._renewer.join(_CLOSE_SECONDS)
+        with self._lock:
+            self._over = True
+
+    def is_lost(self) -> bool:
+        """Whether another supervisor has the lease now; False where that cannot be read."""
+        try:
+            newest = self._lease_log.newest()
+        except Exception:
+            return False
+        return self._word is not None and newest is not None and newest.holder != self.me
+
+    def _renew(self, holding: Holding) -> None:
+        while not self._over:
+            with self._lock:
+                pause, end = holding.renew_in(self._clock()), self._end
+            if end is not None:
+                self._give_back(*end)
+                return
+            if pause > 0:
+                self._wake.wait(pause)
+                continue
+            with self._lock:
+                holding.begin(self._clock())
+            try:
+                renewed = self._write(Standing.HELD)
+            except Exception as error:
+                log.warning("the lease could not be renewed, and is retried: %s", error)
+                with self._lock:
+                    holding.failed(self._clock())
+                continue
+            if not renewed:
+                self._leave(self.taken_error())
+                return
+            with self._lock:
+                holding.succeeded()
+
+    def _write(self, standing: Standing, reason: str = "") -> bool:
+        """This driver's next word; False where another supervisor has the lease."""
+        assert self._word is not None
+        word = self._word.follow(standing, reason)
+        if not self._lease_log.say(word):
+            newest = self._lease_log.newest()
+            if newest is None or newest.holder != self.me or not newest.held:
+                return False
+            # Its own, of an attempt that seemed to fail. It does not count from when it was written, so write again.
+            word = newest.follow(standing, reason)
+            if not self._lease_log.say(word):
+                return False
+        self._word = word
+        return True
+
+    def _give_back(self, standing: Standing | None, reason: str) -> None:
+        if standing is None:
+            return
+        try:
+            self._write(standing, reason)
+        except Exception as error:
+            log.warning("the lease could not be given back, so it is free when it has expired: %s", error)
+
+    def _guard(self, holding: Holding) -> None:
+        while not self._over:
+            before = self._clock()
+            with self._lock:
+                remaining = holding.stop_in(before)
+                ending = self._end is not None
+            if ending:
+                return
+            if remaining <= 0:
+                self._leave(self._expired_error())
+                return
+            self._wake.wait(remaining)
+            now = self._clock()
+            if now - before > remaining + self._seconds * LATE_PATIENCE:
+                with self._lock:
+                    holding.overslept(now)
+
+    def _leave(self, error: PenstockError) -> None:
+        with self._lock:
+            if self._over or self._end is not None:
+                return
+            self._over = True
+        self._wake.set()
+        self._lost(error)
+
+    def taken_error(self) -> PenstockError:
+        """What ends a driver whose lease another supervisor has taken."""
+        try:
+            newest = self._lease_log.newest()
+        except Exception:
+            newest = None
+        holder = "Another supervisor" if newest is None else f"The supervisor on {newest.host} (run {newest.holder})"
+        return LeaseLost(
+            f"{holder} has taken the lease of this job: this driver was stalled, or cut off, for too long.",
+            safe="the other driver continues from the last decided epoch; this one touches nothing more.",
+            to_do="nothing: this supervisor waits for its turn again.",
+        )
+
+    def _expired_error(self) -> PenstockError:
+        return LeaseLost(
+            f"The lease in {self.location} could not be renewed for {self._seconds:g} s.",
+            safe="every decided epoch is safe: the next driver of the job recovers it.",
+            to_do="check that the storage answers; if it is often this slow, make high-availability.lease longer.",
+        )
+
+
+class LeaseWatch:
+    """A supervisor of run `me` that waits for the lease of its job without a driver, where the lease is in a folder it
+    can read: the job's folder `path`, known to have come to turn `known`. It only reads. When the lease is free, a
+    driver is started and takes it, or ends again because another supervisor was quicker."""
+
+    def __init__(self, path: str, me: str, known: int, *, clock: Callable[[], float] = lease_clock) -> None:
+        self._lease_log, self._path = LeaseLog(LocalStorage(Path(path))), path
+        self._me, self._clock = me, clock
+        self._watching = Watching(me, known)
+        self._away = False
+        self.expired: int | None = None  # the entry that has expired; the next driver need not wait for it once more
+        self.ended: tuple[str, str] | None = None  # where and why the job has ended
+
+    def look(self) -> bool:
+        """Whether to go on waiting. Not where the lease is free, where the job has ended, and where the lease cannot
+        be understood: a driver's error explains that best."""
+        try:
+            word = self._lease_log.newest()
+        except (LedgerCorrupt, LedgerFromTheFuture):
+            return False
+        except Exception as error:
+            if not self._away:
+                supervisor_log.warning("the lease cannot be read now; the supervisor goes on waiting: %s", error)
+            self._away = True
+            return True
+        self._watching.saw(word, self._clock())
+        if self._watching.blind and not self._away:
+            supervisor_log.warning(
+                "%s shows less than before: is it mounted, or was it emptied?", self._lease_log.location
+            )
+        self._away = self._watching.blind
+        verdict = self._watching.verdict(self._clock())
+        if verdict is Verdict.LEAVE and word is not None:
+            self.ended = (word.host, word.reason)
+        if verdict is Verdict.TAKE and word is not None:
+            self.expired = word.number
+        return verdict is Verdict.WAIT
+
+    @property
+    def seconds(self) -> float:
+        """Until the next look."""
+        return self._watching.wait_seconds(self._clock(), _BLIND_SECONDS)
+
+    @property
+    def report(self) -> LeaseReport | None:
+        """Who holds it."""
+        word = self._watching.word
+        return None if word is None else LeaseReport(word.turn, word.host, word.holder == self._me, self._path)
