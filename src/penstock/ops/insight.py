@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.deadline import Deadline
 from penstock.engine.settlement import JobLedgers
-from penstock.ops.server.orphans import report_facts
+from penstock.ops.server.runs import report_facts
 from penstock.ops.transactions import ended, look
 from penstock.secrets import masked
 from penstock.spark.alignment import is_reading

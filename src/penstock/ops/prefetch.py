@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 
 #: What a start loads in this process besides what a program has loaded when it comes to `run`.
-LATER = ("penstock.savepoints.restore", "penstock.ops.server.job_app", "uvicorn")
+LATER = ("penstock.savepoints.restore", "penstock.ops.server.app", "uvicorn")
 #: And what it loads for those that a program has imported.
 _KAFKA = ("penstock.kafka.connections", "confluent_kafka.admin", "kafka", "kafka.admin", "kafka.protocol.admin")
 FOR = {

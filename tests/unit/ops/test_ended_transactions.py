@@ -10,7 +10,7 @@ import pytest
 from penstock.checkpoint.decision import Committable, Decision, DecisionId
 from penstock.checkpoint.ledger import Ledger
 from penstock.engine.settlement import JobLedgers
-from penstock.ops.server.orphans import transactions_at
+from penstock.ops.server.runs import transactions_at
 from penstock.ops.transactions import ENDED_MOST, ended
 from penstock.storage.local import LocalStorage
 

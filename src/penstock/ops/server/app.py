@@ -1,13 +1,13 @@
-"""The application: every path with its rules of access, over the run of one job or over all runs of this machine.
-
-`requests` and `answers` know what goes in and out, `access` who may, `flink`, `steer` and `own` what is done.
-"""
+"""The application: every path with its rules of access and its OpenAPI document, over one run or all of a machine."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -17,83 +17,89 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from penstock.errors import ControlError
-from penstock.ops.server import page_files
-from penstock.ops.server.access import Access
-from penstock.ops.server.answers import ERROR_HEADER, AsciiJson, WithHeaders, error_response, http_error, wrong_host
+from penstock.ops.server import web
+from penstock.ops.server.commands import Steering, command_endpoints, steering_endpoints
 from penstock.ops.server.control import as_penstock_error
-from penstock.ops.server.flink import FlinkPaths, add_flink
-from penstock.ops.server.own import ROOT, OwnPaths, add_own
-from penstock.ops.server.requests import Asgi, KnownNames
-from penstock.ops.server.routes import Path, Table, openapi
-from penstock.ops.server.runs import Run, Runs
-
-__all__ = ["ERROR_HEADER", "Application"]
+from penstock.ops.server.flink import flink_endpoints
+from penstock.ops.server.metrics import Metrics
+from penstock.ops.server.own import ROOT, own_endpoints
+from penstock.ops.server.runs import MachineRuns, Run, Runs
+from penstock.ops.server.web import Access, AsciiJson, Asgi, Endpoint
 
 Forward = Callable[[Request, str], Awaitable[Response | None]]
 """Sends a request on to the run it is about, in another process; None where this process answers."""
 
+_PARAMETER = re.compile(r"\{(\w+)\}")
+_JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
+
 
 class Application:
-    """Paths, gathered and served. `names` are those it answers to besides this machine's own."""
+    """`names` are those it answers to besides this machine's own. With `forward`, `runs` are those of the machine."""
 
-    def __init__(self, runs: Runs, access: Access, names: Sequence[str] = (), forward: Forward | None = None) -> None:
-        self._runs, self.access, self._names, self._forward = runs, access, names, forward
-        self.table = Table()
-        add_flink(self.table, FlinkPaths(runs))
-        add_own(self.table, OwnPaths(runs))
-        self.table.add("POST", f"{ROOT}/codes", self._code, "A one-time code", secret=True, answer=("code", "path"))
-        self.table.add("GET", f"{ROOT}/openapi.json", self._openapi, "This document", answer=("openapi", "paths"))
-        self.table.add(
-            "POST", f"{ROOT}/sessions", access.open, "A token for the page, for a one-time code", open=True, status=201,
-            body=("code",), answer=("token",),
-        )  # fmt: skip
+    def __init__(
+        self,
+        runs: Runs,
+        access: Access,
+        steering: Steering,
+        *,
+        metrics: Metrics | None = None,
+        names: Sequence[str] = (),
+        forward: Forward | None = None,
+    ) -> None:
+        self._runs, self.access, self._metrics, self._names, self._forward = runs, access, metrics, names, forward
+        code = {"code": str}
+        self.endpoints = [
+            *flink_endpoints(runs),
+            *own_endpoints(runs),
+            Endpoint("POST", f"{ROOT}/codes", self._code, "A one-time code", secret=True),
+            Endpoint("GET", f"{ROOT}/openapi.json", self._openapi, "This document"),
+            Endpoint("POST", f"{ROOT}/sessions", self._session, "A token for a code", open=True, status=201, body=code),
+            *steering_endpoints(steering),
+            *command_endpoints(runs if isinstance(runs, MachineRuns) else None),
+            Endpoint("GET", "/metrics", self._scrape, "Metrics for Prometheus", flink=True, media="text/plain"),
+        ]
 
     def asgi(self) -> Asgi:
-        routes = self._routes([path for path in self.table.paths if path.flink])
-        own = self._routes([path for path in self.table.paths if not path.flink])
-        # The page itself holds nothing of a job, and a browser that opens it cannot say yet who asks.
+        flink = self._routes([endpoint for endpoint in self.endpoints if endpoint.flink])
+        own = self._routes([endpoint for endpoint in self.endpoints if not endpoint.flink])
+        # The page's files need no token: they hold nothing of a job, and a browser that opens them has none yet.
         pages = [
-            Route(f"/{name}" if name != "index.html" else "/", page_files.page(name), methods=["GET"])
-            for name in page_files.files()
+            Route(f"/{name}" if name != "index.html" else "/", web.page_file(name), methods=["GET"])
+            for name in web.page_files()
         ]
-        app = Starlette(
-            routes=[Mount("/v1", routes=routes), *routes, *own, *pages], exception_handlers={HTTPException: http_error}
-        )
-        return WithHeaders(KnownNames(app, self._names, wrong_host))
+        routes = [Mount("/v1", routes=flink), *flink, *own, *pages]
+        app = Starlette(routes=routes, exception_handlers={HTTPException: web.http_error})
+        return web.WithHeaders(web.KnownNames(app, self._names))
 
-    def _routes(self, paths: Sequence[Path]) -> list[Route]:
-        by_path: dict[str, dict[str, Path]] = {}
-        for path in paths:
-            by_path.setdefault(path.path, {})[path.method] = path
-        return [Route(path, self._dispatch(own), methods=list(own)) for path, own in by_path.items()]
+    def _routes(self, endpoints: Sequence[Endpoint]) -> list[Route]:
+        by_path: dict[str, dict[str, Endpoint]] = {}
+        for endpoint in endpoints:
+            by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+        return [Route(path, self._dispatch(methods), methods=list(methods)) for path, methods in by_path.items()]
 
-    def _dispatch(self, methods: dict[str, Path]) -> Callable[[Request], Awaitable[Response]]:
+    def _dispatch(self, methods: Mapping[str, Endpoint]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
-            path = methods["GET" if request.method == "HEAD" else request.method]
-            if path.open:
-                return await path.handler(request)
-            # What long work came to is told to whoever may ask for it: an error may quote the row that caused it.
-            request.state.trusted = self.access.require(request, secret=path.secret)
+            endpoint = methods["GET" if request.method == "HEAD" else request.method]
+            if endpoint.open:
+                return await _answer(endpoint, request)
+            # Only a client with the token is shown an error's text, which may quote the row that caused it.
+            request.state.trusted = self.access.require(request, secret=endpoint.secret)
             try:
-                return await self._answer(path, request)
+                run_id = request.path_params.get("job") or request.path_params.get("run")
+                if run_id is not None:
+                    forwarded = await self._forward(request, run_id) if self._forward is not None else None
+                    if forwarded is not None:
+                        return forwarded
+                    request.state.run = await run_in_threadpool(self._run, run_id)
+                return await _answer(endpoint, request)
             except HTTPException:
                 raise
             except Exception as error:
                 if not request.state.trusted:
-                    return error_response(ControlError("It failed. Ask with the job's token to learn why."), 500)
-                return error_response(as_penstock_error(error), 409 if isinstance(error, ControlError) else 500)
+                    return web.error_response(ControlError("It failed. Ask with the job's token to learn why."), 500)
+                return web.error_response(as_penstock_error(error), 409 if isinstance(error, ControlError) else 500)
 
         return handle
-
-    async def _answer(self, path: Path, request: Request) -> Response:
-        asked = request.path_params.get("job") or request.path_params.get("run")
-        if asked is not None:
-            if self._forward is not None:
-                answer = await self._forward(request, asked)
-                if answer is not None:
-                    return answer
-            request.state.run = await run_in_threadpool(self._run, asked)
-        return await path.handler(request)
 
     def _run(self, id: str) -> Run:
         run = self._runs.get(id)
@@ -101,12 +107,92 @@ class Application:
             raise HTTPException(404, f"Job {id} not found")
         return run
 
-    async def _code(self, request: Request) -> Response:
+    def _code(self, request: Request) -> dict[str, str]:
         path = self.access.new_path()
-        return AsciiJson({"code": path.partition("=")[2], "path": path})
+        return {"code": path.partition("=")[2], "path": path}
 
-    async def _openapi(self, request: Request) -> Response:
-        return AsciiJson(self.document())
+    def _session(self, request: Request) -> dict[str, str]:
+        return {"token": self.access.new_session(web.text(request.state.body, "code") or "")}
 
-    def document(self) -> dict[str, Any]:
-        return openapi(self.table.paths, version("penstock"))
+    def _openapi(self, request: Request) -> dict[str, Any]:
+        return openapi(self.endpoints)
+
+    def _scrape(self, request: Request) -> Response:
+        if self._metrics is None:
+            raise HTTPException(404, "There are no metrics here: ask a running job's own address")
+        body, content_type = self._metrics.render(request.headers.get("Accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
+
+
+async def _answer(endpoint: Endpoint, request: Request) -> Response:
+    if endpoint.body:
+        request.state.body = await web.read_object(request)
+    if inspect.iscoroutinefunction(endpoint.handler):
+        answer = await endpoint.handler(request)
+    else:
+        answer = await run_in_threadpool(endpoint.handler, request)
+    return answer if isinstance(answer, Response) else AsciiJson(answer, endpoint.status)
+
+
+def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """An OpenAPI 3.1 document. Schemas come from the types of fields and handlers."""
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        for prefix in ("", "/v1") if endpoint.flink else ("",):
+            paths.setdefault(prefix + endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Penstock",
+            "version": version("penstock"),
+            "description": "Flink's paths, and Penstock's own below /penstock/v1. See docs/reference/rest.md.",
+        },
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": {"Errors": _object({"errors": list[str]})},
+        },
+        "security": [{"token": []}],
+    }
+
+
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    names = [(name, "path") for name in _PARAMETER.findall(endpoint.path)]
+    names += [(name, "query") for name in endpoint.query]
+    content: dict[str, Any] = {endpoint.media: {}}
+    returned = get_type_hints(endpoint.handler).get("return")
+    if is_typeddict(returned):
+        content[endpoint.media]["schema"] = schema(returned)
+    errors = {"schema": {"$ref": "#/components/schemas/Errors"}}
+    operation: dict[str, Any] = {
+        "summary": endpoint.summary,
+        "parameters": [
+            {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
+            for name, place in names
+        ],
+        "responses": {
+            str(endpoint.status): {"description": "The answer.", "content": content},
+            "default": {"description": "An error.", "content": {"application/json": errors}},
+        },
+    }
+    if endpoint.body:
+        operation["requestBody"] = {"content": {"application/json": {"schema": _object(endpoint.body)}}}
+    if endpoint.open:
+        operation["security"] = []
+    return operation
+
+
+def schema(kind: Any) -> dict[str, Any]:
+    """The JSON schema of a type."""
+    if is_typeddict(kind):
+        return _object(get_type_hints(kind))
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return {"anyOf": [schema(argument) for argument in arguments]}
+    if origin is list:
+        return {"type": "array", "items": schema(arguments[0])}
+    return {"type": _JSON_TYPES.get(kind, "object")}
+
+
+def _object(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: schema(kind) for name, kind in fields.items()}}

@@ -1,5 +1,8 @@
-"""What the page asks for that a command does: in a process of its own, so that neither a job nor this server waits for
-it, starts Spark, or runs a user's program. The rules are the command's.
+"""The paths that change something.
+
+Flink's steer the job of this process: savepoints, stop, cancel, checkpoints, disposal, and the polls of each.
+Penstock's own run its commands, each in a process of its own, so that neither a job nor this server waits for it,
+starts Spark, or runs a user's program. The rules are the command's.
 """
 
 from __future__ import annotations
@@ -10,71 +13,236 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from penstock.errors import ControlError, from_json
 from penstock.events import FILE_VARIABLE
-from penstock.ops.process.registry import ID_VARIABLE, Entry
+from penstock.ops.process.registry import ID, ID_VARIABLE, Entry
 from penstock.ops.process.supervisor import penstock_command
-from penstock.ops.server import history, requests
-from penstock.ops.server.answers import AsciiJson
+from penstock.ops.server import history
+from penstock.ops.server.client import PROGRESS_HEADER
+from penstock.ops.server.control import Lifecycle, Operations, Steerable, as_penstock_error
+from penstock.ops.server.flink import JOB
 from penstock.ops.server.own import ROOT, RUN
-from penstock.ops.server.routes import Table
-from penstock.ops.server.runs import MachineRuns, Run, Runs
+from penstock.ops.server.runs import MachineRuns, Run
+from penstock.ops.server.web import Endpoint, NotifyingResponse, error_response, flag, text
 
 COMMAND_SECONDS = 300.0
 """For a command to end, and for one that waits behind another to begin."""
 MOST_WAITING = 8
 _ERROR_CHARACTERS = 2000
-_NOT_THEIRS = (ID_VARIABLE, FILE_VARIABLE, "PENSTOCK_OPTIONS")
+_NOT_INHERITED = (ID_VARIABLE, FILE_VARIABLE, "PENSTOCK_OPTIONS")
 
 
-def run_command(arguments: Sequence[str], folder: Path | None = None, seconds: float = COMMAND_SECONDS) -> Any:
-    """What `penstock ARGUMENTS` answers in JSON. Raises the error that it shows."""
-    environment = {name: value for name, value in os.environ.items() if name not in _NOT_THEIRS}
-    process = subprocess.Popen(
-        penstock_command(*arguments),
-        cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, told = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise ControlError(
-            f"`penstock {arguments[0]}` did not end within {seconds:.0f} s and was ended.",
-            to_do="run it in a terminal.",
-        ) from None
-    if process.returncode == 0:
-        return json.loads(out or b"{}")
-    raise _error(told.decode(errors="replace"), process.returncode)
+# Flink's
 
 
-def _error(told: str, status: int) -> Exception:
-    for line in reversed(told.splitlines()):
-        if line.startswith("{"):
-            try:
-                return from_json(line)
-            except (ValueError, KeyError, TypeError):
-                break
-    return ControlError(f"The command ended with status {status}: {told.strip()[-_ERROR_CHARACTERS:]}")
+@dataclass(frozen=True)
+class Steered:
+    """The job of this process."""
+
+    job: Steerable
+    lifecycle: Lifecycle
 
 
-class CommandPaths:
+class Steering:
+    """The handlers. `steered` is None in a server of past runs, which can only be asked for the savepoint at which one
+    has ended."""
+
+    def __init__(self, operations: Operations, steered: Steered | None = None) -> None:
+        self._operations, self._steered = operations, steered
+
+    def end(self, request: Request) -> dict[str, Any]:
+        mode = request.query_params.get("mode", "cancel")
+        if mode not in ("cancel", "stop"):
+            raise HTTPException(400, f"mode={mode} is neither cancel nor stop")
+        steered = self._running(request)
+        if mode == "cancel":
+            steered.lifecycle.cancelling()
+            steered.job.cancel()
+        else:
+            steered.job.stop()
+        return {}
+
+    def savepoint(self, request: Request) -> Response:
+        body, steered = request.state.body, self._running(request)
+        directory, kind, cancel = text(body, "target-directory"), _kind(body), flag(body, "cancel-job")
+
+        def take(id: str) -> str:
+            progress = self._operations.progress(id)
+            if not cancel:
+                return steered.job.savepoint(directory, kind=kind, progress=progress)
+            # Nothing may become visible after the savepoint, so the job stops at it. Then it counts as cancelled.
+            with steered.lifecycle.cancelling_at_end():
+                return steered.job.stop_with_savepoint(directory, kind=kind, cancel=True, progress=progress)
+
+        return self._start_savepoint(steered, body, take)
+
+    def stop(self, request: Request) -> Response:
+        body, steered = request.state.body, self._running(request)
+        directory, kind, drain = text(body, "targetDirectory"), _kind(body), flag(body, "drain")
+
+        def take(id: str) -> str:
+            progress = self._operations.progress(id)
+            return steered.job.stop_with_savepoint(directory, drain=drain, kind=kind, progress=progress)
+
+        return self._start_savepoint(steered, body, take)  # polled as a savepoint
+
+    def _start_savepoint(self, steered: Steered, body: Mapping[str, Any], take: Callable[[str], str]) -> Response:
+        def work(id: str) -> dict[str, Any]:
+            path = take(id)
+            steered.lifecycle.savepoint(path, id)
+            return {"location": path}
+
+        return self._start("savepoint", body, work)
+
+    def checkpoint(self, request: Request) -> Response:
+        steered = self._running(request)
+        return self._start("checkpoint", request.state.body, lambda _: {"checkpointId": steered.job.checkpoint()})
+
+    def dispose(self, request: Request) -> Response:
+        path = text(request.state.body, "savepoint-path")
+        if path is None:
+            raise HTTPException(400, "savepoint-path is missing")
+
+        def work(_: str) -> dict[str, Any]:
+            from penstock.savepoints.savepoint import dispose
+
+            dispose(path)
+            return {}
+
+        return self._start("disposal", request.state.body, work)
+
+    def poll_savepoint(self, request: Request) -> Response:
+        if self._steered is None:
+            entry = request.state.run.entry
+            if entry.savepoint is not None and entry.savepoint_request == request.path_params["request"]:
+                return _completed({"location": entry.savepoint})
+        return self._poll("savepoint", request)
+
+    def poll_checkpoint(self, request: Request) -> Response:
+        return self._poll("checkpoint", request)
+
+    def poll_disposal(self, request: Request) -> Response:
+        return self._poll("disposal", request)
+
+    def _running(self, request: Request) -> Steered:
+        if self._steered is None:
+            entry = request.state.run.entry
+            raise ControlError(
+                f"Job {entry.name!r} is {entry.state} and takes no commands.",
+                safe="nothing was done.",
+                to_do="start it again, if it is to go on.",
+            )
+        return self._steered
+
+    def _start(self, kind: str, body: Mapping[str, Any], work: Callable[[str], dict[str, Any]]) -> Response:
+        request = text(body, "triggerId")
+        if request is not None and not ID.fullmatch(request):
+            raise HTTPException(400, f"triggerId {request!r} is not 32 hexadecimal digits")
+        return JSONResponse({"request-id": self._operations.start(kind, request, work)}, 202)
+
+    def _poll(self, kind: str, request: Request) -> Response:
+        request_id = request.path_params["request"]
+        operation = self._operations.get(kind, request_id)
+        if operation is None:
+            raise HTTPException(404, f"There was no {kind} with the request id {request_id}")
+        if not operation.over.is_set():
+            # A header, not a field: Flink's clients go by the shape of the body.
+            headers = {PROGRESS_HEADER: operation.step.to_json()} if operation.step is not None else {}
+            return JSONResponse({"status": {"id": "IN_PROGRESS"}, "operation": None}, headers=headers)
+        if operation.error is not None:
+            return NotifyingResponse(error_response(as_penstock_error(operation.error), 500), operation.fetched.set)
+        return NotifyingResponse(_completed(operation.answer), operation.fetched.set)
+
+
+def _completed(operation: dict[str, Any] | None) -> Response:
+    return JSONResponse({"status": {"id": "COMPLETED"}, "operation": operation})
+
+
+def _kind(body: Mapping[str, Any]) -> str:
+    """Of a savepoint. Flink's default is CANONICAL; ours is native, which costs less and restores just as well."""
+    kind = (text(body, "formatType") or "native").lower()
+    if kind not in ("canonical", "native"):
+        raise HTTPException(400, f"formatType {kind} is neither CANONICAL nor NATIVE")
+    return kind
+
+
+def steering_endpoints(steering: Steering) -> list[Endpoint]:
+    def post(path: str, handler: Callable[[Request], Response], summary: str, **body: type) -> Endpoint:
+        fields = {name.replace("_", "-"): kind for name, kind in body.items()} | {"triggerId": str}
+        return Endpoint("POST", path, handler, summary, secret=True, flink=True, status=202, body=fields)
+
+    def poll(path: str, handler: Callable[[Request], Response], summary: str) -> Endpoint:
+        return Endpoint("GET", f"{path}/{{request}}", handler, summary, secret=True, flink=True)
+
+    savepoints, checkpoints, disposal = f"{JOB}/savepoints", f"{JOB}/checkpoints", "/savepoint-disposal"
+    return [
+        Endpoint(
+            "PATCH", JOB, steering.end, "End a job: mode=cancel or mode=stop", secret=True, flink=True, status=202,
+            query=("mode",),
+        ),
+        post(savepoints, steering.savepoint, "Take a savepoint", target_directory=str, cancel_job=bool, formatType=str),
+        poll(savepoints, steering.poll_savepoint, "What became of a savepoint or a stop"),
+        post(f"{JOB}/stop", steering.stop, "Stop with a savepoint", targetDirectory=str, drain=bool, formatType=str),
+        post(checkpoints, steering.checkpoint, "Complete a checkpoint now", checkpointType=str),
+        poll(checkpoints, steering.poll_checkpoint, "What became of a checkpoint"),
+        post(disposal, steering.dispose, "Delete a savepoint", savepoint_path=str),
+        poll(disposal, steering.poll_disposal, "What became of a disposal"),
+    ]  # fmt: skip
+
+
+# Penstock's own
+
+
+def command_endpoints(machine: MachineRuns | None) -> list[Endpoint]:
+    commands, transactions = Commands(machine), f"{RUN}/transactions"
+    start = {"program": str, "from": str, "claim": bool, "fork": str, "suffix": str}
+    lookup = {"query": str, "operator": str, "key": str, "path": str}
+    settle: dict[str, Any] = {"ids": list[str], "as": str}
+    return [
+        Endpoint(
+            "POST", f"{ROOT}/runs", commands.start, "Start a program that the registry knows", secret=True, status=201,
+            body=start,
+        ),
+        Endpoint("POST", f"{RUN}/state/lookup", commands.lookup, "Rows of state by key", secret=True, body=lookup),
+        *(
+            Endpoint(
+                "POST", f"{transactions}/{verb}", commands.settling(verb), f"As `penstock transactions {verb}`",
+                secret=True, body=settle,
+            )
+            for verb in ("commit", "abort", "resolve")
+        ),
+    ]  # fmt: skip
+
+
+class Commands:
     """The handlers. `machine`: all runs, where programs may be started; None in a job's own server."""
 
-    def __init__(self, runs: Runs, machine: MachineRuns | None = None) -> None:
-        self._runs, self._machine = runs, machine
+    def __init__(self, machine: MachineRuns | None) -> None:
+        self._machine = machine
         self._turn, self._waiting = asyncio.Lock(), 0  # each command may start a Spark of its own
 
-    async def _run_in_turn(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def start(self, request: Request) -> dict[str, Any]:
+        return dict(await self._in_turn(self._start, request.state.body))
+
+    async def lookup(self, request: Request) -> dict[str, Any]:
+        return {"rows": await self._in_turn(_lookup, request.state.run, request.state.body)}
+
+    def settling(self, verb: str) -> Callable[[Request], Any]:
+        async def settle(request: Request) -> dict[str, Any]:
+            return {"result": await self._in_turn(_settle, verb, request.state.run, request.state.body)}
+
+        return settle
+
+    async def _in_turn(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """One after the other; those that wait hold no thread, which others need to read."""
         if self._waiting >= MOST_WAITING:
             raise HTTPException(429, "Too many commands wait for each other; ask again later")
@@ -91,14 +259,9 @@ class CommandPaths:
         finally:
             self._turn.release()
 
-    async def start(self, request: Request) -> Response:
-        body = await requests.read_object(request)
-        return AsciiJson(await self._run_in_turn(self._start, body), 201)
-
-    def _start(self, body: dict[str, Any]) -> dict[str, Any]:
-        program, path = requests.text(body, "program"), requests.text(body, "from")
-        fork, claim = requests.text(body, "fork"), requests.flag(body, "claim")
-        suffix = requests.text(body, "suffix")
+    def _start(self, body: Mapping[str, Any]) -> Any:
+        program, path, fork = text(body, "program"), text(body, "from"), text(body, "fork")
+        suffix, claim = text(body, "suffix"), flag(body, "claim")
         if self._machine is None:
             raise ControlError(
                 "A job's own page starts no programs.", safe="nothing was started.", to_do="open `penstock ui`."
@@ -113,63 +276,27 @@ class CommandPaths:
             options += [f"--from-savepoint={path}", f"--claim-mode={'claim' if claim else 'no_claim'}"]
         if fork is not None:
             options += [f"--fork={fork}", f"--suffix={suffix or f'_{fork}'}"]
-        return dict(run_command([*options, "--", program], _directory(known[0])))
-
-    async def lookup(self, request: Request) -> Response:
-        body = await requests.read_object(request)
-        return AsciiJson(await self._run_in_turn(_lookup, request.state.run, body))
-
-    async def commit(self, request: Request) -> Response:
-        return await self._settle("commit", request)
-
-    async def abort(self, request: Request) -> Response:
-        return await self._settle("abort", request)
-
-    async def resolve(self, request: Request) -> Response:
-        return await self._settle("resolve", request)
-
-    async def _settle(self, verb: str, request: Request) -> Response:
-        body = await requests.read_object(request)
-        return AsciiJson({"result": await self._run_in_turn(_settle, verb, request.state.run, body)})
+        return run_command([*options, "--", program], _directory(known[0]))
 
 
-def add_commands(table: Table, paths: CommandPaths) -> None:
-    secret: dict[str, Any] = {"secret": True}
-    table.add(
-        "POST", f"{ROOT}/runs", paths.start, "Start a program that the registry knows", status=201,
-        body=("program", "from", "claim", "fork", "suffix"), answer=("id", "name", "state"), **secret,
-    )  # fmt: skip
-    table.add(
-        "POST", f"{RUN}/state/lookup", paths.lookup, "Rows of state by key",
-        body=("query", "operator", "key", "path"), answer=("rows",), **secret,
-    )  # fmt: skip
-    for verb, handler in (("commit", paths.commit), ("abort", paths.abort), ("resolve", paths.resolve)):
-        table.add(
-            "POST", f"{RUN}/transactions/{verb}", handler, f"As `penstock transactions {verb}`", body=("ids", "as"),
-            answer=("result",), **secret,
-        )  # fmt: skip
-
-
-def _lookup(run: Run, body: dict[str, Any]) -> dict[str, Any]:
+def _lookup(run: Run, body: Mapping[str, Any]) -> Any:
     names = ("query", "operator", "key", "path")
-    given = {name: found for name in names if body.get(name) != "" and (found := requests.text(body, name))}
-    path = given.get("path") or (str(run.folder) if run.folder is not None else "")
+    fields = {name: value for name in names if body.get(name) != "" and (value := text(body, name))}
+    path = fields.pop("path", None) or (str(run.folder) if run.folder is not None else "")
     if not path:
         raise HTTPException(404, "The job's folder is not on this machine; name a path")
-    if not given.get("operator", "0").isdecimal():
+    if not fields.get("operator", "0").isdecimal():
         raise HTTPException(400, "operator is not a number")
-    chosen = {name: value for name, value in given.items() if name != "path"}
-    if "key" not in chosen and "operator" not in chosen:
+    if "key" not in fields and "operator" not in fields:
         raise HTTPException(400, "key or operator is needed")
-    options = [f"--{name}={value}" for name, value in chosen.items()]
-    return {"rows": run_command(["state", "--json", *options, "--", path])}
+    return run_command(["state", "--json", *(f"--{name}={value}" for name, value in fields.items()), "--", path])
 
 
 def _settle(verb: str, run: Run, body: Mapping[str, Any]) -> Any:
-    ids, word = body.get("ids"), body.get("as")
+    ids, outcome = body.get("ids"), body.get("as")
     if not isinstance(ids, list) or not ids or not all(isinstance(name, str) and name.isprintable() for name in ids):
         raise HTTPException(400, "ids is not a list of transactions")
-    if verb == "resolve" and word not in ("committed", "lost"):
+    if verb == "resolve" and outcome not in ("committed", "lost"):
         raise HTTPException(400, "as is neither committed nor lost")
     if run.live:
         raise ControlError(
@@ -184,11 +311,43 @@ def _settle(verb: str, run: Run, body: Mapping[str, Any]) -> Any:
             safe="nothing was touched.",
             to_do="use `penstock transactions` with --job, or with --servers for Kafka.",
         )
-    options = [f"--as={word}", "--yes"] if verb == "resolve" else []
+    options = [f"--as={outcome}", "--yes"] if verb == "resolve" else []
     return run_command(["transactions", verb, f"--job={script}", "--json", *options, "--", *ids], _directory(run.entry))
 
 
 def _directory(entry: Entry) -> Path:
-    """Where the run was started, as far as it is known: what its program names may be named from there."""
+    """Where the run was started, as far as it is known: its program may name files relative to it."""
     directory = history.read_history(entry.id).description.get("directory")
     return Path(directory) if directory and Path(directory).is_dir() else Path(entry.script).parent
+
+
+def run_command(arguments: Sequence[str], folder: Path | None = None, seconds: float = COMMAND_SECONDS) -> Any:
+    """What `penstock ARGUMENTS` answers in JSON. Raises the error that it shows."""
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    process = subprocess.Popen(
+        penstock_command(*arguments),
+        cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise ControlError(
+            f"`penstock {arguments[0]}` did not end within {seconds:.0f} s and was killed.",
+            to_do="run it in a terminal.",
+        ) from None
+    if process.returncode == 0:
+        return json.loads(out or b"{}")
+    raise _error(errors.decode(errors="replace"), process.returncode)
+
+
+def _error(shown: str, status: int) -> Exception:
+    for line in reversed(shown.splitlines()):
+        if line.startswith("{"):
+            try:
+                return from_json(line)
+            except (ValueError, KeyError, TypeError):
+                break
+    return ControlError(f"The command ended with status {status}: {shown.strip()[-_ERROR_CHARACTERS:]}")

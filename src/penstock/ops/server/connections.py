@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.config.operations import Rest
-    from penstock.ops.server.requests import Asgi
+    from penstock.ops.server.web import Asgi
 
 log = logging.getLogger("penstock")
 

@@ -1,202 +1,90 @@
-"""Flink's paths that only read, with Flink's field names, over one run or many."""
+"""Flink's paths that read: what its command line and its dashboard ask for, under Flink's names.
+
+One epoch of one query is one checkpoint. Fields that could only ever hold a constant are left out, except where Flink's
+command line needs them.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
 
+from penstock.checkpoint.record import CheckpointRecord
 from penstock.ops.process.registry import State, now_ms
-from penstock.ops.server import checkpoints
-from penstock.ops.server.answers import AsciiJson
-from penstock.ops.server.routes import Table
+from penstock.ops.server.run_view import RunView, epoch_of, percentile
 from penstock.ops.server.runs import Run, Runs
+from penstock.ops.server.web import Endpoint
 
 JOB = "/jobs/{job}"
 REFRESH_MS = 3000
+MOST_HISTORY = 100
+SUMMARY_SECONDS = 5.0
+"""How old a summary of many epochs may be."""
+_FEW = 1000
+_PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+_MEASURES = ("checkpointed_size", "state_size", "end_to_end_duration", "processed_data", "persisted_data")
+
+_summaries: WeakKeyDictionary[RunView, tuple[float, dict[str, Any]]] = WeakKeyDictionary()
 
 
-class FlinkPaths:
-    """The handlers; `request.state` has the run, and whether errors may be told."""
+def flink_endpoints(runs: Runs) -> list[Endpoint]:
+    """To be served before the paths that steer: a path that ends with a request id comes last."""
+    jobs, details = Jobs(runs), f"{JOB}/checkpoints/details/{{number}}"
+    return [
+        Endpoint("GET", "/overview", jobs.overview, "How many jobs there are, by state", flink=True),
+        Endpoint("GET", "/config", config, "How often a page should ask, and which version this is", flink=True),
+        Endpoint("GET", "/jobs", jobs.ids, "Ids and states of jobs", flink=True),
+        Endpoint("GET", "/jobs/overview", jobs.jobs, "Jobs with their times", flink=True),
+        Endpoint("GET", JOB, detail, "One job: state, times, queries, plan", flink=True),
+        Endpoint("GET", f"{JOB}/exceptions", exceptions, "What has failed", secret=True, flink=True),
+        Endpoint("GET", f"{JOB}/checkpoints", checkpoints, "Statistics of checkpoints", flink=True),
+        Endpoint("GET", f"{JOB}/checkpoints/config", checkpoint_config, "Settings of checkpoints", flink=True),
+        Endpoint("GET", details, checkpoint_details, "One checkpoint, by query", flink=True),
+        Endpoint("GET", f"{details}/subtasks/{{vertex}}", subtasks, "By source partition", flink=True),
+    ]
+
+
+class Jobs:
+    """All jobs that a server knows."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
 
-    async def overview(self, request: Request) -> Response:
-        states = [run.entry.state for run in await run_in_threadpool(self._runs.all)]
-        running = sum(not state.ended for state in states)
-        return AsciiJson(
-            {
-                "taskmanagers": running,
-                "slots-total": running,
-                "slots-available": 0,
-                "jobs-running": running,
-                "jobs-finished": states.count(State.FINISHED),
-                "jobs-cancelled": states.count(State.CANCELED),
-                "jobs-failed": states.count(State.FAILED),
-                "flink-version": f"penstock-{version('penstock')}",
-                "flink-commit": "",
-            }
-        )
-
-    async def config(self, request: Request) -> Response:
-        return AsciiJson(
-            {
-                "refresh-interval": REFRESH_MS,
-                "timezone-name": time.tzname[0],
-                "timezone-offset": -time.timezone * 1000,
-                "flink-version": f"penstock-{version('penstock')}",
-                "flink-revision": "",
-                "features": {
-                    "web-submit": False,
-                    "web-cancel": True,
-                    "web-rescale": False,
-                    "web-history": False,
-                },
-            }
-        )
-
-    async def ids(self, request: Request) -> Response:
-        runs = await run_in_threadpool(self._runs.all)
-        return AsciiJson({"jobs": [{"id": run.entry.id, "status": run.entry.state} for run in runs]})
-
-    async def jobs(self, request: Request) -> Response:
-        runs = await run_in_threadpool(self._runs.all)
-        return AsciiJson({"jobs": [{**times(run), "tasks": {"total": 1}, "pending-operators": 0} for run in runs]})
-
-    async def detail(self, request: Request) -> Response:
-        return await run_in_threadpool(self._detail, request)
-
-    def _detail(self, request: Request) -> Response:
-        run: Run = request.state.run
-        entry, status = run.entry, run.status()
-        hidden = () if request.state.trusted else ("error",)
-        facts = status.get("queries") or {
-            uid: {"epoch": now.epoch, "generation": now.generation} for uid, now in run.view.queries().items()
+    def overview(self, request: Request) -> dict[str, Any]:
+        states = [run.entry.state for run in self._runs.all()]
+        return {
+            "jobs-running": sum(not state.ended for state in states),
+            "jobs-finished": states.count(State.FINISHED),
+            "jobs-cancelled": states.count(State.CANCELED),
+            "jobs-failed": states.count(State.FAILED),
+            "flink-version": f"penstock-{version('penstock')}",
         }
-        return AsciiJson(
-            {
-                **times(run),
-                "isStoppable": True,
-                "job-type": "STREAMING",
-                "now": now_ms(),
-                "maxParallelism": -1,
-                "timestamps": {str(state): since for state, since in run.since.items()},
-                "vertices": [
-                    {"id": uid, "name": uid, "status": entry.state}
-                    | {name: fact for name, fact in told.items() if name not in hidden}
-                    for uid, told in facts.items()
-                ],
-                "status-counts": {str(entry.state): len(facts)} if facts else {},
-                "plan": plan_of(run),
-                "pending-operators": 0,
-                "restarts": max(entry.restarts, int(status.get("restarts", 0))),
-                "last-savepoint": entry.savepoint,
-            }
-        )
 
-    async def plan(self, request: Request) -> Response:
-        return AsciiJson({"plan": await run_in_threadpool(plan_of, request.state.run)})
+    def ids(self, request: Request) -> dict[str, Any]:
+        return {"jobs": [{"id": run.entry.id, "status": run.entry.state} for run in self._runs.all()]}
 
-    async def job_config(self, request: Request) -> Response:
-        run: Run = request.state.run
-        settings = (await run_in_threadpool(run.describe)).get("settings") or []
-        values = {str(row.get("key")): row.get("value") for row in settings}
-        return AsciiJson(
-            {
-                "jid": run.entry.id,
-                "name": run.entry.name,
-                "execution-config": {
-                    "execution-mode": "PIPELINED",
-                    "restart-strategy": values.get("restart-strategy.type", ""),
-                    "job-parallelism": -1,
-                    "object-reuse-mode": False,
-                    "user-config": values,
-                },
-            }
-        )
-
-    async def exceptions(self, request: Request) -> Response:
-        run: Run = request.state.run
-        entries = [
-            {
-                "exceptionName": note["error"],
-                "stacktrace": note["happened"],
-                "timestamp": note["time"],
-                "taskName": note["query"],
-                "endpoint": None,
-                "taskManagerId": None,
-                "failureLabels": {},
-                "concurrentExceptions": [],
-            }
-            for note in run.view.notes("exceptions")
-        ]
-        error: Mapping[str, str] = run.entry.error or {}
-        return AsciiJson(
-            {
-                "root-exception": error.get("happened"),
-                "timestamp": run.entry.end if error else None,
-                "all-exceptions": [],
-                "truncated": False,
-                "exceptionHistory": {"entries": entries, "truncated": False},
-            }
-        )
-
-    async def checkpoints(self, request: Request) -> Response:
-        return AsciiJson(
-            await run_in_threadpool(checkpoints.statistics, request.state.run, shown=request.state.trusted)
-        )
-
-    async def checkpoint_config(self, request: Request) -> Response:
-        return AsciiJson(await run_in_threadpool(checkpoints.configuration, request.state.run))
-
-    async def checkpoint_details(self, request: Request) -> Response:
-        number = _number(request)
-        shown = request.state.trusted
-        found = await run_in_threadpool(checkpoints.details, request.state.run, number, shown=shown)
-        return _found(found, f"There is no checkpoint {number} in the history of this run")
-
-    async def checkpoint_subtasks(self, request: Request) -> Response:
-        number, vertex = _number(request), request.path_params["vertex"]
-        found = await run_in_threadpool(checkpoints.subtasks, request.state.run, number, vertex)
-        return _found(found, f"The record of checkpoint {number} of query {vertex} is not kept any more, or never was")
-
-    async def metrics(self, request: Request) -> Response:
-        values = await run_in_threadpool(metrics_of, request.state.run)
-        wanted = request.query_params.get("get")
-        if wanted is None:
-            return AsciiJson([{"id": name} for name in values])
-        names = [name for name in wanted.split(",") if name in values]
-        return AsciiJson([{"id": name, "value": str(values[name])} for name in names])
+    def jobs(self, request: Request) -> dict[str, Any]:
+        """Flink's command line needs every field of it."""
+        return {"jobs": [{**_times(run), "tasks": {"total": 1}, "pending-operators": 0} for run in self._runs.all()]}
 
 
-def add_flink(table: Table, paths: FlinkPaths) -> None:
-    """Before the paths that steer: what is asked after by a request id comes last."""
-    flink: dict[str, Any] = {"flink": True}
-    table.add("GET", "/overview", paths.overview, "How many jobs there are, by state", **flink)
-    table.add("GET", "/config", paths.config, "How often a page should ask, and which version this is", **flink)
-    table.add("GET", "/jobs", paths.ids, "Ids and states of jobs", answer=("jobs",), **flink)
-    table.add("GET", "/jobs/overview", paths.jobs, "Jobs with their times", answer=("jobs",), **flink)
-    table.add("GET", JOB, paths.detail, "One job: state, times, queries, plan", answer=("jid", "name"), **flink)
-    table.add("GET", f"{JOB}/plan", paths.plan, "Sources, operators and sinks", answer=("plan",), **flink)
-    table.add("GET", f"{JOB}/config", paths.job_config, "Its settings", secret=True, **flink)
-    table.add("GET", f"{JOB}/exceptions", paths.exceptions, "What has failed", secret=True, **flink)
-    names = ("counts", "summary", "latest", "history")
-    table.add("GET", f"{JOB}/checkpoints", paths.checkpoints, "Statistics of checkpoints", answer=names, **flink)
-    table.add("GET", f"{JOB}/checkpoints/config", paths.checkpoint_config, "Settings of checkpoints", **flink)
-    details = f"{JOB}/checkpoints/details/{{number}}"
-    table.add("GET", details, paths.checkpoint_details, "One checkpoint, by query", **flink)
-    table.add("GET", f"{details}/subtasks/{{vertex}}", paths.checkpoint_subtasks, "By source partition", **flink)
-    table.add("GET", f"{JOB}/metrics", paths.metrics, "Names of metrics; with get=, values", query=("get",), **flink)
+def config(request: Request) -> dict[str, Any]:
+    return {
+        "refresh-interval": REFRESH_MS,
+        "timezone-name": time.tzname[0],
+        "timezone-offset": -time.timezone * 1000,
+        "flink-version": f"penstock-{version('penstock')}",
+        "features": {"web-submit": False, "web-cancel": True, "web-rescale": False, "web-history": False},
+    }
 
 
-def times(run: Run) -> dict[str, Any]:
+def _times(run: Run) -> dict[str, Any]:
     entry = run.entry
     return {
         "jid": entry.id,
@@ -209,62 +97,248 @@ def times(run: Run) -> dict[str, Any]:
     }
 
 
-def plan_of(run: Run) -> dict[str, Any]:
+def detail(request: Request) -> dict[str, Any]:
+    run: Run = request.state.run
+    entry = run.entry
+    hidden = () if request.state.trusted else ("error",)
+    queries = run.status.get("queries") or {
+        uid: {"epoch": query.epoch, "generation": query.generation} for uid, query in run.view.queries().items()
+    }
+    return {
+        **_times(run),
+        "job-type": "STREAMING",
+        "now": now_ms(),
+        "timestamps": {str(state): since for state, since in run.since.items()},
+        "vertices": [
+            {"id": uid, "name": uid, "status": entry.state}
+            | {name: fact for name, fact in facts.items() if name not in hidden}
+            for uid, facts in queries.items()
+        ],
+        "status-counts": {str(entry.state): len(queries)} if queries else {},
+        "plan": _plan(run),
+        "restarts": max(entry.restarts, int(run.status.get("restarts", 0))),
+        "last-savepoint": entry.savepoint,
+    }
+
+
+def _plan(run: Run) -> dict[str, Any]:
     nodes: list[dict[str, Any]] = []
     for query in (run.describe().get("plan") or {}).get("queries") or []:
         uid = query["uid"]
-        sources = [f"{uid}/source/{source['uid']}" for source in query["sources"]]
-        nodes += [
-            _node(place, "Source", source["describe"], [])
-            for place, source in zip(sources, query["sources"], strict=True)
-        ]
+        sources = {f"{uid}/source/{source['uid']}": source["describe"] for source in query["sources"]}
+        nodes += [_node(place, "Source", description, ()) for place, description in sources.items()]
         names = [operator["name"] for operator in query["operators"]]
         nodes.append(_node(uid, "Query", " → ".join([uid, *names]), sources))
-        nodes += [_node(f"{uid}/sink/{sink['uid']}", "Sink", sink["describe"], [uid]) for sink in query["sinks"]]
+        nodes += [_node(f"{uid}/sink/{sink['uid']}", "Sink", sink["describe"], (uid,)) for sink in query["sinks"]]
     return {"jid": run.entry.id, "name": run.entry.name, "type": "STREAMING", "nodes": nodes}
 
 
-def metrics_of(run: Run) -> dict[str, Any]:
-    """By Flink's names, as far as they mean something here."""
+def _node(id: str, kind: str, description: str, inputs: Iterable[str]) -> dict[str, Any]:
+    links = [{"num": number, "id": source} for number, source in enumerate(inputs)]
+    return {"id": id, "operator": kind, "description": description, "inputs": links}
+
+
+def exceptions(request: Request) -> dict[str, Any]:
+    run: Run = request.state.run
+    error: Mapping[str, str] = run.entry.error or {}
+    entries = [
+        {
+            "exceptionName": note["error"],
+            "stacktrace": note["happened"],
+            "timestamp": note["time"],
+            "taskName": note["query"],
+        }
+        for note in run.view.notes("exceptions")
+    ]
+    return {
+        "root-exception": error.get("happened"),
+        "timestamp": run.entry.end if error else None,
+        "exceptionHistory": {"entries": entries, "truncated": False},
+    }
+
+
+# Checkpoints
+
+
+def checkpoints(request: Request) -> dict[str, Any]:
+    return statistics(request.state.run, shown=request.state.trusted)
+
+
+def statistics(run: Run, *, shown: bool) -> dict[str, Any]:
+    """`shown`: the client may read errors."""
+    epochs = run.view.all_epochs()
+    complete = next((epoch for epoch in reversed(epochs) if epoch["outcome"] == "complete"), None)
+    failed = next((epoch for epoch in reversed(epochs) if epoch["outcome"] != "complete"), None)
     queries = run.view.queries().values()
-    newest = [now.newest for now in queries if now.newest is not None]
-    last = max(newest, key=lambda epoch: epoch["ended"], default=None)
-    entry = run.entry
+    in_progress = sum(query.phase != "idle" for query in queries) if run.live else 0
+    completed, failures = sum(query.complete for query in queries), sum(query.failed for query in queries)
+    restored, savepoints = run.view.notes("restored"), run.view.notes("savepoints")
     return {
-        "numRestarts": entry.restarts,
-        "uptime": (entry.end or now_ms()) - entry.start if run.live else 0,
-        "numberOfCompletedCheckpoints": sum(now.complete for now in queries),
-        "numberOfFailedCheckpoints": sum(now.failed for now in queries),
-        "numberOfInProgressCheckpoints": sum(now.phase != "idle" for now in queries) if run.live else 0,
-        "totalNumberOfCheckpoints": sum(now.complete + now.failed for now in queries),
-        "lastCheckpointDuration": round(last["total_ms"]) if last else -1,
-        "lastCheckpointSize": (last["bytes"] or 0) + last["inflight_bytes"] if last else -1,
-        "lastCheckpointFullSize": (last["state_bytes"] or 0) if last else -1,
-        "lastCheckpointPersistedData": last["inflight_bytes"] if last else -1,
-        "lastCompletedCheckpointId": last["epoch"] if last else -1,
+        "counts": {
+            "restored": len(restored),
+            "total": completed + failures + in_progress,
+            "in_progress": in_progress,
+            "completed": completed,
+            "failed": failures,
+        },
+        "summary": _summary(run.view, epochs),
+        "latest": {
+            "completed": _line(complete, shown) if complete else None,
+            "savepoint": _savepoint(savepoints[0]) if savepoints else None,
+            "failed": _line(failed, shown) if failed else None,
+            "restored": _restored(restored[0]) if restored else None,
+        },
+        "history": [_line(epoch, shown) for epoch in epochs[: -MOST_HISTORY - 1 : -1]],
     }
 
 
-def _node(id: str, kind: str, description: str, inputs: list[str]) -> dict[str, Any]:
+def _summary(view: RunView, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the complete ones. That of many epochs is computed again only after `SUMMARY_SECONDS`."""
+    last = _summaries.get(view)
+    if last is not None and len(epochs) > _FEW and time.monotonic() - last[0] < SUMMARY_SECONDS:
+        return last[1]
+    complete = [_sizes(epoch) for epoch in epochs if epoch["outcome"] == "complete"]
+    summary = {name: spread([sizes[name] for sizes in complete]) for name in _MEASURES}
+    _summaries[view] = (time.monotonic(), summary)
+    return summary
+
+
+def checkpoint_config(request: Request) -> dict[str, Any]:
+    """As the run was started with."""
+    settings: Mapping[str, Any] = request.state.run.describe().get("checkpoints") or {}
+    deletes = bool(settings.get("delete_on_cancellation", False))
     return {
-        "id": id,
-        "parallelism": -1,
-        "operator": kind,
-        "operator_strategy": "",
-        "description": description,
-        "inputs": [{"num": number, "id": source, "ship_strategy": "FORWARD"} for number, source in enumerate(inputs)],
-        "optimizer_properties": {},
+        "mode": settings.get("mode", "exactly_once"),
+        "interval": settings.get("interval"),
+        "timeout": settings.get("timeout"),
+        "min_pause": settings.get("min_pause"),
+        "max_concurrent": settings.get("max_concurrent"),
+        "externalization": {"enabled": True, "delete_on_cancellation": deletes},
+        "state_backend": settings.get("state_backend"),
+        "checkpoint_storage": settings.get("storage"),
+        "unaligned_checkpoints": bool(settings.get("unaligned", False)),
+        "tolerable_failed_checkpoints": settings.get("tolerable_failed"),
+        "aligned_checkpoint_timeout": settings.get("aligned_timeout"),
     }
+
+
+def checkpoint_details(request: Request) -> dict[str, Any]:
+    """The newest attempt at an epoch of this number, each query that has one as a task."""
+    run, number = request.state.run, _number(request)
+    by_query: dict[str, dict[str, Any]] = {}
+    for epoch in run.view.all_epochs():
+        if epoch["epoch"] == number:
+            by_query[epoch["query"]] = _line(epoch, request.state.trusted)
+    if not by_query:
+        raise HTTPException(404, f"There is no checkpoint {number} in the history of this run")
+    newest = max(by_query.values(), key=lambda line: line["latest_ack_timestamp"])
+    return {**newest, "tasks": by_query}
+
+
+def subtasks(request: Request) -> dict[str, Any]:
+    """How each source partition of the epoch came to the cut, while its record is kept."""
+    number, vertex = _number(request), request.path_params["vertex"]
+    record: CheckpointRecord | None = request.state.run.record(vertex, number)
+    if record is None:
+        raise HTTPException(404, f"The record of checkpoint {number} of query {vertex} is not kept")
+    cuts = record.alignment.partitions if record.alignment is not None else ()
+    tasks = [
+        {
+            "index": index,
+            "partition": cut.partition,
+            "status": "completed",
+            "ack_timestamp": round(record.opened * 1000 + cut.reached_ms),
+            "end_to_end_duration": round(cut.reached_ms),
+            "checkpoint": {"sync": round(cut.took_ms)},
+            "alignment": {"duration": round(cut.waited_ms)},
+            "start_delay": round(cut.started_ms),
+            "unaligned_checkpoint": record.mode == "unaligned",
+            "aborted": record.outcome != "complete",
+        }
+        for index, cut in enumerate(cuts)
+    ]
+    line = _line({**epoch_of({**record.summary(), **record.extent()}), "why": None}, False)
+    return {
+        **{name: line[name] for name in ("id", "status", "latest_ack_timestamp", "num_subtasks", *_MEASURES)},
+        "num_acknowledged_subtasks": len(tasks),
+        "summary": {
+            "end_to_end_duration": spread([round(cut.reached_ms) for cut in cuts]),
+            "alignment": {"duration": spread([round(cut.waited_ms) for cut in cuts])},
+            "start_delay": spread([round(cut.started_ms) for cut in cuts]),
+        },
+        "subtasks": tasks,
+    }
+
+
+def spread(values: Iterable[float | None]) -> dict[str, float]:
+    """The least, the most, the mean and Flink's percentiles; zero where there is nothing."""
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return dict.fromkeys(("min", "max", "avg", *_PERCENTILES), 0)
+    mean = {"min": known[0], "max": known[-1], "avg": round(sum(known) / len(known))}
+    return mean | {name: percentile(known, share) for name, share in _PERCENTILES.items()}
+
+
+def _sizes(epoch: Mapping[str, Any]) -> dict[str, Any]:
+    size = epoch["bytes"] or 0
+    return {
+        "checkpointed_size": size + epoch["inflight_bytes"],
+        "state_size": epoch["state_bytes"] or 0,
+        "end_to_end_duration": round(epoch["total_ms"]),
+        "processed_data": size,
+        "persisted_data": epoch["inflight_bytes"],
+    }
+
+
+def _line(epoch: Mapping[str, Any], shown: bool) -> dict[str, Any]:
+    complete, ended = epoch["outcome"] == "complete", epoch["ended"]
+    writers = max(1, sum(int(share.get("writers") or 0) for share in epoch["sinks"]))
+    line = {
+        "className": "completed" if complete else "failed",
+        "id": epoch["epoch"],
+        "query": epoch["query"],
+        "status": "COMPLETED" if complete else "FAILED",
+        "is_savepoint": False,
+        "trigger_timestamp": epoch["opened"],
+        "latest_ack_timestamp": ended,
+        **_sizes(epoch),
+        "num_subtasks": writers,
+        "num_acknowledged_subtasks": writers if complete else 0,
+        "checkpoint_type": "UNALIGNED_CHECKPOINT" if epoch["mode"] == "unaligned" else "CHECKPOINT",
+    }
+    if not complete:
+        line |= {"failure_timestamp": ended, "failure_message": epoch["why"] if shown else None}
+    return line
+
+
+def _savepoint(note: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "className": "completed",
+        "id": _newest_epoch(note),
+        "status": "COMPLETED",
+        "is_savepoint": True,
+        "savepointFormat": str(note.get("kind") or "native").upper(),
+        "trigger_timestamp": note["time"],
+        "latest_ack_timestamp": note["time"],
+        "checkpointed_size": note.get("bytes") or 0,
+        "state_size": note.get("bytes") or 0,
+        "checkpoint_type": "SAVEPOINT",
+        "external_path": note.get("path"),
+    }
+
+
+def _restored(note: Mapping[str, Any]) -> dict[str, Any]:
+    path = note.get("path")
+    return {"id": _newest_epoch(note), "restore_timestamp": note["time"], "is_savepoint": True, "external_path": path}
+
+
+def _newest_epoch(note: Mapping[str, Any]) -> int:
+    epochs = note.get("epochs") or {}
+    return max(epochs.values(), default=0) if isinstance(epochs, Mapping) else 0
 
 
 def _number(request: Request) -> int:
-    given = request.path_params["number"]
-    if not given.isdecimal() or len(given) > 18:
-        raise HTTPException(404, f"{given[:100]!r} is not the number of a checkpoint")
-    return int(given)
-
-
-def _found(body: dict[str, Any] | None, missing: str) -> Response:
-    if body is None:
-        raise HTTPException(404, missing)
-    return AsciiJson(body)
+    value = request.path_params["number"]
+    if not value.isdecimal() or len(value) > 18:
+        raise HTTPException(404, f"{value[:100]!r} is not the number of a checkpoint")
+    return int(value)

@@ -1,4 +1,4 @@
-"""Penstock's own paths, below `/penstock/v1`, that only read. Times are milliseconds since 1970."""
+"""Penstock's own paths that read, below `/penstock/v1`. Times are milliseconds since 1970."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from penstock.ops.process.registry import Entry, now_ms
-from penstock.ops.server.answers import AsciiJson
-from penstock.ops.server.orphans import transactions_at
-from penstock.ops.server.routes import Table
 from penstock.ops.server.run_view import QueryView
-from penstock.ops.server.runs import Run, Runs
+from penstock.ops.server.runs import Run, Runs, transactions_at, unseen_transactions
+from penstock.ops.server.web import Endpoint, whole
 from penstock.storage.storage import local_path
 
 ROOT = "/penstock/v1"
 RUN = f"{ROOT}/runs/{{run}}"
 
 LOOK_SECONDS = 3.0
-"""How old what other systems were asked for may be: however many look, they are asked no more often."""
+"""How old an answer of other systems may be: however many clients look, they are asked no more often."""
 MOST_STREAMS = 32
 """Of events: each holds a connection, of which a server has few."""
 _EVENTS_POLL = 0.25
@@ -37,190 +34,253 @@ _EVENTS_SILENCE = 15.0
 _T = TypeVar("_T")
 
 
+class ErrorFacts(TypedDict):
+    error: str
+    happened: str
+    safe: str
+    to_do: str
+
+
+class RunFacts(TypedDict):
+    id: str
+    name: str
+    state: str
+    start: int
+    end: int | None
+    duration: int
+    restarts: int
+    savepoint: str | None
+    error: ErrorFacts | None
+    address: str | None
+    live: bool
+    program: str | None
+    storage: str | None
+
+
+class QueryFacts(TypedDict):
+    uid: str
+    generation: int
+    epoch: int | None
+    phase: str
+    phase_since: int | None
+    watermark: int | None
+    rows_per_second: float
+    rows_total: int
+    complete: int
+    failed: int
+    p50_ms: float | None
+    p99_ms: float | None
+    lag: int | None
+    inflight_bytes: int | None
+    error: str | None
+    guarantee: str | None
+    sources: list[dict[str, Any]]
+    sinks: list[dict[str, Any]]
+    operators: list[dict[str, Any]]
+
+
+class RunList(TypedDict):
+    runs: list[RunFacts]
+
+
+class Overview(TypedDict):
+    run: RunFacts
+    queries: list[QueryFacts]
+    weakest: dict[str, Any] | None
+    spark_ui: str | None
+    damage: list[str]
+
+
 class Remembered:
-    """What a function gave lately. One thread asks it at a time; the others get what it gave before."""
+    """What a function returned lately. One thread calls it at a time; the others get the result before."""
 
     def __init__(self, seconds: float = LOOK_SECONDS) -> None:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._last: tuple[float, Any] | None = None
 
-    def get(self, function: Callable[[], _T], otherwise: _T) -> _T:
+    def get(self, function: Callable[[], _T], default: _T) -> _T:
         last = self._last
         if last is not None and time.monotonic() - last[0] < self._seconds:
             return last[1]  # type: ignore[no-any-return]
         if not self._lock.acquire(blocking=last is None, timeout=self._seconds if last is None else -1):
-            return otherwise if last is None else last[1]
+            return default if last is None else last[1]
         try:
             if self._last is not None and time.monotonic() - self._last[0] < self._seconds:
                 return self._last[1]  # type: ignore[no-any-return]
-            found = function()
-            self._last = (time.monotonic(), found)
-            return found
+            result = function()
+            self._last = (time.monotonic(), result)
+            return result
         finally:
             self._lock.release()
 
 
+def own_endpoints(runs: Runs) -> list[Endpoint]:
+    paths = OwnPaths(runs)
+    return [
+        Endpoint("GET", f"{ROOT}/health", health, "Whether this server answers", open=True),
+        Endpoint("GET", f"{ROOT}/runs", paths.runs, "The runs that are known"),
+        Endpoint("GET", RUN, paths.run, "One run as it is now"),
+        Endpoint("GET", f"{RUN}/epochs", epochs, "Epochs, newest first", query=("query", "before", "limit")),
+        Endpoint("GET", f"{RUN}/series", series, "Over time", query=("query", "points")),
+        Endpoint("GET", f"{RUN}/alignment", alignment, "Of one epoch", query=("query", "epoch")),
+        Endpoint("GET", f"{RUN}/state", state, "Stateful operators"),
+        Endpoint("GET", f"{RUN}/inflight", inflight, "What waits for sinks"),
+        Endpoint("GET", f"{RUN}/restarts", restarts, "Restarts and recoveries", secret=True),
+        Endpoint("GET", f"{RUN}/exceptions", exceptions, "What has failed", secret=True),
+        Endpoint("GET", f"{RUN}/settings", settings, "Each setting and its origin", secret=True),
+        Endpoint("GET", f"{RUN}/savepoints", savepoints, "Savepoints of the run", secret=True),
+        Endpoint("GET", f"{RUN}/transactions", paths.transactions, "Open transactions", secret=True),
+        Endpoint(
+            "GET", f"{RUN}/events", events, "Events as they come", secret=True, query=("after",),
+            media="text/event-stream",
+        ),
+    ]  # fmt: skip
+
+
 class OwnPaths:
-    """The handlers; `request.state` has the run, and whether errors may be told."""
+    """Handlers that keep something between requests. `request.state` has the run, and whether errors may be shown."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self._positions, self._transactions = Remembered(), Remembered(5.0)
 
-    async def health(self, request: Request) -> Response:
-        return AsciiJson({"status": "ok"})
+    def runs(self, request: Request) -> RunList:
+        shown = request.state.trusted
+        return {"runs": [run_facts(run.entry, run.live, shown=shown) for run in self._runs.all()]}
 
-    async def runs(self, request: Request) -> Response:
-        found = await run_in_threadpool(self._runs.all)
-        return AsciiJson({"runs": [run_facts(run.entry, run.live, shown=request.state.trusted) for run in found]})
-
-    async def run(self, request: Request) -> Response:
-        return AsciiJson(await run_in_threadpool(self._overview, request.state.run, request.state.trusted))
-
-    def _overview(self, run: Run, shown: bool) -> dict[str, Any]:
+    def run(self, request: Request) -> Overview:
+        run: Run = request.state.run
+        shown = request.state.trusted
         described = run.describe()
         plan: Mapping[str, Any] = described.get("plan") or {}
         positions: Mapping[str, Any] = {}
         if run.insight is not None and run.live:
             positions = self._positions.get(run.insight.positions, {})
-        now = {uid: _with_reading(run, query) for uid, query in run.view.queries().items()}
         planned = {query["uid"]: query for query in plan.get("queries") or []}
+        queries, status = run.view.queries(), run.status.get("queries") or {}
         return {
             "run": run_facts(run.entry, run.live, shown=shown),
             "queries": [
-                query_facts(planned.get(uid) or {}, now.get(uid) or QueryView(uid), positions.get(uid) or {}, run.live)
-                for uid in dict.fromkeys((*planned, *now))
+                _query_facts(
+                    run,
+                    _with_reading(run, queries.get(uid) or QueryView(uid)),
+                    planned.get(uid) or {},
+                    positions.get(uid) or {},
+                    status.get(uid) or {},
+                    shown=shown,
+                )
+                for uid in dict.fromkeys((*planned, *queries, *status))
             ],
             "weakest": plan.get("weakest"),
             "spark_ui": described.get("spark_ui") if run.live else None,
             "damage": list(run.damage),
         }
 
-    async def epochs(self, request: Request) -> Response:
-        query = request.query_params.get("query") or None
-        before, limit = whole(request, "before", None), whole(request, "limit", 100)
+    def transactions(self, request: Request) -> dict[str, Any]:
         run: Run = request.state.run
-        found, more = await run_in_threadpool(run.view.epochs, query, before, limit or 100)
-        if not request.state.trusted:
-            found = [{**epoch, "why": None} for epoch in found]
-        return AsciiJson({"epochs": found, "more": more})
+        if run.insight is None or not run.live:
+            return transactions_at(run.folder)
+        return self._transactions.get(run.insight.transactions, unseen_transactions("another client asks just now"))
 
-    async def series(self, request: Request) -> Response:
-        query, points = request.query_params.get("query") or None, whole(request, "points", 500)
-        run: Run = request.state.run
-        return AsciiJson({"series": await run_in_threadpool(run.view.series, query, points or 500)})
 
-    async def alignment(self, request: Request) -> Response:
-        query, epoch = request.query_params.get("query", ""), whole(request, "epoch", None)
-        if epoch is None or not query:
-            raise HTTPException(400, "query and epoch are needed")
-        record = await run_in_threadpool(request.state.run.record, query, epoch)
-        if record is None:
-            raise HTTPException(404, f"The record of epoch {epoch} of query {query} is not kept any more, or never was")
-        return AsciiJson({"alignment": None if record.alignment is None else asdict(record.alignment)})
+async def health(request: Request) -> dict[str, str]:
+    return {"status": "ok"}
 
-    async def state(self, request: Request) -> Response:
-        return AsciiJson({"operators": await run_in_threadpool(request.state.run.view.operators)})
 
-    async def inflight(self, request: Request) -> Response:
-        return AsciiJson({"sinks": request.state.run.view.inflight()})
+def epochs(request: Request) -> dict[str, Any]:
+    query = request.query_params.get("query") or None
+    before, limit = whole(request, "before", None), whole(request, "limit", 100)
+    page, more = request.state.run.view.epochs(query, before, limit or 100)
+    return {"epochs": page if request.state.trusted else [{**epoch, "why": None} for epoch in page], "more": more}
 
-    async def restarts(self, request: Request) -> Response:
-        notes = request.state.run.view.notes
-        return AsciiJson({"restarts": notes("restarts"), "recoveries": notes("recoveries")})
 
-    async def exceptions(self, request: Request) -> Response:
-        run: Run = request.state.run
-        found = run.view.notes("exceptions")
-        if run.entry.error and run.entry.state.ended:
-            last = {"time": run.entry.end or run.entry.modified, "query": None, **error_facts(run.entry.error)}
-            found = [last, *found]
-        return AsciiJson({"exceptions": found})
+def series(request: Request) -> dict[str, Any]:
+    query, points = request.query_params.get("query") or None, whole(request, "points", 500)
+    return {"series": request.state.run.view.series(query, points or 500)}
 
-    async def settings(self, request: Request) -> Response:
-        told = (await run_in_threadpool(request.state.run.describe)).get("settings") or []
-        return AsciiJson({"settings": told})
 
-    async def savepoints(self, request: Request) -> Response:
-        return AsciiJson({"savepoints": await run_in_threadpool(_savepoints, request.state.run)})
+def alignment(request: Request) -> dict[str, Any]:
+    query, epoch = request.query_params.get("query", ""), whole(request, "epoch", None)
+    if epoch is None or not query:
+        raise HTTPException(400, "query and epoch are needed")
+    record = request.state.run.record(query, epoch)
+    if record is None:
+        raise HTTPException(404, f"The record of epoch {epoch} of query {query} is not kept")
+    return {"alignment": None if record.alignment is None else asdict(record.alignment)}
 
-    async def transactions(self, request: Request) -> Response:
-        return AsciiJson(await run_in_threadpool(self._open_transactions, request.state.run))
 
-    def _open_transactions(self, run: Run) -> dict[str, Any]:
-        nothing = {"transactions": [], "unseen": [{"query": None, "sink": None, "why": "others are asking just now"}]}
-        if run.insight is not None and run.live:
-            return self._transactions.get(run.insight.transactions, nothing)
-        return transactions_at(run.folder)
+def state(request: Request) -> dict[str, Any]:
+    return {"operators": request.state.run.view.operators()}
 
-    async def events(self, request: Request) -> Response:
-        run: Run = request.state.run
-        if not run.live:
-            return Response(status_code=204)  # nothing more will come
-        if run.view.streams >= MOST_STREAMS:
-            raise HTTPException(429, f"{MOST_STREAMS} already follow the events of this run")
-        given = request.headers.get("Last-Event-ID") or request.query_params.get("after") or ""
-        after = int(given) if given.isdecimal() and len(given) < 19 else run.view.newest_event
-        if after > run.view.newest_event:
-            after = 0  # of an earlier process of this run
-        return StreamingResponse(
-            _event_lines(run, after), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
-        )
+
+def inflight(request: Request) -> dict[str, Any]:
+    return {"sinks": request.state.run.view.inflight()}
+
+
+def restarts(request: Request) -> dict[str, Any]:
+    return {kind: request.state.run.view.notes(kind) for kind in ("restarts", "recoveries")}
+
+
+def exceptions(request: Request) -> dict[str, Any]:
+    run: Run = request.state.run
+    notes = run.view.notes("exceptions")
+    if run.entry.error and run.entry.state.ended:
+        last = {"time": run.entry.end or run.entry.modified, "query": None, **_error_facts(run.entry.error)}
+        notes = [last, *notes]
+    return {"exceptions": notes}
+
+
+def settings(request: Request) -> dict[str, Any]:
+    return {"settings": request.state.run.describe().get("settings") or []}
+
+
+def savepoints(request: Request) -> dict[str, Any]:
+    """Those that still exist, as far as this machine can see."""
+    notes = [
+        {name: note.get(name) for name in ("path", "kind", "time", "bytes", "drained")}
+        for note in request.state.run.view.notes("savepoints")
+        if (path := local_path(str(note["path"]))) is None or path.exists()
+    ]
+    return {"savepoints": notes}
+
+
+async def events(request: Request) -> Response:
+    run: Run = request.state.run
+    if not run.live:
+        return Response(status_code=204)  # nothing more will come
+    if run.view.streams >= MOST_STREAMS:
+        raise HTTPException(429, f"{MOST_STREAMS} clients already follow the events of this run")
+    last = request.headers.get("Last-Event-ID") or request.query_params.get("after") or ""
+    after = int(last) if last.isdecimal() and len(last) < 19 else run.view.newest_event
+    if after > run.view.newest_event:
+        after = 0  # of an earlier process of this run
+    return StreamingResponse(
+        _event_lines(run, after), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+    )
 
 
 async def _event_lines(run: Run, after: int) -> AsyncIterator[bytes]:
     run.view.streams += 1
+    sent, last = time.monotonic(), False
     try:
         yield b"retry: 2000\n\n"
-        async for part in _fresh_events(run, after):
-            yield part
+        while not last:
+            last = run.view.closed  # read before the last look
+            for number, event in run.view.events_after(after):
+                after, body = number, json.dumps(event, default=str)
+                yield f"id: {number}\nevent: {event.get('event')}\ndata: {body}\n\n".encode()
+                sent = time.monotonic()
+            if time.monotonic() - sent > _EVENTS_SILENCE:
+                yield b": still here\n\n"
+                sent = time.monotonic()
+            if not last:
+                await asyncio.sleep(_EVENTS_POLL)
     finally:
         run.view.streams -= 1
 
 
-async def _fresh_events(run: Run, after: int) -> AsyncIterator[bytes]:
-    spoken, last = time.monotonic(), False
-    while not last:
-        last = run.view.closed  # asked before the last look
-        for number, event in run.view.events_after(after):
-            after, body = number, json.dumps(event, default=str)
-            yield f"id: {number}\nevent: {event.get('event')}\ndata: {body}\n\n".encode()
-            spoken = time.monotonic()
-        if time.monotonic() - spoken > _EVENTS_SILENCE:
-            yield b": still here\n\n"
-            spoken = time.monotonic()
-        if not last:
-            await asyncio.sleep(_EVENTS_POLL)
-
-
-def add_own(table: Table, paths: OwnPaths) -> None:
-    secret: dict[str, Any] = {"secret": True}
-    table.add("GET", f"{ROOT}/health", paths.health, "Whether this server answers", open=True, answer=("status",))
-    table.add("GET", f"{ROOT}/runs", paths.runs, "The runs that are known", answer=("runs",))
-    overview = ("run", "queries", "weakest", "spark_ui", "damage")
-    table.add("GET", RUN, paths.run, "Where one run stands", answer=overview)
-    paged = ("query", "before", "limit")
-    table.add("GET", f"{RUN}/epochs", paths.epochs, "Epochs, newest first", query=paged, answer=("epochs", "more"))
-    table.add("GET", f"{RUN}/series", paths.series, "Over time", query=("query", "points"), answer=("series",))
-    cut = ("query", "epoch")
-    table.add("GET", f"{RUN}/alignment", paths.alignment, "Of one epoch", query=cut, answer=("alignment",))
-    table.add("GET", f"{RUN}/state", paths.state, "Stateful operators", answer=("operators",))
-    table.add("GET", f"{RUN}/inflight", paths.inflight, "What waits for sinks", answer=("sinks",))
-    told = ("restarts", "recoveries")
-    table.add("GET", f"{RUN}/restarts", paths.restarts, "Restarts and recoveries", answer=told, **secret)
-    table.add("GET", f"{RUN}/exceptions", paths.exceptions, "What has failed", answer=("exceptions",), **secret)
-    table.add("GET", f"{RUN}/settings", paths.settings, "Each setting and its origin", answer=("settings",), **secret)
-    table.add("GET", f"{RUN}/savepoints", paths.savepoints, "Savepoints of the run", answer=("savepoints",), **secret)
-    told = ("transactions", "unseen")
-    table.add("GET", f"{RUN}/transactions", paths.transactions, "Open transactions", answer=told, **secret)
-    table.add(
-        "GET", f"{RUN}/events", paths.events, "Events as they come", query=("after",), media="text/event-stream",
-        **secret,
-    )  # fmt: skip
-
-
-def run_facts(entry: Entry, live: bool, *, shown: bool) -> dict[str, Any]:
+def run_facts(entry: Entry, live: bool, *, shown: bool) -> RunFacts:
     return {
         "id": entry.id,
         "name": entry.name,
@@ -230,7 +290,7 @@ def run_facts(entry: Entry, live: bool, *, shown: bool) -> dict[str, Any]:
         "duration": (entry.end or now_ms()) - entry.start,
         "restarts": entry.restarts,
         "savepoint": entry.savepoint,
-        "error": error_facts(entry.error) if entry.error and shown else None,
+        "error": _error_facts(entry.error) if entry.error and shown else None,
         "address": entry.address if live else None,
         "live": live,
         "program": entry.script or None,
@@ -238,23 +298,39 @@ def run_facts(entry: Entry, live: bool, *, shown: bool) -> dict[str, Any]:
     }
 
 
-def error_facts(error: Mapping[str, str]) -> dict[str, str]:
-    return {name: str(error.get(name) or "") for name in ("error", "happened", "safe", "to_do")}
+def _error_facts(error: Mapping[str, str]) -> ErrorFacts:
+    happened, safe, to_do = (str(error.get(name) or "") for name in ("happened", "safe", "to_do"))
+    return {"error": str(error.get("error") or ""), "happened": happened, "safe": safe, "to_do": to_do}
 
 
-def query_facts(planned: Mapping[str, Any], now: QueryView, positions: Mapping[str, Any], live: bool) -> dict[str, Any]:
+def _query_facts(
+    run: Run,
+    query: QueryView,
+    planned: Mapping[str, Any],
+    positions: Mapping[str, Any],
+    status: Mapping[str, Any],
+    *,
+    shown: bool,
+) -> QueryFacts:
+    """`status` is what the job itself reports, which counts until the first event of an epoch."""
     by_source: Mapping[str, Any] = positions.get("sources") or {}
+    lags = [part["lag"] for parts in by_source.values() for part in parts if part.get("lag") is not None]
     return {
-        "uid": now.uid,
-        "generation": now.generation,
-        "epoch": now.epoch,
-        "phase": now.phase if live else "idle",
-        "phase_since": now.phase_since,
+        "uid": query.uid,
+        "generation": query.generation or status.get("generation") or 0,
+        "epoch": query.epoch if query.epoch is not None else status.get("epoch"),
+        "phase": query.phase if run.live else "idle",
+        "phase_since": query.phase_since,
         "watermark": positions.get("watermark"),
-        "rows_per_second": now.rows_per_second if live else 0.0,
-        "rows_total": now.rows_total,
-        "complete": now.complete,
-        "failed": now.failed,
+        "rows_per_second": query.rows_per_second if run.live else 0.0,
+        "rows_total": query.rows_total,
+        "complete": query.complete,
+        "failed": query.failed,
+        "p50_ms": query.duration_ms(0.5),
+        "p99_ms": query.duration_ms(0.99),
+        "lag": sum(lags) if lags else None,
+        "inflight_bytes": query.inflight_bytes,
+        "error": status.get("error") if shown else None,
         "guarantee": planned.get("guarantee"),
         "sources": [
             {**source, "partitions": by_source.get(source["uid"]) or []} for source in planned.get("sources") or []
@@ -264,30 +340,10 @@ def query_facts(planned: Mapping[str, Any], now: QueryView, positions: Mapping[s
     }
 
 
-def _with_reading(run: Run, now: QueryView) -> QueryView:
-    """No event says when the last source partition was read: Spark is asked, while somebody looks."""
-    if run.live and run.insight is not None and now.phase == "prepare" and now.epoch is not None:
-        with contextlib.suppress(Exception):  # then it stays what the events say
-            if run.insight.reading(now.uid, now.epoch):
-                return replace(now, phase="read")
-    return now
-
-
-def whole(request: Request, name: str, otherwise: int | None) -> int | None:
-    given = request.query_params.get(name)
-    if given is None or given == "":
-        return otherwise
-    if not given.isdecimal() or len(given) > 18:
-        raise HTTPException(400, f"{name} is not a number")
-    return int(given)
-
-
-def _savepoints(run: Run) -> list[dict[str, Any]]:
-    """Those that are still there, as far as this machine can see."""
-    found = []
-    for note in run.view.notes("savepoints"):
-        path = local_path(str(note["path"]))
-        if path is None or path.exists():
-            kept = ("path", "kind", "time", "bytes", "drained")
-            found.append({name: note.get(name) for name in kept})
-    return found
+def _with_reading(run: Run, query: QueryView) -> QueryView:
+    """No event tells when the last source partition was read: Spark is asked when a client looks."""
+    if run.live and run.insight is not None and query.phase == "prepare" and query.epoch is not None:
+        with contextlib.suppress(Exception):  # the phase then stays as the events have it
+            if run.insight.reading(query.uid, query.epoch):
+                return replace(query, phase="read")
+    return query

@@ -1,4 +1,4 @@
-"""Runs as the paths see them: one that lives in this process, or one that is past, read from what it has left.
+"""Runs as the REST paths see them: the one of this process, or a past one, read from what it has left.
 
 A past run has its registry entry, its history (`history`) and, where that is missing, the records in its job's folder.
 """
@@ -8,17 +8,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.checkpoint import layout
+from penstock.checkpoint.decision import Outcome
 from penstock.checkpoint.record import CheckpointRecord, records
+from penstock.engine.settlement import JobLedgers
 from penstock.errors import PenstockError
 from penstock.ops.process.registry import Entry, Registry, State, now_ms
 from penstock.ops.server import history
 from penstock.ops.server.run_view import RunView
+from penstock.ops.transactions import DecisionState, Ended, Orphan, Report, ended, look, name_of
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import local_path
 
@@ -45,14 +49,14 @@ class Insight(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """`status` gives what the job says of itself now, `since` when it entered each state; both empty for a past run.
+    """`status` is what the job reports of itself, `since` when it entered each state; both empty for a past run.
     `damage` says what could not be read of its history."""
 
     entry: Entry
     view: RunView
     describe: Callable[[], Mapping[str, Any]] = dict
     live: bool = False
-    status: Callable[[], Mapping[str, Any]] = dict
+    status: Mapping[str, Any] = field(default_factory=dict)
     since: Mapping[State, int] = field(default_factory=dict)
     insight: Insight | None = None
     damage: Sequence[str] = ()
@@ -60,14 +64,14 @@ class Run:
     @property
     def folder(self) -> Path | None:
         """The job's folder, where it is on this machine."""
-        told = self.describe().get("folder")
-        location = str(told) if told else f"{self.entry.storage.rstrip('/')}/{self.entry.name}"
-        return local_path(location) if told or self.entry.storage else None
+        described = self.describe().get("folder")
+        location = str(described) if described else f"{self.entry.storage.rstrip('/')}/{self.entry.name}"
+        return local_path(location) if described or self.entry.storage else None
 
     def record(self, query: str, epoch: int) -> CheckpointRecord | None:
         """The newest record of an epoch, while the job's folder keeps it."""
-        found = [record for record in self.records(query) if record.epoch == epoch]
-        return max(found, key=lambda record: record.ended, default=None)
+        of_epoch = [record for record in self.records(query) if record.epoch == epoch]
+        return max(of_epoch, key=lambda record: record.ended, default=None)
 
     def records(self, query: str) -> list[CheckpointRecord]:
         folder = self.folder
@@ -111,21 +115,18 @@ class MachineRuns:
         self._reading = threading.Lock()
         self._past: dict[str, tuple[Any, Run]] = {}
 
-    def entries(self) -> list[Entry]:
+    def all(self) -> list[Run]:
         known = self.registry.entries()
         folders = {_folder_of(entry) for entry in known}
-        return [*known, *(entry for entry in self._stored() if _folder_of(entry) not in folders)]
-
-    def all(self) -> list[Run]:
-        return [Run(entry, _NOTHING, live=is_live(entry)) for entry in self.entries()]
+        unknown = [entry for entry in self._stored() if _folder_of(entry) not in folders]
+        return [Run(entry, _EMPTY, live=is_live(entry)) for entry in (*known, *unknown)]
 
     def get(self, id: str) -> Run | None:
         entry = self.entry(id)
         return None if entry is None else self._read(entry)
 
     def entry(self, id: str) -> Entry | None:
-        found = self.registry.get(id)
-        return found or next((entry for entry in self._stored() if entry.id == id), None)
+        return self.registry.get(id) or next((entry for entry in self._stored() if entry.id == id), None)
 
     def _read(self, entry: Entry) -> Run:
         with self._reading:  # a page asks for several things at once, and a long history is read once
@@ -148,14 +149,11 @@ class MachineRuns:
         return run
 
     def _stored(self) -> list[Entry]:
-        found: list[Entry] = []
-        for storage in self._storages:
-            path = local_path(storage)
-            found += [_stored_entry(folder) for folder in (_job_folders(path) if path is not None else ())]
-        return found
+        paths = [path for storage in self._storages if (path := local_path(storage)) is not None]
+        return [_stored_entry(folder) for path in paths for folder in _job_folders(path)]
 
 
-_NOTHING = RunView()
+_EMPTY = RunView()
 
 
 def is_live(entry: Entry) -> bool:
@@ -184,12 +182,12 @@ def _job_folders(storage: Path) -> list[Path]:
 
 
 def _stored_entry(folder: Path) -> Entry:
-    """A job of which only the folder is known. Whether it runs somewhere else, nobody here can say."""
-    made = hashlib.sha256(f"storage {folder}".encode()).hexdigest()[:32]
+    """Of a job of which only the folder is known. It may run on another machine."""
+    made_up = hashlib.sha256(f"storage {folder}".encode()).hexdigest()[:32]
+    changed = now_ms()
     with contextlib.suppress(OSError):
         changed = round(folder.stat().st_mtime * 1000)
-        return Entry(made, folder.name, State.SUSPENDED, start=changed, modified=changed, storage=str(folder.parent))
-    return Entry(made, folder.name, State.SUSPENDED, start=now_ms(), storage=str(folder.parent))
+    return Entry(made_up, folder.name, State.SUSPENDED, start=changed, modified=changed, storage=str(folder.parent))
 
 
 def _from_records(run: Run) -> list[dict[str, Any]]:
@@ -197,8 +195,79 @@ def _from_records(run: Run) -> list[dict[str, Any]]:
     folder, entry = run.folder, run.entry
     if folder is None:
         return []
-    whole = entry.state is State.SUSPENDED
-    begin, end = (0, now_ms()) if whole else (entry.start, entry.end or now_ms())
-    found = [record for query in queries_in(folder) for record in run.records(query)]
-    chosen = sorted((one for one in found if begin <= one.ended * 1000 <= end + 1000), key=lambda one: one.ended)
-    return [{"time": one.ended, "event": "checkpoint", **one.summary(), **one.extent()} for one in chosen]
+    begin, end = (entry.start, entry.end or now_ms()) if entry.state is not State.SUSPENDED else (0, now_ms())
+    kept = (record for query in queries_in(folder) for record in run.records(query))
+    in_time = sorted((r for r in kept if begin <= r.ended * 1000 <= end + 1000), key=lambda record: record.ended)
+    return [{"time": r.ended, "event": "checkpoint", **r.summary(), **r.extent()} for r in in_time]
+
+
+# Transactions, as the page shows them; the rules are those of `penstock.ops.transactions`, and nothing here writes.
+
+
+def transactions_at(folder: Path | None) -> dict[str, Any]:
+    """Of a past run, by its ledger alone: only its program knows its sinks."""
+    why = "the job's folder is not on this machine"
+    if folder is not None:
+        try:
+            ledgers = JobLedgers.at(str(folder))
+            return report_facts(look(ledgers, {}), ended(ledgers))
+        except PenstockError as error:
+            why = error.happened
+    return unseen_transactions(why)
+
+
+def unseen_transactions(why: str) -> dict[str, Any]:
+    return {"transactions": [], "unseen": [{"query": None, "sink": None, "why": why}]}
+
+
+def report_facts(report: Report, past: Sequence[Ended] = ()) -> dict[str, Any]:
+    """`past`: those that have ended, by the ledger."""
+    return {
+        "transactions": [*map(_open_facts, report.orphans), *map(_ended_facts, past)],
+        "unseen": [
+            *({"query": query, "sink": sink, "why": why} for query, sink, why in report.unseen),
+            *({"query": query, "sink": sink, "why": "it cannot say"} for query, sink in report.silent),
+        ],
+    }
+
+
+def _open_facts(orphan: Orphan) -> dict[str, Any]:
+    timeout = orphan.details.get("timeout_seconds")
+    state = "open"
+    if orphan.decision is DecisionState.DECIDED:
+        # Decided and open: prepared, and only a commit can follow. Decided and not open: only another attempt to
+        # commit proves how it ended.
+        state = "in doubt" if orphan.state == "not open" else "prepared"
+    return {
+        "query": orphan.query,
+        "sink": orphan.sink,
+        "id": orphan.id,
+        "epoch": orphan.epoch,
+        "generation": orphan.generation,
+        "partition": orphan.partition,
+        "rows": orphan.rows,
+        "state": state,
+        "asked": orphan.state != "not asked",
+        "decision": orphan.decision.value,
+        "age_seconds": None if orphan.started is None else round(max(0.0, time.time() - orphan.started), 3),
+        "timeout_seconds": timeout,
+        "holds_back": orphan.state == "open" and timeout is not None,
+    }
+
+
+def _ended_facts(past: Ended) -> dict[str, Any]:
+    return {
+        "query": past.query,
+        "sink": past.committable.sink,
+        "id": name_of(past.committable),
+        "epoch": past.epoch,
+        "generation": past.generation,
+        "partition": past.committable.writer,
+        "rows": past.committable.rows,
+        "state": "lost" if past.outcome is Outcome.LOST else "committed",
+        "asked": False,
+        "decision": DecisionState.DECIDED.value,
+        "age_seconds": None,
+        "timeout_seconds": None,
+        "holds_back": False,
+    }

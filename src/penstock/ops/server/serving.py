@@ -1,4 +1,4 @@
-"""`serving`: while a job runs it stands in the registry and answers on a port of this machine."""
+"""`serving`: while a job runs it is in the registry and answers on a port of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import secrets
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from penstock.ops.server.control import Lifecycle, Operations, Steerable
 from penstock.ops.server.history import HistoryWriter
 from penstock.ops.server.metrics import Metrics
 from penstock.ops.server.run_view import RunView
+from penstock.ops.server.runs import Insight, OneRun, Run
 from penstock.processes import raise_file_limit
 from penstock.secrets import masked
 from penstock.storage.storage import local_path
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
     from penstock.config.settings import Settings
     from penstock.events import Events
     from penstock.ops.server.connections import Server
-    from penstock.ops.server.runs import Insight
+    from penstock.ops.server.web import Asgi
 
 log = logging.getLogger("penstock")
 
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105 - a variable's name
-"""The token of a job's control server: read by the job, which makes one up otherwise, and by commands with `-m`."""
+"""The token of a job's control server, read by the job, which otherwise generates one, and by commands with `-m`."""
 
-FINISH_SECONDS = 10.0  # a savepoint is on disk before the job ends for it; what is left is to say so
+FINISH_SECONDS = 10.0  # a savepoint is on disk before the job ends for it; only its answer is outstanding
 FETCH_SECONDS = 5.0  # clients poll every second or faster
 _JOIN_SECONDS = 5.0
-_STREAMS_SECONDS = 1.0  # only where somebody follows events: to let them see the last
+_STREAMS_SECONDS = 1.0  # for streams of events to send the last
 
 
 @dataclass(frozen=True)
@@ -54,29 +55,42 @@ class Serving:
 
 @contextmanager
 def serving(job: Steerable, settings: Settings, events: Events, insight: Insight | None = None) -> Iterator[Serving]:
-    """Register the job, listen for commands, follow its state, keep its history; at the end say how it ended and take
-    the server down, as soon as whoever asked for the end has its answer. Nothing that goes wrong here stops the job."""
+    """Register the job, listen for commands, follow its state, keep its history. At the end, record how it ended and
+    close the server as soon as the clients that asked for the end have their answers. No failure here stops the job."""
     raise_file_limit()
-    mine = register_driver(job.name, settings.checkpoints.storage)
-    lifecycle = Lifecycle(job, mine)
+    registration = register_driver(job.name, settings.checkpoints.storage)
+    lifecycle = Lifecycle(job, registration)
     operations = Operations()
     view = RunView()
     describe = _Description(job.name, settings, insight)
-    writer = _keep_history(mine.entry.id, view, describe)
-    metrics = Metrics(view, mine, lifecycle, insight.positions if insight is not None else None)
-    for listener in (view, lifecycle, writer, metrics):
+    writer = _keep_history(registration.entry.id, view, describe)
+    metrics = Metrics(view, registration, lifecycle, insight.positions if insight is not None else None)
+    for listener in (view, lifecycle, writer, metrics):  # the view first: the others read it
         events.listen(listener.on_event)
-    facts = {"job": job, "registration": mine, "lifecycle": lifecycle, "operations": operations}
-    facts |= {"view": view, "describe": describe, "insight": insight, "metrics": metrics}
-    end_traces = traces.follow(job.name, mine.entry.id, view)
-    server = _Server.start(settings.rest, facts) if settings.rest.enabled else None
+    end_traces = traces.follow(job.name, registration.entry.id, view)
+
+    def run() -> Run:
+        """As it is now. Asking the job brings its state up to date."""
+        status, entry = lifecycle.status(), registration.entry
+        return Run(entry, view, describe, not entry.state.ended, status, lifecycle.since, insight)
+
+    def application(token: str, names: Sequence[str], open_reads: bool) -> Asgi:
+        from penstock.ops.server.app import Application
+        from penstock.ops.server.commands import Steered, Steering
+        from penstock.ops.server.web import Access
+
+        steering = Steering(operations, Steered(job, lifecycle))
+        access = Access(token, open_reads=open_reads)
+        return Application(OneRun(run), access, steering, metrics=metrics, names=names).asgi()
+
+    server = _Server.start(settings.rest, application) if settings.rest.enabled else None
     if server is not None:
-        mine.entry = replace(
-            mine.entry, address=server.address, token=server.token, certificate=settings.rest.certificate
+        registration.entry = replace(
+            registration.entry, address=server.address, token=server.token, certificate=settings.rest.certificate
         )
-    mine.write()
+    registration.write()
     try:
-        yield Serving(mine.entry.id, mine.entry.address)
+        yield Serving(registration.entry.id, registration.entry.address)
     except BaseException as error:
         lifecycle.ended(error)
         operations.close(f"The job has failed: {type(error).__name__}: {error}", finish=0.5, fetch=FETCH_SECONDS)
@@ -89,12 +103,12 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
         if server is not None:
             server.end()
         end_traces()
-        mine.update(address=None, token=None, certificate=None)
+        registration.update(address=None, token=None, certificate=None)
         writer.close()
 
 
 def _keep_history(id: str, view: RunView, describe: Callable[[], Mapping[str, Any]]) -> HistoryWriter:
-    """From now on; a driver that was started again goes on with what the one before it has left."""
+    """A driver that was started again continues what the one before it has left."""
     with contextlib.suppress(OSError):
         registry = Registry()
         ended = {entry.id for entry in registry.entries() if entry.state.ended}
@@ -104,25 +118,25 @@ def _keep_history(id: str, view: RunView, describe: Callable[[], Mapping[str, An
 
 
 class _Description:
-    """What the job is, asked of it once, by a thread that may wait for Spark's answer."""
+    """What the job is. It is asked once, by a thread that may wait for Spark's answer."""
 
     def __init__(self, name: str, settings: Settings, insight: Insight | None) -> None:
         self._name, self._settings, self._insight = name, settings, insight
         self._lock = threading.Lock()
-        self._found: dict[str, Any] | None = None
+        self._body: dict[str, Any] | None = None
 
     def __call__(self) -> Mapping[str, Any]:
         with self._lock:
-            if self._found is None:
-                self._found = self._look()
-            return self._found
+            if self._body is None:
+                self._body = self._describe()
+            return self._body
 
-    def _look(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         try:
-            told = self._insight.plan() if self._insight is not None else {}
+            plan = self._insight.plan() if self._insight is not None else {}
         except Exception as error:  # a job without a picture still runs
             log.warning("the job runs, but its plan cannot be shown: %r", error)
-            told = {}
+            plan = {}
         storage = self._settings.checkpoints.storage
         path = local_path(storage)
         rows = self._settings.rows()
@@ -132,24 +146,24 @@ class _Description:
             "folder": masked(f"{storage.rstrip('/')}/{self._name}" if path is None else str(path / self._name)),
             "settings": [{"key": row["key"], "value": row["value"], "source": row["from"]} for row in rows],
             "checkpoints": _checkpoint_settings(self._settings),
-            **told,
+            **plan,
         }
 
 
 def _checkpoint_settings(settings: Settings) -> dict[str, Any]:
     """Under Flink's names, durations in milliseconds."""
-    own = settings.checkpoints
+    checkpoints = settings.checkpoints
     return {
-        "mode": str(own.mode),
-        "interval": round(own.interval_seconds * 1000),
-        "timeout": round(own.timeout_seconds * 1000),
-        "min_pause": round(own.min_pause_seconds * 1000),
-        "max_concurrent": own.max_concurrent,
-        "delete_on_cancellation": str(own.retention) == "delete",
-        "unaligned": own.unaligned,
-        "tolerable_failed": own.tolerable_failures,
-        "aligned_timeout": round(own.aligned_timeout_seconds * 1000),
-        "storage": masked(own.storage),
+        "mode": str(checkpoints.mode),
+        "interval": round(checkpoints.interval_seconds * 1000),
+        "timeout": round(checkpoints.timeout_seconds * 1000),
+        "min_pause": round(checkpoints.min_pause_seconds * 1000),
+        "max_concurrent": checkpoints.max_concurrent,
+        "delete_on_cancellation": str(checkpoints.retention) == "delete",
+        "unaligned": checkpoints.unaligned,
+        "tolerable_failed": checkpoints.tolerable_failures,
+        "aligned_timeout": round(checkpoints.aligned_timeout_seconds * 1000),
+        "storage": masked(checkpoints.storage),
         "state_backend": None if settings.state_backend is None else str(settings.state_backend.kind),
     }
 
@@ -157,8 +171,10 @@ def _checkpoint_settings(settings: Settings) -> dict[str, Any]:
 class _Server:
     """uvicorn in a thread. The port is open before the thread has loaded it: requests wait that long."""
 
-    def __init__(self, listener: socket.socket, address: str, token: str, rest: Rest) -> None:
-        self.address, self.token = address, token
+    def __init__(self, listener: socket.socket, rest: Rest) -> None:
+        place = place_of(listener, rest)
+        self.address = place if rest.certificate is None else f"https://{place}"
+        self.token = os.environ.get(TOKEN_VARIABLE, "").strip() or secrets.token_urlsafe(32)
         self._listener, self._rest = listener, rest
         self._lock = threading.Lock()
         self._ending = False
@@ -166,22 +182,29 @@ class _Server:
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def start(cls, rest: Rest, facts: Mapping[str, Any]) -> _Server | None:
+    def start(cls, rest: Rest, application: Callable[[str, Sequence[str], bool], Asgi]) -> _Server | None:
+        """`application` makes one of the token, the names it answers to, and whether reads are open."""
         try:
             check_certificate(rest)
             listener = listen(rest.bind_address, rest.port)
         except OSError as error:
             log.warning("the job runs, but takes no commands: it cannot listen on %s: %s", rest.bind_address, error)
             return None
-        host, place = listener.getsockname()[0], place_of(listener, rest)
+        host = listener.getsockname()[0]
         warn_in_clear(host, rest)
-        token = os.environ.get(TOKEN_VARIABLE, "").strip() or secrets.token_urlsafe(32)
-        secure = rest.certificate is not None
-        server = cls(listener, f"https://{place}" if secure else place, token, rest)
-        names = names_of(listener, rest)
         open_reads = rest.open_reads and ipaddress.ip_address(host).is_loopback
-        controls = {**facts, "token": token, "open_reads": open_reads, "names": names}
-        server._thread = threading.Thread(target=server._run, args=(controls,), name="penstock-control", daemon=True)
+        server = cls(listener, rest)
+
+        def run() -> None:
+            try:
+                from penstock.ops.server.connections import Server, uvicorn_config
+
+                app = application(server.token, names_of(listener, rest), open_reads)
+                asyncio.run(server._serve(Server(uvicorn_config(app, rest))))
+            except Exception:
+                log.exception("the job runs, but takes no more commands: its control server has failed")
+
+        server._thread = threading.Thread(target=run, name="penstock-control", daemon=True)
         server._thread.start()
         return server
 
@@ -194,18 +217,8 @@ class _Server:
             self._thread.join(_JOIN_SECONDS)
         self._listener.close()
 
-    def _run(self, controls: Mapping[str, Any]) -> None:
-        try:
-            from penstock.ops.server.connections import Server, uvicorn_config
-            from penstock.ops.server.job_app import Controls, job_application
-
-            app = job_application(Controls(**controls)).asgi()
-            asyncio.run(self._serve(Server(uvicorn_config(app, self._rest))))
-        except Exception:
-            log.exception("the job runs, but takes no more commands: its control server has failed")
-
     async def _serve(self, server: Server) -> None:
-        """Until the end is asked for. uvicorn's own way to end takes a fifth of a second, in every job."""
+        """Until `end` is called. uvicorn's own way to end takes a fifth of a second, in every job."""
         loop, end = asyncio.get_running_loop(), asyncio.Event()
         with self._lock:
             if self._ending:
@@ -223,7 +236,7 @@ class _Server:
 
 
 def check_certificate(rest: Rest) -> None:
-    """Raises OSError where there is one that cannot be used."""
+    """Raises OSError for one that cannot be used."""
     if rest.certificate is not None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(rest.certificate, rest.key)
 
@@ -232,17 +245,17 @@ def warn_in_clear(host: str, rest: Rest) -> None:
     """Where a server listens beyond this machine without TLS."""
     if rest.certificate is None and not ipaddress.ip_address(host).is_loopback:
         log.warning(
-            "the control server listens on %s without TLS: whoever sees the traffic sees the token, and can steer the"
-            " job with it; set security.ssl.rest.certificate, or put a proxy in front",
+            "the control server listens on %s without TLS: anyone who sees the traffic sees the token, and can steer"
+            " the job with it; set security.ssl.rest.certificate, or put a proxy in front",
             host,
         )
 
 
 def place_of(listener: socket.socket, rest: Rest) -> str:
-    """`HOST:PORT`, as others ask for it."""
+    """`HOST:PORT`, as others reach it."""
     host, port = listener.getsockname()[:2]
-    named = rest.address or (socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host)
-    return f"[{named}]:{port}" if ":" in named else f"{named}:{port}"
+    name = rest.address or (socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host)
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
 
 def names_of(listener: socket.socket, rest: Rest) -> tuple[str, ...]:
@@ -252,9 +265,9 @@ def names_of(listener: socket.socket, rest: Rest) -> tuple[str, ...]:
 
 
 def listen(bind_address: str, wanted: int) -> socket.socket:
-    """On the port that is asked for, or on a free one where that is taken: a job is worth more than its port."""
-    found = socket.getaddrinfo(bind_address, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)  # what clients try first
+    """On the wanted port, or on a free one where that is taken: a job is worth more than its port."""
+    choices = socket.getaddrinfo(bind_address, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = min(choices, key=lambda choice: choice[0] != socket.AF_INET)  # as clients do
     for port in dict.fromkeys((wanted, 0)):
         listener = socket.socket(family, kind, protocol)
         with contextlib.ExitStack() as undo:

@@ -1,62 +1,40 @@
-"""The application for all runs of this machine, and the server that `penstock ui` runs."""
+"""The server that `penstock ui` runs: all runs of this machine. Requests about a running job are sent on to the job."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from starlette.exceptions import HTTPException
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response, StreamingResponse
 
 from penstock.errors import ControlError
-from penstock.ops.server.access import Access
+from penstock.ops.process.registry import Entry
 from penstock.ops.server.app import Application
-from penstock.ops.server.commands import CommandPaths
+from penstock.ops.server.client import ERROR_HEADER, PROGRESS_HEADER, trusting
+from penstock.ops.server.commands import COMMAND_SECONDS, Steering
 from penstock.ops.server.control import Operations
-from penstock.ops.server.forward import Forwarding
-from penstock.ops.server.job_app import add_job_paths
-from penstock.ops.server.runs import MachineRuns, Run
+from penstock.ops.server.runs import MachineRuns, is_live
 from penstock.ops.server.serving import check_certificate, listen, names_of, place_of, warn_in_clear
-from penstock.ops.server.steer import SteeringPaths
+from penstock.ops.server.web import Access, error_response, read_body
 
 if TYPE_CHECKING:
     from penstock.config.operations import Rest
 
-
-class EndedSteering(SteeringPaths):
-    """Steering a run that cannot be steered any more: whoever asked for its end still learns where the savepoint is."""
-
-    def __init__(self) -> None:
-        pass
-
-    async def end(self, request: Request) -> Response:
-        raise _ended(request.state.run)
-
-    savepoint = stop = checkpoint = end
-
-    async def poll_savepoint(self, request: Request) -> Response:
-        entry, asked = request.state.run.entry, request.path_params["request"]
-        if entry.savepoint is not None and entry.savepoint_request == asked:
-            return JSONResponse({"status": {"id": "COMPLETED"}, "operation": {"location": entry.savepoint}})
-        raise HTTPException(404, f"There was no savepoint with the request id {asked}")
-
-    async def poll_checkpoint(self, request: Request) -> Response:
-        raise HTTPException(404, f"There was no checkpoint with the request id {request.path_params['request']}")
-
-
-def ui_application(
-    access: Access, storages: Iterable[str] = (), names: Sequence[str] = (), runs: MachineRuns | None = None
-) -> Application:
-    machine = runs or MachineRuns(storages)
-    app = Application(machine, access, names, Forwarding(machine))
-    add_job_paths(app.table, EndedSteering(), Operations(), CommandPaths(machine, machine))
-    return app
+CONNECT_SECONDS = 5.0
+READ_SECONDS = 60.0
+WORK_SECONDS = 2 * COMMAND_SECONDS + 10.0  # a command that waited for its turn
+_PASSED_ON = ("content-type", ERROR_HEADER.lower(), PROGRESS_HEADER.lower(), "www-authenticate")
+_CHUNK = 1 << 16
+_MOST_HEADERS = 1 << 16
 
 
 def serve_ui(rest: Rest, token: str, storages: Iterable[str], opened: Callable[[str], Any]) -> None:
-    """Serve until the process is ended. `opened` is told the link, with its one-time code, once the port is open."""
+    """Serve until the process is ended. Once the port is open, calls `opened` with the link and its one-time code."""
     from penstock.ops.server.connections import Server, uvicorn_config
 
     secure = rest.certificate is not None
@@ -72,9 +50,102 @@ def serve_ui(rest: Rest, token: str, storages: Iterable[str], opened: Callable[[
         server.run(sockets=[listener])
 
 
-def _ended(run: Run) -> ControlError:
-    return ControlError(
-        f"Job {run.entry.name!r} is {run.entry.state} and takes no commands.",
-        safe="nothing was done.",
-        to_do="start it again, if it is to go on.",
-    )
+def ui_application(access: Access, storages: Iterable[str] = (), names: Sequence[str] = ()) -> Application:
+    runs = MachineRuns(storages)
+    return Application(runs, access, Steering(Operations()), names=names, forward=Forwarding(runs))
+
+
+class Forwarding:
+    """Sends requests on to living runs of this machine, with the token that is beside their address in the registry.
+    Where a job does not answer, reads fall back on what it has left, and changes are an error."""
+
+    def __init__(self, runs: MachineRuns) -> None:
+        self._runs = runs
+
+    async def __call__(self, request: Request, id: str) -> Response | None:
+        entry = await run_in_threadpool(self._runs.entry, id)
+        if entry is None or not answers(entry):
+            return None
+        reading = request.method in ("GET", "HEAD")
+        safe = "what was decided is safe. Whether this was done is not known."
+        try:
+            return await _send(request, entry, READ_SECONDS if reading else WORK_SECONDS)
+        except TimeoutError:
+            # The job is there and works on it: to answer in its place would do the same work twice.
+            happened = f"Job {entry.name!r} has not answered in time."
+            return error_response(ControlError(happened, safe=safe, to_do="see its log for what it waits for."), 504)
+        except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
+            if reading:
+                return None
+            happened = f"Job {entry.name!r} did not answer: {type(error).__name__}: {error}."
+            to_do = "see whether it still runs before you ask again."
+            return error_response(ControlError(happened, safe=safe, to_do=to_do), 502)
+
+
+def answers(entry: Entry) -> bool:
+    """Whether the run's own server may be asked. A job that has ended stays until its clients have fetched their
+    answers; the address of a process that is gone may belong to another by now."""
+    return is_live(entry) or (entry.address is not None and entry.token is not None and entry.driven)
+
+
+async def _send(request: Request, entry: Entry, seconds: float) -> Response:
+    address = str(entry.address)
+    split = urlsplit(address if "://" in address else f"http://{address}")
+    secure = trusting(entry.certificate) if split.scheme == "https" else None
+    body = await read_body(request)
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection(split.hostname, split.port, ssl=secure, limit=_MOST_HEADERS)
+    except TimeoutError as error:
+        raise EOFError("no connection in time") from error
+    streaming = False
+    try:
+        writer.write(_head(request, entry, len(body)) + body)
+        async with asyncio.timeout(seconds):
+            status, headers = await _read_head(reader)
+            kept = {name: value for name, value in headers.items() if name in _PASSED_ON}
+            if headers.get("content-type", "").startswith("text/event-stream"):
+                streaming = True
+                return StreamingResponse(_stream(reader, writer), status, headers=kept)
+            length = headers.get("content-length")
+            text = await reader.readexactly(int(length)) if length is not None else await reader.read()
+        return Response(text if status not in (204, 304) else None, status, headers=kept)
+    finally:
+        if not streaming:
+            writer.close()
+
+
+def _head(request: Request, entry: Entry, length: int) -> bytes:
+    # The path as it was sent: unquoted, a name in it could end the line and begin another.
+    path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
+    lines = [
+        # HTTP/1.0: an answer without a length then ends with the connection, and is never cut into chunks.
+        f"{'GET' if request.method == 'HEAD' else request.method} {path}{'?' if query else ''}{query} HTTP/1.0",
+        "Host: localhost",
+        f"Content-Length: {length}",
+        f"Authorization: Bearer {entry.token}",
+        "Content-Type: application/json",
+    ]
+    last = request.headers.get("Last-Event-ID", "")
+    if last.isdecimal():
+        lines.append(f"Last-Event-ID: {last}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    status = int(lines[0].split(" ", 2)[1])
+    pairs = (line.partition(":") for line in lines[1:] if ":" in line)
+    return status, {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+async def _stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AsyncIterator[bytes]:
+    try:
+        while part := await reader.read(_CHUNK):
+            yield part
+    except OSError:
+        return  # the job is gone, and the stream ends with it
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.ops.server import page_files
-from penstock.ops.server.access import _USED, CODE_SECONDS, SESSION_SECONDS, Access
+from penstock.ops.server import web
 from penstock.ops.server.client import Client
+from penstock.ops.server.web import CODE_SECONDS, LINK_USED, SESSION_SECONDS, Access
 from tests.support.steered import served
 from tests.support.ui_client import Ui, a_story, request, ui
 
@@ -25,11 +25,11 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ui]:
     (tmp_path / "page" / "app.js").write_text("export {};")
     (tmp_path / "page" / "parts" / "style.css").write_text("a {}")
     (tmp_path / "secret.txt").write_text("not of the page")
-    monkeypatch.setattr(page_files, "FOLDER", tmp_path / "page")
-    page_files.files.cache_clear()
+    monkeypatch.setattr(web, "PAGE", tmp_path / "page")
+    web.page_files.cache_clear()
     with ui() as one:
         yield one
-    page_files.files.cache_clear()
+    web.page_files.cache_clear()
 
 
 def buy(address: str, code: str) -> tuple[int, Any]:
@@ -51,7 +51,7 @@ def test_a_code_opens_the_page_once(page: Ui) -> None:
     code = page.access.new_code()
     assert buy(page.address, code)[0] == 201
     for used in (code, "wrong", Ui.token):
-        assert buy(page.address, used) == (401, {"errors": [f"{_USED}"]})
+        assert buy(page.address, used) == (401, {"errors": [LINK_USED]})
     wrong: list[Any] = [{}, {"code": ""}, {"code": 7}, []]
     for nothing in wrong:
         assert request(page.address, "POST", "/penstock/v1/sessions", {}, nothing)[0] in (400, 401)
@@ -113,7 +113,7 @@ def test_a_session_of_another_server_is_worth_nothing(page: Ui) -> None:
 def test_without_the_token_nothing_but_health_answers(page: Ui) -> None:
     assert page.ask("GET", "/penstock/v1/health", token=None) == (200, {"status": "ok"})
     for token in (None, "wrong", "ü"):
-        for path in page.app.table.paths:
+        for path in page.app.endpoints:
             if path.open:
                 continue
             where = path.path.replace("{job}", "0" * 32).replace("{run}", "0" * 32)
@@ -174,7 +174,7 @@ def test_by_tls_where_there_is_a_certificate(tmp_path: Path, job_certificate: Pa
         with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):
             Client(str(job.entry.address), job.entry.token).jobs()
         with ui() as page:  # which goes by the certificate in the registry
-            assert page.ask("GET", f"/jobs/{job.id}/metrics")[0] == 200
+            assert page.ask("GET", f"/jobs/{job.id}/checkpoints")[0] == 200
             _, body = page.ask("GET", f"/jobs/{job.id}")
             assert "CREATED" in body["timestamps"]  # only the job itself knows
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.ops.process.registry import Entry
-from penstock.ops.server import checkpoints
+from penstock.ops.server import flink as checkpoints
 from penstock.ops.server.run_view import RunView
 from penstock.ops.server.runs import Run
 from tests.support.ui_client import checkpoint

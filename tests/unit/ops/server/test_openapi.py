@@ -7,9 +7,10 @@ from pathlib import Path
 
 from starlette.routing import Mount, Route
 
-from penstock.ops.server import page_files
-from penstock.ops.server.access import Access
+from penstock.ops.server import web
+from penstock.ops.server.app import openapi
 from penstock.ops.server.ui import ui_application
+from penstock.ops.server.web import Access
 from tests.support.steered import served
 
 REFERENCE = Path(__file__).parents[4] / "docs" / "reference" / "rest.md"
@@ -27,10 +28,10 @@ def routes(found: list[object], prefix: str = "") -> set[tuple[str, str]]:
 
 def test_document_and_routes_are_the_same() -> None:
     app = ui_application(Access("token"))
-    document = app.document()
+    document = openapi(app.endpoints)
     written = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     inner = app.asgi()._app._app  # type: ignore[attr-defined]
-    pages = {("GET", "/" if name == "index.html" else f"/{name}") for name in page_files.files()}
+    pages = {("GET", "/" if name == "index.html" else f"/{name}") for name in web.page_files()}
     assert routes(list(inner.routes)) - pages == written
     assert document["openapi"] == "3.1.0"
 
@@ -39,11 +40,11 @@ def test_a_job_and_the_ui_serve_the_same_paths() -> None:
     with served() as job:
         status, document = job.ask("GET", "/penstock/v1/openapi.json")
     assert status == 200
-    assert document == ui_application(Access("token")).document()
+    assert document == openapi(ui_application(Access("token")).endpoints)
 
 
 def test_every_operation_is_whole() -> None:
-    for path, methods in ui_application(Access("token")).document()["paths"].items():
+    for path, methods in openapi(ui_application(Access("token")).endpoints)["paths"].items():
         for method, operation in methods.items():
             named = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
             assert named == set(re.findall(r"\{(\w+)\}", path)), (method, path)
@@ -53,7 +54,20 @@ def test_every_operation_is_whole() -> None:
 
 def test_the_reference_names_every_path() -> None:
     text = REFERENCE.read_text()
-    for path in ui_application(Access("token")).table.paths:
+    for path in ui_application(Access("token")).endpoints:
         spelled = path.path.replace("{job}", "JOB").replace("{run}", "RUN").replace("{request}", "REQUEST")
         spelled = spelled.replace("{number}", "N").replace("{vertex}", "QUERY")
         assert f"`{path.method} {spelled}" in text, f"{path.method} {spelled}"
+
+
+def test_schemas_come_from_types() -> None:
+    paths = openapi(ui_application(Access("token")).endpoints)["paths"]
+    answer = paths["/penstock/v1/runs/{run}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    query = answer["properties"]["queries"]["items"]["properties"]
+    assert query["epoch"] == {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    assert query["sources"] == {"type": "array", "items": {"type": "object"}}
+    body = paths["/jobs/{job}/savepoints"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["properties"] == {
+        "target-directory": {"type": "string"}, "cancel-job": {"type": "boolean"}, "formatType": {"type": "string"},
+        "triggerId": {"type": "string"},
+    }  # fmt: skip

@@ -201,7 +201,8 @@ def test_what_is_under_way_when_the_job_fails_is_answered() -> None:
         job.end()
         entry = job.entry
         assert (entry.state, entry.error) == (
-            State.FAILED, {"error": "TopicMissing", "happened": "The topic is gone.", "safe": "", "to_do": ""},
+            State.FAILED, {"error": "TopicMissing", "happened": "The topic is gone.", "safe": "nothing was started.",
+                           "to_do": ""},
         )  # fmt: skip
 
 
@@ -286,6 +287,8 @@ def test_reading_may_be_open_but_never_shows_an_error() -> None:
         job.job.failed = "the row {'iban': 'DE02'} was refused"
         for token, shown in ((None, False), ("wrong", False), ("its own", True)):
             status, body = job.ask("GET", f"/jobs/{job.id}", token=token)
+            assert (status, "DE02" in str(body)) == (200, shown)
+            status, body = job.ask("GET", f"/penstock/v1/runs/{job.id}", token=token)
             assert (status, "DE02" in str(body)) == (200, shown)
         job.job.error = PreCommitFailed("the row {'iban': 'DE02'} was refused")
         _, answer = job.ask("POST", f"/v1/jobs/{job.id}/savepoints", {})

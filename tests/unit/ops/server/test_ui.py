@@ -20,8 +20,8 @@ import pytest
 
 from penstock.errors import ControlError, PreCommitFailed
 from penstock.ops.process.registry import Entry, Registry, State, history_folder
-from penstock.ops.server import commands, forward, history, own
-from penstock.ops.server import control as operations
+from penstock.ops.server import commands, control, history, own
+from penstock.ops.server import ui as ui_server
 from tests.support.steered import Served, served
 from tests.support.ui_client import a_story, request, ui
 from tests.support.ui_link import link_of
@@ -344,7 +344,7 @@ class Held:
 
 def test_a_job_that_does_not_answer_in_time_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it is asked may start processes: to answer in its place would start them a second time."""
-    monkeypatch.setattr(forward, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(ui_server, "READ_SECONDS", 0.2)
     with served() as job, ui() as page:
         held = Held(job)
         status, body = page.ask("GET", f"/penstock/v1/runs/{job.id}")
@@ -375,7 +375,7 @@ def test_commands_that_wait_hold_no_thread_and_are_few(
 
 
 def test_long_work_and_streams_of_events_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "MOST_RUNNING", 2)
+    monkeypatch.setattr(control, "MOST_RUNNING", 2)
     monkeypatch.setattr(own, "MOST_STREAMS", 0)
     with served() as job:
         job.job.gate.clear()

@@ -105,6 +105,8 @@ def test_one_run(asked: Any, living: Served) -> None:
     assert body["weakest"]["uid"] == "in"
     assert body["spark_ui"] == ("http://127.0.0.1:4040" if live else None)
     assert body["damage"] == []
+    assert (query["p50_ms"], query["p99_ms"], query["inflight_bytes"]) == (500, 500, 400)
+    assert (query["lag"], query["error"]) == (2 if live else None, None)
 
 
 def test_the_phase_of_the_epoch_under_way(living: Served, insight: Insight) -> None:
@@ -164,8 +166,7 @@ def test_flinks_checkpoints(asked: Any) -> None:
     assert (status, set(body)) == (200, {"counts", "summary", "latest", "history"})
     assert body["counts"] == {"restored": 0, "total": 4, "in_progress": 0, "completed": 3, "failed": 1}
     assert set(body["summary"]) == {
-        "checkpointed_size", "state_size", "end_to_end_duration", "alignment_buffered", "processed_data",
-        "persisted_data",
+        "checkpointed_size", "state_size", "end_to_end_duration", "processed_data", "persisted_data",
     }  # fmt: skip
     assert body["summary"]["end_to_end_duration"] == dict.fromkeys(
         ("min", "max", "avg", "p50", "p90", "p95", "p99", "p999"), 500
@@ -187,19 +188,13 @@ def test_flinks_other_paths(asked: Any, living: Served) -> None:
     assert asked("/v1/overview")[1]["jobs-running"] == (1 if living.thread.is_alive() else 0)
     assert asked("/config")[1]["features"]["web-cancel"] is True
     assert asked("/jobs")[1]["jobs"][0]["id"] == living.id
-    plan = asked("/v1/jobs/RUN/plan")[1]["plan"]
+    detail = asked("/jobs/RUN")[1]
+    plan = detail["plan"]
     assert [node["id"] for node in plan["nodes"]] == ["out/source/in", "out", "out/sink/out"]
     assert plan["nodes"][1]["inputs"][0]["id"] == "out/source/in"
-    detail = asked("/jobs/RUN")[1]
-    assert (detail["jid"], detail["plan"], len(detail["vertices"])) == (living.id, plan, 1)
-    assert asked("/jobs/RUN/config")[1]["execution-config"]["user-config"]["rest.port"] == "0"
+    assert (detail["jid"], len(detail["vertices"])) == (living.id, 1)
     entries = asked("/jobs/RUN/exceptions")[1]["exceptionHistory"]["entries"]
     assert [entry["taskName"] for entry in entries] == ["out", "out"]
-    names = [metric["id"] for metric in asked("/jobs/RUN/metrics")[1]]
-    assert {"numRestarts", "lastCheckpointDuration"} <= set(names)
-    assert asked("/jobs/RUN/metrics?get=numberOfCompletedCheckpoints,nothing")[1] == [
-        {"id": "numberOfCompletedCheckpoints", "value": "3"}
-    ]
 
 
 def test_other_systems_are_asked_no_more_often_because_many_look(living: Served, insight: Insight) -> None:
