@@ -14,17 +14,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 from rich.console import Console
 
-from penstock.cli.top import Watched, look
-from penstock.cli.top_facts import JobFacts, JobReader, QueryFacts, percentile, sentences
-from penstock.cli.top_screen import Keyboard, View, draw, show
+from penstock.cli.top import JobFacts, Keyboard, View, Watched, draw, show
 from penstock.errors import PreCommitFailed
 from penstock.ops.process.registry import Entry, Registry, State, now_ms
-from penstock.ops.server.client import Client
 from penstock.processes import mark
 from penstock.progress import Step
 from tests.support.command import run_command
@@ -52,19 +49,15 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 
 
 RUN = {
-    "run": {"id": ID},
+    "run": {"id": ID, "restarts": 2},
     "queries": [
         {
             "uid": "out", "generation": 3, "epoch": 41, "phase": "commit", "phase_since": 1, "watermark": 99,
-            "rows_per_second": 1234.5, "rows_total": 9,
-            "sources": [{"uid": "in", "partitions": [{"lag": 7}, {"partition": 1, "lag": None}, {"lag": 5}]}],
+            "rows_per_second": 1234.5, "rows_total": 9, "p50_ms": 50, "p99_ms": 99, "lag": 12, "inflight_bytes": 1500,
+            "error": "late", "sources": [],
         }
     ],
 }  # fmt: skip
-EPOCHS = {
-    "epochs": [{"outcome": "complete", "total_ms": ms} for ms in range(1, 101)]
-    + [{"outcome": "failed", "total_ms": 9e9}]
-}
 
 
 class Answers:
@@ -73,19 +66,7 @@ class Answers:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.bodies: dict[str, Any] = {
-            f"/v1/jobs/{ID}": {
-                "vertices": [{"id": "cafe", "name": "Source"}, {"id": "out", "error": "late"}],
-                "restarts": 2,
-            },
             f"/penstock/v1/runs/{ID}": RUN,
-            f"/penstock/v1/runs/{ID}/epochs": EPOCHS,
-            f"/penstock/v1/runs/{ID}/inflight": {
-                "sinks": [
-                    {"query": "out", "bytes": 1000},
-                    {"query": "out", "bytes": 500},
-                    {"query": "other", "bytes": 1},
-                ]
-            },
             f"/penstock/v1/runs/{ID}/exceptions": {
                 "exceptions": [
                     {"time": number, "query": "out", "error": "PreCommitFailed", "happened": f"It broke {number}."}
@@ -129,43 +110,19 @@ def answering() -> Iterator[tuple[Answers, Entry]]:
         thread.join()
 
 
-def reader() -> JobReader:
-    return JobReader(lambda entry: Client(str(entry.address), entry.token))
-
-
 def test_everything_that_a_server_tells() -> None:
     with answering() as (answers, entry):
-        job = reader().read(entry)
-        [query] = job.queries or ()
-        assert query.phase_ms is not None
-        assert query == QueryFacts(
-            uid="out", epoch=41, generation=3, phase="commit", phase_ms=query.phase_ms, rows_per_second=1234.5,
-            p50_ms=50, p99_ms=99, lag=12, inflight_bytes=1500, watermark=99, error="late",
-        )  # fmt: skip
+        job = Watched().read(entry)
+        assert job.queries is not None
+        [query] = job.queries
+        assert query.pop("phase_ms") > 0
+        assert query == {
+            "uid": "out", "epoch": 41, "generation": 3, "phase": "commit", "rows_per_second": 1234.5, "p50_ms": 50,
+            "p99_ms": 99, "lag": 12, "inflight_bytes": 1500, "watermark": 99, "error": "late",
+        }  # fmt: skip
         assert [exception["time"] for exception in job.exceptions] == [5000, 3000, 2000]
         assert job.restarts == 2
-        [epochs] = [urlsplit(path) for path in answers.asked if "epochs" in path]
-        assert parse_qs(epochs.query) == {"query": ["out"], "limit": ["100"]}
-
-
-def test_epochs_are_asked_for_again_when_there_is_a_new_one() -> None:
-    with answering() as (answers, entry):
-        look = reader()
-        for _ in range(3):
-            look.read(entry)
-        assert sum("epochs" in path for path in answers.asked) == 1
-        answers.bodies[f"/penstock/v1/runs/{ID}"] = {"queries": [{**RUN["queries"][0], "epoch": 42}]}  # type: ignore[index]
-        look.read(entry)
-        assert sum("epochs" in path for path in answers.asked) == 2
-
-
-def test_a_server_that_knows_only_flink_s_paths_is_asked_for_ours_once() -> None:
-    with answering() as (answers, entry):
-        answers.bodies = {f"/v1/jobs/{ID}": {"vertices": [{"id": "out", "epoch": 12, "generation": 3}]}}
-        look = reader()
-        jobs = [look.read(entry) for _ in range(3)]
-        assert jobs[-1].queries == (QueryFacts("out", 12, 3),)
-        assert sum(path.startswith("/penstock/") for path in answers.asked) == 4
+        assert len(answers.asked) == 2  # a look is cheap for the job
 
 
 @pytest.mark.parametrize(
@@ -183,30 +140,16 @@ def test_a_server_that_knows_only_flink_s_paths_is_asked_for_ours_once() -> None
 def test_answers_of_another_shape_break_nothing(body: Any) -> None:
     with answering() as (answers, entry):
         for path in answers.bodies:
-            if path.startswith("/penstock/"):
-                answers.bodies[path] = body
-        job = reader().read(entry)
-        assert job.note is None
-        draw(View([job], ID))
-        answers.bodies[f"/v1/jobs/{ID}"] = body
-        job = reader().read(entry)
-        draw(View([job], ID))
+            answers.bodies[path] = body
+        shown(View([Watched().read(entry)], ID))
 
 
 def test_a_server_that_does_not_answer_is_a_note() -> None:
-    entry = Entry(ID, "payments", State.RUNNING, address="127.0.0.1:1", token="t")
-    job = reader().read(entry)
+    job = Watched().read(Entry(ID, "payments", State.RUNNING, address="127.0.0.1:1", token="t"))
     assert job.queries is None
     assert "does not answer" in str(job.note)
-    starting = reader().read(Entry(ID, "payments", State.CREATED))
+    starting = Watched().read(Entry(ID, "payments", State.CREATED))
     assert starting.note == "It is CREATED and cannot be asked yet."
-
-
-def test_percentiles() -> None:
-    assert percentile([], 50) is None
-    assert percentile([7], 99) == 7
-    assert percentile([3, 1, 2], 50) == 2
-    assert percentile(range(1, 1001), 99) == 990
 
 
 # Printed once
@@ -269,7 +212,7 @@ def test_a_job_that_has_failed_is_shown_with_its_three_sentences(invoke: Invoke)
 # The screen
 
 
-class Keys:
+class Keys(Keyboard):
     """Pressed one after the other; then, when `when` comes true, q."""
 
     def __init__(self, *keys: str | Callable[[], bool]) -> None:
@@ -295,13 +238,13 @@ def screen() -> tuple[Console, io.StringIO]:
 
 def shown(view: View) -> str:
     console, file = screen()
-    console.print(draw(view))
+    console.print(draw(view, 160))
     return file.getvalue()
 
 
 def test_it_is_drawn_with_all_there_is_to_know() -> None:
     with answering() as (_, entry):
-        text = shown(View([reader().read(entry)], ID))
+        text = shown(View([Watched().read(entry)], ID))
     for part in (
         "payments",
         "RUNNING",
@@ -349,7 +292,7 @@ def entries(*names: str) -> list[JobFacts]:
 
 def test_arrows_and_numbers_choose_a_job() -> None:
     view = View()
-    view.show(entries("a", "b", "c"))
+    view.fill(entries("a", "b", "c"))
 
     def chosen() -> str:
         assert view.job is not None
@@ -362,15 +305,15 @@ def test_arrows_and_numbers_choose_a_job() -> None:
     assert (view.press("9"), chosen()) == (None, "c")
     assert (view.press("0"), chosen()) == (None, "c")
     assert (view.press("up"), chosen()) == ("look", "b")
-    view.show([view.jobs[1], view.jobs[0]])
+    view.fill([view.jobs[1], view.jobs[0]])
     assert chosen() == "b"  # wherever it stands
-    view.show(view.jobs[1:])
+    view.fill(view.jobs[1:])
     assert chosen() == "a"
 
 
 def test_a_savepoint_is_taken_only_when_agreed_to() -> None:
     view = View()
-    view.show(entries("a"))
+    view.fill(entries("a"))
     assert view.press("s") is None
     assert "Take a savepoint of a? y / n" in shown(view)
     assert view.press("q") is None  # an answer, and it is no
@@ -438,27 +381,29 @@ def test_a_run_that_was_seen_alive_stays_and_others_that_ended_do_not(tmp_path: 
     registry.put(Entry("1" * 32, "old", State.FINISHED))
     registry.put(Entry("2" * 32, "now", State.RUNNING, **here))  # type: ignore[arg-type]
     watched = Watched(registry=registry)
-    assert [entry.name for entry in watched.entries()] == ["now"]
+    assert [job.entry.name for job in watched.look("")] == ["now"]
     registry.put(Entry("2" * 32, "now", State.FAILED, error={"error": "X", "happened": "It broke."}))
     (tmp_path / "jobs" / f"{'3' * 32}.json").write_text("{half")
-    [entry] = watched.entries()
-    assert sentences(entry) == [("What happened", "It broke.")]
-    [job] = look(watched, None, lambda _: reader())
+    [job] = watched.look(None)
     assert job.queries is None
+    assert "What happened: It broke." in shown(View([job], job.entry.id))
 
 
 def test_keys_of_a_terminal() -> None:
     master, slave = pty.openpty()
     before = termios.tcgetattr(slave)
-    with Keyboard(slave).unbuffered() as keyboard:
+    terminal = os.fdopen(slave)
+    with Keyboard.of(terminal) as keyboard:
         os.write(master, b"1\x1b[A\x1bOBs\xc3\xa4")
         assert keyboard.read(5) == ["1", "up", "down", "s", "ä"]
         assert keyboard.read(0.01) == []
     assert termios.tcgetattr(slave) == before
-    with Keyboard(slave).unbuffered() as keyboard:
+    with Keyboard.of(terminal) as keyboard:
         os.close(master)
         assert keyboard.read(5) == ["q"]  # the terminal is gone
-    os.close(slave)
+    terminal.close()
+    with Keyboard.of(io.StringIO()) as keyboard:
+        assert keyboard.read(0.01) == []
 
 
 def test_a_job_that_shows_a_certificate_of_its_own(invoke: Invoke, tmp_path: Path) -> None:
