@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +17,8 @@ import pytest
 from penstock import failpoints
 from penstock.failpoints import POINTS
 from penstock.ops.process.lifeline import FAILED, Driver, Orders
+from penstock.ops.process.start import Start
+from penstock.ops.process.supervisor import python_command
 from penstock.processes import session_members, state
 from tests.support.case import SCRIPT, Case
 from tests.support.processes import ROOT, command, descendants
@@ -242,7 +244,8 @@ def driver(world: Case, *, standby: bool, hang: str = "") -> Iterator[Driver]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
     }
     config = world.config.write(world.folder / "config.json")
-    own = [sys.executable, "-m", "penstock.cli.supervised", str(SCRIPT), str(config)]
+    file = Start(uuid.uuid4().hex, str(SCRIPT), [str(config)]).write()
+    own = python_command("from penstock.cli.program import driver_main; driver_main()", str(file))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,6 @@ from typing import Annotated
 import typer
 
 from penstock.cli.output import Output
-from penstock.errors import ConfigurationError
 
 _SCRIPT = typer.Argument(metavar="JOB.py", exists=True, dir_okay=False, readable=True, help="The job; it is not run.")
 _JSON = typer.Option("--json", help="JSON instead of a table.")
@@ -74,24 +72,12 @@ def config(
     A job's file is loaded but not run, so only a Job at module level is seen.
     """
     from penstock.cli.program import load_job
-    from penstock.config.levels import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
+    from penstock.cli.run import parse_options
+    from penstock.config.levels import FILE_VARIABLE, Texts, from_file, from_options, using
     from penstock.config.settings import resolve
 
     if file is not None:
         os.environ[FILE_VARIABLE] = str(file)
-    if define:
-        os.environ[OPTIONS_VARIABLE] = json.dumps({**from_options().values, **_pairs(define)})
-    settings = resolve() if script is None else load_job(script).settings
+    with using(Texts("-D", {**from_options().values, **parse_options(define)}), from_file()):
+        settings = resolve() if script is None else load_job(script).settings
     Output.choose(as_json).table("Settings", settings.rows())
-
-
-def _pairs(define: list[str]) -> dict[str, str]:
-    pairs = {}
-    for text in define:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ConfigurationError(
-                f"-D {text} is not a setting.", safe="nothing was started.", to_do="write -D key=value."
-            )
-        pairs[key.strip()] = value.strip()
-    return pairs

@@ -1,4 +1,7 @@
-"""A job's file, run as the main program, and its end as an exit status."""
+"""The processes that run a job: a supervisor and its drivers, each from a start file, or this very process.
+
+Imports little at first: a driver starts Java ahead, and loads the rest while that comes up.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,99 @@ import os
 import runpy
 import sys
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import logs
-from penstock.config.levels import from_file, from_options
-from penstock.config.operations import FORMAT, LogFormat
-from penstock.engine.restarts import classify
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.ops.process import lifeline
-from penstock.ops.process.lifeline import status_of
+from penstock.ops.process.start import Start
 from penstock.secrets import masked
 
 if TYPE_CHECKING:
     from penstock.job.job import Job
 
+_SUPERVISOR = "from penstock.cli.program import supervisor_main; supervisor_main()"
+_DRIVER = "from penstock.cli.program import driver_main; driver_main()"
+
+
+def supervisor_command(file: Path, start: Start) -> list[str]:
+    """What runs `supervise` in a process of its own. Only the file counts; the script is there for `ps`."""
+    from penstock.ops.process.supervisor import python_command
+
+    return python_command(_SUPERVISOR, str(file), start.script)
+
+
+def supervisor_main() -> None:
+    file = Path(sys.argv[1])
+    sys.exit(supervise(Start.read(file), file))
+
+
+def driver_main() -> None:
+    from penstock.supply import early
+
+    lifeline.connect()
+    start = Start.read(Path(sys.argv[1]))
+    early.begin(Path(start.script))
+    with start.in_effect():
+        sys.exit(run(Path(start.script), list(start.arguments)))
+
+
+def supervise(start: Start, file: Path | None = None) -> int:
+    """Run the job's drivers until it has ended; the exit status. `file` is the start, where it is written already."""
+    from penstock.config.restart_strategy import RestartStrategy
+    from penstock.events import Events
+    from penstock.ops.process.registry import SupervisorEntry, kept_small
+    from penstock.ops.process.supervisor import Supervisor, python_command
+
+    with start.in_effect():
+        _log_to_stderr()
+        events = Events()
+        events.listen(SupervisorEntry(Path(start.script), id=start.id, log_file=start.log))
+        file = file or start.write()
+        try:
+            strategy = RestartStrategy.from_dict(start.restart or {})
+            command = python_command(_DRIVER, str(file), start.script)
+            with show_restore_of(start), kept_small(Path(start.log) if start.log else None):
+                return Supervisor(command, strategy, id=start.id, standby=start.standby, events=events).run()
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def run_here(start: Start) -> int:
+    """Run the job in this process, without a supervisor."""
+    from penstock.supply import early
+
+    early.begin(Path(start.script))
+    with start.in_effect(), show_restore_of(start):
+        return run(Path(start.script), list(start.arguments))
+
+
+def show_restore_of(start: Start) -> AbstractContextManager[None]:
+    """Show how far the run's restore is, if it begins with one."""
+    if not start.restores:
+        return nullcontext()
+    from penstock.cli.output import Output
+    from penstock.cli.progress_display import show_restore
+
+    return show_restore(Output.for_people(), start.id)
+
+
+def _log_to_stderr() -> None:
+    """The supervisor's lines go to stderr, among the job's own."""
+    if set_up_log():
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    log = logging.getLogger("penstock.supervisor")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
 
 def prepare_environment() -> None:
-    """Let Spark's workers use this very Python, and Spark find a Java; what the user has set stays."""
+    """Let Spark's workers use this very Python, and Spark find a Java; variables that the user has set stay."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     from penstock.supply.java import find_java
@@ -33,8 +111,11 @@ def prepare_environment() -> None:
 
 
 def set_up_log() -> bool:
-    """Log as JSON from here on where `-D` or the file asks for it; whether they do. What is wrong with them, the job
-    itself says."""
+    """Log as JSON from here on where `-D` or the file asks for it; whether they do. Errors in them are the job's to
+    report."""
+    from penstock.config.levels import from_file, from_options
+    from penstock.config.operations import FORMAT, LogFormat
+
     try:
         wanted = {**from_file().values, **from_options().values}.get(FORMAT, "")
     except PenstockError:
@@ -81,8 +162,9 @@ def load_job(script: Path) -> Job:
 
 
 def run(script: Path, arguments: list[str]) -> int:
-    """Prepare, execute, and say how it ended: see `status_of`. Errors are shown; a status that the program itself
-    leaves with is raised as it is."""
+    """Prepare, execute; the exit status: see `status_of`. Errors are shown; the program's own SystemExit passes."""
+    from penstock.engine.restarts import classify
+
     try:
         set_up_log()
         prepare_environment()
@@ -90,7 +172,7 @@ def run(script: Path, arguments: list[str]) -> int:
     except Exception as error:
         lifeline.report_error(error, classify(error))
         _show(error)
-        return status_of(error)
+        return lifeline.status_of(error)
     return lifeline.DONE
 
 
@@ -102,8 +184,8 @@ def _show(error: Exception) -> None:
 
         Output.for_people().error(error)
     elif sys.excepthook is not sys.__excepthook__:
-        sys.excepthook(type(error), error, error.__traceback__)  # the program has one of its own
-    else:  # a stranger's traceback must stay whole
+        sys.excepthook(type(error), error, error.__traceback__)  # the program's own
+    else:  # another library's traceback must stay whole
         sys.stderr.write(logs.plain_text(masked("".join(traceback.format_exception(error)))))
 
 

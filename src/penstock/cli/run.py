@@ -1,5 +1,7 @@
 """`penstock run JOB.py`: what `python JOB.py` does, with the environment set up, errors shown as sentences, and a
-supervisor that starts the job again when its process dies; with `-d` one that outlives the terminal."""
+supervisor that restarts the job when its process dies; with `-d` one that outlives the terminal.
+
+The command line is parsed here, and settings are resolved here, once: a `Start` carries them on."""
 
 from __future__ import annotations
 
@@ -11,24 +13,21 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from penstock.cli import program
 from penstock.cli.output import Output
-from penstock.cli.progress_display import show_restore, show_start
-from penstock.cli.ship import ship_environment
-from penstock.config.levels import FILE_VARIABLE, OPTIONS_VARIABLE, from_options
+from penstock.cli.progress_display import show_start
+from penstock.config.levels import FILE_VARIABLE, Texts, from_file, from_options, using
 from penstock.config.operations import FORMAT, STANDBY, LogFormat
 from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
 from penstock.errors import ControlError, PenstockError, from_json
-from penstock.ops.process.registry import ID_VARIABLE, Entry, Registry, State
-
-if TYPE_CHECKING:
-    from penstock.config.settings import Settings
+from penstock.ops.process.registry import Entry, Registry, State
+from penstock.ops.process.start import Start
 
 _POLL_SECONDS = 0.05
 _BEGUN = (State.RUNNING, State.SUSPENDED, State.FINISHED, State.CANCELED)  # SUSPENDED: another machine has the lease
@@ -37,6 +36,7 @@ _BEGUN = (State.RUNNING, State.SUSPENDED, State.FINISHED, State.CANCELED)  # SUS
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
 _PATHS = (PATH, "execution.savepoint.path")
+_PYTHON = "PYSPARK_PYTHON"
 
 FromSavepoint = Annotated[
     str | None,
@@ -122,6 +122,10 @@ def run(
 
     The file runs as the main program. If it only defines one Job at module level and does not run it, it is run.
     """  # fmt: skip
+    if detached and not supervise:
+        raise typer.BadParameter("a detached job has a supervisor; leave --no-supervise out.", param_hint="-d")
+    if standby and not supervise:
+        raise typer.BadParameter("a standby is the supervisor's; leave --no-supervise out.", param_hint="--standby")
     short = {
         PATH: savepoint,
         ALLOW: "true" if allow_non_restored else None,
@@ -133,105 +137,87 @@ def run(
         FORMAT: None if log_format is None else log_format.value,
         "spark.master": master,
     }
-    _set_environment(options or [], config, {key: value for key, value in short.items() if value is not None})
-    if detached and not supervise:
-        raise typer.BadParameter("a detached job has a supervisor; leave --no-supervise out.", param_hint="-d")
-    if standby and not supervise:
-        raise typer.BadParameter("a standby is the supervisor's; leave --no-supervise out.", param_hint="--standby")
+    given = {**parse_options(options), **{key: value for key, value in short.items() if value is not None}}
     if archive is not None or ship or (ship is None and master is not None):
-        ship_environment(script, master, archive, wanted=ship)
-    sys.exit(_start(script, arguments or [], detached=detached, supervise=supervise, as_json=as_json))
-
-
-def _start(script: Path, arguments: list[str], *, detached: bool, supervise: bool, as_json: bool) -> int:
-    """In the background, under a supervisor, or in this very process; the exit status."""
+        given |= _ship(script, master, archive, {**from_options().values, **given}, wanted=ship)
+    start = resolve_start(script, arguments or [], given, config)
     if detached:
-        _settings()
-        return _start_detached(script, arguments, as_json=as_json)
-    if supervise:
-        return _run_supervised(script, arguments)
-    from penstock.supply import early
-
-    early.begin(script)
-    with _shown_restore():
-        return program.run(script, arguments)
+        sys.exit(_start_detached(start, as_json=as_json))
+    sys.exit(program.supervise(start) if supervise else program.run_here(start))
 
 
-def _run_supervised(script: Path, arguments: list[str]) -> int:
-    from penstock.events import Events
-    from penstock.ops.process.registry import SupervisorEntry, kept_small
-    from penstock.ops.process.supervisor import Supervisor
-
-    _log_to_stderr()
-    settings = _settings()
-    given = os.environ.get(ID_VARIABLE)  # where `run -d` has started this one
-    log_file = Registry().log_file(given) if given else None
-    entry = SupervisorEntry(script, id=given, log_file=log_file)
-    os.environ[ID_VARIABLE] = entry.id
-    events = Events()
-    events.listen(entry)
-    with _shown_restore(entry.id), kept_small(log_file):
-        own = [sys.executable, "-P", "-m", "penstock.cli.supervised", str(script), *arguments]
-        standby = settings.availability.standby
-        return Supervisor(own, settings.restart, id=entry.id, standby=standby, events=events).run()
-
-
-def _shown_restore(id: str | None = None) -> AbstractContextManager[None]:
-    """Show how far the restore of the run `id` is, if it is to begin with one; None: of a run in this process."""
-    if not any(path in from_options().values for path in _PATHS):
-        return nullcontext()
-    return show_restore(Output.for_people(), id or os.environ.setdefault(ID_VARIABLE, uuid.uuid4().hex))
-
-
-def _set_environment(options: list[str], config: Path | None, short: Mapping[str, str] | None = None) -> None:
-    """Put `-D`, what has an option of its own (`short`), and `--config` where the job looks for them, on top of what is
-    there already. A wish to start from a savepoint gets an id here, once, however often the driver is started."""
-    given: dict[str, str] = {}
-    for option in options:
+def parse_options(options: Sequence[str] | None) -> dict[str, str]:
+    """Of `-D`."""
+    settings = {}
+    for option in options or ():
         key, equals, value = option.partition("=")
         if not equals or not key.strip():
             raise typer.BadParameter(f"{option!r} is not KEY=VALUE.", param_hint="-D")
-        given[key.strip()] = value.strip()
-    given.update(short or {})
-    if any(path in given for path in _PATHS):
-        given.setdefault(RESTORE_ID, uuid.uuid4().hex)
-    if given:
-        os.environ[OPTIONS_VARIABLE] = json.dumps({**from_options().values, **given})
-    if config is not None:
-        os.environ[FILE_VARIABLE] = str(config.absolute())
+        settings[key.strip()] = value.strip()
+    return settings
 
 
-def _settings() -> Settings:
-    """As far as they are known before the job has spoken. What is wrong with the settings is an error now; what is only
-    worth a remark, the job itself says."""
+def resolve_start(script: Path, arguments: Sequence[str], given: Mapping[str, str], config: Path | None) -> Start:
+    """What the run begins with, as far as it is known before the program has run: `given` on the command line, over
+    the environment and the file. Wrong settings are an error now; notes about them are the job's to log. A restore
+    gets its id here, once, however often the driver is started."""
     from penstock.config.settings import resolve
 
+    if any(path in given for path in _PATHS):
+        given = {RESTORE_ID: uuid.uuid4().hex, **given}
+    options = {**from_options().values, **given}
+    if config is not None:
+        os.environ[FILE_VARIABLE] = str(config.absolute())  # also for commands that the job's page runs
     log = logging.getLogger("penstock")
-    log.disabled = True
+    log.disabled, file = True, from_file()
     try:
-        return resolve()
+        with using(Texts("-D", options), file):
+            settings = resolve()
     finally:
         log.disabled = False
+    return Start(
+        uuid.uuid4().hex,
+        str(script),
+        list(arguments),
+        options,
+        file.where,
+        file.values,
+        settings.restart.to_dict(),
+        settings.availability.standby,
+        any(path in options for path in _PATHS),
+    )
 
 
-def _log_to_stderr() -> None:
-    """The supervisor's lines go to stderr, among the job's own."""
-    if program.set_up_log():
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    log = logging.getLogger("penstock.supervisor")
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
+def _ship(
+    script: Path, master: str | None, archive: Path | None, settings: Mapping[str, str], *, wanted: bool | None
+) -> dict[str, str]:
+    """The settings with which the job's executors run out of `archive`, or of one that is built now for `script`. None
+    where their master is on this machine and `--pack` was not given, and where the user has chosen their Python.
+    `ArchiveMismatch` for an archive that cannot work."""
+    from penstock import __version__
+    from penstock.spark.masters import is_local, runs_here
+    from penstock.supply import pack, shipping
+
+    if archive is None and wanted is None and (master is None or runs_here(master) or _PYTHON in os.environ):
+        return {}
+    if is_local(master or "local"):
+        raise typer.BadParameter("local tasks need no archive; give --master spark://HOST:PORT.", param_hint="--pack")
+    if archive is not None:
+        environment = pack.require_fitting(archive, __version__)
+    else:
+        Output.for_people().line("Packing what executors need …")
+        environment = pack.build(__version__, None, script)
+    os.environ.update(shipping.environment())
+    return shipping.settings(environment.path, settings.get(shipping.ARCHIVES, ""))
 
 
-def _start_detached(script: Path, arguments: list[str], *, as_json: bool) -> int:
+def _start_detached(start: Start, *, as_json: bool) -> int:
     """0 once the job runs, or has already done all it had to. Otherwise its error is shown, and the status is the one
-    it ended with. Left early by Ctrl-C, the job goes on."""
-    output, run = Output.choose(as_json), uuid.uuid4().hex
+    it ended with. After Ctrl-C the job goes on."""
+    output = Output.choose(as_json)
+    start = replace(start, log=str(Registry().log_file(start.id)))
     try:
-        process = _detach(script, arguments, run)
+        process = _detach(start)
     except OSError as error:
         output.error(
             ControlError(
@@ -241,45 +227,47 @@ def _start_detached(script: Path, arguments: list[str], *, as_json: bool) -> int
             )
         )
         return 1
-    with output.progress(f"Starting {script.name}") as display:
-        entry = _wait_until_running(run, process, lambda now: show_start(display, now))
+    with output.progress(f"Starting {Path(start.script).name}") as display:
+        entry = _wait_until_running(start.id, process, lambda now: show_start(display, now))
     if entry is None or entry.state is State.FAILED:
-        output.error(_start_error(entry, run))
+        output.error(_start_error(entry, start))
         return process.wait() or 1
-    facts = {"id": run, "name": entry.name, "state": entry.state, "address": entry.address, "log": entry.log}
+    facts = {"id": start.id, "name": entry.name, "state": entry.state, "address": entry.address, "log": entry.log}
     output.record("Job", facts)
     return 0
 
 
-def _start_error(entry: Entry | None, run: str) -> PenstockError:
-    log = Registry().log_file(run)
+def _start_error(entry: Entry | None, start: Start) -> PenstockError:
     if entry is None or entry.error is None:
-        return ControlError("The job ended before it ran.", to_do=f"see {log}.")
+        return ControlError("The job ended before it ran.", to_do=f"see {start.log}.")
     error = from_json(json.dumps({"error": "", **entry.error}))
-    error.to_do = f"{error.to_do} Its log is {log}.".strip()
+    error.to_do = f"{error.to_do} Its log is {start.log}.".strip()
     return error
 
 
-def _detach(script: Path, arguments: Sequence[str], id: str) -> subprocess.Popen[bytes]:
-    """Start `penstock run script` in a session of its own, its output in the registry's log of `id`. Raises OSError
-    where there is no place for that log."""
-    from penstock.ops.process.supervisor import penstock_command
-
-    with Registry().open_log(id) as log:
-        return subprocess.Popen(
-            penstock_command("run", str(script), *arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, ID_VARIABLE: id, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-        )
+def _detach(start: Start) -> subprocess.Popen[bytes]:
+    """Start the supervisor in a session of its own, its output in the run's log. Raises OSError where that cannot be
+    written."""
+    with Registry().open_log(start.id) as log:
+        file = start.write()
+        try:
+            return subprocess.Popen(
+                program.supervisor_command(file, start),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        except OSError:
+            file.unlink(missing_ok=True)
+            raise
 
 
 def _wait_until_running(
     id: str, process: subprocess.Popen[bytes], each: Callable[[Entry], None] = lambda _: None
 ) -> Entry | None:
-    """The entry once the job runs, waits for the lease, or has ended; None where it ended without having made one."""
+    """The entry once the job runs, waits for the lease, or has ended; None where it ended before it had one."""
     registry = Registry()
     while True:
         gone = process.poll() is not None  # asked before the registry: what it wrote last is then seen

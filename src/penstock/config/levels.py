@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,9 +41,25 @@ class Texts:
     values: Mapping[str, str]
 
 
-def from_options(environment: Mapping[str, str] | None = None) -> Texts:
+_in_use: tuple[Texts, Texts] | None = None
+
+
+@contextmanager
+def using(options: Texts, file: Texts) -> Iterator[None]:
+    """While the block lasts, these are what `from_options` and `from_file` return."""
+    global _in_use
+    before, _in_use = _in_use, (options, file)
+    try:
+        yield
+    finally:
+        _in_use = before
+
+
+def from_options() -> Texts:
     """What `-D` gave."""
-    text = (os.environ if environment is None else environment).get(OPTIONS_VARIABLE, "")
+    if _in_use is not None:
+        return _in_use[0]
+    text = os.environ.get(OPTIONS_VARIABLE, "")
     if not text.strip():
         return Texts("-D", {})
     try:
@@ -57,9 +74,11 @@ def from_options(environment: Mapping[str, str] | None = None) -> Texts:
     return Texts("-D", {str(key): _plain_text(value) for key, value in body.items()})
 
 
-def from_file(environment: Mapping[str, str] | None = None) -> Texts:
+def from_file() -> Texts:
     """The file that `PENSTOCK_CONFIG` names, or `penstock.yaml` here, or nothing."""
-    named = (os.environ if environment is None else environment).get(FILE_VARIABLE)
+    if _in_use is not None:
+        return _in_use[1]
+    named = os.environ.get(FILE_VARIABLE)
     path = Path(named or DEFAULT_FILE)
     if not named and not path.is_file():
         return Texts(DEFAULT_FILE, {})

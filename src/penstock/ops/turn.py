@@ -28,7 +28,7 @@ from penstock.ops.process import lifeline
 from penstock.ops.process.lease_holder import LeaseHolder
 from penstock.ops.process.lease_rules import Verdict
 from penstock.ops.process.lifeline import status_of
-from penstock.ops.process.registry import ID_VARIABLE
+from penstock.ops.process.registry import expected_run
 from penstock.storage.local import LocalStorage
 from penstock.storage.open import storage_at
 
@@ -63,7 +63,7 @@ class JobLease:
         self._path = str(storage.root) if isinstance(storage, LocalStorage) else None
         self._cold = not warm and self._path is not None and lifeline.connected()
         self._waits = False
-        me = os.environ.get(ID_VARIABLE) or uuid.uuid4().hex
+        me = expected_run() or uuid.uuid4().hex
         self.lease = LeaseHolder(words, me, socket.gethostname(), seconds, lost=_end_process, seen=self._tell)
 
     def take_or_leave(self) -> bool:

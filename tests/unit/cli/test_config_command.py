@@ -91,7 +91,6 @@ def test_a_table_for_people(invoke: Callable[..., tuple[int, str, str]]) -> None
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["-D", "nonsense"], "-D nonsense is not a setting"), (["-D", "=1"], "is not a setting"),
         (["-D", "execution.checkpointing.intervall=1"], f"did you mean {INTERVAL}?"),
         (["--config", "missing.yaml"], "missing.yaml cannot be read"), (["none.py"], "has 0 jobs at module level"),
     ],
@@ -101,3 +100,12 @@ def test_errors(invoke: Callable[..., tuple[int, str, str]], tmp_path: Path, arg
     status, out, err = invoke(*arguments)
     assert (status, out) == (1, "")
     assert said in err
+
+
+@pytest.mark.parametrize("option", ["nonsense", "=1"])
+def test_an_option_without_a_value_is_a_misspelt_command(
+    invoke: Callable[..., tuple[int, str, str]], option: str
+) -> None:
+    status, out, err = invoke("-D", option)
+    assert (status, out) == (2, "")
+    assert "is not KEY=VALUE" in err

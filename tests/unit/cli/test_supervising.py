@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,14 +15,19 @@ from pathlib import Path
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from penstock.cli import run as command_line
+from penstock.cli.run import parse_options, resolve_start
 from penstock.config.levels import FILE_VARIABLE, OPTIONS_VARIABLE
+from penstock.config.recovery import RESTORE_ID
 from penstock.config.restart_strategy import RestartStrategy
+from penstock.config.settings import resolve
 from penstock.engine.restarts import Restarts
 from penstock.errors import ConfigurationError, PreCommitFailed, SystemUnavailable, TopicMissing
 from penstock.ops.process import lifeline
 from penstock.ops.process.lifeline import CRASHED, DONE, FAILED, GAVE_UP, LOST_TURN, DriverReport, DriverRun, status_of
+from penstock.ops.process.registry import Entry, Registry, State
+from penstock.ops.process.start import Start
 from penstock.ops.process.supervisor import DriverEnd, Supervisor, classify_end
+from penstock.processes import mark
 
 
 @pytest.mark.parametrize(
@@ -146,31 +152,105 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in (OPTIONS_VARIABLE, FILE_VARIABLE):
         monkeypatch.setenv(name, "")  # so that whatever is set later is undone
         del os.environ[name]
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
+
+
+def start(*options: str, config: Path | None = None) -> Start:
+    return resolve_start(Path("job.py"), ["--its", "own"], parse_options(options), config)
 
 
 @pytest.mark.usefixtures("environment")
 def test_options_reach_the_job_and_the_supervisor(tmp_path: Path) -> None:
-    assert command_line._settings().restart == RestartStrategy.exponential_delay()
+    assert start().restart == RestartStrategy.exponential_delay().to_dict()
     file = tmp_path / "settings.yaml"
     file.write_text("restart-strategy.type: fixed-delay\nrestart-strategy.fixed-delay.attempts: 4\n")
-    command_line._set_environment([], file)
-    assert command_line._settings().restart == RestartStrategy.fixed_delay(4)
+    assert start(config=file).restart == RestartStrategy.fixed_delay(4).to_dict()
     os.environ[OPTIONS_VARIABLE] = '{"restart-strategy.fixed-delay.delay": "7s"}'
-    command_line._set_environment(["restart-strategy.fixed-delay.attempts=5", "state.backend.type = rocksdb"], None)
-    assert command_line._settings().restart == RestartStrategy.fixed_delay(5, "7s")
-    assert json.loads(os.environ[OPTIONS_VARIABLE]) == {
+    begun = start("restart-strategy.fixed-delay.attempts=5", "state.backend.type = rocksdb")
+    assert begun.restart == RestartStrategy.fixed_delay(5, "7s").to_dict()
+    assert begun.options == {
         "restart-strategy.fixed-delay.delay": "7s",
         "restart-strategy.fixed-delay.attempts": "5",
         "state.backend.type": "rocksdb",
     }
+    file.unlink()
+    del os.environ[OPTIONS_VARIABLE], os.environ[FILE_VARIABLE]
+    with Start.read(begun.write()).in_effect():  # a driver reads neither file nor environment
+        assert resolve().restart == RestartStrategy.fixed_delay(5, "7s")
+        assert resolve(restart=RestartStrategy.none()).restart == RestartStrategy.none()  # code wins over the file
+    assert resolve().restart == RestartStrategy.exponential_delay()
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_restore_gets_an_id_once_and_for_each_command_another() -> None:
+    assert not start().restores
+    first = start("execution.state-recovery.path=/savepoints/one")
+    assert first.restores
+    restore = (first.options or {})[RESTORE_ID]
+    assert Start.read(first.write()).options == first.options
+    os.environ[OPTIONS_VARIABLE] = json.dumps(first.options)
+    assert (start().options or {})[RESTORE_ID] == restore
+    assert (start("execution.state-recovery.path=/savepoints/two").options or {})[RESTORE_ID] != restore
 
 
 @pytest.mark.usefixtures("environment")
 def test_settings_that_cannot_be_are_refused_before_anything_starts() -> None:
-    command_line._set_environment(["restart-strategy.type=sometimes"], None)
     with pytest.raises(ConfigurationError, match="sometimes"):
-        command_line._settings()
+        start("restart-strategy.type=sometimes")
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_start_is_its_owner_s_alone_and_goes_with_its_run(tmp_path: Path) -> None:
+    begun = start("spark.hadoop.fs.s3a.secret.key=hunter2")
+    file = begun.write()
+    assert file.parent == tmp_path / "home" / "starts"
+    assert (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(file.parent.stat().st_mode)) == (0o600, 0o700)
+    assert Start.read(file) == begun
+    body = json.loads(file.read_text())
+    file.write_text(json.dumps({**body, "of_a_newer_version": 1}))
+    assert Start.read(file) == begun
+    registry = Registry()
+    registry.put(Entry(begun.id, "job", State.RUNNING, supervisor=os.getpid(), supervisor_mark=mark(os.getpid())))
+    registry.prune()
+    assert file.exists()
+    registry.put(Entry(begun.id, "job", State.RUNNING))  # of a supervisor that was killed
+    registry.prune()
+    assert not file.exists()
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_start_that_others_can_write_is_refused() -> None:
+    file = start().write()
+    file.chmod(0o666)
+    with pytest.raises(PermissionError):
+        Start.read(file)
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_registry_that_cannot_be_written_stops_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "file"))
+    begun = start()
+    file = begun.write()
+    assert Start.read(file) == begun
+    file.unlink()
+
+
+@pytest.mark.usefixtures("environment")
+def test_supervising_leaves_no_start_file(tmp_path: Path) -> None:
+    """The driver reads it, once the command line is parsed and the settings are resolved."""
+    (tmp_path / "job.py").write_text(
+        "import os, sys; from penstock.config.settings import resolve\n"
+        "print(sys.argv[1:], resolve().checkpoints.interval_seconds)\n"
+        "print([name for name in os.environ if name.startswith('PENSTOCK_')])\n"
+    )
+    command = [sys.executable, "-c", "from penstock.cli.main import main; main()", "run"]
+    command += ["-D", "execution.checkpointing.interval=7s", "job.py", "-D", "own"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['-D', 'own'] 7.0", "['PENSTOCK_HOME']"]
+    assert list((tmp_path / "home" / "starts").iterdir()) == []
 
 
 def test_the_supervisor_is_small() -> None:

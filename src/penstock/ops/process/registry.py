@@ -2,6 +2,7 @@
 
     $PENSTOCK_HOME/jobs/ID.json      the state of the run; readable by its owner only, because it holds a token
     $PENSTOCK_HOME/logs/ID.log       the output of a detached job; ID.log.1 what it wrote before, see `kept_small`
+    $PENSTOCK_HOME/starts/ID.*       what a supervised run was started with, while it lasts, see `start`
 
 A run has one writer at a time: its driver while that lives, its supervisor before and after. Files appear whole or
 not at all, so readers need no lock. The state in a file is checked against the processes it names: a run that
@@ -41,9 +42,6 @@ log = logging.getLogger("penstock")
 
 HOME_VARIABLE = "PENSTOCK_HOME"
 """The registry's folder."""
-
-ID_VARIABLE = "PENSTOCK_JOB_ID"
-"""The id of the run that the supervisor has begun; its driver takes it over, also after a restart."""
 
 VERSION = 1
 MAX_ENDED_RUNS = 100
@@ -218,8 +216,12 @@ class Registry:
             raise
 
     def prune(self) -> None:
-        """Forget the oldest runs that have ended, with their logs."""
+        """Forget the oldest runs that have ended, with their logs, and the start files of dead supervisors."""
         ended = [entry for entry in self.entries() if entry.state.ended]
+        for entry in ended:
+            if not entry.supervised:
+                for file in (self._home / "starts").glob(f"{entry.id}.*"):
+                    file.unlink(missing_ok=True)
         for entry in sorted(ended, key=lambda entry: entry.end or entry.start, reverse=True)[MAX_ENDED_RUNS:]:
             self._file(entry.id).unlink(missing_ok=True)
             for file in (self.log_file(entry.id), earlier(self.log_file(entry.id))):
@@ -291,14 +293,28 @@ class Registration:
                 log.warning("the job runs, but commands will not find it: the registry cannot be written: %s", error)
 
 
+_expected: str | None = None
+
+
+def expect_run(id: str | None) -> None:
+    """The next job of this process is the run `id`, which its supervisor has begun, also after a restart."""
+    global _expected
+    _expected = id
+
+
+def expected_run() -> str | None:
+    return _expected
+
+
 def register_driver(name: str, storage: str) -> Registration:
     """The entry of a job that runs in this process: a new one, or the one that its supervisor has created."""
+    global _expected
     registry = Registry()
     with contextlib.suppress(OSError):
         registry.prune()
-    run = os.environ.pop(ID_VARIABLE, "")  # once: another job of this process is another run
-    begun = registry.read_entry(run) if run else None
-    entry = begun or Entry(run if ID.fullmatch(run) else uuid.uuid4().hex, name, start=now_ms())
+    run, _expected = _expected or uuid.uuid4().hex, None  # once: another job of this process is another run
+    begun = registry.read_entry(run)
+    entry = begun or Entry(run, name, start=now_ms())
     restarted = begun is not None and begun.pid is not None
     return Registration(
         replace(
@@ -322,7 +338,7 @@ def register_driver(name: str, storage: str) -> Registration:
 class SupervisorEntry:
     """Keeps the entry of a run while no driver does: a listener for the supervisor's events."""
 
-    def __init__(self, script: Path, *, id: str | None = None, log_file: Path | None = None) -> None:
+    def __init__(self, script: Path, *, id: str | None = None, log_file: str | None = None) -> None:
         self.id = id or uuid.uuid4().hex
         self._registry = Registry()
         with contextlib.suppress(OSError):
@@ -336,7 +352,7 @@ class SupervisorEntry:
                 supervisor_mark=mark(os.getpid()),
                 host=socket.gethostname(),
                 script=str(script.absolute()),
-                log=str(log_file) if log_file is not None else None,
+                log=log_file,
             ),
             self._registry,
         )

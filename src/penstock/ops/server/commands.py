@@ -38,7 +38,7 @@ COMMAND_SECONDS = 300.0
 """For a command to end, and for one that waits behind another to begin."""
 MOST_WAITING = 8
 _ERROR_CHARACTERS = 2000
-_NOT_INHERITED = (ID_VARIABLE, FILE_VARIABLE, "PENSTOCK_OPTIONS")
+_NOT_INHERITED = (FILE_VARIABLE, "PENSTOCK_OPTIONS")
 
 
 # Flink's

@@ -18,7 +18,7 @@ from penstock.ops.process import lifeline
 from penstock.ops.process.lease_holder import LeaseHolder, LeaseWatch
 from penstock.ops.process.lease_rules import Verdict
 from penstock.ops.process.lifeline import status_of
-from penstock.ops.process.registry import ID_VARIABLE
+from penstock.ops.process.registry import expect_run
 from penstock.ops.turn import JobLease, TurnEnd, held, settings_of_turn
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import MemoryStorage
@@ -273,7 +273,7 @@ def test_a_savepoint_to_start_from_is_for_who_begins_the_job(world: World, monke
     assert settings_of_turn(None, settings) is settings
     jobs = []
     for me in ("a" * 32, "b" * 32):
-        monkeypatch.setenv(ID_VARIABLE, me)
+        expect_run(me)
         jobs.append(JobLease(world.words, D, warm=True))
         assert jobs[-1].take_or_leave()
         jobs[-1].lease.close(Standing.RELEASED)

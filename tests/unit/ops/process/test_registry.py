@@ -16,7 +16,6 @@ from penstock.errors import TopicMissing
 from penstock.ops.process import lifeline
 from penstock.ops.process import registry as registries
 from penstock.ops.process.registry import (
-    ID_VARIABLE,
     Entry,
     Registration,
     Registry,
@@ -24,6 +23,8 @@ from penstock.ops.process.registry import (
     SupervisorEntry,
     earlier,
     error_fields,
+    expect_run,
+    expected_run,
     history_folder,
     home,
 )
@@ -36,7 +37,7 @@ ID = "0123456789abcdef" * 2
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv(ID_VARIABLE, "")
+    monkeypatch.setattr(registries, "_expected", None)
     return Registry()
 
 
@@ -286,11 +287,11 @@ def test_the_id_survives_a_restart_of_the_driver(registry: Registry, monkeypatch
     assert begun is not None
     assert (begun.name, begun.state, begun.pid) == ("payments_job", State.CREATED, None)
     for restarts in range(3):
-        monkeypatch.setenv(ID_VARIABLE, supervisor.id)
+        expect_run(supervisor.id)
         one = registries.register_driver("payments", "/checkpoints")
         one.write()
         assert (one.entry.id, one.entry.restarts, one.entry.name) == (supervisor.id, restarts, "payments")
-        assert ID_VARIABLE not in os.environ  # a second job of the same process is another run
+        assert expected_run() is None  # a second job of the same process is another run
         one.update(state=State.FAILING, error=error_fields(TopicMissing("No topic.")))
         supervisor({"event": "supervisor", "action": "restarting", "reason": "ended with status 75"})
         found = registry.read_entry(supervisor.id)
@@ -306,7 +307,7 @@ def test_who_waits_for_the_lease_is_suspended(registry: Registry, monkeypatch: p
     found = registry.get(supervisor.id)
     assert found is not None
     assert (found.state, found.lease) == (State.SUSPENDED, "turn 3, on one")
-    monkeypatch.setenv(ID_VARIABLE, supervisor.id)
+    expect_run(supervisor.id)
     monkeypatch.setattr(lifeline, "_lease", {"turn": 4, "host": "two", "here": True})
     one = registries.register_driver("payments", "/checkpoints")
     assert (one.entry.state, one.entry.lease) == (State.CREATED, "turn 4, here")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ControlError, PreCommitFailed, TopicMissing
-from penstock.ops.process.registry import ID_VARIABLE, Registry, State, history_folder
+from penstock.ops.process.registry import Registry, State, expect_run, history_folder
 from penstock.ops.server import serving as served_by
 from penstock.ops.server.client import Client, NoAnswer
 from penstock.ops.server.control import Lifecycle
@@ -471,7 +471,7 @@ def test_a_history_that_is_garbage_stops_no_job(monkeypatch: pytest.MonkeyPatch)
     folder.mkdir(parents=True)
     line = {"time": 1.0, "event": "checkpoint", "query": "out", "epoch": "x"}
     (folder / "epochs-00000001.jsonl").write_text(json.dumps(line) + "\n")
-    monkeypatch.setenv(ID_VARIABLE, run)
+    expect_run(run)
     with served() as job:
         assert job.id == run
         assert job.ask("GET", f"/penstock/v1/runs/{run}/epochs")[1]["epochs"] == []
