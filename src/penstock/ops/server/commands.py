@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 
 from penstock.errors import ControlError, from_json
 from penstock.events import FILE_VARIABLE
-from penstock.ops.process.registry import ID, ID_VARIABLE, Entry
+from penstock.ops.process.registry import ID, Entry
 from penstock.ops.process.supervisor import penstock_command
 from penstock.ops.server import history
 from penstock.ops.server.client import PROGRESS_HEADER
