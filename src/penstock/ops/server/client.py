@@ -1,4 +1,4 @@
-"""Asks a job's control server. Knows HTTP and the shapes of answers, and nothing of how a person is told."""
+"""The client of a job's control server: HTTP and the shapes of answers. It prints nothing."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from penstock.secrets import masked
 
 ERROR_HEADER = "X-Penstock-Error"
 PROGRESS_HEADER = "X-Penstock-Progress"
-_OURS = "/penstock/"  # paths that Flink does not have stand beside its /v1
+_OURS = "/penstock/"  # these paths have no /v1 before them
 _TIMEOUT_SECONDS = 30.0  # of one request; long work is polled
 _SLOWEST_POLL_SECONDS = 0.5
-_ENDING = 503  # of a server that ends, or of a proxy before one that is gone
+_ENDING = 503  # from a server that ends, or from a proxy in front of one that is gone
 
 
 class NoAnswer(ControlError):
-    """Nothing is there, the connection broke, or the job ended before it could answer."""
+    """No server listens, the connection broke, or the job ended before it could answer."""
 
 
 class Client:
-    """One server. Proxies of the environment are not used: a job stands on this machine or is named outright.
-    `certificate` is the very one that it must show, where it is not one that this machine trusts anyway."""
+    """Of one server. The environment's proxies are not used: a job is on this machine or is named explicitly.
+    `certificate` is the one that the server must show, where this machine does not trust it anyway."""
 
     def __init__(self, address: str, token: str | None, certificate: str | None = None) -> None:
         try:
             split = urlsplit(address if "://" in address else f"http://{address}")
             port = split.port
-        except ValueError:  # a bracket too few, a port that is none
+        except ValueError:  # a missing bracket, an invalid port
             raise _no_address(address) from None
         plain = address.isprintable() and " " not in address
         if split.scheme not in ("http", "https") or not split.hostname or port is None or not plain:
@@ -47,7 +47,7 @@ class Client:
         self.address = address
 
     def is_at(self, address: str | None) -> bool:
-        """Whether `address` is this server, spoken to directly and in clear."""
+        """Whether `address` is this server, reached directly and without TLS."""
         names = {"localhost": "127.0.0.1"}
         host = f"[{self._host}]" if ":" in self._host else names.get(self._host, self._host)
         return address == f"{host}:{self._port}" and not self._secure and not self._prefix
@@ -57,7 +57,7 @@ class Client:
         return list(self.ask("GET", "/jobs/overview").get("jobs", []))
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One request, one answer. Raises the error that the other side has raised."""
+        """One request, one answer. Raises the error that the server raised."""
         return self._exchange(method, path, body, silent)
 
     def _exchange(self, method: str, path: str, body: dict[str, Any] | None, progress: Progress) -> dict[str, Any]:
@@ -101,9 +101,9 @@ class Client:
         asked: Callable[[str], None] = lambda _: None,
         progress: Progress = silent,
     ) -> dict[str, Any]:
-        """Ask for long work and wait for its end. `asked` is told the request's id before the first poll, `progress`
-        how far it is where the other side says so. The id makes it safe to ask again where the connection broke: it is
-        done once."""
+        """Request long work and wait for its end. `asked` receives the request's id before the first poll, `progress`
+        each step that the server reports. The id makes it safe to repeat the request after a broken connection: the
+        work is done once."""
         request = uuid.uuid4().hex
         body = {**body, "triggerId": request}
         try:
@@ -137,7 +137,7 @@ class Client:
 
 
 def trusting(certificate: str | None) -> ssl.SSLContext:
-    """Trusts this one certificate, under whatever name; without one, those that this machine trusts."""
+    """Trusts this one certificate, under any name; without one, those that this machine trusts."""
     context = ssl.create_default_context(cafile=certificate)
     if certificate is not None:
         context.check_hostname = False

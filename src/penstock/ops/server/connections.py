@@ -1,4 +1,4 @@
-"""The connections of a control server. It lives in the driver, so its descriptors are the driver's: strangers, who need
+"""The connections of a control server. It runs in the driver, so its descriptors are the driver's: clients, which need
 no token to connect, hold a bounded number of them, and each only for as long as an honest client takes.
 """
 
@@ -29,12 +29,12 @@ REQUEST_SECONDS = 10.0
 GRACE_SECONDS = 1.0
 """For requests in flight at the server's end."""
 _PAUSE_SECONDS = 1.0
-_NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def uvicorn_config(app: Asgi, rest: Rest, log_level: str = "error") -> uvicorn.Config:
-    """How our servers serve; by TLS where there is a certificate. A malformed request, which anybody can send, is not
-    worth a line of the job's log, hence `error`."""
+    """With TLS where there is a certificate. Anyone can send a malformed request: it is not worth a line of the job's
+    log, hence `error`."""
     return uvicorn.Config(
         app, loop="asyncio", http=Connection, ws="none", lifespan="off", log_config=None, log_level=log_level,
         access_log=False, server_header=False, ssl_certfile=rest.certificate, ssl_keyfile=rest.key,
@@ -76,7 +76,7 @@ class Connection(H11Protocol):
         self._stop_clock()
 
     def _set_clock(self) -> None:
-        """What comes byte by byte does not start it anew."""
+        """A request that comes byte by byte does not restart it."""
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY) and not self.flow.write_paused:
             self._stop_clock()
         elif self._late is None and not self.transport.is_closing():
@@ -89,19 +89,19 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with a door of ours: asyncio's own accepts without a limit, and where descriptors run out it logs an
-    error for each attempt, thousands in a second."""
+    """uvicorn with its own acceptor: asyncio's accepts without a limit, and when descriptors run out it logs an error
+    for each attempt, thousands in a second."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
-        self.servers: list[Any] = [Door(listener, self._connection, self) for listener in sockets or ()]
+        self.servers: list[Any] = [Acceptor(listener, self._connection, self) for listener in sockets or ()]
         self.started = True
 
     async def end(self) -> None:
-        """Take nothing new, let requests in flight finish within `GRACE_SECONDS`, then cancel them: whoever waits is
-        answered that the job has ended, see `answers.WithHeaders`."""
-        for door in getattr(self, "servers", ()):
-            door.close()
+        """Accept nothing new, let requests in flight finish within `GRACE_SECONDS`, then cancel them: their clients are
+        answered that the job has ended, see `web.WithHeaders`."""
+        for acceptor in getattr(self, "servers", ()):
+            acceptor.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         if tasks := set(self.server_state.tasks):
@@ -115,21 +115,21 @@ class Server(uvicorn.Server):
         return Connection(self.config, self.server_state, self.lifespan.state)
 
 
-class Door:
-    """Accepts connections of one listening socket. Where there are too many, the one that has waited for its client
-    longest makes way; where all clients wait for answers, the newcomer is turned away."""
+class Acceptor:
+    """Accepts connections of one listening socket. When there are too many, it closes the one that has waited longest
+    for its client; when all clients wait for answers, it refuses the new one."""
 
-    def __init__(self, listener: socket.socket, made: Callable[[], asyncio.Protocol], server: uvicorn.Server) -> None:
+    def __init__(self, listener: socket.socket, new: Callable[[], asyncio.Protocol], server: uvicorn.Server) -> None:
         listener.setblocking(False)
-        self._listener, self._made = listener, made
+        self._listener, self._new_protocol = listener, new
         self._ssl, self._connections = server.config.ssl, server.server_state.connections
         self._most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
-        self._greeting: dict[asyncio.Task[None], None] = {}  # oldest first; with TLS this takes a while
-        self._short = False
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._exhausted = False
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     def close(self) -> None:
-        for task in (self._accepting, *self._greeting):
+        for task in (self._accepting, *self._handshakes):
             task.cancel()
 
     async def wait_closed(self) -> None:
@@ -143,43 +143,43 @@ class Door:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                if not self._short or error.errno not in _NOTHING_LEFT:
+                if not self._exhausted or error.errno not in _OUT_OF_RESOURCES:
                     log.warning("the control server takes no connections for a while: %s", error)
-                self._short = True
+                self._exhausted = True
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            self._short = False
+            self._exhausted = False
             if not self._make_room():
                 connected.close()
                 continue
-            task = loop.create_task(self._greet(connected))
-            self._greeting[task] = None
-            task.add_done_callback(lambda done: self._greeting.pop(done, None))
+            task = loop.create_task(self._shake_hands(connected))
+            self._handshakes[task] = None
+            task.add_done_callback(lambda done: self._handshakes.pop(done, None))
             await asyncio.sleep(0)
 
     def _make_room(self) -> bool:
-        if len(self._connections) + len(self._greeting) < self._most:
+        if len(self._connections) + len(self._handshakes) < self._most:
             return True
         waiting = [
-            (since, one) for one in self._connections if (since := getattr(one, "waits_since", None)) is not None
+            (since, known) for known in self._connections if (since := getattr(known, "waits_since", None)) is not None
         ]
         if waiting:
             oldest: Any = min(waiting, key=lambda pair: pair[0])[1]
             oldest.transport.abort()
             self._connections.discard(oldest)
-        elif self._greeting:
-            task = next(iter(self._greeting))
+        elif self._handshakes:
+            task = next(iter(self._handshakes))
             task.cancel()
-            del self._greeting[task]
+            del self._handshakes[task]
         else:
             return False
         return True
 
-    async def _greet(self, connected: socket.socket) -> None:
+    async def _shake_hands(self, connected: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         within = {"ssl_handshake_timeout": REQUEST_SECONDS} if self._ssl else {}
         try:
-            await loop.connect_accepted_socket(self._made, connected, ssl=self._ssl, **within)
+            await loop.connect_accepted_socket(self._new_protocol, connected, ssl=self._ssl, **within)
         except OSError:  # no TLS spoken, or gone again
             connected.close()
         except BaseException:

@@ -141,15 +141,8 @@ def _node(id: str, kind: str, description: str, inputs: Iterable[str]) -> dict[s
 def exceptions(request: Request) -> dict[str, Any]:
     run: Run = request.state.run
     error: Mapping[str, str] = run.entry.error or {}
-    entries = [
-        {
-            "exceptionName": note["error"],
-            "stacktrace": note["happened"],
-            "timestamp": note["time"],
-            "taskName": note["query"],
-        }
-        for note in run.view.notes("exceptions")
-    ]
+    names = {"exceptionName": "error", "stacktrace": "happened", "timestamp": "time", "taskName": "query"}
+    entries = [{name: note[ours] for name, ours in names.items()} for note in run.view.notes("exceptions")]
     return {
         "root-exception": error.get("happened"),
         "timestamp": run.entry.end if error else None,
@@ -172,15 +165,10 @@ def statistics(run: Run, *, shown: bool) -> dict[str, Any]:
     queries = run.view.queries().values()
     in_progress = sum(query.phase != "idle" for query in queries) if run.live else 0
     completed, failures = sum(query.complete for query in queries), sum(query.failed for query in queries)
+    counts = {"in_progress": in_progress, "completed": completed, "failed": failures}
     restored, savepoints = run.view.notes("restored"), run.view.notes("savepoints")
     return {
-        "counts": {
-            "restored": len(restored),
-            "total": completed + failures + in_progress,
-            "in_progress": in_progress,
-            "completed": completed,
-            "failed": failures,
-        },
+        "counts": counts | {"total": in_progress + completed + failures, "restored": len(restored)},
         "summary": _summary(run.view, epochs),
         "latest": {
             "completed": _line(complete, shown) if complete else None,
@@ -207,14 +195,10 @@ def checkpoint_config(request: Request) -> dict[str, Any]:
     """As the run was started with."""
     settings: Mapping[str, Any] = request.state.run.describe().get("checkpoints") or {}
     deletes = bool(settings.get("delete_on_cancellation", False))
-    return {
+    same = ("interval", "timeout", "min_pause", "max_concurrent", "state_backend")
+    return {name: settings.get(name) for name in same} | {
         "mode": settings.get("mode", "exactly_once"),
-        "interval": settings.get("interval"),
-        "timeout": settings.get("timeout"),
-        "min_pause": settings.get("min_pause"),
-        "max_concurrent": settings.get("max_concurrent"),
         "externalization": {"enabled": True, "delete_on_cancellation": deletes},
-        "state_backend": settings.get("state_backend"),
         "checkpoint_storage": settings.get("storage"),
         "unaligned_checkpoints": bool(settings.get("unaligned", False)),
         "tolerable_failed_checkpoints": settings.get("tolerable_failed"),

@@ -292,7 +292,7 @@ class RunView:
         ]
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
-        """`restarts`, `recoveries`, `exceptions`, `savepoints`, `restored` or `globals`, the newest first."""
+        """`restarts`, `recoveries`, `exceptions`, `savepoints` or `restored`, the newest first."""
         with self._lock:
             return list(reversed(self._notes.get(kind, ())))
 
@@ -325,16 +325,13 @@ class RunView:
                 self._note_exception(at, event)
             case "recovered":
                 self._note("recoveries", at, event, "query", "generation", "epoch", "action", "seconds")
-            case "failed" | "checkpoint_failed" | "skipped" | "callback_failed":
-                self._note_exception(at, event)
-            case "stopped" if event.get("error"):
-                self._note_exception(at, event)
+            case "failed" | "checkpoint_failed" | "skipped" | "callback_failed" | "stopped":
+                if name != "stopped" or event.get("error"):
+                    self._note_exception(at, event)
             case "savepoint":
                 self._note("savepoints", at, event, "path", "kind", "bytes", "drained", "epochs")
             case "restored":
                 self._note("restored", at, event, "path", "epochs", "claim", "drained")
-            case "global_checkpoint":
-                self._note("globals", at, event, "number", "epochs")
 
     def _end(self, attempt: Attempt | None) -> None:
         if attempt is None:
@@ -367,7 +364,7 @@ class RunView:
                 log.warning("epoch %d of %s was not measured: %r", attempt.epoch, attempt.query, error)
 
     def _note(self, kind: str, at: int, event: Event, *names: str) -> None:
-        self._add_note(kind, {"time": at, **{name: event.get(name) for name in names}})
+        self._add_note(kind, {"time": at} | {name: event.get(name) for name in names})
 
     def _note_exception(self, at: int, event: Event) -> None:
         """In three sentences where the text has them: Penstock's errors put each on lines of its own."""

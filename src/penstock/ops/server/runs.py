@@ -238,14 +238,8 @@ def _open_facts(orphan: Orphan) -> dict[str, Any]:
         # Decided and open: prepared, and only a commit can follow. Decided and not open: only another attempt to
         # commit proves how it ended.
         state = "in doubt" if orphan.state == "not open" else "prepared"
-    return {
-        "query": orphan.query,
-        "sink": orphan.sink,
-        "id": orphan.id,
-        "epoch": orphan.epoch,
-        "generation": orphan.generation,
-        "partition": orphan.partition,
-        "rows": orphan.rows,
+    about = ("query", "sink", "id", "epoch", "generation", "partition", "rows")
+    return {name: getattr(orphan, name) for name in about} | {
         "state": state,
         "asked": orphan.state != "not asked",
         "decision": orphan.decision.value,

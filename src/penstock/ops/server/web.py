@@ -4,7 +4,7 @@ Flink's own client takes the shape of an answer for its meaning: an error is `{"
 answer that it cannot read makes it send the request again. So every answer, that of a wrong path included, has one of
 the shapes it knows. The three sentences of Penstock's errors travel beside it, in the header `X-Penstock-Error`.
 
-A link to the page carries a code, never the token. The code is good once, for a while, and stands behind the `#`, which
+A link to the page carries a code, never the token. The code is good once, for a while, and comes after the `#`, which
 a browser sends to no server; later, in a browser's list or a shell's log, it opens nothing. The page trades it for a
 session and sends that in the header of each request, as others send the token. It keeps it for its own origin, port
 included. There is no cookie: browsers send cookies to every port of a machine.
