@@ -30,8 +30,9 @@ from penstock.errors import (
     SystemUnavailable,
     TableMissing,
 )
-from penstock.sinks.tables import delta_stats, iceberg_mark
+from penstock.sinks.tables import iceberg_mark
 from penstock.sinks.tables.committer import TableCommitter
+from penstock.sinks.tables.delta import _HARMLESS, _LEGACY
 from penstock.sinks.tables.target import Change, History
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract
 from tests.support.named_rows import NamedRows
@@ -251,7 +252,7 @@ class DeltaOnS3Harness(DeltaHarness):
         return DeltaTable(self.s3.root, storage_options=self.s3.options).to_pyarrow_table()
 
     def expire(self, sink: TwoPhaseSink, committable: Committable) -> bool:
-        from penstock.sinks.tables.places import open_folder
+        from penstock.sinks.tables.delta import open_folder
 
         return open_folder(self.s3.root, self.s3.options).remove(str(committable.payload["files"][0]["name"]))
 
@@ -766,8 +767,8 @@ def _with_protocol(folder: Path, version: int, features: list[str]) -> DeltaSink
 
 def test_every_delta_protocol_that_is_not_refused_can_be_committed_to(delta: Story, tmp_path: Path) -> None:
     """deltalake refuses some of them in the commit, which comes after the decision."""
-    asked: list[tuple[int, list[str]]] = [(version, []) for version in delta_stats._LEGACY] + [
-        (7, [name]) for name in sorted(delta_stats._HARMLESS)
+    asked: list[tuple[int, list[str]]] = [(version, []) for version in _LEGACY] + [
+        (7, [name]) for name in sorted(_HARMLESS)
     ]
     for number, (version, features) in enumerate(asked):
         sink = _with_protocol(tmp_path / f"t{number}", version, features)
@@ -806,7 +807,7 @@ def test_the_length_of_a_delta_column_is_watched_or_the_table_refused(delta: Sto
         delta.prepare(sink, [pa.RecordBatch.from_pydict({"name": ["a", "abcd"]})])
     for column in (limited("char(3)"), Field("s", ArrayType(StructType([limited("varchar(3)")]), contains_null=True))):
         DeltaTable.create(str(folder), schema=Schema([column]), mode="overwrite")
-        with pytest.raises(ConfigurationError, match=r"is (var)?char\(3\), a length that Spark alone watches"):
+        with pytest.raises(ConfigurationError, match=r"is (var)?char\(3\), a length that only Spark enforces"):
             check(sink)
 
 
@@ -876,18 +877,6 @@ def test_a_writer_that_lasted_longer_than_the_kept_history_is_sealed_unless_runs
         assert target.append(Change("", swept=[token * 20]))
     with pytest.raises(PreCommitFailed, match="cut off"):
         tasks[3].pre_commit()
-
-
-def test_the_mark_of_an_earlier_version_is_read_and_carried_on(iceberg: Story) -> None:
-    sink = iceberg.harness.make_sink()
-    prepared = iceberg.prepare(sink, [iceberg.harness.rows(1)])
-    token, name = prepared[0].payload["token"], f"penstock.{iceberg.scope().prefix}"
-    told = {"commits": 1, "last": [{"commit": 1, "added": [token], "swept": []}]}
-    with iceberg.harness.table().transaction() as change:
-        change.set_properties({name: json.dumps(told)})
-    assert iceberg.commit(sink, prepared) == {Outcome.ALREADY_COMMITTED}
-    iceberg.commit(sink, iceberg.prepare(sink, [iceberg.harness.rows(1, 1)], epoch=1), epoch=1)
-    assert iceberg.commit(sink, prepared, generation=2) == {Outcome.ALREADY_COMMITTED}
 
 
 def test_an_iceberg_table_of_a_format_that_cannot_be_written_is_refused(iceberg: Story) -> None:
@@ -986,7 +975,7 @@ def test_an_entry_that_a_run_wrote_and_did_not_live_to_sync_is_synced_by_the_nex
 
     [one] = delta.prepare(delta.harness.make_sink(), [delta.harness.rows(5)])
     with monkeypatch.context() as patch, pytest.raises(Died):
-        patch.setattr("penstock.sinks.tables.delta_table.sync", die)
+        patch.setattr("penstock.sinks.tables.delta.sync", die)
         delta.committer().commit(0, [one], Deadline(10))
     synced, real = [], os.fsync
 
@@ -1016,26 +1005,6 @@ def test_no_value_of_any_row_is_in_what_the_ledger_keeps(by_day: Story) -> None:
     for value in ("Secret", "Alice", "Carol", "2026-03", "\\u00e9", "min", "bounds"):
         assert value not in kept
     assert by_day.commit(sink, prepared) == {Outcome.COMMITTED}
-    by_day.assert_visible(days(by_day))
-
-
-def test_what_an_earlier_version_decided_with_its_statistics_is_committed(by_day: Story) -> None:
-    sink = by_day.harness.make_sink()
-    prepared = by_day.prepare(sink, [days(by_day)])
-    committer = by_day.committer()
-    known = committer._target.look()
-    assert known is not None
-    files = [
-        {**file, "about": json.loads(json.dumps(committer._about(one, file, known)))}
-        for one in prepared
-        for file in one.payload["files"]
-    ]
-    for one in prepared:
-        for file in one.payload["files"]:  # a marker of that version has no values
-            marker = committer._target.storage(known).root / committer._marker(1, file["name"])  # type: ignore[attr-defined]
-            marker.write_text(json.dumps({"position": one.payload["position"]}))
-    old = [one.with_payload(files=files) for one in prepared]
-    assert by_day.commit(sink, old) == {Outcome.COMMITTED}
     by_day.assert_visible(days(by_day))
 
 

@@ -185,18 +185,3 @@ def test_old_pages_go_now_and_then_and_strange_files_stay(lake: Lake, monkeypatc
 
     tree.before = refuse
     pages.prune({**mark, "commits": 12})
-
-
-def test_a_mark_of_an_earlier_version_is_told_as_it_is(lake: Lake) -> None:
-    """It held the tokens itself, and not whether any were given up before those."""
-    entries = [{"commit": 4, "added": ["x"], "swept": []}, {"commit": 5, "added": ["y"], "swept": ["z"]}]
-    old = {"commits": 5, "last": entries}
-    assert lake.pages().history(old, 4) == told("y", swept=("z",), quiet=False)
-    assert lake.pages().history(old, 3) == told("x", "y", swept=("z",), quiet=False)
-    assert lake.pages().history(old, 2) == told("x", "y", swept=("z",), complete=False, quiet=False)
-    assert lake.pages().history(old, 5) == told()
-    mark = commits(lake.pages(), added("w"), mark=old)
-    assert mark["gave_up"] == 5
-    assert "last" not in mark
-    assert lake.pages().history(mark, 3) == told("w", "x", "y", swept=("z",), quiet=False)
-    assert lake.pages().history(mark, 2) == told("w", "x", "y", swept=("z",), complete=False, quiet=False)

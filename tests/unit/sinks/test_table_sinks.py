@@ -20,10 +20,10 @@ from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import AccessDenied, ConfigurationError, MissingExtra, SchemaMismatch, StorageFull
 from penstock.secrets import without_secrets
 from penstock.sinks.tables.columns import adapt, changed, fit, plain, strict_inside, types_of, widens
-from penstock.sinks.tables.datafile import DataFile, by_partition
-from penstock.sinks.tables.delta_stats import PREFIX, partition_values, statistics, unsupported
-from penstock.sinks.tables.faults import fault, public_address
-from penstock.sinks.tables.target import data_name, marker_name, parse_marker, token_of
+from penstock.sinks.tables.delta import PREFIX, partition_values, statistics, unsupported
+from penstock.sinks.tables.sink import public_address
+from penstock.sinks.tables.target import data_name, marker_name, parse_marker, token_of, translated
+from penstock.sinks.tables.writer import DataFile, by_partition
 from penstock.storage.tree import StagedFile
 
 
@@ -188,8 +188,8 @@ def test_features_that_ask_more_of_a_writer_are_known() -> None:
     assert unsupported(7, asked) == ["it has the feature rowTracking", "it has the feature somethingNew"]
     assert unsupported(5, ()) == []
     assert [unsupported(version, ()) for version in (6, 8)] == [
-        ["it wants writers of version 6"],
-        ["it wants writers of version 8"],
+        ["it needs writers of version 6"],
+        ["it needs writers of version 8"],
     ]
 
 
@@ -300,7 +300,7 @@ def test_no_secret_is_shown() -> None:
     options = {"AWS_SECRET_ACCESS_KEY": "hush-hush", "uri": "postgresql://me:t0p-secret@db/x", "region": "eu"}
     sink = DeltaSink("s3://user:t0p-secret@lake/orders?sig=abc", storage_options=options)
     iceberg = IcebergSink("a.b", properties=options)
-    said = str(fault(RuntimeError("PUT with hush-hush at postgresql://me:t0p-secret@db/x"), "table", options))
+    said = str(translated(RuntimeError("PUT with hush-hush at postgresql://me:t0p-secret@db/x"), "table", options))
     for text in (said, repr(sink), sink.describe(), str(sink.link("u")), repr(iceberg), iceberg.describe()):
         assert "hush-hush" not in text
         assert "t0p-secret" not in text
@@ -310,9 +310,9 @@ def test_no_secret_is_shown() -> None:
 
 
 def test_faults_are_told_apart() -> None:
-    assert isinstance(fault(OSError(28, "No space left on device"), "t", {}), StorageFull)
-    assert isinstance(fault(RuntimeError("Server returned 403 Forbidden"), "t", {}), AccessDenied)
-    assert fault(RuntimeError("connection reset"), "t", {}).retryable
+    assert isinstance(translated(OSError(28, "No space left on device"), "t", {}), StorageFull)
+    assert isinstance(translated(RuntimeError("Server returned 403 Forbidden"), "t", {}), AccessDenied)
+    assert translated(RuntimeError("connection reset"), "t", {}).retryable
 
 
 @pytest.mark.parametrize(
@@ -332,18 +332,19 @@ def test_a_sink_that_cannot_work_is_refused_when_it_is_described(make: Any, said
 @pytest.mark.parametrize(
     ("package", "sink", "extra"),
     [
-        ("deltalake", DeltaSink("/nowhere"), "penstock[delta]"),
-        ("pyiceberg.catalog", IcebergSink("a.b"), "penstock[iceberg]"),
+        ("deltalake", DeltaSink("/nowhere"), "delta"),
+        ("pyiceberg.catalog", IcebergSink("a.b"), "iceberg"),
     ],
 )
 def test_a_missing_library_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, package: str, sink: Any, extra: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"penstock.sinks.tables.{extra}", raising=False)
     for use in (lambda: sink.open_committer(SinkScope("j", "u", 1)), lambda: sink.check(None, "u")):
         with pytest.raises(MissingExtra) as caught:
             use()
-        assert extra in caught.value.to_do
+        assert f"penstock[{extra}]" in caught.value.to_do
 
 
 def test_a_fork_gets_a_table_of_its_own() -> None:

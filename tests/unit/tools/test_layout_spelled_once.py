@@ -26,7 +26,7 @@ SPELLED = re.compile(rf"^({ALWAYS})$|(^|/)({ALWAYS}|{IN_PATHS})/|/({ALWAYS}|{IN_
 OTHERS = {
     ("checkpoint/ledger.py", "offsets"): "a field of a manifest",
     ("sinks/tables/iceberg_mark.py", "commits"): "a counter in a table's properties",
-    ("sinks/tables/iceberg_table.py", "commits"): "a counter in a table's properties",
+    ("sinks/tables/iceberg.py", "commits"): "a counter in a table's properties",
     ("ops/server/flink.py", "{}/checkpoints"): "an address of the REST interface",
     ("ops/server/flink.py", "{}/checkpoints/config"): "an address of the REST interface",
     ("ops/server/flink.py", "{}/checkpoints/details/{number}"): "an address of the REST interface",

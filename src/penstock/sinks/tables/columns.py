@@ -1,7 +1,7 @@
-"""The columns of rows against the columns of a table, as Arrow types; compared before the first row is written.
+"""Compares the columns of rows with those of a table, as Arrow types, before the first row is written.
 
-Rows go into a table by name. They may lack columns that may be null, and their numbers may be narrower than the
-table's. Everything else is refused: nothing is cut, rounded or dropped silently.
+Rows go into a table by name. They may lack nullable columns, and their numbers may be narrower than the table's. All
+other differences are refused: nothing is cut, rounded or dropped silently.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-#: Types a table can be partitioned by: those whose text is beyond doubt.
+#: Types a table can be partitioned by: those with an unambiguous text.
 PARTITION_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_string,
     pa.types.is_signed_integer,
@@ -28,19 +28,19 @@ PARTITION_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_boolean,
 )
 
-#: What Spark notes on a column of text whose length is limited. To the formats it is a string.
+#: Spark's metadata on a column of text with a limited length. To the formats it is a string.
 VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _VARCHAR = re.compile(r"varchar\((\d+)\)")
 
 
-def varchar_length(noted: str) -> int | None:
-    """How many letters a column may have by Spark's note on it; None for notes of another kind, such as char(3)."""
-    match = _VARCHAR.fullmatch(noted)
+def varchar_length(kind: str) -> int | None:
+    """The limit in Spark's metadata of a column; None for other kinds, such as char(3)."""
+    match = _VARCHAR.fullmatch(kind)
     return int(match[1]) if match else None
 
 
 def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
-    """The Arrow columns of `frame`; `SchemaMismatch` for types and names that no table has."""
+    """The Arrow columns of `frame`; `SchemaMismatch` for types and names that no table can have."""
     problems = [] if frame.columns else ["there are no columns"]
     lower = [name.lower() for name in frame.columns]
     problems += [f"column {name} is there twice" for name in sorted({name for name in lower if lower.count(name) > 1})]
@@ -65,7 +65,7 @@ def of_frame(frame: DataFrame, forbidden: str, where: str) -> pa.Schema:
 
 
 def _names(name: str, kind: DataType) -> Iterator[str]:
-    """Of a column and of all fields inside it."""
+    """The names of a column and of all fields inside it."""
     from pyspark.sql import types as t
 
     yield name
@@ -82,7 +82,7 @@ def _names(name: str, kind: DataType) -> Iterator[str]:
 
 
 def _arrow(kind: DataType) -> pa.DataType | None:
-    """None where tables have no such type."""
+    """None if tables have no such type."""
     from pyspark.sql import types as t
 
     plain: Mapping[type[DataType], pa.DataType] = {
@@ -111,12 +111,12 @@ def _arrow(kind: DataType) -> pa.DataType | None:
         return None if key is None or value is None else pa.map_(key, value)
     if type(kind) is t.StructType and kind.fields:
         inner = [(field.name, _arrow(field.dataType)) for field in kind.fields]
-        return None if any(one is None for _, one in inner) else pa.struct(inner)
+        return None if any(arrow is None for _, arrow in inner) else pa.struct(inner)
     return None
 
 
 def plain(schema: pa.Schema) -> pa.Schema:
-    """`schema` as a new table gets it: every column may be null, times with a zone are in UTC, no metadata."""
+    """`schema` for a new table: every column nullable, times with a zone in UTC, no metadata."""
     return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
 
 
@@ -132,16 +132,16 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_map(kind):
         return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, _plain(one.type)) for one in _fields(kind)])
+        return pa.struct([pa.field(part.name, _plain(part.type)) for part in _fields(kind)])
     return kind
 
 
-def fit(given: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
-    """The columns of `table` that rows of `given` fill, in the table's order; `SchemaMismatch` naming every
-    difference at once where they cannot."""
+def fit(rows: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
+    """The columns of `table` that the columns of `rows` fill, in the table's order; `SchemaMismatch` names all
+    differences that prevent it."""
     by_name = {field.name: field for field in table}
     wrong = []
-    for field in given:
+    for field in rows:
         if field.name not in by_name:
             wrong.append(f"the table has no column {field.name!r}{_hint(field.name, by_name)}")
         elif not widens(field.type, by_name[field.name].type):
@@ -150,7 +150,7 @@ def fit(given: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
     wrong.extend(
         f"the table's column {field.name!r} may not be null, and the rows do not have it"
         for field in table
-        if not field.nullable and field.name not in given.names
+        if not field.nullable and field.name not in rows.names
     )
     if wrong:
         raise SchemaMismatch(
@@ -158,48 +158,47 @@ def fit(given: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
             safe="nothing was written.",
             to_do="select, rename or cast the columns of the DataFrame, or alter the table.",
         )
-    return pa.schema([field for field in table if field.name in given.names])
+    return pa.schema([field for field in table if field.name in rows.names])
 
 
-def widens(given: pa.DataType, table: pa.DataType) -> bool:
-    """Whether every value of `given` is one of `table`."""
-    given, table = _plain(given), _plain(table)
-    if given.equals(table):
+def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Whether every value of `narrow` is one of `wide`."""
+    narrow, wide = _plain(narrow), _plain(wide)
+    if narrow.equals(wide):
         return True
-    if pa.types.is_signed_integer(given) and pa.types.is_signed_integer(table):
-        return bool(given.bit_width <= table.bit_width)
-    if pa.types.is_float32(given) and pa.types.is_float64(table):
+    if pa.types.is_signed_integer(narrow) and pa.types.is_signed_integer(wide):
+        return bool(narrow.bit_width <= wide.bit_width)
+    if pa.types.is_float32(narrow) and pa.types.is_float64(wide):
         return True
-    if pa.types.is_decimal(given) and pa.types.is_decimal(table):
-        return bool(given.scale <= table.scale and given.precision - given.scale <= table.precision - table.scale)
-    if pa.types.is_list(given) and pa.types.is_list(table):
-        return widens(given.value_type, table.value_type)
-    if pa.types.is_map(given) and pa.types.is_map(table):
-        return widens(given.key_type, table.key_type) and widens(given.item_type, table.item_type)
-    if pa.types.is_struct(given) and pa.types.is_struct(table):
-        pairs = list(zip(_fields(given), _fields(table), strict=False))
-        same = given.num_fields == table.num_fields and all(one.name == other.name for one, other in pairs)
-        return same and all(widens(one.type, other.type) for one, other in pairs)
+    if pa.types.is_decimal(narrow) and pa.types.is_decimal(wide):
+        return bool(narrow.scale <= wide.scale and narrow.precision - narrow.scale <= wide.precision - wide.scale)
+    if pa.types.is_list(narrow) and pa.types.is_list(wide):
+        return widens(narrow.value_type, wide.value_type)
+    if pa.types.is_map(narrow) and pa.types.is_map(wide):
+        return widens(narrow.key_type, wide.key_type) and widens(narrow.item_type, wide.item_type)
+    if pa.types.is_struct(narrow) and pa.types.is_struct(wide) and narrow.num_fields == wide.num_fields:
+        pairs = zip(_fields(narrow), _fields(wide), strict=True)
+        return all(part.name == other.name and widens(part.type, other.type) for part, other in pairs)
     return False
 
 
 def strict_inside(table: pa.Schema) -> list[str]:
-    """Columns with a part inside that may not be null. Rows from Spark do not say that reliably, so such tables are
+    """Columns with a nested part that may not be null. Spark's schemas are not reliable there, so such tables are
     refused."""
 
     def strict(kind: pa.DataType) -> bool:
         if pa.types.is_map(kind):
             return not kind.item_field.nullable or strict(kind.key_type) or strict(kind.item_type)
         if pa.types.is_nested(kind):
-            return any(not one.nullable or strict(one.type) for one in _fields(kind))
+            return any(not part.nullable or strict(part.type) for part in _fields(kind))
         return False
 
     return [field.name for field in table if strict(field.type)]
 
 
 def adapt(batch: pa.RecordBatch, target: pa.Schema, where: str) -> pa.RecordBatch:
-    """`batch` with the columns, order and types of `target`. `ConstraintViolated` where a null has no place, or text is
-    too long."""
+    """`batch` with the columns, order and types of `target`. `ConstraintViolated` for a null in a column without nulls,
+    and for text that is too long."""
     columns = []
     for field in target:
         column = batch.column(batch.schema.get_field_index(field.name))
@@ -221,7 +220,7 @@ def adapt(batch: pa.RecordBatch, target: pa.Schema, where: str) -> pa.RecordBatc
 
 
 def check_partitions(by: Sequence[str], table: pa.Schema, where: str) -> None:
-    """`SchemaMismatch` where the table cannot be partitioned by those columns."""
+    """`SchemaMismatch` if the table cannot be partitioned by those columns."""
     wrong = []
     for name in by:
         if name not in table.names:
@@ -234,22 +233,22 @@ def check_partitions(by: Sequence[str], table: pa.Schema, where: str) -> None:
         raise SchemaMismatch(
             f"{where} cannot be partitioned by {', '.join(by)}: {'; '.join(wrong)}.",
             safe="nothing was written.",
-            to_do="partition by text, whole numbers, dates or booleans; derive such a column where there is none.",
+            to_do="partition by text, whole numbers, dates or booleans; derive such a column if there is none.",
         )
 
 
 def changed(written: Mapping[str, str], table: pa.Schema) -> str | None:
-    """Why files whose columns had those types no longer fit into `table`; None where they do."""
-    now = {field.name: str(_plain(field.type)) for field in table}
-    gone = [name for name, kind in written.items() if now.get(name) != kind]
-    missing = [field.name for field in table if not field.nullable and field.name not in written]
-    if not gone and not missing:
+    """Why files whose columns had those types no longer fit into `table`; None if they do."""
+    now = types_of(table)
+    different = [name for name, kind in written.items() if now.get(name) != kind]
+    different += [field.name for field in table if not field.nullable and field.name not in written]
+    if not different:
         return None
-    return f"columns {', '.join(sorted(gone + missing))} are not what they were when the rows were written"
+    return f"columns {', '.join(sorted(different))} are not what they were when the rows were written"
 
 
 def types_of(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: str(_plain(field.type)) for field in schema}
+    return {field.name: _type_name(field.type) for field in schema}
 
 
 def _fields(kind: Any) -> list[pa.Field]:
@@ -260,8 +259,8 @@ def _type_name(kind: pa.DataType) -> str:
     return str(_plain(kind))
 
 
-def _hint(name: str, there: Collection[str]) -> str:
-    close = next((one for one in there if one.lower() == name.lower()), None)
+def _hint(name: str, columns: Collection[str]) -> str:
+    close = next((column for column in columns if column.lower() == name.lower()), None)
     if close is None:
-        close = next(iter(difflib.get_close_matches(name, list(there), n=1)), None)
+        close = next(iter(difflib.get_close_matches(name, list(columns), n=1)), None)
     return "" if close is None else f" (it has {close!r})"

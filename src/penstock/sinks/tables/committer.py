@@ -4,18 +4,18 @@ How a commit is proven. The table's log is a line, and a data file's name carrie
 
 | token in the log since it was sealed | file | means |
 |---|---|---|
-| taken | any | committed; whether readers or clean-up have dealt with the file since does not matter |
-| given up | any | lost: a newer run swept it, and said so in the log before it removed the file |
+| taken | any | committed, even if readers or clean-up have removed the file since |
+| given up | any | lost: a newer run swept it, and noted that in the log before it removed the file |
 | neither | there, of the size the manifest says | prepared: add it now, against the very state just looked at |
 | neither | gone | lost: no commit can have named it |
-| neither | of another size | unknown, a person must look |
+| neither | of another size | unknown, an operator must look |
 | the log no longer reaches back | in the table / not | committed / unknown |
 
-Epoch numbers play no part in it, so a job that was restored to an older epoch, or that starts over with a fresh ledger,
-is never taken for a replay of what it wrote before.
+Epoch numbers play no part in it, so the rows of a job that was restored to an older epoch, or starts over with a fresh
+ledger, are never mistaken for a replay.
 
-Files of an older run are given up in the log before they are removed. Otherwise an old driver that stood still between
-its look at the file and its commit could add a file that is no longer there.
+A newer run gives files of an older run up in the log before it removes them. Otherwise an old driver that stalled
+between its look at the file and its commit could add a file that no longer exists.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow.parquet as pq
 
@@ -71,14 +71,14 @@ class TableCommitter(Committer):
         self._asked: Future[Known | None] | None = None
 
     def hints(self) -> Mapping[str, Any]:
-        """The table as it is now, so that not every task has to look. Not the one of the last epoch: a table's log may
-        have been cut off behind it since. Without an answer nothing is hinted, and a writer looks for itself."""
+        """The table's state now, so that not every task has to look. Not that of the last epoch: the table's log may
+        have been cut off behind it. Without an answer there is no hint, and each writer looks for itself."""
         if self._asked is None or self._asked.done():
             self._asked = self._in_a_thread(self._look)
         asked = self._asked
         if not wait([asked], _HINT_SECONDS).done:
             log.warning("%s has not answered within %g s", self._target.where, _HINT_SECONDS)
-            return {}  # the question stays asked: a second one would wait behind it
+            return {}  # the request stays open: a second one would wait behind it
         try:
             known = asked.result()
         except PenstockError as error:
@@ -94,7 +94,7 @@ class TableCommitter(Committer):
 
     @staticmethod
     def _in_a_thread(work: Callable[[], _T]) -> Future[_T]:
-        """Of its own, and no pool's: one that never comes back must not keep the process from ending."""
+        """In a thread of its own, not a pool's: one that never returns must not keep the process from ending."""
         promise: Future[_T] = Future()
 
         def run() -> None:
@@ -115,33 +115,33 @@ class TableCommitter(Committer):
             if known is not None:
                 storage, histories = self._target.storage(known), _Histories(self._target)
                 problems = (
-                    self._misfit(one, known) or self._altered(one, storage) or histories.given_up(one.payload)
-                    for one in committables
+                    self._misfit(c, known) or self._altered(c, storage) or histories.given_up(c.payload)
+                    for c in committables
                 )
                 problem = next(filter(None, problems), None)
                 if problem is None:
                     self._secure(committables, storage)
         if problem:
             raise PreCommitFailed(
-                f"What was prepared for {self._target.where} cannot be committed: {problem}.",
+                f"The files prepared for {self._target.where} cannot be committed: {problem}.",
                 safe="nothing of this epoch is visible; it replays from the same positions.",
                 to_do="if tasks run on several machines, see that all reach the same storage.",
             )
         assert known is not None
         # A proof begins here and not where the writer began: before the decision nothing can have added its files, and
-        # what the history has to reach back over are the commits of epochs that were decided before this one.
-        return [one.with_payload(position=dict(known.position)) for one in committables]
+        # the history has to reach back only over commits of epochs that were decided before this one.
+        return [committable.with_payload(position=dict(known.position)) for committable in committables]
 
     def _secure(self, committables: Sequence[Committable], storage: Tree) -> None:
-        for one in committables:
-            for file in one.payload["files"]:
+        for committable in committables:
+            for file in committable.payload["files"]:
                 storage.secure(file["name"])
-                storage.secure(self._marker(one.payload["generation"], file["name"]))
+                storage.secure(self._marker(committable.payload["generation"], file["name"]))
 
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
         if not committables:
             return {}
-        outcomes: Mapping[int, Outcome] = dict.fromkeys((one.writer for one in committables), Outcome.UNKNOWN)
+        outcomes: Mapping[int, Outcome] = dict.fromkeys((c.writer for c in committables), Outcome.UNKNOWN)
         tried = taken = False
         pause, reported = _PAUSE, ""
         while True:
@@ -164,7 +164,7 @@ class TableCommitter(Committer):
                 reported = str(error)
             if taken:
                 failpoint("commit.first")
-                continue  # what counts is what the table says of it
+                continue  # the table's history is the proof
             if deadline.passed():
                 return outcomes
             time.sleep(min(pause, deadline.remaining()))
@@ -173,80 +173,76 @@ class TableCommitter(Committer):
     def _prove(
         self, committables: Sequence[Committable], *, fresh: bool
     ) -> tuple[dict[int, Outcome], list[Committable], Known | None]:
-        """What is known of each, and which can be added to the table as it is now. `fresh`: this call may have added
+        """The outcome of each, and those that can be added to the table as it is now. `fresh`: this call may have added
         them itself."""
         known = self._target.look()
         if known is None:
-            log.error("%s is gone, nothing can be proven of what was prepared for it", self._target.where)
-            return {one.writer: Outcome.UNKNOWN for one in committables}, [], None
+            log.error("%s is gone, nothing can be proven about files prepared for it", self._target.where)
+            return {c.writer: Outcome.UNKNOWN for c in committables}, [], None
         histories = _Histories(self._target)
         storage = self._target.storage(known)
         outcomes: dict[int, Outcome] = {}
         prepared = []
-        for one in committables:
-            history = histories.since(one.payload["position"])
-            if one.payload["token"] in history.added:
-                self._target.make_durable(one.payload["position"])  # whoever added it may have died too early
-                outcomes[one.writer] = Outcome.COMMITTED if fresh else Outcome.ALREADY_COMMITTED
-            elif one.payload["token"] in history.swept:
-                outcomes[one.writer] = Outcome.LOST
+        for c in committables:
+            history = histories.since(c.payload["position"])
+            if c.payload["token"] in history.added:
+                self._target.make_durable(c.payload["position"])  # the run that added it may have died too early
+                outcomes[c.writer] = Outcome.COMMITTED if fresh else Outcome.ALREADY_COMMITTED
+            elif c.payload["token"] in history.swept:
+                outcomes[c.writer] = Outcome.LOST
             elif not history.complete:
-                held = self._target.holds([file["name"] for file in one.payload["files"]])
+                held = self._target.holds([file["name"] for file in c.payload["files"]])
                 if held:
-                    self._target.make_durable(one.payload["position"])
-                outcomes[one.writer] = Outcome.ALREADY_COMMITTED if held else Outcome.UNKNOWN
+                    self._target.make_durable(c.payload["position"])
+                outcomes[c.writer] = Outcome.ALREADY_COMMITTED if held else Outcome.UNKNOWN
                 if not held:
-                    log.error("the history of %s no longer tells whether %s was added", self._target.where, one.id)
-            elif any(storage.size(file["name"]) is None for file in one.payload["files"]):
-                outcomes[one.writer] = Outcome.LOST
+                    log.error("the history of %s no longer tells whether %s was added", self._target.where, c.id)
+            elif any(storage.size(file["name"]) is None for file in c.payload["files"]):
+                outcomes[c.writer] = Outcome.LOST
             else:
-                outcomes[one.writer] = Outcome.UNKNOWN
-                problem = self._misfit(one, known) or self._altered(one, storage)
+                outcomes[c.writer] = Outcome.UNKNOWN
+                problem = self._misfit(c, known) or self._altered(c, storage)
                 if problem is None:
-                    prepared.append(one)
+                    prepared.append(c)
                 else:
-                    log.error("%s cannot be added to %s and is kept: %s", one.id, self._target.where, problem)
+                    log.error("%s cannot be added to %s and is kept: %s", c.id, self._target.where, problem)
         return outcomes, prepared, known
 
-    def _misfit(self, one: Committable, known: Known) -> str | None:
-        if tuple(one.payload["partition_by"]) != known.partition_by:
+    def _misfit(self, committable: Committable, known: Known) -> str | None:
+        if tuple(committable.payload["partition_by"]) != known.partition_by:
             return "the table is partitioned otherwise than when the rows were written"
-        return changed(one.payload["columns"], known.schema)
+        return changed(committable.payload["columns"], known.schema)
 
-    def _altered(self, one: Committable, storage: Tree) -> str | None:
-        for file in one.payload["files"]:
-            found = storage.size(safe_part(file["name"], self._target.where))
-            if found != file["bytes"]:
-                return f"the file {file['name']} is {'gone' if found is None else 'not as it was written'}"
+    def _altered(self, committable: Committable, storage: Tree) -> str | None:
+        for file in committable.payload["files"]:
+            size = storage.size(safe_part(file["name"], self._target.where))
+            if size != file["bytes"]:
+                return f"the file {file['name']} is {'gone' if size is None else 'not as it was written'}"
         return None
 
     def _change(self, epoch: int, prepared: Sequence[Committable], known: Known) -> Change:
         return Change(
             f"{self._scope.prefix} generation {self._scope.generation} epoch {epoch}",
-            files=[
-                {**file, "about": self._about(one, file, known)} for one in prepared for file in one.payload["files"]
-            ],
-            added=[one.payload["token"] for one in prepared],
+            files=[{**file, "about": self._about(c, file, known)} for c in prepared for file in c.payload["files"]],
+            added=[committable.payload["token"] for committable in prepared],
         )
 
-    def _about(self, one: Committable, file: Mapping[str, Any], known: Known) -> Mapping[str, Any]:
-        """What the table's log will say of a file: from its footer and its marker, or as an older version decided."""
-        if "about" in file:
-            return cast("Mapping[str, Any]", file["about"])
+    def _about(self, committable: Committable, file: Mapping[str, Any], known: Known) -> Mapping[str, Any]:
+        """The description of a file for the table's log, from its footer and its marker."""
         storage = self._target.storage(known)
         with contextlib.closing(storage.open(file["name"])) as stream:
             metadata = pq.read_metadata(stream)
-        values = marked_values(storage.read(self._marker(one.payload["generation"], file["name"])), known)
+        values = marked_values(storage.read(self._marker(committable.payload["generation"], file["name"])), known)
         return self._target.describe(known, Written(file["name"], file["bytes"], metadata, values))
 
     def _forget(self, committables: Sequence[Committable], outcomes: Mapping[int, Outcome], known: Known) -> None:
-        """Take away the markers of what is in the table. A marker that stays only costs the next sweep a look."""
+        """Remove the markers of committed files. A marker that stays only costs the next sweep a look."""
         storage = self._target.storage(known)
-        for one in committables:
-            if outcomes[one.writer].visible:
-                for file in one.payload["files"]:
+        for committable in committables:
+            if outcomes[committable.writer].visible:
+                for file in committable.payload["files"]:
                     with contextlib.suppress(OSError):
-                        storage.remove(self._marker(one.payload["generation"], file["name"]))
+                        storage.remove(self._marker(committable.payload["generation"], file["name"]))
 
     def _marker(self, generation: int, name: str) -> str:
         return marker_name(SinkScope(self._scope.job, self._scope.uid, generation), name)
@@ -259,68 +255,68 @@ class TableCommitter(Committer):
             if known is None:
                 return
             histories = _Histories(self._target)
-            for one in committables:
-                if histories.never_taken(one.payload["token"], one.payload["position"]):
-                    for file in one.payload["files"]:
-                        self._remove(file["name"], one.payload["generation"], known)
+            for payload in (committable.payload for committable in committables):
+                if histories.never_taken(payload["token"], payload["position"]):
+                    for file in payload["files"]:
+                        self._remove(file["name"], payload["generation"], known)
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
-        kept = {one.payload["token"] for one in keep}
+        kept = {committable.payload["token"] for committable in keep}
         with self._lock, self._target.translate_errors():
             known = self._target.look()
             if known is None:
                 return 0
             storage = self._target.storage(known)
-            found = []
+            dangling = []
             for name in storage.file_names(private_folder(self._scope)):
                 parsed = parse_marker(name)
                 if parsed and parsed[0] <= self._scope.generation and parsed[2] not in kept:
                     position = _position(storage, f"{private_folder(self._scope)}/{name}")
-                    found.append(_Dangling(name, *parsed, position))
-            return self._sweep(found, known, deadline) if found else 0
+                    dangling.append(_Dangling(name, *parsed, position))
+            return self._sweep(dangling, known, deadline) if dangling else 0
 
-    def _sweep(self, found: Sequence[_Dangling], known: Known, deadline: Deadline) -> int:
+    def _sweep(self, dangling: Sequence[_Dangling], known: Known, deadline: Deadline) -> int:
         histories = _Histories(self._target)
         while True:
-            open_ones = [one for one in found if histories.never_taken(one.token, one.position)]
-            to_tell = sorted(
-                {one.token for one in open_ones if one.generation < self._scope.generation}
-                - {token for one in open_ones for token in histories.since(one.position).swept}
+            undecided = [file for file in dangling if histories.never_taken(file.token, file.position)]
+            unnoted = sorted(
+                {file.token for file in undecided if file.generation < self._scope.generation}
+                - {token for file in undecided for token in histories.since(file.position).swept}
             )
-            if not to_tell:
+            if not unnoted:
                 break
-            note = f"{self._scope.prefix} generation {self._scope.generation} gives up what older runs left"
-            appended = self._target.append(Change(note, swept=to_tell))
+            note = f"{self._scope.prefix} generation {self._scope.generation} gives up files of older runs"
+            appended = self._target.append(Change(note, swept=unnoted))
             if not appended and deadline.passed():
                 return 0  # nothing was removed: the next sweep finds it again
             if self._target.look() is None:
                 return 0
             histories = _Histories(self._target)
         storage = self._target.storage(known)
-        for one in found:
-            if one in open_ones:
-                self._remove(one.file, one.generation, known)
-            else:  # committed, only the marker was left; or out of the history's sight, then it is for the vacuum
-                storage.remove(f"{private_folder(self._scope)}/{one.marker}")
-        return len({one.token for one in open_ones})
+        for file in dangling:
+            if file in undecided:
+                self._remove(file.name, file.generation, known)
+            else:  # committed, with only its marker left; or older than the history, then vacuum removes it
+                storage.remove(f"{private_folder(self._scope)}/{file.marker}")
+        return len({file.token for file in undecided})
 
     def _remove(self, name: str, generation: int, known: Known) -> None:
         storage = self._target.storage(known)
         storage.remove(name)
         storage.remove(self._marker(generation, name))
-        # Once more: its writer may have completed the file just before it could see that the marker is gone.
+        # Again: its writer may have completed the file just before it could see that the marker is gone.
         storage.remove(name)
 
 
 class _Dangling:
-    """A file that somebody once opened, by its marker."""
+    """A file that a writer once opened, by its marker."""
 
-    def __init__(self, marker: str, generation: int, file: str, token: str, position: Mapping[str, Any]) -> None:
-        self.marker, self.generation, self.file, self.token, self.position = marker, generation, file, token, position
+    def __init__(self, marker: str, generation: int, name: str, token: str, position: Mapping[str, Any]) -> None:
+        self.marker, self.generation, self.name, self.token, self.position = marker, generation, name, token, position
 
 
 class _Histories:
-    """The table's history since each of some positions, read once."""
+    """The table's history since several positions, each read once."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -333,7 +329,7 @@ class _Histories:
         return self._read[key]
 
     def given_up(self, payload: Mapping[str, Any]) -> str | None:
-        """Why a newer run may be about to remove the files; None where none has said so."""
+        """Why a newer run may be about to remove the files; None if the log holds no such note."""
         history = self.since(payload["position"])
         if payload["token"] in history.swept:
             return "a newer run has given it up"

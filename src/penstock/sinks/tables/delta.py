@@ -1,126 +1,412 @@
-"""`DeltaSink`: rows into a Delta table, one commit per epoch."""
+"""A Delta table as `Target`, through the `deltalake` library: data files and the sink's mark in one entry of the log.
+
+Each commit carries an application transaction, `txn` of `penstock:<job>:<uid>`, whose version counts this sink's
+commits to the table. It is neither an epoch nor a generation: those start over after a restore or with a new ledger,
+and a table that compared them would drop rows. If it is unchanged since a writer began, nothing of the sink was added
+since; otherwise the entries of the log tell which tokens were.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
-from urllib.parse import urlsplit
+import contextlib
+import io
+import json
+import math
+import posixpath
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import date, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
-from penstock.errors import ConfigurationError, TableMissing
-from penstock.sinks.files import output_path
-from penstock.sinks.tables.faults import public_address
+import deltalake
+import pyarrow as pa
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction, CommitProperties
+from pyarrow.fs import PyFileSystem
+
+from penstock.errors import ConfigurationError
+from penstock.sinks.files import is_local
+from penstock.sinks.files.encode import leaves
+from penstock.sinks.tables.columns import VARCHAR, check_partitions, strict_inside, varchar_length
+from penstock.sinks.tables.sink import public_address
+from penstock.sinks.tables.target import (
+    Change,
+    History,
+    Known,
+    Target,
+    Written,
+    has_bounds,
+    token_of,
+    translate_errors,
+)
+from penstock.storage.arrow import ObjectTree
+from penstock.storage.durable import ensure_folder, sync
+from penstock.storage.local import LocalTree
+from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyarrow.parquet import FileMetaData
 
-    from penstock.sinks.tables.delta_table import DeltaTarget
+    from penstock.contracts.sink import SinkScope
 
-COMPRESSIONS = ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
+_LOG = "_delta_log"
+_SWEPT = "penstock.swept"
+_RULES = ("delta.generation", "delta.identity", "delta.invariants")
+#: Characters of a text in the log's statistics; as many as Spark's writer keeps.
+PREFIX = 32
+#: Columns with statistics, counted from the first, unless the table's settings differ.
+INDEXED = 32
+_LAST = "\U0010ffff"
+#: Versions without a list of features. Not 6, which means identity columns: deltalake lacks them.
+_LEGACY = (1, 2, 3, 4, 5)
+#: Features that ask nothing of an append, or only that no column uses them, which is checked.
+_HARMLESS = frozenset((
+    "appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns", "columnMapping",
+    "timestampNtz", "deletionVectors", "v2Checkpoint",
+))  # fmt: skip
 
-#: Letters that no column name of a Delta table may have, unless the table maps its names.
-_FORBIDDEN = " ,;{}()\n\t="
 
+class DeltaTarget(Target):
+    """Keeps the table's state between looks and reads only what came since."""
 
-@dataclass(frozen=True, repr=False)
-class DeltaSink(TwoPhaseSink):
-    """Rows appended to the Delta table at `path`, an epoch in one commit of the table or not at all.
+    def __init__(
+        self, path: str, options: Mapping[str, str], partition_by: tuple[str, ...], scope: SinkScope | None
+    ) -> None:
+        self._path, self._options, self._partition_by = path, dict(options), partition_by
+        self._app = f"penstock:{scope.prefix}" if scope is not None else "penstock"
+        self.where = f"Delta table {public_address(path)}"
+        self._table: Any = None
+        self._entry = ""  # digest of the log's entry that the state ends with
+        self._settled = -1  # all entries up to this one are known to be on the disk
+        self._opened: Tree | None = None
 
-    Tasks write Parquet files into the table's folder, which no reader sees; the commit adds them all to the table's
-    log. Other programs may write to the table at the same time: whoever comes second tries again.
+    def look(self) -> Known | None:
+        with self.translate_errors():
+            if not self._updated():
+                return None
+            table = self._table
+            schema = pa.schema(table.schema().to_arrow())
+            meta = table.metadata()
+            self._refuse(schema)
+            position = {"version": table.version(), "txn": table.transaction_version(self._app)}
+            indexed = meta.configuration.get("delta.dataSkippingNumIndexedCols", str(INDEXED))
+            extra = {"partitions_in_files": False, "indexed": int(indexed)}
+            return Known(schema, tuple(meta.partition_columns), position, extra)
 
-    `path` is a local or mounted folder (plain or `file:`) or an `s3://` address; `storage_options` are those of the
-    `deltalake` package (keys, endpoint, region) and never shown. When tasks run on several machines all of them must
-    reach the same storage.
+    def _updated(self) -> bool:
+        """Whether there is a table; then its state is the newest."""
+        # A table that was dropped and created again has other entries under the same numbers, and the library would
+        # apply the new ones to the old state.
+        if self._table is not None and self._digest(self._table.version()) == self._entry:
+            self._table.update_incremental()
+        else:
+            try:
+                self._table = deltalake.DeltaTable(self._path, storage_options=self._options or None)
+            except deltalake.exceptions.TableNotFoundError:
+                self._table = None
+                return False
+            self._settled = -1
+        self._entry = self._digest(self._table.version())
+        return True
 
-    A table that is missing is made from the DataFrame's columns, partitioned by `partition_by` (text, whole numbers,
-    dates, booleans), unless `create` is False; an existing one keeps its own columns and partitions, and rows go in by
-    name. Tables whose features ask more of a writer (column mapping, constraints, generated columns, row tracking, …)
-    are refused.
-    """
+    def _digest(self, version: int) -> str:
+        try:
+            return sha256(self._storage().read(_entry(version))).hexdigest()
+        except FileNotFoundError:
+            return ""  # cleaned up or dropped: load the table again
 
-    shapes_once: ClassVar[bool] = True
-
-    path: str
-    partition_by: tuple[str, ...] = field(default=(), kw_only=True)
-    compression: str = field(default="snappy", kw_only=True)
-    create: bool = field(default=True, kw_only=True)
-    storage_options: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-
-    def __post_init__(self) -> None:
-        remote = urlsplit(self.path).scheme in ("s3", "s3a") and "://" in self.path
-        if not remote and "://" in self.path and not self.path.startswith("file:"):
+    def _refuse(self, schema: pa.Schema) -> None:
+        """Raise for features that an append of plain Parquet files would break."""
+        table = self._table
+        protocol, settings = table.protocol(), table.metadata().configuration
+        problems = unsupported(protocol.min_writer_version, protocol.writer_features or ())
+        if settings.get("delta.columnMapping.mode", "none") != "none":
+            problems.append("it maps its columns to other names (delta.columnMapping.mode)")
+        problems += [f"it has the constraint {key}" for key in settings if key.startswith("delta.constraints.")]
+        for name, key, value in _notes(json.loads(table.schema().to_json()), ()):
+            if key.startswith(_RULES):
+                problems.append(f"its column {'.'.join(name)!r} has the rule {key}")
+            elif key == VARCHAR and not (len(name) == 1 and varchar_length(value)):
+                problems.append(f"its column {'.'.join(name)!r} is {value}, a length that only Spark enforces")
+        problems += [f"its column {name!r} has parts that may not be null" for name in strict_inside(schema)]
+        if problems:
             raise ConfigurationError(
-                f"DeltaSink cannot write to {urlsplit(self.path).scheme}://.",
-                to_do="give a local or mounted folder (a plain path or file:) or an s3:// address.",
+                f"{self.where} needs more than appended data files: {'; '.join(problems)}.",
+                safe="nothing was written to it.",
+                to_do="write to a table without that, and merge from there; or turn it off for this table.",
             )
-        object.__setattr__(self, "path", self.path.rstrip("/") if remote else output_path(self.path))
-        by = (self.partition_by,) if isinstance(self.partition_by, str) else tuple(self.partition_by)
-        object.__setattr__(self, "partition_by", by)
-        check_compression("DeltaSink", self.compression)
 
-    def __repr__(self) -> str:
-        return f"DeltaSink({public_address(self.path)!r}, partition_by={self.partition_by!r})"
+    def create(self, schema: pa.Schema) -> None:
+        check_partitions(self._partition_by, schema, self.where)
+        with self.translate_errors():
+            try:
+                deltalake.DeltaTable.create(
+                    self._path,
+                    schema=schema,
+                    mode="ignore",
+                    partition_by=list(self._partition_by),
+                    storage_options=self._options or None,
+                )
+            except deltalake.exceptions.CommitFailedError:
+                if self._storage().size(_entry(0)) is None:
+                    raise  # not because another task was faster
+            self._sync([0])
 
-    def describe(self) -> str:
-        return f"Delta table {public_address(self.path)}"
+    def storage(self, known: Known) -> Tree:
+        return self._storage()
 
-    def redirected(self, suffix: str) -> DeltaSink:
-        return replace(self, path=f"{self.path}{suffix}")
+    def _storage(self) -> Tree:
+        if self._opened is None:
+            self._opened = open_folder(self._path, self._options)
+        return self._opened
 
-    def shape(self, frame: DataFrame) -> DataFrame:
-        from penstock.sinks.tables.columns import check_partitions, of_frame
+    def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
+        return {
+            "stats": statistics(file, known.schema, known.extra["indexed"]),
+            "partition": dict(partition_values(file.values, known.partition_by)),
+            "modified": int(time.time() * 1000),
+        }
 
-        check_partitions(self.partition_by, of_frame(frame, _FORBIDDEN, self.describe()), self.describe())
-        return frame
+    def history(self, since: Mapping[str, Any]) -> History:
+        now = self._table.transaction_version(self._app)
+        if now is not None and now == since.get("txn"):
+            return History()
+        newest, start = self._table.version(), since.get("version", -1) + 1
+        added: set[str] = set()
+        swept: set[str] = set()
+        with self.translate_errors():
+            for version in range(start if start <= newest + 1 else 0, newest + 1):
+                try:
+                    entry = self._storage().read(_entry(version))
+                except FileNotFoundError:
+                    return History(frozenset(added), frozenset(swept), complete=False)
+                for action in _actions(entry):
+                    token = token_of(action["add"]["path"]) if "add" in action else None
+                    if token:
+                        added.add(token)
+                    swept.update(action.get("commitInfo", {}).get(_SWEPT, ()))
+        return History(frozenset(added), frozenset(swept))
 
-    def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        from penstock.sinks.tables.places import check_folder
+    def holds(self, names: Collection[str]) -> bool:
+        with self.translate_errors():
+            paths = pa.table(self._table.get_add_actions(flatten=True)).column("path").to_pylist()
+            return set(names) <= {posixpath.basename(path) for path in paths}
 
-        target = self._target(None)
-        known = target.look()
-        findings = check_folder(self.path, uid)
-        if known is None and not self.create:
-            raise table_missing(self.describe())
-        if known is not None and self.partition_by and known.partition_by != self.partition_by:
-            raise partitioned_otherwise(self.describe(), known.partition_by, self.partition_by)
-        return findings
+    def append(self, change: Change) -> bool:
+        table = self._table
+        counted = (table.transaction_version(self._app) or 0) + 1
+        notes: dict[str, Any] = {"userMetadata": change.note, "isBlindAppend": True}
+        if change.swept:
+            notes[_SWEPT] = list(change.swept)
+        with self.translate_errors():
+            try:
+                table.create_write_transaction(
+                    [
+                        AddAction(
+                            path=file["name"],
+                            size=file["bytes"],
+                            partition_values=file["about"]["partition"],
+                            modification_time=file["about"]["modified"],
+                            data_change=True,
+                            stats=file["about"]["stats"],
+                        )
+                        for file in change.files
+                    ],
+                    mode="append",
+                    schema=table.schema(),
+                    partition_by=list(table.metadata().partition_columns),
+                    commit_properties=CommitProperties(
+                        custom_metadata=notes,
+                        max_commit_retries=0,  # a retry would commit without a new proof
+                        app_transactions=[deltalake.Transaction(self._app, counted)],
+                    ),
+                )
+            except deltalake.exceptions.CommitFailedError:
+                if self._storage().size(_entry(table.version() + 1)) is None:
+                    raise  # not because another writer was faster
+                return False
+            self._sync([table.version() + 1])
+        return True
 
-    def open_writer(self, scope: WriterScope) -> Writer:
-        from penstock.sinks.tables.writer import TableWriter
+    def make_durable(self, since: Mapping[str, Any]) -> None:
+        newest, start = self._table.version(), max(since.get("version", -1), self._settled) + 1
+        self._sync(range(start, newest + 1))
+        self._settled = max(self._settled, newest)
 
-        return TableWriter(self._target(scope.sink), scope, self.compression, self.create)
+    def _sync(self, versions: Iterable[int]) -> None:
+        """The library leaves a local entry to the operating system's cache; a commit must survive a power cut."""
+        if not is_local(self._path):
+            return
+        table = Path(self._path)
+        for version in versions:
+            with contextlib.suppress(FileNotFoundError):  # replaced by a checkpoint of the table
+                sync(table / _entry(version))
+        ensure_folder(table / _LOG)
+        sync(table / _LOG)
 
-    def open_committer(self, scope: SinkScope) -> Committer:
-        from penstock.sinks.tables.committer import TableCommitter
-
-        return TableCommitter(self._target(scope), scope)
-
-    def _target(self, scope: SinkScope | None) -> DeltaTarget:
-        from penstock.sinks.tables.delta_table import DeltaTarget, library
-
-        library()
-        return DeltaTarget(self.path, self.storage_options, self.partition_by, scope)
-
-
-def check_compression(sink: str, compression: str) -> None:
-    if compression not in COMPRESSIONS:
-        raise ConfigurationError(
-            f"{sink} cannot compress with {compression!r}.",
-            to_do=f"use one of {', '.join(COMPRESSIONS)}.",
-        )
+    def translate_errors(self) -> AbstractContextManager[None]:
+        return translate_errors(self.where, self._options, (deltalake.exceptions.DeltaError,))
 
 
-def table_missing(where: str) -> TableMissing:
-    return TableMissing(
-        f"{where} does not exist, and the sink may not create it.",
-        to_do="make the table, or leave create=True.",
-    )
+def _notes(kind: Any, inside: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """The metadata in a schema's JSON, of columns and the parts inside them: path, key, value."""
+    if not isinstance(kind, dict):
+        return
+    for field in kind.get("fields", ()):
+        path = (*inside, field["name"])
+        yield from ((path, key, value) for key, value in field["metadata"].items())
+        yield from _notes(field["type"], path)
+    for part in ("elementType", "keyType", "valueType"):
+        yield from _notes(kind.get(part), (*inside, part))
 
 
-def partitioned_otherwise(where: str, found: Sequence[str], asked: Sequence[str]) -> ConfigurationError:
-    return ConfigurationError(
-        f"{where} is partitioned by {', '.join(found) or 'nothing'}, the sink asks for {', '.join(asked)}.",
-        to_do="leave partition_by out: an existing table keeps its partitions.",
-    )
+def _entry(version: int) -> str:
+    return f"{_LOG}/{version:020d}.json"
+
+
+def _actions(entry: bytes) -> Iterator[dict[str, Any]]:
+    return (json.loads(line) for line in entry.splitlines() if line.strip())
+
+
+class DeltaFiles(DeltaStorageHandler):
+    """`deltalake`'s file system for pyarrow, with streams that take pyarrow's buffers."""
+
+    def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
+        return pa.PythonFile(_Bytes(self._handler.open_output_stream(path, metadata)), mode="w")
+
+
+class _Bytes(io.RawIOBase):
+    """The library's stream takes only `bytes`."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return int(self._stream.tell())
+
+    def write(self, data: Any) -> int:
+        content = bytes(data)
+        self._stream.write(content)
+        return len(content)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+def open_folder(path: str, options: Mapping[str, str]) -> Tree:
+    """The tree of a table at a local path or an `s3://` address, with `deltalake`'s options.
+
+    Objects go through `deltalake`'s own client, which also writes the table's log. It takes each option under several
+    names, and others from the environment and AWS's files: a second client could reach another store."""
+    if is_local(path):
+        return LocalTree(path)
+    return ObjectTree(PyFileSystem(DeltaFiles(path, dict(options))), "")
+
+
+def statistics(file: Written, schema: pa.Schema, indexed: int = INDEXED) -> str:
+    """The `stats` of an add action, as JSON, from the file's footer. Readers skip files by these numbers, so a wrong
+    one loses rows in every later query. Uncertain ones are left out: the file is only read more often."""
+    names = schema.names if indexed < 0 else schema.names[:indexed]
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for number, name in _flat(file.metadata.schema.to_arrow_schema()):
+        if name not in names:
+            continue
+        bounds = _column(file.metadata, number)
+        if bounds is None:
+            continue
+        nulls[name], least, most = bounds
+        if (shown := _low(least)) is not None:
+            low[name] = shown
+        if (shown := _high(most)) is not None:
+            high[name] = shown
+    body = {"numRecords": file.metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+    return json.dumps(body, ensure_ascii=False)
+
+
+def _flat(schema: pa.Schema) -> Iterator[tuple[int, str]]:
+    """The columns with plain values and their numbers in the footer. Its paths are ambiguous: column `a.b` has the same
+    one as field `b` of column `a`."""
+    number = 0
+    for field in schema:
+        if not pa.types.is_nested(field.type):
+            yield number, field.name
+        number += len(list(leaves(field.name, field.type)))
+
+
+def _column(metadata: FileMetaData, number: int) -> tuple[int, Any, Any] | None:
+    """Nulls, least and largest value over all row groups; None if a group has no statistics."""
+    nulls = 0
+    low: list[Any] = []
+    high: list[Any] = []
+    for group in range(metadata.num_row_groups):
+        chunk = metadata.row_group(group).column(number)
+        stats = chunk.statistics if chunk.is_stats_set else None
+        if stats is None or not stats.has_null_count:
+            return None
+        nulls += stats.null_count
+        if stats.null_count == chunk.num_values:
+            continue
+        if not has_bounds(stats):
+            low, high = [None], [None]
+            break
+        low.append(stats.min)
+        high.append(stats.max)
+    if not low or None in low:
+        return nulls, None, None
+    return nulls, min(low), max(high)
+
+
+def _low(value: Any) -> Any:
+    return value[:PREFIX] if isinstance(value, str) else _shown(value)
+
+
+def _high(value: Any) -> Any:
+    if isinstance(value, str):
+        if len(value) <= PREFIX:
+            return value
+        # Larger than every text with this beginning, unless the next character is the last of all.
+        return None if value[PREFIX] == _LAST else value[:PREFIX] + _LAST
+    return _shown(value)
+
+
+def _shown(value: Any) -> Any:
+    """None for values that readers may read differently: decimals, binaries, booleans, infinite numbers."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="microseconds").replace("+00:00", "Z") if 1 <= value.year <= 9999 else None
+    if isinstance(value, date):
+        return value.isoformat()
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def partition_values(values: Sequence[Any], columns: Sequence[str]) -> Mapping[str, str | None]:
+    """The text of partition values as the Delta protocol writes it."""
+    return {name: _text(value) for name, value in zip(columns, values, strict=True)}
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
+def unsupported(version: int, features: Collection[str]) -> list[str]:
+    """The table's demands on writers that an append of plain files does not meet, or for which deltalake refuses to
+    commit, which would show only after a decision."""
+    if version not in (*_LEGACY, 7):
+        return [f"it needs writers of version {version}"]
+    return [f"it has the feature {name}" for name in sorted(set(features) - _HARMLESS)]

@@ -1,107 +1,303 @@
-"""`IcebergSink`: rows into an Iceberg table, one snapshot per epoch."""
+"""An Iceberg table as `Target`, through pyiceberg: data files and the sink's mark in one commit of the catalog.
+
+The mark is a table property, see `iceberg_mark`. It is read with its snapshot and written with the next one, and a
+commit succeeds only on top of that very snapshot. Snapshots expire; properties stay.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
+import pyarrow as pa
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.io.pyarrow import (
+    MetricModeTypes,
+    MetricsMode,
+    PyArrowFile,
+    PyArrowFileIO,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import SUPPORTED_TABLE_FORMAT_VERSION
+from pyiceberg.typedef import Record
+
 from penstock.errors import ConfigurationError
-from penstock.sinks.tables.delta import check_compression, partitioned_otherwise, table_missing
+from penstock.sinks.tables.columns import check_partitions, strict_inside
+from penstock.sinks.tables.iceberg_mark import Pages, mark_in
+from penstock.sinks.tables.target import (
+    Change,
+    History,
+    Known,
+    Target,
+    Written,
+    has_bounds,
+    private_folder,
+    translate_errors,
+)
+from penstock.storage.arrow import ArrowTree, ObjectTree
+from penstock.storage.durable import ensure_folder, sync
+from penstock.storage.local import LocalTree
+from penstock.storage.tree import Tree
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyarrow.parquet import FileMetaData
 
-    from penstock.sinks.tables.iceberg_table import IcebergTarget
+    from penstock.contracts.sink import SinkScope
 
-_SQLITE = "sqlite:///"
+_ATTEMPTS = 4
+_RETRIES = "commit.retry.num-retries"
+_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+_BOUNDS = ("lower_bounds", "upper_bounds")
+_EPOCH_DAY = date(1970, 1, 1)
 
 
-@dataclass(frozen=True, repr=False)
-class IcebergSink(TwoPhaseSink):
-    """Rows appended to the Iceberg table `table` ("namespace.name"), an epoch in one snapshot or not at all.
+class IcebergTarget(Target):
+    """Loads the table's metadata at every look."""
 
-    Tasks write Parquet files into the table's data folder, which no reader sees; the commit adds them in one
-    transaction of the catalog. Other programs may write to the table at the same time: whoever comes second tries
-    again.
+    def __init__(
+        self,
+        table: str,
+        catalog: str,
+        properties: Mapping[str, str],
+        partition_by: tuple[str, ...],
+        scope: SinkScope | None,
+    ) -> None:
+        self._name, self._catalog_name, self._properties = table, catalog, dict(properties)
+        self._partition_by = partition_by
+        self._mark = f"penstock.{scope.prefix}" if scope is not None else "penstock"
+        self._pages = Pages(self._tree, private_folder(scope, "taken") if scope is not None else "")
+        self.where = f"Iceberg table {table} of catalog {catalog}"
+        self._catalog: Any = None
+        self._table: Any = None
+        self._trees: dict[str, Tree] = {}
 
-    `catalog` is a name from pyiceberg's configuration, or `properties` say all there is to know (`type`, `uri`,
-    `warehouse`, keys, …); they are never shown. No Iceberg jars are needed: Spark does not take part in the commit.
+    def look(self) -> Known | None:
+        with self.translate_errors():
+            try:
+                self._table = self._connected().load_table(self._name)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                self._table = None
+                return None
+            return self._known()
 
-    A table that is missing is made from the DataFrame's columns, partitioned by the values of `partition_by` (text,
-    whole numbers, dates, booleans), unless `create` is False; an existing one keeps its own columns and partitions,
-    and rows go in by name. Tables partitioned by a transform (bucket, day, …) are refused.
-    """
-
-    shapes_once: ClassVar[bool] = True
-
-    table: str
-    catalog: str = field(default="default", kw_only=True)
-    properties: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    partition_by: tuple[str, ...] = field(default=(), kw_only=True)
-    compression: str = field(default="zstd", kw_only=True)
-    create: bool = field(default=True, kw_only=True)
-
-    def __post_init__(self) -> None:
-        if not all(self.table.split(".")) or "." not in self.table:
+    def _known(self) -> Known:
+        table, metadata = self._table, self._table.metadata
+        schema = schema_to_pyarrow(table.schema())
+        by = [table.schema().find_column_name(field.source_id) for field in table.spec().fields]
+        odd = [str(field) for field in table.spec().fields if str(field.transform) != "identity"]
+        strict = strict_inside(schema)
+        unwritable = metadata.format_version > SUPPORTED_TABLE_FORMAT_VERSION
+        if odd or strict or unwritable:
+            reasons = [f"it is partitioned by {partition}" for partition in odd]
+            if unwritable:
+                reasons.append(f"it is of format {metadata.format_version}, which this pyiceberg cannot write")
+            reasons += [f"its column {name!r} has parts that may not be null" for name in strict]
             raise ConfigurationError(
-                f"IcebergSink needs a namespace and a name, not {self.table!r}.",
-                to_do='write the table like "shop.orders".',
+                f"{self.where} needs more than appended data files: {'; '.join(reasons)}.",
+                safe="nothing was written to it.",
+                to_do="write to a table of format 2 that is partitioned by plain columns, or by none.",
             )
-        by = (self.partition_by,) if isinstance(self.partition_by, str) else tuple(self.partition_by)
-        object.__setattr__(self, "partition_by", by)
-        check_compression("IcebergSink", self.compression)
+        extra = {
+            "root": self._root(),
+            "schema": table.schema().model_dump_json(),
+            "metrics": {key: value for key, value in metadata.properties.items() if key.startswith("write.metadata")},
+        }
+        position = {"table": str(metadata.table_uuid), "commits": self._marked()["commits"]}
+        return Known(schema, tuple(by), position, extra)
 
-    def __repr__(self) -> str:
-        return f"IcebergSink({self.table!r}, catalog={self.catalog!r}, partition_by={self.partition_by!r})"
+    def _root(self) -> str:
+        metadata = self._table.metadata
+        root: str = metadata.properties.get("write.data.path", f"{metadata.location.rstrip('/')}/data")
+        return root.rstrip("/")
 
-    def describe(self) -> str:
-        return f"Iceberg table {self.table} of catalog {self.catalog}"
+    def _marked(self) -> Mapping[str, Any]:
+        return mark_in(self._table.metadata.properties, self._mark)
 
-    def redirected(self, suffix: str) -> IcebergSink:
-        return replace(self, table=f"{self.table}{suffix}")
+    def create(self, schema: pa.Schema) -> None:
+        check_partitions(self._partition_by, schema, self.where)
+        space = self._name.rpartition(".")[0]
+        with self.translate_errors():
+            catalog = self._connected()
+            # Several tasks create the first epoch's table at once. Each catalog has its own error for the late ones;
+            # it is enough that the table exists.
+            _patiently(lambda: catalog.create_namespace_if_not_exists(space), lambda: catalog.namespace_exists(space))
+            _patiently(lambda: self._create(catalog, schema), lambda: catalog.table_exists(self._name))
 
-    def shape(self, frame: DataFrame) -> DataFrame:
-        from penstock.sinks.tables.columns import check_partitions, of_frame
+    def _create(self, catalog: Any, schema: pa.Schema) -> None:
+        with catalog.create_table_transaction(self._name, schema) as transaction:
+            if self._partition_by:
+                with transaction.update_spec() as spec:
+                    for name in self._partition_by:
+                        spec.add_identity(name)
 
-        check_partitions(self.partition_by, of_frame(frame, ".", self.describe()), self.describe())
-        return frame
+    def storage(self, known: Known) -> Tree:
+        return self._tree(known.extra["root"])
 
-    def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        from penstock.sinks.tables.places import check_folder
+    def _tree(self, root: str) -> Tree:
+        if root not in self._trees:
+            self._trees[root] = self._open_tree(root)
+        return self._trees[root]
 
-        database = self.properties.get("uri", "")
-        if database.startswith(_SQLITE) and not os.path.exists(database[len(_SQLITE) :]):
-            # Connecting would make the file, and a check writes nothing.
-            known, findings = None, [Finding(uid, "the catalog's database does not exist yet and will be made")]
-        else:
-            target = self._target(None, asking=True)
-            known, findings = target.look(), []
-        if known is None and not self.create:
-            raise table_missing(self.describe())
-        if known is not None:
-            if self.partition_by and known.partition_by != self.partition_by:
-                raise partitioned_otherwise(self.describe(), known.partition_by, self.partition_by)
-            root = known.extra["root"].removeprefix("file://")
-            findings.extend(check_folder(root, uid))
-        return findings
+    def _open_tree(self, root: str) -> Tree:
+        scheme, host, path = PyArrowFileIO.parse_location(root)
+        if scheme == "file":
+            return LocalTree(path)
+        kind = ArrowTree if scheme in ("hdfs", "viewfs") else ObjectTree
+        with self.translate_errors():
+            if self._table is None:
+                # Not from the driver's hints: a catalog may hand out credentials, which must not travel.
+                self._table = self._connected().load_table(self._name)
+            return kind(PyArrowFileIO(self._table.io.properties).fs_by_scheme(scheme, host), path, address=root)
 
-    def open_writer(self, scope: WriterScope) -> Writer:
-        from penstock.sinks.tables.writer import TableWriter
+    def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
+        schema = Schema.model_validate_json(known.extra["schema"])
+        ids, plan = parquet_path_to_id_mapping(schema), compute_statistics_plan(schema, dict(known.extra["metrics"]))
+        for path in _without_bounds(file.metadata) & ids.keys():
+            plan[ids[path]] = replace(plan[ids[path]], mode=MetricsMode(MetricModeTypes.COUNTS))
+        stats = data_file_statistics_from_parquet_metadata(file.metadata, plan, ids).to_serialized_dict()
+        about: dict[str, Any] = {name: stats[name] for name in ("record_count", "split_offsets", *_COUNTS)}
+        about.update({name: {key: _text(value) for key, value in stats[name].items()} for name in _BOUNDS})
+        about["path"] = f"{known.extra['root']}/{file.name}"
+        about["partition"] = [_internal(value) for value in file.values]
+        return about
 
-        return TableWriter(self._target(scope.sink), scope, self.compression, self.create)
+    def history(self, since: Mapping[str, Any]) -> History:
+        # A table that was dropped and created again has another history.
+        before = since.get("commits", 0) if since.get("table") == str(self._table.metadata.table_uuid) else 0
+        with self.translate_errors():
+            return self._pages.history(self._marked(), before)
 
-    def open_committer(self, scope: SinkScope) -> Committer:
-        from penstock.sinks.tables.committer import TableCommitter
+    def holds(self, names: Collection[str]) -> bool:
+        with self.translate_errors():
+            paths = {task.file.file_path for task in self._table.scan().plan_files()}
+            return {path.rpartition("/")[2] for path in paths} >= set(names)
 
-        return TableCommitter(self._target(scope), scope)
+    def append(self, change: Change) -> bool:
+        with self.translate_errors():
+            table = self._table
+            # In this process only. A retry by the library would commit without a new proof.
+            properties = {**table.metadata.properties, _RETRIES: "0"}
+            table.metadata = table.metadata.model_copy(update={"properties": properties})
+            mark = self._pages.add(self._marked(), self._root(), change)
+            transaction = table.transaction()
+            try:
+                transaction.set_properties({self._mark: json.dumps(mark, separators=(",", ":"))})
+                update = transaction.update_snapshot(snapshot_properties={"penstock": change.note}).fast_append()
+                with update as files:
+                    for file in change.files:
+                        files.append_data_file(self._data_file(file))
+                transaction.commit_transaction()
+            except CommitFailedException:
+                self._pages.drop(mark)
+                return False
+            self._pages.prune(mark)
+        return True
 
-    def _target(self, scope: SinkScope | None, *, asking: bool = False) -> IcebergTarget:
-        from penstock.sinks.tables.iceberg_table import IcebergTarget, library
+    def _data_file(self, file: Mapping[str, Any]) -> Any:
+        about = file["about"]
+        numbers: dict[str, Any] = {name: {int(key): value for key, value in about[name].items()} for name in _COUNTS}
+        bounds: dict[str, Any] = {
+            name: {int(key): base64.b64decode(value) for key, value in about[name].items()} for name in _BOUNDS
+        }
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=about["path"],
+            file_format=FileFormat.PARQUET,
+            partition=Record(*about["partition"]),
+            file_size_in_bytes=file["bytes"],
+            record_count=about["record_count"],
+            split_offsets=about["split_offsets"],
+            sort_order_id=None,
+            spec_id=self._table.metadata.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **numbers,
+            **bounds,
+        )
 
-        library()
-        # A catalog in a database makes its own tables when it is opened, unless told not to.
-        properties = {**self.properties, "init_catalog_tables": "false"} if asking else self.properties
-        return IcebergTarget(self.table, self.catalog, properties, self.partition_by, scope)
+    def _connected(self) -> Any:
+        if self._catalog is None:
+            # A catalog in a database creates its own tables when it is opened, and several tasks may do that at once.
+            self._catalog = _patiently(lambda: load_catalog(self._catalog_name, **self._properties), lambda: False)
+            warehouse = self._catalog.properties.get("warehouse", "")
+            if warehouse and ("://" not in warehouse or warehouse.startswith("file:")):
+                self._catalog.properties.setdefault("py-io-impl", f"{__name__}.{SyncedFileIO.__name__}")
+        return self._catalog
+
+    def translate_errors(self) -> AbstractContextManager[None]:
+        # pyiceberg's errors have no common root, and its catalogs bring their own.
+        return translate_errors(self.where, self._properties, (Exception,))
+
+
+def _patiently(action: Callable[[], Any], done: Callable[[], bool]) -> Any:
+    """The result of `action`, retried while other tasks do the same; None once `done` reports that one of them did."""
+    pause = 0.05
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return action()
+        except Exception:
+            if done():
+                return None
+        time.sleep(pause)
+        pause *= 2
+    return action()
+
+
+def _without_bounds(metadata: FileMetaData) -> set[str]:
+    """Columns whose bounds Python cannot hold; without bounds their files are only read more often."""
+    chunks = (
+        metadata.row_group(group).column(number)
+        for group in range(metadata.num_row_groups)
+        for number in range(metadata.num_columns)
+    )
+    return {chunk.path_in_schema for chunk in chunks if chunk.is_stats_set and not has_bounds(chunk.statistics)}
+
+
+def _text(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _internal(value: Any) -> Any:
+    """A partition value as Iceberg keeps it: dates are days."""
+    return (value - _EPOCH_DAY).days if isinstance(value, date) else value
+
+
+class SyncedFileIO(PyArrowFileIO):
+    """pyiceberg's own, but local files are on the disk when they are closed: pyiceberg leaves them to the operating
+    system's cache, and after a power cut the catalog could point to metadata that was never written."""
+
+    def new_output(self, location: str) -> PyArrowFile:
+        scheme, host, path = self.parse_location(location, self.properties)
+        if scheme != "file":
+            return super().new_output(location)
+        return _SyncedFile(location=location, path=path, fs=self.fs_by_scheme(scheme, host))
+
+
+class _SyncedFile(PyArrowFile):
+    def create(self, overwrite: bool = False) -> Any:
+        ensure_folder(Path(self._path).parent)
+        return io.BufferedWriter(_SyncedStream(self._path, "wb" if overwrite else "xb"))
+
+
+class _SyncedStream(io.FileIO):
+    def close(self) -> None:
+        if self.closed:
+            return
+        os.fsync(self.fileno())
+        super().close()
+        sync(Path(os.fsdecode(self.name)).parent)

@@ -1,13 +1,13 @@
-"""What a sink has done to an Iceberg table: a mark in the table's properties, and a chain of pages behind it.
+"""A sink's commits to an Iceberg table: a mark in the table's properties, and a chain of pages behind it.
 
-The mark, the property `penstock.<job>:<uid>`, counts the sink's commits and names the page of the newest; it is written
-by the very commit it counts. A page is a small file that names the tokens which one commit took or gave up, and holds
-the mark as it was before. So a proof walks back as many pages as there were commits, whatever number of writers they
-had, while the mark itself stays short: Hive's metastore takes 4,000 characters for a property.
+The mark, the property `penstock.<job>:<uid>`, counts the sink's commits and names the page of the newest; the commit
+that it counts writes it. A page is a small file that names the tokens which one commit took or gave up, and holds the
+mark as it was before. So a proof walks back as many pages as there were commits, with any number of writers, while the
+mark stays short: Hive's metastore takes 4,000 characters for a property.
 
     <data folder>/_penstock/<job>/<uid>/taken/<commit>-<random>.json
 
-A page is durable before the commit that names it. One whose commit failed is named by nothing and goes with the old.
+A page is durable before the commit that names it. The page of a failed commit is pruned with the old ones.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from penstock.sinks.tables.target import Change, History
 if TYPE_CHECKING:
     from penstock.storage.tree import Tree
 
-#: Commits whose pages are kept: more than there can be between the seal of an epoch and its own commit.
+#: Commits whose pages are kept: more than there can be between the seal of an epoch and its commit.
 KEPT_COMMITS = 256
-#: Old pages are looked for once in so many commits.
+#: Commits between two searches for old pages.
 PRUNE_EVERY = 64
 
 _PAGE = re.compile(r"^(?P<commit>\d{10,})-[0-9a-f]+\.json$")
@@ -35,40 +35,40 @@ _NOTHING: Mapping[str, Any] = {"commits": 0, "gave_up": 0}
 
 
 class Pages:
-    """One sink's. `tree` opens a data folder; `folder` is where the pages are in it."""
+    """One sink's pages. `tree` opens a data folder; `folder` is their place in it."""
 
     def __init__(self, tree: Callable[[str], Tree], folder: str) -> None:
         self._tree, self._folder = tree, folder
         self._known: dict[str, Mapping[str, Any]] = {}
 
     def history(self, mark: Mapping[str, Any], before: int) -> History:
-        """What the sink did after its commit number `before`."""
+        """The sink's commits after number `before`."""
         after = mark["commits"] - before
         entries = list(islice(self._entries(mark), max(0, after)))
         return History(
             frozenset(token for entry in entries for token in entry["added"]),
             frozenset(token for entry in entries for token in entry["swept"]),
             complete=len(entries) == after,
-            quiet=after >= 0 and mark.get("gave_up", mark["commits"]) <= before,
+            quiet=after >= 0 and mark["gave_up"] <= before,
         )
 
     def add(self, mark: Mapping[str, Any], root: str, change: Change) -> dict[str, Any]:
-        """Write the page of the next commit; the mark that the commit has to set."""
+        """Write the page of the next commit; returns the mark that the commit has to set."""
         number = mark["commits"] + 1
         name = f"{number:010d}-{secrets.token_hex(6)}.json"
         page = {"added": list(change.added), "swept": list(change.swept), "before": dict(mark)}
         self._tree(root).write_durably(f"{self._folder}/{name}", json.dumps(page).encode())
         self._remember(name, page)
-        gave_up = number if change.swept else mark.get("gave_up", mark["commits"])
+        gave_up = number if change.swept else mark["gave_up"]
         return {"commits": number, "gave_up": gave_up, "root": root, "page": name}
 
     def drop(self, mark: Mapping[str, Any]) -> None:
-        """Of a commit that did not come about. One that stays goes with the old ones."""
+        """Remove the page of a failed commit; if that fails, `prune` will."""
         with contextlib.suppress(OSError):
             self._tree(mark["root"]).remove(f"{self._folder}/{mark['page']}")
 
     def prune(self, mark: Mapping[str, Any]) -> None:
-        """Now and then, remove what is too old to be asked for."""
+        """Now and then, remove pages that are too old to be needed."""
         if mark["commits"] % PRUNE_EVERY:
             return
         tree = self._tree(mark["root"])
@@ -79,21 +79,17 @@ class Pages:
                     tree.remove(f"{self._folder}/{name}")
 
     def _entries(self, mark: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """What each commit took and gave up, the newest first, as far as there are pages."""
-        at: Mapping[str, Any] | None = mark
-        while at is not None:
-            yield from reversed(at.get("last", ()))  # in the mark itself, as earlier versions kept them
-            page = self._read(at) if "page" in at else None
-            if page is not None:
-                yield page
-            at = page["before"] if page is not None else None
+        """The pages, newest first, as far as there are any."""
+        while "page" in mark and (page := self._read(mark)) is not None:
+            yield page
+            mark = page["before"]
 
     def _read(self, mark: Mapping[str, Any]) -> Mapping[str, Any] | None:
         name = mark["page"]
         if name not in self._known:
             try:
                 self._remember(name, json.loads(self._tree(mark["root"]).read(f"{self._folder}/{name}")))
-            except (FileNotFoundError, ValueError):  # cleaned up or altered: the history ends here
+            except (FileNotFoundError, ValueError):  # removed or altered: the history ends here
                 return None
         return self._known[name]
 
@@ -104,7 +100,7 @@ class Pages:
 
 
 def mark_in(properties: Mapping[str, str], name: str) -> Mapping[str, Any]:
-    """The mark as the table has it."""
+    """The mark in the table's properties."""
     text = properties.get(name)
     mark: Mapping[str, Any] = json.loads(text) if text else _NOTHING
     return mark

@@ -1,18 +1,19 @@
-"""What a table format has to offer: the one interface between the shared halves of the sink and Delta or Iceberg.
+"""The interface between the shared part of the table sinks and Delta or Iceberg, and what both formats share.
 
 A table's own log is a line: every commit is made against the state before it, and of two made against the same state
 one fails. All proofs rest on that. A data file carries its writer's random token in its name, and `history` tells
 which tokens the table has taken or given up since a position. `append` succeeds only against the very state that was
-last looked at, so between "not taken yet" and "taken now" nobody else can have taken it.
+last looked at, so no other writer can have taken a token between "not taken yet" and "taken now".
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import date
@@ -20,8 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.errors import AccessDenied, PenstockError, StorageFull, SystemUnavailable
+from penstock.secrets import without_secrets
+from penstock.sinks.files import commit
+from penstock.storage.storage import is_full
+
 if TYPE_CHECKING:
-    from pyarrow.parquet import FileMetaData
+    from pyarrow.parquet import FileMetaData, Statistics
 
     from penstock.contracts.sink import SinkScope, WriterScope
     from penstock.storage.tree import Tree
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _DATA = re.compile(r"-(?P<token>[0-9a-f]{20})-\d+\.parquet$")
 _MARKER = re.compile(r"^g(?P<generation>\d+)-(?P<file>e\d+-a\d+-.*-(?P<token>[0-9a-f]{20})-\d+\.parquet)$")
+_DENIED = re.compile(r"\b(401|403)\b|unauthori[sz]ed|forbidden|access ?denied|permission denied|authentication", re.I)
+_FULL = re.compile(r"no space left|disk quota exceeded|disk is full", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +64,8 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the table's own history says since a position. Not `complete`: it no longer reaches back so far. `quiet`: it
-    is known all the same that nothing was given up since."""
+    """The table's own history since a position. Not `complete`: it no longer reaches back so far. `quiet`: even so,
+    nothing was given up since."""
 
     added: frozenset[str] = frozenset()
     swept: frozenset[str] = frozenset()
@@ -67,7 +75,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One commit of the table: files with what `describe` said of them, and the tokens it takes and gives up."""
+    """One commit of the table: files with their description, and the tokens it takes and gives up."""
 
     note: str
     files: Sequence[Mapping[str, Any]] = ()
@@ -79,19 +87,19 @@ class Target(ABC):
     """One table, for one sink. Not for several threads at once."""
 
     where: str
-    """For people: "Delta table /data/orders"."""
+    """For messages: "Delta table /data/orders"."""
 
     @abstractmethod
     def translate_errors(self) -> AbstractContextManager[None]:
-        """Around calls of the library and of the storage: what they raise becomes an error of ours."""
+        """Around calls of the library and the storage: their errors become Penstock's."""
 
     @abstractmethod
     def look(self) -> Known | None:
-        """The table as it is now; None where there is none. Raises for a table that this sink must not write."""
+        """The table as it is now; None if there is none. Raises for a table that this sink must not write."""
 
     @abstractmethod
     def create(self, schema: pa.Schema) -> None:
-        """Make the table, unless somebody else just did."""
+        """Create the table, unless another task just did."""
 
     @abstractmethod
     def storage(self, known: Known) -> Tree:
@@ -99,7 +107,7 @@ class Target(ABC):
 
     @abstractmethod
     def describe(self, known: Known, file: Written) -> Mapping[str, Any]:
-        """What the table's log will say about a data file, as JSON."""
+        """The description of a data file for the table's log, as JSON."""
 
     @abstractmethod
     def history(self, since: Mapping[str, Any]) -> History:
@@ -107,12 +115,11 @@ class Target(ABC):
 
     @abstractmethod
     def holds(self, names: Collection[str]) -> bool:
-        """Whether all those files are in the table as last looked at. Slow: for where the history ends."""
+        """Whether all those files are in the table as last looked at. Slow; for when the history is incomplete."""
 
-    def make_durable(self, since: Mapping[str, Any]) -> None:
-        """See that the history from `since` to the last look survives a power cut, whoever wrote it. Nothing to do
-        where each entry is durable before it can be seen."""
-        return
+    def make_durable(self, since: Mapping[str, Any]) -> None:  # noqa: B027 - most have nothing to do
+        """Make the history from `since` to the last look survive a power cut, whichever program wrote it. Nothing to do
+        if each entry is durable before it becomes visible."""
 
     @abstractmethod
     def append(self, change: Change) -> bool:
@@ -130,14 +137,14 @@ class Written:
 
 
 def marker_body(position: Mapping[str, Any], values: Sequence[Any]) -> bytes:
-    """What a marker says: where the history stood, and the values by which the table is partitioned. They are rows'
-    values, which the ledger must not hold; a marker lies beside the rows themselves."""
+    """A marker's content: the position of the history, and the partition values. Those are rows' values, which the
+    ledger must not hold; a marker lies beside the rows."""
     values_json = [value.isoformat() if isinstance(value, date) else value for value in values]
     return json.dumps({"position": dict(position), "values": values_json}).encode()
 
 
 def marked_position(body: bytes) -> Mapping[str, Any]:
-    """Cut short by a crash: nothing was written behind the marker, the beginning will do."""
+    """The beginning for a marker cut short by a crash: no file was written behind it."""
     try:
         position: Mapping[str, Any] = json.loads(body)["position"]
     except (ValueError, KeyError):
@@ -155,15 +162,8 @@ def marked_values(body: bytes, known: Known) -> tuple[Any, ...]:
 
 
 def private_folder(scope: SinkScope, part: str = "open") -> str:
-    """Where markers of open files are; readers and clean-up tools of both formats skip names that begin like this."""
-    from penstock.sinks.files.commit import private_folder
-
-    return f"{private_folder(scope)}/{part}"
-
-
-def pages_folder(scope: SinkScope) -> str:
-    """Where an Iceberg table's pages are, see `iceberg_mark`."""
-    return private_folder(scope, "taken")
+    """The folder of the markers of open files; readers and clean-up tools of both formats skip such names."""
+    return f"{commit.private_folder(scope)}/{part}"
 
 
 def data_name(scope: WriterScope, token: str, number: int) -> str:
@@ -182,6 +182,48 @@ def parse_marker(name: str) -> tuple[int, str, str] | None:
 
 
 def token_of(path: str) -> str | None:
-    """The token in the name of one of our data files; None for everybody else's."""
+    """The token in the name of a data file of these sinks; None for any other."""
     match = _DATA.search(path)
     return None if match is None else match["token"]
+
+
+@contextlib.contextmanager
+def translate_errors(where: str, options: Mapping[str, str], kinds: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Turns errors of `kinds` and of the operating system into Penstock's, without `options`' secrets; others pass."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as error:
+        if not isinstance(error, (*kinds, OSError)):
+            raise
+        raise translated(error, where, options) from None  # the original may show an address with its password
+
+
+def translated(error: BaseException, where: str, options: Mapping[str, str]) -> PenstockError:
+    text = without_secrets(f"{type(error).__name__}: {error}", options).strip()
+    if (isinstance(error, OSError) and is_full(error)) or _FULL.search(text):
+        return StorageFull(
+            f"No space is left where {where} is: {text}.",
+            safe="nothing of an undecided epoch is visible; a decided one is kept until it can be committed.",
+            to_do="free space or raise the quota; the job resumes from the same positions.",
+        )
+    if isinstance(error, PermissionError) or _DENIED.search(text):
+        return AccessDenied(
+            f"{where} may not be used: {text}.",
+            safe="what is committed stays committed; nothing else is visible.",
+            to_do="check the credentials, and the right to read, write, list and delete in the table's folder.",
+        )
+    return SystemUnavailable(
+        f"{where} does not answer as it should: {text}.",
+        safe="what is committed stays committed; nothing else is visible.",
+        to_do="see that the storage or the catalog can be reached; the restart strategy retries.",
+    )
+
+
+def has_bounds(stats: Statistics) -> bool:
+    """Whether Python can hold the least and largest value: unlike Spark, it has no dates before 1 and after 9999."""
+    try:
+        return bool(stats.has_min_max) and (stats.min, stats.max) is not None
+    except (OverflowError, ValueError):
+        return False

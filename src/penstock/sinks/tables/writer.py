@@ -1,28 +1,33 @@
-"""A task's side of both table sinks: data files where they will stay, unseen until the table's log names them.
+"""A task's side of both table sinks: data files in their final place, invisible until the table's log names them.
 
-Before a data file is opened a marker for it is written under `_penstock`; it goes when the file is committed or
-aborted. So the files that nobody has decided about are found by listing the markers, never the whole table.
+Before a data file is opened a marker for it is written under `_penstock`; it is removed when the file is committed or
+aborted. So undecided files are found by listing the markers, never the whole table.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed
+from penstock.sinks.files.encode import ROW_GROUP_BYTES, ROW_GROUP_ROWS, leaves, repeating
 from penstock.sinks.tables.columns import adapt, check_partitions, fit, plain, types_of
-from penstock.sinks.tables.datafile import DataFile, by_partition
 from penstock.sinks.tables.target import Known, Target, Written, data_name, marker_body, marker_name
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from penstock.storage.tree import StagedFile
 
-#: What all open files of a writer may buffer together before the row groups under way are written out.
+#: Bytes that all open files of a writer may buffer before their row groups are written.
 BUFFER_BYTES = 256 << 20
-#: Files a writer has open at once; the one unused for longest is completed when another partition comes.
+#: Open files of a writer; the least recently used is completed when another partition comes.
 OPEN_FILES = 64
 
 
@@ -63,7 +68,7 @@ class TableWriter(Writer):
             raise PreCommitFailed(
                 f"{self._target.where} does not exist any more.",
                 safe="nothing of this epoch is visible.",
-                to_do="make the table again, or let the sink create it.",
+                to_do="create the table again, or let the sink create it.",
             )
         columns = fit(given, known.schema, self._target.where)
         check_partitions(known.partition_by, columns, self._target.where)
@@ -84,7 +89,7 @@ class TableWriter(Writer):
                 self._finish(self._open.pop(next(iter(self._open))))
             file = self._start(values)
             file.takes(rows)
-        self._open[values] = file  # the last one is the one used last
+        self._open[values] = file  # most recently used last
         file.write(rows)
 
     def _start(self, values: tuple[Any, ...]) -> DataFile:
@@ -94,17 +99,15 @@ class TableWriter(Writer):
         if "" in values:
             raise DataError(
                 f"A row has empty text in column {known.partition_by[values.index('')]!r}, by which "
-                f"{self._target.where} is partitioned: tables cannot tell it from null.",
+                f"{self._target.where} is partitioned: tables cannot distinguish it from null.",
                 safe="nothing of this epoch is visible.",
                 to_do="turn empty text into null or into a word, for example with nullif.",
             )
-        import pyarrow as pa
-
         name = data_name(self._scope, self._token, self._number)
         self._number += 1
         self._names.append(name)
         self._storage.write_durably(marker_name(self._scope.sink, name), marker_body(known.position, values))
-        stored = pa.schema([columns.field(one) for one in self._stored(known, columns)])
+        stored = pa.schema([columns.field(column) for column in self._stored(known, columns)])
         return DataFile(name, self._storage.stage(name), stored, self._compression, values)
 
     def _finish(self, file: DataFile) -> None:
@@ -116,7 +119,7 @@ class TableWriter(Writer):
             file.discard()
             raise PreCommitFailed(
                 f"The file {file.name} of {self._target.where} was removed while it was written: a newer run has taken "
-                "over, or somebody cleaned the folder.",
+                "over, or another program cleaned the folder.",
                 safe="nothing of this epoch is visible; it replays from the same positions.",
                 to_do="nothing if the job was restarted; otherwise keep other programs out of _penstock.",
             ) from error
@@ -138,7 +141,7 @@ class TableWriter(Writer):
             "position": dict(known.position),
             "columns": types_of(columns),
             "partition_by": list(known.partition_by),
-            # No statistics and no partition values: the ledger holds nothing of any row. See `TableCommitter._about`.
+            # No statistics and no partition values: the ledger holds no row's values. See `TableCommitter._about`.
             "files": [{"name": file.name, "bytes": file.size} for file in self._done],
         }
 
@@ -151,3 +154,130 @@ class TableWriter(Writer):
             with contextlib.suppress(OSError):
                 self._storage.remove(name)
                 self._storage.remove(marker_name(self._scope.sink, name))
+
+
+class DataFile:
+    """One Parquet file of a table while it is written.
+
+    Columns with NaN have no statistics in the footer, see `sinks.files.encode`. They are chosen when the first row
+    group is written; later rows with NaN in another column go into a new file (`takes`).
+    """
+
+    def __init__(
+        self, name: str, file: StagedFile, schema: pa.Schema, compression: str, values: tuple[Any, ...]
+    ) -> None:
+        self.name, self.values = name, values
+        self._file, self._schema, self._compression = file, schema, compression
+        self._writer: Any = None
+        self._floats = [field.name for field in schema if _has_floats(field.type)]
+        self._with_nan: set[str] = set()
+        self._batches: list[pa.RecordBatch] = []
+        self.buffered = 0
+        self._rows = 0
+
+    def takes(self, batch: pa.RecordBatch) -> bool:
+        """Whether the statistics of this file stay right with those rows."""
+        with_nan = {path for name in self._floats for path in _nans(name, batch.column(name))}
+        if self._writer is not None:
+            return with_nan <= self._with_nan
+        self._with_nan |= with_nan
+        return True
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write rows that it `takes`, buffered: a row group for each of Spark's small batches would be slow to read."""
+        self._batches.append(batch)
+        self.buffered += batch.nbytes
+        self._rows += batch.num_rows
+        if self.buffered >= ROW_GROUP_BYTES or self._rows >= ROW_GROUP_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write a row group from the buffer."""
+        if self._writer is None:
+            paths = [path for field in self._schema for path, _ in leaves(field.name, field.type)]
+            self._writer = pq.ParquetWriter(
+                self._file.stream,
+                self._schema,
+                compression=self._compression,
+                coerce_timestamps="us",
+                store_schema=False,  # Arrow's schema would carry this session's time zone into every reader
+                store_decimal_as_integer=True,  # as in Iceberg's specification and Spark's writer
+                write_statistics=[path for path in paths if path not in self._with_nan],
+                use_dictionary=repeating(self._batches[0]) if self._batches else False,
+            )
+        if self._batches:
+            self._writer.write_table(pa.Table.from_batches(self._batches), row_group_size=ROW_GROUP_ROWS)
+            self._batches, self.buffered, self._rows = [], 0, 0
+
+    def finish(self) -> Written:
+        """Complete it durably. `FileNotFoundError` if it was removed meanwhile."""
+        self.flush()
+        self._writer.close()
+        written = self._file.stream.tell()
+        self._file.stream.close()
+        size = self._file.finish()
+        if size != written:
+            raise OSError(f"{self.name} has {size} bytes where it is kept, but {written} were written")
+        return Written(self.name, size, self._writer.writer.metadata, self.values)
+
+    def discard(self) -> None:
+        self._batches = []
+        if self._writer is not None:
+            self._writer.is_open = False  # or it would write the footer when it is collected
+        self._file.discard()
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_has_floats(kind.field(number).type) for number in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind))
+
+
+def _nans(path: str, values: Any) -> Iterator[str]:
+    """The value columns inside `path` that hold NaN, by Parquet's names."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        for number, part in enumerate(values.flatten()):
+            yield from _nans(f"{path}.{kind.field(number).name}", part)
+    elif pa.types.is_map(kind):
+        yield from _nans(f"{path}.key_value.key", values.keys)
+        yield from _nans(f"{path}.key_value.value", values.items)
+    elif pa.types.is_nested(kind):
+        yield from _nans(f"{path}.list.element", values.flatten())
+    elif pa.types.is_floating(kind) and pc.any(pc.is_nan(values)).as_py():
+        yield path
+
+
+def by_partition(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
+    """The rows of `batch`, in their order, by the values of `columns`."""
+    if not columns:
+        yield (), batch
+        return
+    codes = np.zeros(batch.num_rows, dtype=np.int64)
+    dictionaries = []
+    for name in columns:
+        encoded = batch.column(name).dictionary_encode(null_encoding="encode")
+        # Renumbered after every column: the product of many columns could overflow.
+        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
+        codes = np.unique(codes, return_inverse=True)[1].astype(np.int64).reshape(-1)
+        dictionaries.append((encoded.dictionary, encoded.indices))
+    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    if len(first) == 1:
+        groups = [batch]
+    else:
+        order = np.argsort(inverse, kind="stable")
+        ends = np.cumsum(np.bincount(inverse))
+        sorted_rows = batch.take(pa.array(order))
+        groups = [sorted_rows.slice(start, end - start) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    for row, rows in zip(first, groups, strict=True):
+        try:
+            values = tuple(dictionary[indices[int(row)].as_py()].as_py() for dictionary, indices in dictionaries)
+        except (OverflowError, ValueError) as error:
+            raise DataError(
+                f"A row has a date outside the years 1 to 9999 in {', '.join(columns)}, by which the table is"
+                " partitioned.",
+                safe="nothing of this epoch is visible.",
+                to_do="filter or correct such rows, or partition by a column of text.",
+            ) from error
+        yield values, rows
