@@ -13,7 +13,7 @@ if typing.TYPE_CHECKING:
     from penstock.contracts.guarantees import Guarantee
     from penstock.contracts.sink import Committer, Sink, TwoPhaseSink, Writer
     from penstock.contracts.source import Source
-    from penstock.engine.outputs import Epoch
+    from penstock.engine.preparation import Epoch
     from penstock.errors import PenstockError
     from penstock.job.callbacks import CheckpointInfo
     from penstock.job.dropin import exactly_once
@@ -72,7 +72,7 @@ _WHERE = {
     "Committer": "penstock.contracts.sink",
     "DataGenSource": "penstock.sources.datagen",
     "DeltaSink": "penstock.sinks.tables",
-    "Epoch": "penstock.engine.outputs",
+    "Epoch": "penstock.engine.preparation",
     "FileSink": "penstock.sinks.files",
     "FileSource": "penstock.sources.files",
     "Guarantee": "penstock.contracts.guarantees",

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.engine.channel import HASH_COLUMN
-from penstock.engine.checksum import FLAT, NESTED, rule_for, with_hashes
+from penstock.engine.checksum import FLAT, HASH_COLUMN, NESTED, rule_for, with_hashes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

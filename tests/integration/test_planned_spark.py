@@ -14,10 +14,9 @@ from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.checkpoint.decision import Committable, Decision, DecisionId
 from penstock.contracts.sink import SinkScope
 from penstock.engine.checksum import NESTED, checksum_of
-from penstock.engine.jobs import EachEpoch
-from penstock.engine.planned import PROPERTY, Planned, to_text
-from penstock.engine.planning import planned_once
+from penstock.engine.output_jobs import PROPERTY, EachEpoch, Planned, to_text
 from penstock.engine.protocol import Replay
+from penstock.engine.streaming import planned_once
 from penstock.engine.task import Assignment, parse
 from penstock.errors import PreCommitFailed, StrayTask, from_json
 from penstock.failpoints import InjectedFault

@@ -16,8 +16,8 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import Deadline
-from penstock.engine.inflight import drainer as drainer_module
-from penstock.engine.inflight.drainer import MARK, Drainer
+from penstock.engine import drainer as drainer_module
+from penstock.engine.drainer import MARK, Drainer
 from penstock.errors import SystemUnavailable
 
 TASKS, DRAINER = "tasks", "drainer"
@@ -218,7 +218,7 @@ def led(monkeypatch: pytest.MonkeyPatch) -> Files:
     monkeypatch.setattr("penstock.checkpoint.inflight_log.task_tree", lambda _: files)
     monkeypatch.setattr("penstock.checkpoint.backlog.task_tree", lambda _: files)
     for of_a_disk in ("confirm", "make_folder"):
-        monkeypatch.setattr(f"penstock.engine.inflight.manager.{of_a_disk}", lambda *_: None)
+        monkeypatch.setattr(f"penstock.engine.inflight.{of_a_disk}", lambda *_: None)
     monkeypatch.setattr(Drainer, "start", lambda _: None)
     monkeypatch.setattr(drainer_module, "ThreadPoolExecutor", OneAfterTheOther)
     return files

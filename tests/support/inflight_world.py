@@ -12,9 +12,9 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
 from penstock.contracts.sink import SinkScope, WriterScope
-from penstock.engine.channel import HASH_COLUMN, Route
-from penstock.engine.inflight.manager import InFlight
-from penstock.engine.task import _write, committable
+from penstock.engine.checksum import HASH_COLUMN
+from penstock.engine.inflight import InFlight
+from penstock.engine.task import Route, _write, committable
 from penstock.events import Events
 from penstock.storage.local import LocalStorage
 from tests.support.memory_sink import MemorySink

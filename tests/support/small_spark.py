@@ -23,10 +23,10 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.config import Checkpoints
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
-from penstock.engine.channel import HASH_COLUMN
+from penstock.engine.checksum import HASH_COLUMN
 from penstock.engine.coordinator import Coordinator
-from penstock.engine.inflight.manager import InFlight
-from penstock.engine.outputs import EpochOutputs
+from penstock.engine.inflight import InFlight
+from penstock.engine.preparation import EpochOutputs
 from penstock.engine.task import _write, committable
 from penstock.events import Events
 from penstock.storage.local import LocalStorage

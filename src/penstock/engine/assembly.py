@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.layout import INFLIGHT, LEDGER
 from penstock.checkpoint.open import ledger_at, spark_log_at
 from penstock.engine.coordinator import Coordinator
-from penstock.engine.inflight.manager import InFlight
+from penstock.engine.inflight import InFlight
 from penstock.spark.query import RunningQuery, current_execution
 from penstock.spark.versions import version_of
 from penstock.storage.open import storage_at

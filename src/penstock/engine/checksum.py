@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import MODULO as MODULO
-from penstock.engine.channel import HASH_COLUMN
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.decision import Committable
 
+HASH_COLUMN = "__penstock_hash"
 FLAT, NESTED = 0, 1
 
 

@@ -1,13 +1,23 @@
-"""The sinks of one run as its driver sees them: a committer for each, opened for the run's generation.
+"""The sinks of one run as its driver uses them: a committer for each, opened for the run's generation.
 
-A sweep never touches what a newer generation has opened: usually that run has taken over. But where the ledger knows no
-such generation, there is nobody who will ever end it: the checkpoint was deleted, or replaced by an older copy, and
-generations began again. Whether it was decided stood in the ledger that is gone, so nothing here ends it either
-(`refuse_unknown_runs`).
+* **Newer generations.** A sweep never touches what a newer generation has opened: usually that run has taken over.
+  But if the ledger does not know that generation, the checkpoint was deleted or replaced by an older copy, and no run
+  will ever end the transaction. Whether it was decided was in the ledger that is gone, so nothing here ends it either
+  (`refuse_unknown_runs`).
+* **Lost rows.** A complete epoch is never read again, so a loss in the other system would go unnoticed: a database
+  whose replica was promoted before it had received everything, a store that came back from an older copy or empty. In
+  each sink the newest epoch that had rows for it is lost first, so before a sweep that one is checked
+  (`refuse_lost_rows`).
+* **Stragglers.** Tasks that were given up, and drivers that were superseded, may still open a transaction or write a
+  log file after the sweep that should have found it. So the sweep is repeated: every few seconds for a minute after a
+  start or a race between tasks, and once a minute for the whole run where older runs exist, because a stalled driver
+  may wake at any time. Between epochs nothing that is open is needed, except what is decided.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -16,11 +26,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.checkpoint.decision import Committable, Outcome, WriterId
 from penstock.contracts.sink import Committer, Leftover, SinkScope, TwoPhaseSink
-from penstock.errors import LedgerLost, UidChanged
+from penstock.errors import CommittedRowsLost, LedgerLost, UidChanged
 from penstock.logs import bound
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.ledger import Ledger
     from penstock.deadline import Deadline
+    from penstock.engine.inflight import InFlight
+
+log = logging.getLogger("penstock")
 
 _T = TypeVar("_T")
 
@@ -179,3 +193,131 @@ def refuse_unknown_runs(
             "are in the output, then: penstock transactions abort --job JOB.py --force ID… (penstock transactions list "
             "--job JOB.py shows the ids), and start again.",
         )
+
+
+def refuse_lost_rows(
+    ledger: Ledger, query: str | None, epoch: int, committers: Committers, name: str, deadline: Deadline
+) -> None:
+    """`CommittedRowsLost` where a sink has proven to have lost rows of the newest epoch before `epoch` that had some
+    for it, as far back as the ledger goes. What it has merely fallen back to prepared is committed again."""
+    left = committers.looking_back()
+    lost: dict[WriterId, str] = {}
+    rows = dict[int, int]()
+    for decision in ledger.decisions_before(epoch, query) if left else ():
+        number = decision.id.epoch
+        own = [one for one in decision.to_commit if one.sink in left and not one.logged]
+        found = committers.missing(number, own, deadline) if own else {}
+        known = ledger.ruled(number, query, own) if found else {}
+        found = {writer: said for writer, said in found.items() if writer not in known}
+        if found:
+            lost |= found
+            rows[number] = sum(one.rows for one in own if one.id in found)
+        left -= {one.sink for one in own}
+        if not left:
+            break
+    if lost:
+        epochs = " and ".join(f"{count:,} rows of epoch {number}" for number, count in sorted(rows.items()))
+        sinks = ", ".join(sorted({sink for sink, _ in lost}))
+        raise CommittedRowsLost(
+            f"Query {name!r} has committed {epochs} that are not in {sinks} any more: an older copy, or a replica that "
+            "was behind, has taken the place of what had confirmed them. Earlier epochs may be missing as well.",
+            safe="nothing was written since, and nothing was aborted; the checkpoint is as it was.",
+            to_do="bring the rows back there; or restore a savepoint made before the loss, which writes them again. To "
+            f"go on without them, say so there: {'; '.join(sorted(set(lost.values())))}",
+        )
+
+
+_AGAIN_FOR = 60.0  # seconds after a start, or after tasks raced
+_AGAIN_EVERY = 5.0
+_OLDER_EVERY = 60.0
+
+
+class SweepTimes:
+    """Of one start of a query."""
+
+    def __init__(self) -> None:
+        self._swept = self._until = time.monotonic()
+        self._older = False
+
+    def started(self, generation: int) -> None:
+        """A recovery is over. Tasks and drivers of runs before `generation` may still live."""
+        self._swept = self._until = time.monotonic()
+        self._older = generation > 1
+        if self._older:
+            self.expect()
+
+    def expect(self) -> None:
+        """From now on, for a while, tasks of this run may leave something behind."""
+        self._until = time.monotonic() + _AGAIN_FOR
+
+    def swept(self) -> None:
+        self._swept = time.monotonic()
+
+    @property
+    def soon(self) -> bool:
+        """Whether what this run's tasks may leave is looked for as well."""
+        return time.monotonic() < self._until
+
+    @property
+    def due(self) -> bool:
+        every = _AGAIN_EVERY if self.soon else _OLDER_EVERY
+        return (self.soon or self._older) and time.monotonic() > self._swept + every
+
+
+class Stragglers:
+    """Of one start of one query. `abort` is `LedgerRun.abort_dangling`; `keep` is what the last decision names."""
+
+    def __init__(self, query: str, abort: Callable[..., None], inflight: InFlight | None = None) -> None:
+        self._query, self._abort, self._inflight = query, abort, inflight
+        self._times = SweepTimes()
+        self._logs = False
+        self.keep: tuple[Committable, ...] = ()
+
+    def expect(self, *, logs: bool = False) -> None:
+        """From now on, for a while, some may be left behind; `logs`: log files, too."""
+        self._times.expect()
+        self._logs = self._logs or logs
+
+    def started(self, generation: int) -> None:
+        """A recovery is over. Tasks and drivers of an earlier run may still live."""
+        self._times.started(generation)
+
+    def sweep(self, keep: Sequence[Committable]) -> None:
+        """Abort and remove whatever is left, except `keep`. No task of ours writes now."""
+        self.keep = tuple(keep)
+        self._times.swept()
+        self._abort(self._kept())
+        if self._inflight is not None:
+            self._inflight.remove_strays(keep)
+
+    def abort_all_quietly(self) -> None:
+        """Where nothing is decided and a failure is under way, which matters more; the next start sweeps again."""
+        self._times.swept()
+        try:
+            self._abort(())
+        except Exception as error:
+            log.warning("query %s: leftovers could not be aborted: %s", self._query, error)
+
+    def remove_logs(self) -> None:
+        """After an epoch: the log files of its attempts that were given up."""
+        if self._inflight is not None and self._logs:
+            self._inflight.remove_strays(self.keep)
+            self._logs = False
+
+    def sweep_again(self) -> None:
+        """Between epochs, now and then: abort what was opened since."""
+        if not self._times.due:
+            return
+        older = not self._times.soon
+        self._times.swept()
+        # Where rows wait to be written from the log, the drainer sweeps, and knows whether the sink answers.
+        behind = self._inflight.behind() if self._inflight is not None else ()
+        try:
+            self._abort(self._kept(), again=True, without=behind, older=older)
+        except Exception as error:  # no epoch needs it done: the next look, or the next start, finds what is left
+            log.warning("query %s: leftovers of earlier attempts could not be swept: %s", self._query, error)
+
+    def _kept(self) -> list[Committable]:
+        """Of what is kept and of what waits in the in-flight log, that which was prepared at the sinks stays open."""
+        waiting = self._inflight.prepared() if self._inflight is not None else []
+        return [prepared for committable in self.keep if (prepared := committable.at_sink) is not None] + waiting

@@ -27,15 +27,13 @@ from penstock.checkpoint.log_repair import finish, look, query_of, refuse_lost_s
 from penstock.config import Checkpoints
 from penstock.deadline import Deadline
 from penstock.engine import protocol
-from penstock.engine.attempt import Attempt, EpochObserver
-from penstock.engine.driver import ProtocolDriver, Timing
-from penstock.engine.explain import explain_stop
-from penstock.engine.gate import Gate
+from penstock.engine.attempt import Attempt, EpochObserver, Gate
+from penstock.engine.committers import Stragglers
+from penstock.engine.driver import ProtocolDriver, Timing, explain_stop
 from penstock.engine.modes import ExactlyOnce, delivery_of
 from penstock.engine.positions import Positions
 from penstock.engine.preparation import Preparation
 from penstock.engine.protocol import Replay, Resume
-from penstock.engine.stragglers import Stragglers
 from penstock.engine.watermark import WatermarkTracker
 from penstock.errors import BarrierOverwritten, PenstockError
 from penstock.failpoints import failpoint
@@ -48,9 +46,8 @@ if TYPE_CHECKING:
     from penstock.checkpoint.spark_log import Barrier, SparkLog
     from penstock.contracts.plan import Body
     from penstock.contracts.sink import TwoPhaseSink
-    from penstock.engine.inflight.manager import InFlight
-    from penstock.engine.inputs import Inputs
-    from penstock.engine.positions import RunningEpoch
+    from penstock.engine.inflight import InFlight
+    from penstock.engine.positions import Inputs, RunningEpoch
     from penstock.events import Events
 
 logger = logging.getLogger("penstock")

@@ -18,8 +18,8 @@ from penstock.engine import drain, streaming
 from penstock.engine.assembly import coordinator_for
 from penstock.engine.coordinator import Coordinator
 from penstock.engine.drain import is_due, not_held
-from penstock.engine.inputs import Inputs
 from penstock.engine.observer import Observer
+from penstock.engine.positions import Inputs
 from penstock.engine.streaming import with_verification
 from penstock.errors import JobStopped, PenstockError, PreCommitFailed
 from penstock.logs import bound

@@ -18,7 +18,7 @@ from penstock.checkpoint.history import Histories
 from penstock.checkpoint.layout import FIRST, LEDGER, QUERIES, QUERY_VERSION, query_file, query_uids
 from penstock.checkpoint.ledger import Ledger
 from penstock.engine import protocol, settlement
-from penstock.engine.explain import explain_stop
+from penstock.engine.driver import explain_stop
 from penstock.engine.settlement import JobLedgers, QueryLedger
 from penstock.errors import (
     ConfigurationError,

@@ -29,10 +29,9 @@ from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.config import Checkpoints
 from penstock.contracts.sink import Leftover, SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
-from penstock.engine import protocol
+from penstock.engine import drainer, protocol
 from penstock.engine.driver import ProtocolDriver, Timing
-from penstock.engine.inflight import drainer
-from penstock.engine.inflight.manager import InFlight
+from penstock.engine.inflight import InFlight
 from penstock.errors import ConfigurationError, TransactionRefused, WritersLost
 from penstock.events import Events
 from penstock.failpoints import failpoint

@@ -1,7 +1,13 @@
-"""Spark's side of a query: the sources it reads, its start, its end, and what it is about to read.
+"""Starts a query in Spark: with its writer in the streaming plan where that is possible, and with its sources verified.
 
-`Lineage` knows which source is behind each position that Spark logs. `with_verification` has sources that can tell see,
-before an epoch is written, whether Spark reads all that the epoch's positions name.
+A writer is planned once (`output_jobs.Planned`) for what `job.write` makes: one sink, no user function in between. And
+
+* the sink must declare that its shape depends on the columns alone (`TwoPhaseSink.shapes_once`);
+* a decided epoch that has to be replayed first must have been summed by the rule that its rows call for now;
+* a stateful query must lose no column on the way into its sink. Spark drops columns that are not read, down to the
+  state: with the writer in the plan, the state would no longer fit the same checkpoint.
+
+All other queries get the writer behind the rows in each epoch.
 """
 
 from __future__ import annotations
@@ -11,11 +17,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
+from penstock.contracts.sink import SinkScope
 from penstock.contracts.source import EpochRead
-from penstock.engine.jobs import EachEpoch
-from penstock.engine.planning import planned_once
+from penstock.engine.checksum import rule_for, rules_of, with_hashes
+from penstock.engine.output_jobs import EachEpoch, Planned, planned_task
+from penstock.engine.task import RESULT_SCHEMA, with_plain_names
 from penstock.errors import ConfigurationError
 from penstock.spark.local_files import apply_checksum_files
+from penstock.spark.operators import operators_of
 from penstock.spark.query import plan_with, short_text, source_folders
 from penstock.spark.versions import version_of
 from penstock.storage.open import storage_at
@@ -28,9 +37,9 @@ if TYPE_CHECKING:
 
     from penstock.checkpoint.spark_log import SparkLog
     from penstock.contracts.plan import Outputs, QueryPlan
+    from penstock.contracts.sink import TwoPhaseSink
     from penstock.engine.coordinator import Coordinator
     from penstock.engine.protocol import Replay
-
 
 log = logging.getLogger("penstock")
 
@@ -114,3 +123,42 @@ def _require_known_ends(plan: QueryPlan) -> None:
             safe="nothing was started; the checkpoint is as it was.",
             to_do="read the two in queries of their own, or upgrade PySpark.",
         )
+
+
+def planned_once(job: str, plan: QueryPlan, generation: int, replay: Replay | None) -> tuple[DataFrame, Planned] | None:
+    """The frame to start the query with, of one line for each writer, and who collects it; None where the query is not
+    of that kind. `replay` is what recovery hands over to the first epoch."""
+    from pyspark.errors import AnalysisException
+
+    if not plan.as_it_is or len(plan.sinks) != 1:
+        return None
+    ((uid, sink),) = plan.sinks.items()
+    if not shapes_once(sink):
+        return None
+    try:
+        shaped = sink.shape(plan.frame)
+        rule = rule_for(shaped)
+        if replay is not None and rules_of(replay.decision.committables).get(uid, rule) != rule:
+            return None
+        if _loses_columns(plan.frame, shaped) and any(one["stateful"] for one in operators_of(plan.frame)):
+            return None
+        rows, names = with_plain_names(with_hashes(shaped, rule))
+        task = planned_task(sink, SinkScope(job, uid, generation), rule=rule, names=names)
+        return rows.mapInArrow(task, RESULT_SCHEMA), Planned(rule)
+    except AnalysisException:
+        return None  # the first epoch says what is wrong, as it does for every query
+
+
+def shapes_once(sink: TwoPhaseSink) -> bool:
+    """Whether the class says so that has the sink's `shape`, or one that inherits it."""
+    for kind in type(sink).__mro__:
+        if "shapes_once" in vars(kind):
+            return bool(vars(kind)["shapes_once"])
+        if "shape" in vars(kind):
+            return False
+    return False
+
+
+def _loses_columns(frame: DataFrame, shaped: DataFrame) -> bool:
+    kept = {name.lower() for name in shaped.columns}
+    return any(name.lower() not in kept for name in frame.columns)

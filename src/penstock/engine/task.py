@@ -1,22 +1,28 @@
 """What runs in a Spark task: one writer, from its first row to prepared.
 
-A task answers with one JSON line: its committable, or an error that no retry can cure. Errors that a retry may cure
-are raised, so that Spark tries the task again by its own rules.
+A task reports one JSON line: its committable, or an error that no retry can fix. Errors that a retry may fix are
+raised, so that Spark retries the task by its own rules. The driver chooses the route of the rows for each output and
+epoch (`Route`); a `Channel` implements it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import struct
+import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable
+from penstock.checkpoint.inflight_log import LogWriter
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
-from penstock.engine.channel import Channel, Route, Writing, open_channel
-from penstock.engine.checksum import FLAT, checksum_of, sum_of_hashes
+from penstock.engine.checksum import FLAT, HASH_COLUMN, checksum_of, sum_of_hashes
 from penstock.errors import PenstockError, from_json
 from penstock.failpoints import failpoint
 from penstock.spark.executor_list import TaskFault
@@ -27,6 +33,180 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import TaskContext
     from pyspark.sql import DataFrame
+
+    from penstock.contracts.sink import Writer
+
+
+_QUEUED = 4  # batches between the two; enough to keep both busy, little to hold in memory
+
+
+class SideWriter:
+    """The sink's writer beside the log, in a thread of its own; `offer` and `finish` never wait past its deadline.
+
+    If the writer blocks, or is still busy at the deadline, the task goes on without it: the log is complete by itself.
+    The thread aborts its transaction when it wakes up; what it never gets to abort, the driver finds by its name."""
+
+    def __init__(self, sink: TwoPhaseSink, scope: WriterScope, seconds: float) -> None:
+        self._sink, self._scope = sink, scope
+        self._deadline = time.monotonic() + seconds
+        self._batches: queue.Queue[pa.RecordBatch | None] = queue.Queue(_QUEUED)
+        self._given_up = threading.Event()
+        self._ended = threading.Event()
+        self._payload: Mapping[str, Any] | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="penstock-side-writer", daemon=True)
+        self._thread.start()
+
+    def offer(self, batch: pa.RecordBatch) -> None:
+        """Hand over rows, unless the sink was given up."""
+        self._put(batch)
+
+    def finish(self) -> Mapping[str, Any] | None:
+        """What the sink prepared; None if it was given up. Raises what no later delivery could cure."""
+        self._put(None)
+        if not self._given_up.is_set() and not self._ended.wait(max(0.0, self._deadline - time.monotonic())):
+            self.give_up()
+        if self._error is not None and not _curable(self._error):
+            raise self._error
+        return None if self._given_up.is_set() else self._payload
+
+    def give_up(self) -> None:
+        """Go on without the sink; its thread aborts when it comes back to life."""
+        self._given_up.set()
+
+    def _put(self, batch: pa.RecordBatch | None) -> None:
+        while not self._given_up.is_set() and not self._ended.is_set():
+            with contextlib.suppress(queue.Full):
+                # Room is taken at once even when time is up: only a sink that makes others wait is given up.
+                self._batches.put(batch, timeout=min(0.05, max(0.0, self._deadline - time.monotonic())) or 0.001)
+                return
+            if time.monotonic() >= self._deadline:
+                self.give_up()
+
+    def _run(self) -> None:
+        writer: Writer | None = None
+        try:
+            writer = self._sink.open_writer(self._scope)
+            while (batch := self._next()) is not None:
+                writer.write(batch)
+            failpoint("task.written")
+            if not self._given_up.is_set():
+                self._payload = writer.pre_commit()
+                failpoint("task.prepared")
+        except BaseException as error:
+            self._error = error
+            self._given_up.set()
+        finally:
+            self._ended.set()
+            if self._given_up.is_set() and writer is not None:
+                with contextlib.suppress(Exception):
+                    writer.abort()
+
+    def _next(self) -> pa.RecordBatch | None:
+        while not self._given_up.is_set():
+            with contextlib.suppress(queue.Empty):
+                return self._batches.get(timeout=0.1)
+        return None
+
+
+def _curable(error: BaseException) -> bool:
+    """Whether the drainer may succeed later where this writer failed now."""
+    return isinstance(error, PenstockError) and error.retryable
+
+
+class Route(Enum):
+    """Where the rows of an output go."""
+
+    SINK = "sink"  # into a transaction of the sink, left prepared
+    COUNT = "count"  # nowhere: counted and summed, to prove a replay
+    DIRECT = "direct"  # into the sink and visible at once (at-least-once)
+    LOG = "log"  # into the in-flight log alone
+    TEE = "tee"  # into the log and, while it keeps up, a transaction of the sink
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """`log` is the folder of log files, `seconds` how long a tee waits for the sink."""
+
+    route: Route = Route.SINK
+    log: str = ""
+    seconds: float = 0.0
+
+
+class Channel(ABC):
+    """Open from the first row on."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Rows with their hashes in the last column."""
+
+    @abstractmethod
+    def finish(self) -> Mapping[str, Any]:
+        """No more rows come. What is returned becomes part of the task's answer."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Undo it all; called after any failure."""
+
+
+class _IntoSink(Channel):
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write(batch.drop_columns([HASH_COLUMN]))
+
+    def finish(self) -> Mapping[str, Any]:
+        failpoint("task.written")
+        payload = dict(self._writer.pre_commit())
+        failpoint("task.prepared")
+        return {"payload": payload}
+
+    def abort(self) -> None:
+        self._writer.abort()
+
+
+class _IntoLog(Channel):
+    def __init__(self, log: LogWriter, side: SideWriter | None) -> None:
+        self._log, self._side = log, side
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if self._side is not None:
+            self._side.offer(batch.drop_columns([HASH_COLUMN]))
+        self._log.write(batch)
+
+    def finish(self) -> Mapping[str, Any]:
+        file = self._log.close()
+        failpoint("task.logged")
+        payload = None if self._side is None else self._side.finish()
+        return {"payload": None if payload is None else dict(payload), "log": file.to_json()}
+
+    def abort(self) -> None:
+        if self._side is not None:
+            self._side.give_up()
+        self._log.discard()
+
+
+def open_channel(sink: TwoPhaseSink, scope: WriterScope, writing: Writing, schema: pa.Schema) -> Channel:
+    """The channel for one writer; called with its first row."""
+    match writing.route:
+        case Route.SINK:
+            return _IntoSink(sink.open_writer(scope))
+        case Route.DIRECT:
+            return _IntoSink(sink.open_direct_writer(scope))
+        case Route.TEE | Route.LOG:
+            side = SideWriter(sink, scope, writing.seconds) if writing.route is Route.TEE else None
+            return _IntoLog(LogWriter(writing.log, _log_name(scope), schema), side)
+    raise AssertionError(writing)
+
+
+def _log_name(scope: WriterScope) -> str:
+    """Unique over all runs and attempts; the epoch and the generation are read from it when leftovers are removed."""
+    return (
+        f"{scope.epoch:010d}.g{scope.sink.generation:08d}"
+        f".a{scope.attempt}.p{scope.partition}.t{scope.task_attempt}.arrow"
+    )
+
 
 RESULT_SCHEMA = "result string"
 

@@ -18,7 +18,7 @@ from penstock.contracts.plan import QueryPlan, reading, source_links
 from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
 from penstock.engine.global_checkpoint import GlobalCheckpoints
 from penstock.engine.group import EndRequest, QueryGroup
-from penstock.engine.outputs import Epoch, EpochFunction, computed_once, write_as_it_is
+from penstock.engine.preparation import Epoch, EpochFunction, computed_once, write_as_it_is
 from penstock.engine.query import QueryRunner
 from penstock.engine.readiness import Readiness
 from penstock.engine.restarts import Restarts

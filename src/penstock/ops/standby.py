@@ -36,7 +36,7 @@ log = logging.getLogger("penstock")
 _KEEP_WARM_SECONDS = 40.0  # Spark ends Python workers that had nothing to do for a minute
 _HERE = LATER
 #: What each Python worker loads.
-_WORKER = ("penstock.engine.task", "penstock.engine.inflight.tee")
+_WORKER = ("penstock.engine.task",)
 
 
 def take_turn(

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from penstock import KafkaSink
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.engine.channel import Writing
-from penstock.engine.jobs import EachEpoch
-from penstock.engine.outputs import EpochOutputs
+from penstock.engine.output_jobs import EachEpoch
+from penstock.engine.preparation import EpochOutputs
+from penstock.engine.task import Writing
 from penstock.processes import parents
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from penstock.checkpoint.record import (
     shares_of,
     tidy,
 )
-from penstock.engine.observer import state_sizes
-from penstock.engine.recorder import Recorder
+from penstock.engine.observer import Recorder, state_sizes
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import MemoryStorage

@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.checkpoint.decision import Committable
-from penstock.engine.channel import HASH_COLUMN
-from penstock.engine.checksum import FLAT, MODULO, NESTED, checksum_of, rules_of, sum_of_hashes
+from penstock.engine.checksum import FLAT, HASH_COLUMN, MODULO, NESTED, checksum_of, rules_of, sum_of_hashes
 
 
 def test_checksums_of_earlier_versions_are_those_of_flat_rows() -> None:

@@ -18,11 +18,10 @@ from penstock.checkpoint.decision import CheckpointState, Claim, Committable, De
 from penstock.checkpoint.ledger import Ledger
 from penstock.contracts.sink import Committer, SinkScope, Writer, WriterScope
 from penstock.deadline import Deadline
-from penstock.engine.channel import Route
-from penstock.engine.inflight import drainer as module
-from penstock.engine.inflight.manager import InFlight
-from penstock.engine.inflight.write_turn import WriteTurn
-from penstock.engine.task import _write, committable
+from penstock.engine import drainer as module
+from penstock.engine.drainer import WriteTurn
+from penstock.engine.inflight import InFlight
+from penstock.engine.task import Route, _write, committable
 from penstock.errors import CheckpointBehind, LedgerCorrupt, LedgerError, SchemaMismatch, Superseded, SystemUnavailable
 from penstock.failpoints import InjectedFault, hooked
 from penstock.logs import JsonFormatter
@@ -143,7 +142,7 @@ class Story(World):
 def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
     monkeypatch.setattr(module, "_FIRST_WAIT", 0.001)
     monkeypatch.setattr(module, "_LOOK_EVERY", 0.005)
-    monkeypatch.setattr("penstock.engine.inflight.manager._LOOK_EVERY", 0.005)
+    monkeypatch.setattr("penstock.engine.inflight._LOOK_EVERY", 0.005)
     made = Story(tmp_path)
     yield made
     made.close()

@@ -11,9 +11,9 @@ import pytest
 
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
-from penstock.engine.channel import Route, Writing
-from penstock.engine.inflight.manager import _newest
-from penstock.engine.outputs import EpochOutputs
+from penstock.engine.inflight import _newest
+from penstock.engine.preparation import EpochOutputs
+from penstock.engine.task import Route, Writing
 from penstock.errors import AccessDenied, PenstockError, SystemUnavailable
 from penstock.sinks.mysql.dialect import MySqlDialect
 from penstock.sinks.mysql.faults import ServerError

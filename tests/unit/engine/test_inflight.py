@@ -15,10 +15,9 @@ from penstock.checkpoint.decision import Committable
 from penstock.checkpoint.inflight_log import LogFile, LogWriter, read_log
 from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
-from penstock.engine.channel import Route, Writing
-from penstock.engine.gate import Gate
-from penstock.engine.inflight.manager import InFlight
-from penstock.engine.task import _write, committable
+from penstock.engine.attempt import Gate
+from penstock.engine.inflight import InFlight
+from penstock.engine.task import Route, Writing, _write, committable
 from penstock.errors import JobStopped, LedgerCorrupt, LedgerFromTheFuture, UidChanged
 from penstock.events import Events
 from penstock.failpoints import POINTS, InjectedFault, hooked

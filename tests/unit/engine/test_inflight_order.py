@@ -22,10 +22,10 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.engine.channel import HASH_COLUMN, Route
-from penstock.engine.inflight.drainer import MARK, Drainer
-from penstock.engine.inflight.manager import InFlight
-from penstock.engine.inflight.write_turn import WriteTurn
+from penstock.engine.checksum import HASH_COLUMN
+from penstock.engine.drainer import MARK, Drainer, WriteTurn
+from penstock.engine.inflight import InFlight
+from penstock.engine.task import Route
 from penstock.errors import PenstockError, SystemUnavailable
 from penstock.events import Events
 from penstock.storage.storage import MemoryStorage, Storage

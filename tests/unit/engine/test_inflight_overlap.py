@@ -22,10 +22,10 @@ from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.engine.channel import HASH_COLUMN
-from penstock.engine.inflight import drainer as drainer_module
-from penstock.engine.inflight.drainer import Drainer
-from penstock.engine.inflight.manager import InFlight
+from penstock.engine import drainer as drainer_module
+from penstock.engine.checksum import HASH_COLUMN
+from penstock.engine.drainer import Drainer
+from penstock.engine.inflight import InFlight
 from penstock.errors import PenstockError, Superseded
 from penstock.events import Events
 from penstock.storage.storage import MemoryStorage

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.checkpoint.decision import Committable
-from penstock.engine.channel import Route, Writing
-from penstock.engine.inflight.manager import InFlight
-from penstock.engine.task import _write, committable
+from penstock.engine.inflight import InFlight
+from penstock.engine.task import Route, Writing, _write, committable
 from penstock.errors import PreCommitFailed, StorageNotShared
 from penstock.failpoints import POINTS, hooked
 from tests.support.inflight_world import World, batch, rows, scope

@@ -187,8 +187,8 @@ def test_a_decided_epoch_waits_behind_those_in_the_backlog_whatever_the_settings
 @pytest.fixture
 def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first minute of every run is over, and another one at every look."""
-    monkeypatch.setattr("penstock.engine.sweep_times._AGAIN_FOR", -1.0)
-    monkeypatch.setattr("penstock.engine.sweep_times._OLDER_EVERY", -1.0)
+    monkeypatch.setattr("penstock.engine.committers._AGAIN_FOR", -1.0)
+    monkeypatch.setattr("penstock.engine.committers._OLDER_EVERY", -1.0)
 
 
 @pytest.mark.usefixtures("always_due")

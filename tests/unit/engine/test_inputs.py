@@ -11,7 +11,7 @@ from penstock.checkpoint import layout
 from penstock.checkpoint.spark_log import Barrier
 from penstock.contracts.plan import QueryPlan
 from penstock.contracts.source import Source
-from penstock.engine.inputs import Inputs
+from penstock.engine.positions import Inputs
 from penstock.errors import JobStopped, LedgerCorrupt, PositionsLost
 from penstock.storage.storage import MemoryStorage
 
@@ -61,7 +61,7 @@ class Bounded(Topics):
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Those that were made, without making them."""
     made: list[float] = []
-    monkeypatch.setattr("penstock.engine.inputs.time.sleep", made.append)
+    monkeypatch.setattr("penstock.engine.positions.time.sleep", made.append)
     return made
 
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.checkpoint.decision import Committable, Decision, DecisionId, Outcome
 from penstock.checkpoint.ledger import Ledger
 from penstock.deadline import Deadline
-from penstock.engine.lookback import refuse_lost_rows
+from penstock.engine.committers import refuse_lost_rows
 from penstock.errors import CommittedRowsLost
 from penstock.storage.storage import MemoryStorage
 

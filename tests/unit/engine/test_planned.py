@@ -13,11 +13,9 @@ import pytest
 from py4j.protocol import Py4JError
 
 from penstock.contracts.sink import SinkScope
-from penstock.engine.channel import HASH_COLUMN, Route, Writing
-from penstock.engine.checksum import checksum_of
-from penstock.engine.jobs import Jobs
-from penstock.engine.planned import PROPERTY, SPARK_BATCH, Planned, from_text, planned_task, to_text
-from penstock.engine.task import Assignment
+from penstock.engine.checksum import HASH_COLUMN, checksum_of
+from penstock.engine.output_jobs import PROPERTY, SPARK_BATCH, Jobs, Planned, from_text, planned_task, to_text
+from penstock.engine.task import Assignment, Route, Writing
 from penstock.errors import PenstockError, PreCommitFailed, StrayTask, from_json
 from tests.support.memory_sink import MemorySink
 

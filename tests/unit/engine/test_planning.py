@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from penstock import FileSink, KafkaSink, PostgresSink
-from penstock.engine.planning import shapes_once
+from penstock.engine.streaming import shapes_once
 from tests.support.memory_sink import MemorySink
 
 if TYPE_CHECKING:

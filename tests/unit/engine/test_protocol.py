@@ -10,7 +10,7 @@ import pytest
 
 from penstock.checkpoint.decision import CheckpointState, Claim, Outcome, honoured, match_replay, next_epoch
 from penstock.engine import protocol as p
-from penstock.engine.explain import explain_stop
+from penstock.engine.driver import explain_stop
 from penstock.engine.protocol import (
     Commit,
     Decide,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine.jobs import SMALL, RowSizes
+from penstock.engine.output_jobs import SMALL, RowSizes
 
 BYTES, ROWS = "spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch"
 USUAL, UNBOUNDED = str(64 << 20), "2147483647"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.checkpoint.decision import Committable
-from penstock.engine import sweep_times as module
-from penstock.engine.stragglers import Stragglers
+from penstock.engine import committers as module
+from penstock.engine.committers import Stragglers
 from penstock.errors import SystemUnavailable
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import Deadline
-from penstock.engine.channel import HASH_COLUMN, Route, Writing
-from penstock.engine.outputs import left_strays, ran_again
-from penstock.engine.task import _write, attempt_of, committable, parse
+from penstock.engine.checksum import HASH_COLUMN
+from penstock.engine.preparation import left_strays, ran_again
+from penstock.engine.task import Route, Writing, _write, attempt_of, committable, parse
 from penstock.errors import SystemUnavailable, ValueTooLarge
 from penstock.spark.executor_list import TaskFault, fault_in
 

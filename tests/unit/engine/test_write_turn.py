@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from penstock.engine.inflight.write_turn import WriteTurn
+from penstock.engine.drainer import WriteTurn
 
 
 def take(

@@ -122,9 +122,9 @@ def rewritten(story: Story) -> None:
 
 @pytest.fixture
 def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
-    monkeypatch.setattr("penstock.engine.inflight.drainer._FIRST_WAIT", 0.001)
-    monkeypatch.setattr("penstock.engine.inflight.drainer._LOOK_EVERY", 0.005)
-    monkeypatch.setattr("penstock.engine.inflight.manager._LOOK_EVERY", 0.005)
+    monkeypatch.setattr("penstock.engine.drainer._FIRST_WAIT", 0.001)
+    monkeypatch.setattr("penstock.engine.drainer._LOOK_EVERY", 0.005)
+    monkeypatch.setattr("penstock.engine.inflight._LOOK_EVERY", 0.005)
     made = Story(tmp_path, max_concurrent=2)
     yield made
     for coordinator in made.made:

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.checkpoint.decision import Committable
 from penstock.deadline import Deadline
-from penstock.engine.inflight import manager
+from penstock.engine import inflight as manager
 from penstock.sinks.kafka import transactions
 from penstock.sinks.kafka.committer import KafkaCommitter
 from penstock.sinks.kafka.pool import Key, Pool

@@ -1,4 +1,13 @@
-"""The in-flight logs of one query: which way its rows go, what is waiting, and who delivers it."""
+"""The in-flight log: what an epoch holds for a sink that has not taken it yet, and its delivery later.
+
+    tasks    rows ──▶ log file (Arrow IPC, lz4)          and, unless the sink already lags, ──▶ the sink's transaction
+    driver   decision names the log files ──▶ backlog record ──▶ the epoch is complete
+    drainer  backlog, oldest first ──▶ the sink, each epoch with a two-phase commit of its own ──▶ log removed
+
+To the epoch protocol the log is just another place that commits: recording an epoch in the backlog is its commit,
+idempotent and possible from any process. The same protocol then runs once more from the backlog to the sink, over a
+ledger of its own. So there is one recovery, used twice, and no third state to reason about.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +22,9 @@ from penstock.checkpoint.inflight_log import confirm, make_folder
 from penstock.checkpoint.layout import BACKLOG, CLAIMS, DRAIN, EPOCHS, LEDGER, LOGS
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
-from penstock.engine.channel import Route, Writing
+from penstock.engine.drainer import Drainer, WriteTurn
 from penstock.engine.driver import Timing
-from penstock.engine.inflight.drainer import Drainer
-from penstock.engine.inflight.write_turn import WriteTurn
+from penstock.engine.task import Route, Writing
 from penstock.errors import PenstockError, UidChanged
 from penstock.failpoints import failpoint
 from penstock.storage.storage import AlreadyExists
@@ -24,9 +32,10 @@ from penstock.storage.storage import AlreadyExists
 if TYPE_CHECKING:
     from penstock.checkpoint.ledger import Ledger
     from penstock.config import Checkpoints
-    from penstock.engine.gate import Gate
+    from penstock.engine.attempt import Gate
     from penstock.events import Events
     from penstock.storage.storage import Storage
+
 
 Seal = Callable[[Sequence[Committable], Deadline], Sequence[Committable]]
 CommitAtSinks = Callable[[int, Sequence[Committable], Deadline], Mapping[WriterId, Outcome]]

@@ -1,12 +1,12 @@
 """Delivers the backlog of one sink, oldest epoch first, each with a two-phase commit of its own.
 
-It works in the driver, in threads beside the query: tasks that wait for a slow sink would hold the very cores that the
-epochs need. What the sink had prepared in time is committed; only what it had not, or has lost since, is written again
-from the log, while it is its turn: see `write_turn`. A sink that does not answer is asked again, for as long as it
-takes: the rows are safe in the log.
+The drainer runs in the driver, in threads beside the query: tasks that wait for a slow sink would hold the very cores
+that the epochs need. It commits what the sink had prepared in time, and writes again from the log only what the sink
+had not prepared or has lost since, while it has the `WriteTurn`. It retries a sink that does not answer for as long as
+it takes: the rows are safe in the log.
 
-Its runs are the query's: it registers nothing, and whether it is superseded says the query's ledger. So there is one
-order of runs, and a run that is overtaken before its drainer begins cannot become the newest one again here.
+A drainer does not register: its runs are the query's, and the query's ledger says whether it is superseded. So there is
+one order of runs, and a run that is overtaken before its drainer starts cannot become the newest one here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.backlog import Entry, log_of
@@ -24,11 +25,10 @@ from penstock.checkpoint.inflight_log import read_log
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
 from penstock.engine import protocol
-from penstock.engine.channel import HASH_COLUMN
-from penstock.engine.checksum import MODULO, sum_of_hashes
+from penstock.engine.checksum import HASH_COLUMN, MODULO, sum_of_hashes
+from penstock.engine.committers import SweepTimes
 from penstock.engine.driver import ProtocolDriver, Timing
 from penstock.engine.protocol import Replay
-from penstock.engine.sweep_times import SweepTimes
 from penstock.errors import LedgerCorrupt, OutcomeUnknown, PenstockError
 from penstock.failpoints import failpoint
 from penstock.logs import bound
@@ -37,10 +37,72 @@ if TYPE_CHECKING:
     from penstock.checkpoint.backlog import Backlog
     from penstock.checkpoint.ledger import Ledger
     from penstock.contracts.sink import Committer
-    from penstock.engine.inflight.write_turn import WriteTurn
     from penstock.events import Events
 
 log = logging.getLogger("penstock")
+
+
+class WriteTurn:
+    """Whose turn it is to write rows into one sink: an epoch's tasks', or the drainer's; never both.
+
+    In a sink that is a log, such as a topic, a row's place is where it was *written*, not when it was committed. Epochs
+    are prepared one after the other, but an epoch may be prepared while earlier ones still wait for their commit, and
+    any of those may yet turn out to have lost what it had prepared. Two rules keep the order of epochs:
+
+    1. The drainer writes from the log only while no task writes into the sink: it waits for the epoch under way, and
+       one that begins meanwhile goes by the log alone.
+    2. Before the drainer writes an epoch, it aborts what later epochs have prepared. Each is written again in its turn.
+
+    Take two visible epochs. If tasks wrote both, or the drainer wrote both, or tasks wrote the earlier and the drainer
+    the later, they were written one after the other, in order. If the drainer wrote the earlier and tasks the later,
+    those tasks either began after the drainer was done (1), or had ended before it began, and then their rows were
+    aborted (2). The drainer need not remember that: what it has aborted is lost at the sink, whichever process asks.
+
+    A third rule spares what the second would throw away: tasks write into the sink only while all that waits is
+    prepared there. An epoch behind one that has to be written from the log goes by the log alone.
+
+    One object for each sink and process. The coordinator's thread gives the turn to tasks, the drainer's takes it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._tasks = False
+        self._wanted = False
+
+    def give_to_tasks(self) -> bool:
+        """Those of the epoch that begins; False where the drainer has it, or waits for it."""
+        with self._changed:
+            self._tasks = not self._wanted
+            return self._tasks
+
+    def take_from_tasks(self) -> None:
+        """The epoch under way is in the backlog, visible or failed: nothing more of it will count."""
+        with self._changed:
+            self._tasks = False
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let a drainer that waits see whether it was given up."""
+        with self._changed:
+            self._changed.notify_all()
+
+    @contextmanager
+    def drainer(self, given_up: Callable[[], bool]) -> Iterator[bool]:
+        """While this lasts no task writes. False where the drainer was given up before the tasks had ended."""
+        with self._changed:
+            self._wanted = True
+        try:
+            with self._changed:
+                while self._tasks and not given_up():
+                    self._wait()
+                mine = not self._tasks
+            yield mine
+        finally:
+            with self._changed:
+                self._wanted = False
+
+    def _wait(self) -> None:
+        self._changed.wait()
+
 
 MARK = "~drain"
 """Behind a sink's uid in the names of what the drainer leaves in the other system. No uid can hold it."""
