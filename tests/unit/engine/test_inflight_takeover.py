@@ -76,8 +76,8 @@ class _SlowCommitter(memory_sink._Committer):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for pause in ("drainer._FIRST_WAIT", "drainer._LOOK_EVERY", "manager._LOOK_EVERY"):
-        monkeypatch.setattr(f"penstock.engine.inflight.{pause}", 0.005)
+    for pause in ("drainer._FIRST_WAIT", "drainer._LOOK_EVERY", "inflight._LOOK_EVERY"):
+        monkeypatch.setattr(f"penstock.engine.{pause}", 0.005)
 
 
 @pytest.fixture
