@@ -28,7 +28,6 @@ from penstock.errors import (
     TableMissing,
 )
 from penstock.sinks.mysql import MySqlSink
-from penstock.sinks.mysql.session import Login, Session
 from penstock.testing.sink_harness import SinkSteps
 from tests.support.servers.mariadb import MariaDb
 from tests.support.small_spark import SmallSpark
@@ -87,17 +86,6 @@ def target(server: MariaDb) -> Iterator[Target]:
 modes = pytest.mark.parametrize("mode", ["two_phase", "staged"])
 
 
-@pytest.fixture(params=["bulk", "load", "insert"])
-def way(request: pytest.FixtureRequest, target: Target, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How rows travel: as to MariaDB, as to MySQL, and as to one that does not allow LOAD DATA LOCAL."""
-    if request.param != "bulk":
-        monkeypatch.setattr(Session, "takes_bulk", False)
-    if request.param == "insert":
-        target.ask("SET GLOBAL local_infile = 0")
-    yield request.param
-    target.ask("SET GLOBAL local_infile = 1")
-
-
 def rows(**columns: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
@@ -146,18 +134,12 @@ def read_back(name: str, value: Any) -> Any:
 
 
 @modes
-def test_every_type_comes_back_as_it_was(target: Target, mode: Any, way: str) -> None:
+def test_every_type_comes_back_as_it_was(target: Target, mode: Any) -> None:
     # Sliced, as Arrow often hands out columns: offsets are not zero.
     batch = pa.concat_batches([every_type(), every_type()]).slice(2, 3)
     target.write(target.sink(mode=mode), batch)
     wanted = [[read_back(name, values[number]) for name, (_, values) in TYPES.items()] for number in (2, 0, 1)]
     assert [list(row) for row in target.all()] == wanted
-
-
-def test_this_server_takes_rows_in_bulk(server: MariaDb) -> None:
-    session = Session(Login(**server.login, database="test"))
-    assert session.takes_bulk
-    session.close()
 
 
 def test_many_rows_go_in_several_statements(target: Target) -> None:
@@ -173,7 +155,7 @@ def test_many_rows_go_in_several_statements(target: Target) -> None:
     ]
 
 
-def test_rows_are_cut_to_what_a_packet_takes(target: Target, way: str) -> None:
+def test_rows_of_several_packets(target: Target) -> None:
     packet = target.ask("SELECT @@GLOBAL.max_allowed_packet")[0][0]
     target.ask("SET GLOBAL max_allowed_packet = 1048576")
     try:
@@ -208,7 +190,7 @@ def test_a_table_of_the_users_own_is_used_as_it_is(target: Target) -> None:
     ]
 
 
-def test_values_into_other_columns_than_a_new_table_has(target: Target, way: str) -> None:
+def test_values_into_other_columns_than_a_new_table_has(target: Target) -> None:
     target.ask(
         f"CREATE TABLE {target.table} (id DECIMAL(20,0), single FLOAT, day DATETIME, at DATETIME(3),"
         " stamp TIMESTAMP(6), choice ENUM('a', 'b'), own UUID, raw VARBINARY(300), flag BIGINT, whole DOUBLE,"
@@ -259,7 +241,7 @@ def test_numbers_that_are_none_are_named(target: Target, value: float) -> None:
     ],
 )
 def test_rows_that_break_a_rule_are_named_and_undone(
-    target: Target, mode: Any, way: str, error: type[PenstockError], column: str, value: Any
+    target: Target, mode: Any, error: type[PenstockError], column: str, value: Any
 ) -> None:
     """In staged mode the trial move finds what a staging table alone cannot, before the decision."""
     target.ask(f"CREATE TABLE {target.table}_p (id BIGINT PRIMARY KEY)")
@@ -302,7 +284,7 @@ def test_values_that_the_server_would_change_without_a_warning_are_refused(
 
 
 @modes
-def test_values_that_only_look_as_if_they_would_be_changed_are_kept(target: Target, mode: Any, way: str) -> None:
+def test_values_that_only_look_as_if_they_would_be_changed_are_kept(target: Target, mode: Any) -> None:
     choices = "'1','b''s','x\\\\y','a,b','a\\nb','ż'"
     target.ask(
         f"CREATE TABLE {target.table} (e ENUM({choices}), s SET('1','x y'), b BINARY(2), c CHAR(4))"
@@ -425,19 +407,27 @@ def test_a_check_writes_nothing(target: Target) -> None:
     assert target.ask("SHOW TABLES") == before
 
 
-def test_a_check_tells_what_makes_the_server_slow_or_forgetful(target: Target) -> None:
+def test_a_server_that_takes_no_local_data_is_refused_by_name(target: Target) -> None:
     target.ask("SET GLOBAL local_infile = 0")
+    try:
+        with pytest.raises(ConfigurationError, match="local_infile") as checked:
+            target.sink().check(CONTEXT, "out")
+        assert "SET GLOBAL local_infile = 1" in checked.value.to_do
+        assert "SET GLOBAL local_infile = 1" in target.refused(ConfigurationError, rows(id=[1]))
+    finally:
+        target.ask("SET GLOBAL local_infile = 1")
+
+
+def test_a_check_tells_what_makes_the_server_forgetful(target: Target) -> None:
     target.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
     target.ask("SET GLOBAL max_connections = 12")
     try:
         said = " ".join(finding.message for finding in target.sink().check(CONTEXT, "out"))
     finally:
-        target.ask("SET GLOBAL local_infile = 1")
         target.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
         target.ask("SET GLOBAL max_connections = 100")
     for part in ("innodb_flush_log_at_trx_commit=2", "connections are free"):
         assert part in said
-    assert "local_infile" not in said, "MariaDB does not need it"
 
 
 def test_keys_that_differ_by_blanks_at_their_end_are_two(target: Target) -> None:

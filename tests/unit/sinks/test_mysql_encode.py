@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+import struct
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import DataError, SchemaMismatch
-from penstock.sinks.mysql.encode import Statement, chunks, lines, tuples
+from penstock.sinks.mysql.types import Statement, chunks, lines
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
@@ -61,17 +62,48 @@ def test_lines_of_every_kind() -> None:
     assert bytes(lines(given.slice(1))) == b"\t".join([b"\\N"] * 7) + b"\n"
 
 
-def test_tuples_of_every_kind() -> None:
-    given = batch(id=[1, None], name=["O'Hara \\", None], raw=[b"\x00\xff", None], day=[dt.date(2024, 2, 29), None])
-    assert bytes(tuples(given)) == b"(1,'O\\'Hara \\\\',x'00FF','2024-02-29'),(NULL,NULL,NULL,NULL),"
-    assert bytes(tuples(batch(id=[1, 2]))) == b"(1),(2),"
+def test_values_of_every_other_kind() -> None:
+    moment = dt.datetime(1969, 12, 31, 23, 59, 59)
+    columns = {
+        "tiny": (pa.array([-128], pa.int8()), b"-128"),
+        "unsigned": (pa.array([255], pa.uint8()), b"255"),
+        "large": (pa.array([2**64 - 1], pa.uint64()), b"18446744073709551615"),
+        "single": (pa.array([0.1], pa.float32()), b"0.1"),  # a double of these bits is another number
+        "clock": (pa.array([dt.time(1, 2, 3, 4)]), b"01:02:03.000004"),
+        "coarse": (pa.array([moment], pa.timestamp("s")), b"1969-12-31 23:59:59.000000"),
+        "late": (pa.array([253_402_300_800_000_000], pa.timestamp("us")), b"10000-01-01 00:00:00.000000"),
+        "words": (pa.array(["a"]).dictionary_encode(), b"a"),
+        "nothing": (pa.nulls(1), b"\\N"),
+    }
+    given = pa.RecordBatch.from_arrays([array for array, _ in columns.values()], names=list(columns))
+    assert bytes(lines(given)) == b"\t".join(text for _, text in columns.values()) + b"\n"
+
+
+def test_bytes_behind_a_null_are_not_sent() -> None:
+    array = pa.Array.from_buffers(
+        pa.string(), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(struct.pack("<3i", 0, 3, 5)), pa.py_buffer(b"xxxok")]
+    )
+    assert bytes(lines(pa.RecordBatch.from_arrays([array], names=["a"]))) == b"\\N\nok\n"
+
+
+@given(st.lists(st.none() | st.decimals(-1, 1, allow_nan=False, places=37), min_size=1, max_size=6))
+@example([Decimal("1.23E-7"), None, Decimal(0), Decimal("-0.0000000123456789012345678901234567890")])
+def test_decimals_are_digits(values: list[Decimal | None]) -> None:
+    """A number with an exponent would be a DOUBLE: of 38 digits 16 would remain."""
+    given = pa.RecordBatch.from_arrays([pa.array(values, pa.decimal128(38, 37))], names=["price"])
+    wanted = ["\\N" if value is None else f"{value:.37f}" for value in values]
+    assert bytes(lines(given)).decode() == "".join(f"{text}\n" for text in wanted)
+
+
+def test_decimals_of_whole_hundreds_are_digits_too() -> None:
+    given = pa.RecordBatch.from_arrays([pa.array([Decimal("12300")], pa.decimal128(5, -2))], names=["price"])
+    assert bytes(lines(given)) == b"12300\n"
 
 
 def test_the_statements_name_columns_and_turn_digits_into_bytes() -> None:
     made = Statement("`d`.`t`", ("id", "odd `name`", "raw"), ("bigint", "string", "binary"))
     assert made.load().endswith("(`id`, `odd ``name```, @b2) SET `raw` = UNHEX(@b2)")
     assert "TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n'" in made.load()
-    assert made.insert() == b"INSERT INTO `d`.`t` (`id`, `odd ``name```, `raw`) VALUES "
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

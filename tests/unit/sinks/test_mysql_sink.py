@@ -296,7 +296,8 @@ def test_rights_as_the_server_shows_them(lines: list[str], table: Any, database:
         (2013, errors.SystemUnavailable), (1290, errors.SystemUnavailable), (1205, errors.PreCommitFailed),
         (1213, errors.PreCommitFailed), (1665, errors.ConfigurationError), (9999, errors.PreCommitFailed),
         (1644, errors.ConstraintViolated), (1300, errors.DataError), (3854, errors.DataError),
-        (3157, errors.ValueTooLarge), (1305, errors.SchemaMismatch),
+        (3157, errors.ValueTooLarge), (1305, errors.SchemaMismatch), (3948, errors.ConfigurationError),
+        (4166, errors.ConfigurationError),
     ],
 )  # fmt: skip
 def test_the_servers_numbers_have_names(code: int, error: type[errors.PenstockError]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import AccessDenied, ConfigurationError
 from penstock.sinks.mysql import tables
 from penstock.sinks.mysql.dialect import MySqlDialect
-from penstock.sinks.mysql.faults import ServerError
+from penstock.sinks.mysql.faults import ALLOW_LOADING, ServerError
 
 if TYPE_CHECKING:
     from penstock.sinks.mysql.session import Session
@@ -137,8 +137,13 @@ def _settings(session: Session) -> Iterator[str]:
             f"innodb_flush_log_at_trx_commit={flush}: a crash of the server's machine can lose what it called prepared"
             " or committed; exactly-once needs 1"
         )
-    if not session.takes_bulk and (variable(session, "local_infile") or "OFF") not in ("ON", "1"):
-        yield "local_infile is off on the server: rows go by multi-row INSERT, several times slower than LOAD DATA"
+    if (variable(session, "local_infile") or "OFF") not in ("ON", "1"):
+        raise ConfigurationError(
+            f"The server at {session.login.where} does not allow LOAD DATA LOCAL INFILE (local_infile is off), the way "
+            "rows are written.",
+            safe="nothing was started.",
+            to_do=ALLOW_LOADING,
+        )
     most = int(variable(session, "max_connections") or 0)
     free = most - status(session, "Threads_connected")
     if most and free < _FEW_CONNECTIONS:

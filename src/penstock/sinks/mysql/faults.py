@@ -22,6 +22,12 @@ from penstock.sinks.sql.faults import ErrorMapper, Fault, Rule
 SYSTEM = "MySQL"
 DUPLICATE, NO_TABLE, NO_SUCH_THREAD, XA_UNKNOWN, LOCK_TIMEOUT, DEADLOCK = 1062, 1146, 1094, 1397, 1205, 1213
 
+#: What to do on a server without `local_infile`.
+ALLOW_LOADING = (
+    "SET GLOBAL local_infile = 1, and set it in the server's configuration as well so that a restart keeps it; MySQL 8 "
+    "has it off by default."
+)
+
 #: Numbers of errors after which the connection is of no more use.
 _AWAY = {1040, 1053, 1077, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1290, 1792, 1836, 1927, 2002, 2003, 2006}
 _AWAY |= {2013, 2014, 2055, 3572}
@@ -67,6 +73,12 @@ RULES = (
         _codes(1665),
         happened="{system} at {where} cannot write its binary log: {text}.",
         to_do="set binlog_format to ROW or MIXED on the server.",
+    ),
+    Rule(
+        ConfigurationError,
+        _codes(1148, 3948, 4166),
+        happened="{system} at {where} does not allow LOAD DATA LOCAL INFILE, the way rows are written: {text}.",
+        to_do=ALLOW_LOADING,
     ),
     Rule(
         PreCommitFailed,

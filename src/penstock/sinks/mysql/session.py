@@ -19,10 +19,6 @@ _CONNECT_SECONDS = 10.0
 #: Bytes of rows in one packet: far below the smallest max_allowed_packet in use, large enough to cost nothing.
 _PACKET = 256 << 10
 
-#: Of MariaDB's own capabilities, those beyond the 32 of MySQL: bulk execution.
-_BULK = 1 << 2
-_SEND_TYPES = 128
-
 # Whatever the server's defaults are: bad values are errors, times are UTC, zero stays zero, and a session that waits
 # for Spark's next rows is not closed. Nothing here that MySQL keeps for administrators.
 _SETTINGS = (
@@ -120,14 +116,10 @@ class Session:
         with self._mapped(), self._connection.cursor() as cursor:
             return int(cursor.execute(statement, tuple(values) or None))
 
-    def run(self, statement: bytes) -> Loaded:
-        """A statement that holds its values, in bytes."""
-        with self._mapped():
-            self._connection._execute_command(0x03, statement)
-            return self._answer()
-
     def load(self, statement: str, rows: Iterable[memoryview]) -> Loaded:
         """`LOAD DATA LOCAL INFILE` with `rows` in the place of the file."""
+        from pymysql.protocol import OKPacketWrapper
+
         with self._mapped():
             connection = self._connection
             connection._execute_command(0x03, statement)  # COM_QUERY
@@ -137,33 +129,8 @@ class Session:
                 for start in range(0, len(piece), _PACKET):
                     connection.write_packet(bytes(piece[start : start + _PACKET]))
             connection.write_packet(b"")
-            return self._answer()
-
-    @property
-    def takes_bulk(self) -> bool:
-        """Whether the server said that it knows `bulk`: MariaDB since 10.2 does, MySQL does not."""
-        return bool(self._connection.takes_bulk)
-
-    def prepare(self, statement: bytes) -> int:
-        """A statement with parameters; its number, while this session lasts."""
-        with self._mapped():
-            connection = self._connection
-            connection._execute_command(0x16, statement)  # COM_STMT_PREPARE
-            answer = connection._read_packet()
-            answer.advance(1)
-            number, columns, parameters = answer.read_struct("<IHH")
-            for definitions in (parameters, columns):
-                for _ in range(definitions + 1 if definitions else 0):  # and the packet that ends them
-                    connection._read_packet()
-            return int(number)
-
-    def bulk(self, number: int, types: bytes, rows: memoryview) -> Loaded:
-        """A prepared statement for every one of `rows`, which go in one packet."""
-        with self._mapped():
-            connection = self._connection
-            head = struct.pack("<IH", number, _SEND_TYPES) + types
-            connection._execute_command(0xFA, b"".join((head, rows)))  # COM_STMT_BULK_EXECUTE
-            return self._answer()
+            answer = OKPacketWrapper(connection._read_packet())
+            return Loaded(int(answer.affected_rows), int(answer.warning_count))
 
     def warnings(self) -> list[tuple[str, int, str]]:
         return [(str(level), int(code), str(text)) for level, code, text in self.query("SHOW WARNINGS")]
@@ -171,12 +138,6 @@ class Session:
     def close(self) -> None:
         with contextlib.suppress(self._errors.Error, OSError):
             self._connection.close()
-
-    def _answer(self) -> Loaded:
-        from pymysql.protocol import OKPacketWrapper
-
-        answer = OKPacketWrapper(self._connection._read_packet())
-        return Loaded(int(answer.affected_rows), int(answer.warning_count))
 
     @contextlib.contextmanager
     def _mapped(self) -> Any:
@@ -201,15 +162,6 @@ class Session:
         return failed
 
 
-def _own_capabilities(greeting: bytes) -> int:
-    """What a server's first packet says of MariaDB's own capabilities, in bytes that MySQL leaves empty."""
-    flags = greeting.index(b"\0", 1) + 1 + 4 + 8 + 1  # behind version, connection, half of the salt, a zero byte
-    place = flags + 2 + 1 + 2 + 2 + 1 + 6  # behind character set, status, more flags, length of the salt, empty bytes
-    if len(greeting) < place + 4 or greeting[flags] & 1:  # the first flag says: MySQL
-        return 0
-    return int(struct.unpack_from("<I", greeting, place)[0])
-
-
 @functools.cache
 def _connection_class() -> Any:
     """The library's, which reads the system's certificates anew for every connection (some 25 ms), made to do it once
@@ -219,34 +171,6 @@ def _connection_class() -> Any:
     known: dict[str, Any] = {}
 
     class Connecting(Connection):  # type: ignore[misc]
-        takes_bulk = False
-        _greeted = _greeting = False
-
-        def _get_server_information(self) -> None:
-            self._greeted = True
-            super()._get_server_information()
-
-        def _read_packet(self, *arguments: Any) -> Any:
-            packet = super()._read_packet(*arguments)
-            if self._greeted:
-                self._greeted = False
-                self.takes_bulk = bool(_own_capabilities(packet.get_all_data()) & _BULK)
-            return packet
-
-        def _request_authentication(self) -> None:
-            self._greeting = self.takes_bulk
-            try:
-                super()._request_authentication()
-            finally:
-                self._greeting = False
-
-        def write_packet(self, payload: bytes) -> None:
-            if self._greeting and payload[9:32] == bytes(23):
-                # A client of MariaDB's does not set the first flag, and says at the end of the empty bytes what it can.
-                flags = struct.unpack_from("<I", payload)[0] & ~1
-                payload = struct.pack("<I", flags) + payload[4:28] + struct.pack("<I", _BULK) + payload[32:]
-            super().write_packet(payload)
-
         def _create_ssl_ctx(self, options: Any) -> Any:
             if not isinstance(options, dict):
                 return super()._create_ssl_ctx(options)

@@ -1,15 +1,21 @@
-"""The types of rows: what Spark and Arrow call them, the column a new table gets, and the columns they may go into.
+"""Column types, and rows as the text that `LOAD DATA LOCAL INFILE` reads.
 
-A kind is a short word: `bigint`, `int`, `smallint`, `tinyint`, `ubigint`, `boolean`, `double`, `float`, `decimal(p,s)`,
-`string`, `json`, `binary`, `date`, `timestamp`, `time`.
+A kind is a short word for what Spark and Arrow call a type: `bigint`, `int`, `smallint`, `tinyint`, `ubigint`,
+`boolean`, `double`, `float`, `decimal(p,s)`, `string`, `json`, `binary`, `date`, `timestamp`, `time`. It decides the
+column of a new table and the columns that its values may go into. Rows become text column by column, by Arrow's own
+kernels, without a Python object per row; the joined column's buffer goes to the server.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from penstock.errors import SchemaMismatch
+from penstock.errors import DataError, SchemaMismatch
+from penstock.sinks.files.text import digits_of
+from penstock.sinks.sql.names import quoted
 from penstock.sinks.sql.rows import Column
 
 if TYPE_CHECKING:
@@ -53,6 +59,11 @@ _NESTED = ("array<", "map<", "struct<", "variant")
 _ROUNDING = re.compile(r"(double|float|real)\(\d+,\d+\)")  # to so many digits behind the point
 _MEMBER = re.compile(r"'((?:[^']|'')*)'")  # of an ENUM or a SET
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
+
+#: Bytes of Arrow that one statement takes at most, about; text is larger by a half.
+CHUNK = 8 << 20
+_NULL = "\\N"
+_ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"))
 
 
 def is_nested(kind: DataType) -> bool:
@@ -162,3 +173,138 @@ def refusal(kind: str, column: Column) -> str | None:
     if there is None:
         return None if base in _INTS and int(decimal[2]) <= 0 else "it would be rounded"
     return "digits behind the point would be cut" if int(there[2]) < int(decimal[2]) else None
+
+
+# Rows as text
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """How rows of one schema go into one table."""
+
+    table: str  # quoted
+    columns: tuple[str, ...]  # as the table spells them
+    kinds: tuple[str, ...]
+
+    def load(self) -> str:
+        taken, made = [], []
+        for number, (name, kind) in enumerate(zip(self.columns, self.kinds, strict=True)):
+            if kind == "binary":  # bytes travel as hexadecimal digits: the text's character set is not theirs
+                taken.append(f"@b{number}")
+                made.append(f"{quoted(name, '`')} = UNHEX(@b{number})")
+            else:
+                taken.append(quoted(name, "`"))
+        return (
+            f"LOAD DATA LOCAL INFILE 'penstock' INTO TABLE {self.table} CHARACTER SET utf8mb4"
+            " FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n'"
+            f" ({', '.join(taken)})" + (f" SET {', '.join(made)}" if made else "")
+        )
+
+
+def chunks(batch: pa.RecordBatch, most: int = CHUNK) -> Iterator[pa.RecordBatch]:
+    """`batch` in pieces of about `most` bytes; a single row is never cut."""
+    step = max(1, int(batch.num_rows * most // max(batch.nbytes, 1)))
+    for start in range(0, batch.num_rows, step):
+        yield batch.slice(start, step)
+
+
+def lines(batch: pa.RecordBatch) -> memoryview:
+    """Fields ended by tabs, rows by newlines, null as `\\N`."""
+    import pyarrow.compute as pc
+
+    fields = [_field(batch.column(number), name) for number, name in enumerate(batch.schema.names)]
+    fields[-1] = pc.binary_join_element_wise(fields[-1], "", "\n")
+    return _bytes_of(pc.binary_join_element_wise(*fields, "\t"))
+
+
+def _bytes_of(joined: pa.Array) -> memoryview:
+    import numpy as np
+
+    _, offsets, data = joined.buffers()
+    bounds = np.frombuffer(offsets, np.int32)
+    return memoryview(data)[int(bounds[joined.offset]) : int(bounds[joined.offset + len(joined)])]
+
+
+def _field(column: pa.Array, name: str) -> pa.Array:
+    text = _text(column, name)
+    if of_arrow(name, column.type) == "string":
+        text = _escaped(text)
+    return text.fill_null(_NULL) if text.null_count else text
+
+
+def _text(column: pa.Array, name: str) -> pa.Array:
+    """A column as strings that the server understands, nulls still null; `DataError` for a value that no server
+    takes."""
+    import pyarrow as pa
+
+    kind = of_arrow(name, column.type)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_decimal(column.type):
+        return digits_of(column).cast(pa.string())
+    match kind:
+        case "binary":
+            return _hexadecimal(column.cast(pa.binary()))
+        case "boolean":
+            column = column.cast(pa.uint8())
+        case "double" | "float":
+            _refuse_not_finite(column, name)
+            if pa.types.is_float16(column.type):
+                column = column.cast(pa.float32())
+        case "date":
+            column = column.cast(pa.date32())
+        case "timestamp":
+            # The zone is a label; the number behind it is UTC already.
+            zone = None if column.type.tz is None else "UTC"
+            column = column.cast(pa.timestamp("us", zone), safe=False).cast(pa.timestamp("us"))
+        case "time":
+            column = column.cast(pa.time64("us"), safe=False)
+    return column.cast(pa.string())
+
+
+def _refuse_not_finite(column: pa.Array, name: str) -> None:
+    import pyarrow.compute as pc
+
+    bad = pc.invert(pc.is_finite(column))
+    if pc.any(bad).as_py():
+        value = column.filter(bad)[0].as_py()
+        raise DataError(
+            f"Column {name!r} holds {value}, which MySQL cannot store.",
+            safe="nothing of this epoch is visible.",
+            to_do=f"replace it in the query, for instance with null: nullif({name}, double('{value}')).",
+        )
+
+
+def _escaped(text: pa.Array) -> pa.Array:
+    """Searching for a character is far cheaper than replacing none."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    data = text.buffers()[2]
+    if data is None or not data.size:
+        return text
+    characters = np.frombuffer(data, np.uint8)
+    for plain, escape in _ESCAPES:
+        if (characters == ord(plain)).any():
+            text = pc.replace_substring(text, pattern=plain, replacement=escape)
+    return text
+
+
+def _hexadecimal(column: pa.Array) -> Any:
+    """Two digits for every byte: the same offsets, doubled."""
+    import numpy as np
+    import pyarrow as pa
+
+    digits = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+    pairs = np.stack([np.repeat(digits, 16), np.tile(digits, 16)], axis=1)  # byte → its two digits
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    text = pairs[raw[bounds[0] : bounds[-1]]].tobytes()
+    doubled = ((bounds - bounds[0]) * 2).astype(np.int64)
+    there = column.is_valid().to_numpy(zero_copy_only=False)
+    valid = pa.py_buffer(np.packbits(there, bitorder="little").tobytes()) if column.null_count else None
+    large = pa.Array.from_buffers(
+        pa.large_string(), len(column), [valid, pa.py_buffer(doubled.tobytes()), pa.py_buffer(text)]
+    )
+    return large.cast(pa.string())

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import ConstraintViolated, DataError, PenstockError
 from penstock.sinks.mysql.dialect import MySqlDialect
-from penstock.sinks.mysql.encode import Statement
-from penstock.sinks.mysql.faults import NO_TABLE, SYSTEM, ServerError
-from penstock.sinks.mysql.loading import Loader
+from penstock.sinks.mysql.faults import NO_TABLE, SYSTEM, ServerError, refused_rows
 from penstock.sinks.mysql.session import Session
 from penstock.sinks.mysql.tables import Given, Names, Table
-from penstock.sinks.mysql.types import bent, of_arrow
+from penstock.sinks.mysql.types import CHUNK, Statement, bent, chunks, lines, of_arrow
 from penstock.sinks.sql.dialect import NOTHING, payload_of
+from penstock.sinks.sql.faults import ErrorMapper
 from penstock.sinks.sql.rows import require_values
 
 if TYPE_CHECKING:
@@ -33,6 +32,34 @@ _LOAD_SECONDS = 120.0  # for an answer to some megabytes of rows
 
 Ready = Callable[[Session, Names, Given], Table]
 """The sink's own: the table for rows of such columns, compared and, where it may be, created."""
+
+
+class Loader:
+    """Collects small batches and sends them in statements of some megabytes. If the server does not store every row
+    exactly as it was sent, that is an error, and the caller rolls back."""
+
+    def __init__(self, session: Session, statement: Statement, mapper: ErrorMapper) -> None:
+        self._session, self._statement, self._mapper = session, statement.load(), mapper
+        self._waiting: list[pa.RecordBatch] = []
+        self._bytes = self.rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        for piece in chunks(batch):
+            self._waiting.append(piece)
+            self._bytes += piece.nbytes
+            if self._bytes >= CHUNK:
+                self.flush()
+
+    def flush(self) -> None:
+        """Returns when all rows so far are in the table."""
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if not waiting:
+            return
+        sent = sum(batch.num_rows for batch in waiting)
+        loaded = self._session.load(self._statement, (lines(batch) for batch in waiting))
+        if loaded.warnings or loaded.rows != sent:
+            raise refused_rows(self._mapper, self._session.warnings(), sent, loaded.rows)
+        self.rows += sent
 
 
 class MySqlWriter(Writer):
