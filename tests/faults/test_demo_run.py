@@ -15,17 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dev.demo import job_process as demo_driver
 from penstock.dev.demo import run as demo
-from penstock.dev.demo.job_process import JobConfig, JobProcess
-from penstock.dev.demo.run import DemoOptions, run_demo
-from penstock.dev.demo.view import LiveView, PlainView
+from penstock.dev.demo.job import JobConfig
+from penstock.dev.demo.run import DemoOptions, JobProcess, run_demo
+from penstock.dev.demo.view import LiveView, View
 from penstock.processes import all_running
 
 STAND_IN = """
 import json, os, pathlib, subprocess, sys, time
 import pyarrow as pa, pyarrow.parquet as pq
-from penstock.dev.demo.job_process import JobConfig
+from penstock.dev.demo.job import JobConfig
 from penstock.dev.demo.truth import Truth
 
 config = JobConfig.read(pathlib.Path(sys.argv[1]))
@@ -91,7 +90,7 @@ sys.exit(3 if flaw == "fail" else 0)
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
-    monkeypatch.setattr(demo_driver, "COMMAND", (sys.executable, str(script)))
+    monkeypatch.setattr(demo, "COMMAND", (sys.executable, str(script)))
     monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(_fresh(tmp_path / "demo")))
     return tmp_path / "demo"
 
@@ -156,7 +155,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(
 ) -> None:
     helpers: list[int] = []
 
-    def interrupt(self: PlainView, text: str) -> None:
+    def interrupt(self: View, text: str) -> None:
         if text == "job started":
             while not (stand_in / "helpers").exists():
                 time.sleep(0.01)
@@ -164,7 +163,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(
             helpers.extend(map(int, (stand_in / "helpers").read_text().split()))
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(PlainView, "note", interrupt)
+    monkeypatch.setattr(View, "note", interrupt)
     assert run_demo(DemoOptions(rows=10_000_000, kills=1)) == 130
     assert not stand_in.exists()
     assert len(helpers) == 2
@@ -172,7 +171,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(
 
 
 def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_driver, "COMMAND", ("true",))
+    monkeypatch.setattr(demo, "COMMAND", ("true",))
     job = JobProcess(tmp_path, tmp_path / "job.json", 1)
     assert job.events() == []
     file = tmp_path / "events-1.jsonl"
@@ -184,13 +183,12 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path, monkeypatc
     assert job.events() == []
     while job.status is None:
         time.sleep(0.01)
-    job.stop()
     assert job.kill() is False
     assert job.tail() == []
 
 
 def test_a_config_survives_its_file(tmp_path: Path) -> None:
-    config = JobConfig("/somewhere", "kafka", 10, 2.5, "localhost:9092")
+    config = JobConfig("/somewhere", 10, 2.5)
     config.write(tmp_path / "job.json")
     assert JobConfig.read(tmp_path / "job.json") == config
     assert config.rows_per_epoch == 1

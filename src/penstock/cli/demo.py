@@ -10,7 +10,6 @@ import typer
 def demo(
     rows: Annotated[int, typer.Option(min=1, help="How many rows go through the job.")] = 200_000,
     kills: Annotated[int, typer.Option(min=0, help="How often it is killed with SIGKILL on the way.")] = 5,
-    kafka: Annotated[bool, typer.Option("--kafka", help="From Kafka to Kafka, on a broker started for it.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     seed: Annotated[int | None, typer.Option(help="Makes the same rows and kills again.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the folder with all files for a look.")] = False,
@@ -20,5 +19,5 @@ def demo(
     from penstock.dev.demo.run import DemoOptions, run_demo
 
     prepare_environment()
-    status = run_demo(DemoOptions(rows=rows, kills=kills, kafka=kafka, json=json, seed=seed, keep=keep))
+    status = run_demo(DemoOptions(rows=rows, kills=kills, json=json, seed=seed, keep=keep))
     raise typer.Exit(status)

@@ -198,8 +198,8 @@ def test_demo_hands_its_options_over(invoke: Invoke, monkeypatch: pytest.MonkeyP
         return 3
 
     monkeypatch.setattr(demo, "run_demo", play)
-    assert invoke("demo", "--rows", "10", "--kills", "0", "--kafka", "--seed", "4")[0] == 3
-    assert given == [demo.DemoOptions(rows=10, kills=0, kafka=True, json=False, seed=4, keep=False)]
+    assert invoke("demo", "--rows", "10", "--kills", "0", "--seed", "4")[0] == 3
+    assert given == [demo.DemoOptions(rows=10, kills=0, json=False, seed=4, keep=False)]
 
 
 @pytest.mark.parametrize("port", ["0", "-1", "65536", "99999999", "x"])

@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.dev.demo import run as demo
-from penstock.dev.demo.files import FileStage, output_folder
-from penstock.dev.demo.job_process import JobConfig
+from penstock.dev.demo.job import output_folder
 from penstock.dev.demo.plan import PHASES, Moment, Progress, moments
-from penstock.dev.demo.result import judge
+from penstock.dev.demo.result import Outputs, judge
 from penstock.dev.demo.run import DemoOptions, run_demo
 from penstock.dev.demo.truth import COLUMNS, Truth
 
@@ -162,15 +161,13 @@ def test_the_judge_and_the_definition_agree_on_the_last_totals() -> None:
 
 
 def test_a_reader_that_sees_half_an_epoch_after_its_commit_is_a_finding(tmp_path: Path) -> None:
-    stage = FileStage(JobConfig(str(tmp_path), "files", ROWS, 1000.0))
+    outputs = Outputs(tmp_path)
     write_outputs(tmp_path)
     hidden = files(tmp_path, "payments")[1]
     aside = hidden.rename(tmp_path / hidden.name)
-    stage.look()
+    outputs.look()
     aside.rename(hidden)
-    stage.look()
-    progress = Progress(ROWS, [])
-    outputs = stage.outputs(progress)
+    outputs.look()
     now = outputs.looks[0].at
     done = {"payments": {0: (now - 2, now - 1)}}
     under_way = {"payments": {0: (now - 1, now + 1)}}
@@ -238,14 +235,4 @@ def test_a_recovery_is_timed_from_the_restart_to_the_first_commit() -> None:
     assert progress.committed == {"payments": 9}
     assert [recovery.seconds for recovery in progress.recoveries] == [5.0]
     assert progress.spans["payments"][3] == (100.0, 100.0)
-    assert progress.sizes("payments") == {3: 7}
     assert feed(progress, event("failed", error="no")) == ["payments failed: no"]
-
-
-def test_rows_before_the_last_stable_offsets_belong_to_the_first_epochs() -> None:
-    kafka = pytest.importorskip("penstock.dev.demo.kafka", exc_type=ImportError)
-    places = [np.array([0, 1, 4, 5]), np.array([2, 9])]  # markers and aborted rows lie in between
-    assert kafka._visible(places, [4, 3]) == 3
-    assert kafka._visible(places, [6, 10]) == 6
-    assert kafka._by_epoch(3, {0: 2, 1: 2, 2: 2}) == {0: 2, 1: 1, 2: 0}
-    assert kafka._by_epoch(7, {0: 2, 1: 4}) == {0: 2, 1: 4, -1: 1}

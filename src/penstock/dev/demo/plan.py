@@ -1,17 +1,17 @@
-"""When to kill, and what the job's events have told so far. Both are pure: events in, answers out."""
+"""When to kill, and what the job's events say so far. Both are pure: events in, answers out."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from penstock.dev.demo.job_process import Event
+Event: TypeAlias = "Mapping[str, Any]"
 
 #: The steps of an epoch after which a kill may come. "any" is any line, and then some part of a second.
 PHASES = ("opened", "precommitted", "decided", "committed", "any")
@@ -57,11 +57,9 @@ class Progress:
     committed: Counter[str] = field(default_factory=Counter)  # rows, by query
     epochs: set[tuple[str, int]] = field(default_factory=set)
     spans: dict[str, dict[int, tuple[float, float]]] = field(default_factory=dict)  # decided, complete
-    prepared: dict[str, dict[int, int]] = field(default_factory=dict)  # rows of each epoch, by query
     last: dict[str, Event] = field(default_factory=dict)  # the newest event of each query
     kills: list[str] = field(default_factory=list)  # what the job was doing
     recoveries: list[Recovery] = field(default_factory=list)
-    commits: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=40))  # time, payments
     runs: int = 0
     _began: float = 0.0
     _actions: list[str] = field(default_factory=list)
@@ -71,7 +69,6 @@ class Progress:
         self.runs += 1
         self._began, self._actions, self._has_committed = now, [], False
         self.last.clear()
-        self.commits.clear()
 
     def note_kill(self) -> str:
         """Note a kill; returns what the job was last seen doing."""
@@ -89,8 +86,6 @@ class Progress:
             self.last[query] = event
         if name == "recovered":
             self._actions.append(str(event.get("action", "none")))
-        elif name == "precommitted":
-            self.prepared.setdefault(query, {})[int(event["epoch"])] = int(event["rows"])
         elif name == "decided":
             self.spans.setdefault(query, {}).setdefault(int(event["epoch"]), (float(event["time"]), math.inf))
         elif name == "committed":
@@ -104,26 +99,20 @@ class Progress:
 
     def _commit(self, query: str, event: Event) -> None:
         """A commit is under way from its decision until it is done, by the run that began it or by a later one, which
-        then says so again. Where a run died before it could tell of its decision, the beginning is not known."""
+        then writes the event again. Where a run died before it wrote its decision, the beginning is not known."""
         epoch, time = int(event["epoch"]), float(event["time"])
         began, ended = self.spans.setdefault(query, {}).get(epoch, (-math.inf, math.inf))
         self.spans[query][epoch] = (began, min(ended, time))
         if (query, epoch) not in self.epochs:
             self.epochs.add((query, epoch))
             self.committed[query] += int(event.get("rows", 0))
-            self.commits.append((time, self.committed["payments"]))
 
     def _note_recovery(self, time: float) -> Iterator[str]:
         if not self._has_committed and self.kills:
             self.recoveries.append(Recovery(time - self._began, tuple(self._actions)))
-            found = ", ".join(self._actions) or "nothing"
-            yield f"recovered in {self.recoveries[-1].seconds:.1f} s, to do was: {found}"
+            actions = ", ".join(self._actions) or "nothing"
+            yield f"recovered in {self.recoveries[-1].seconds:.1f} s, to do was: {actions}"
         self._has_committed = True
-
-    def sizes(self, query: str) -> dict[int, int]:
-        """Rows of each epoch that was decided, as its last attempt prepared them."""
-        spans = self.spans.get(query, {})
-        return {epoch: rows for epoch, rows in self.prepared.get(query, {}).items() if epoch in spans}
 
     def kill_after(self, event: Event) -> float | None:
         """Seconds to wait before a kill, if this event is the moment for the next one.
@@ -136,11 +125,3 @@ class Progress:
         moment, done = self.plan[len(self.kills)], self.committed["payments"]
         ripe = moment.rows <= done < self.rows
         return moment.delay if ripe and moment.phase in ("any", event["event"]) else None
-
-    @property
-    def speed(self) -> float:
-        """Payments a second, over the latest commits of this run."""
-        if len(self.commits) < 2:
-            return 0.0
-        (began, before), (ended, after) = self.commits[0], self.commits[-1]
-        return (after - before) / (ended - began) if ended > began else 0.0

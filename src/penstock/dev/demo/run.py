@@ -1,48 +1,56 @@
 """The demo: a real job, killed again and again, whose outputs are then checked row by row.
 
-    generator ──▶ payments (every row)         ──▶ sink
-              └─▶ totals   (a sum per account) ──▶ sink
+    generator ──▶ payments (every row)         ──▶ files
+              └─▶ totals   (a sum per account) ──▶ files
 
 The job runs as its own process (`job`) and is killed with SIGKILL, JVM and workers with it, at moments that fall
-into every phase of an epoch. It is started again each time, and at the end plain Python and numpy compute from the
+into every phase of an epoch. It is restarted each time, and at the end plain Python and numpy compute from the
 definition of the payments (`truth`, which uses neither Spark nor the generator) what must be there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import random
 import secrets
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.dev.demo.job_process import POLL_SECONDS, JobConfig, JobProcess
-from penstock.dev.demo.plan import Progress, moments
-from penstock.dev.demo.result import DemoResult, Stage, Watcher, judge
+from penstock.dev.demo.job import JobConfig
+from penstock.dev.demo.plan import Event, Progress, moments
+from penstock.dev.demo.result import DemoResult, Outputs, judge
 from penstock.dev.demo.view import View, open_view
 from penstock.errors import DevelopmentError, PenstockError
+from penstock.processes import end_session
 
 #: How long each run of the job should have work for: enough epochs to be killed in, little enough to keep waiting fun.
 SECONDS_PER_RUN = 2.5
 #: Rows a second that two cores handle besides everything else; a longer demo simply takes longer.
 MOST_ROWS_PER_SECOND = 50_000.0
-#: A job that says nothing for so long hangs: starting Spark takes seconds, on a busy machine a minute.
+#: A job without events for so long hangs: starting Spark takes seconds, on a busy machine a minute.
 SILENCE_SECONDS = 180.0
+#: Between two reads of the events: short against the milliseconds that a phase of an epoch lasts.
+POLL_SECONDS = 0.002
+
+#: Followed by the path of a `JobConfig`.
+COMMAND = (sys.executable, "-m", "penstock.dev.demo.job")
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What `penstock demo` can be asked for. The same seed kills at the same places of the same plan."""
+    """The options of `penstock demo`. The same seed kills at the same places of the same plan."""
 
     rows: int = 200_000
     kills: int = 5
-    kafka: bool = False
     json: bool = False
     seed: int | None = None
     keep: bool = False
@@ -55,21 +63,18 @@ class DemoOptions:
 def run_demo(options: DemoOptions) -> int:
     """Play the demo and show it; 0 if every row came out exactly once and every total is right, otherwise 1.
 
-    The temporary folder is removed afterwards, unless `keep` was asked for or something was wrong.
+    The temporary folder is removed afterwards, except with `keep` or if something was wrong.
     """
     seed = options.seed if options.seed is not None else secrets.randbelow(1_000_000)
-    mode = "kafka" if options.kafka else "files"
     folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    view = open_view(
-        f"Penstock demo: {mode}, {options.rows:,} rows, {options.kills} kills, seed {seed}", as_json=options.json
-    )
+    view = open_view(f"Penstock demo: {options.rows:,} rows, {options.kills} kills, seed {seed}", as_json=options.json)
     keep = True
     try:
-        with _ending_like_ctrl_c():
+        with _sigterm_as_ctrl_c():
             result = _play(options, seed, folder, view)
         keep = options.keep or not result.ok
         view.verdict(result)
-        return result.status
+        return 0 if result.ok else 1
     except KeyboardInterrupt:
         keep = options.keep
         return 130
@@ -80,12 +85,8 @@ def run_demo(options: DemoOptions) -> int:
 
 
 @contextlib.contextmanager
-def _ending_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM, as `timeout` and service managers send it, ends the job and the broker too. Only in the main thread,
-    where handlers can be installed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM, as `timeout` and service managers send it, ends the job too."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -96,67 +97,99 @@ def _ending_like_ctrl_c() -> Iterator[None]:
 def _play(options: DemoOptions, seed: int, folder: Path, view: View) -> DemoResult:
     began = time.monotonic()
     progress = Progress(options.rows, moments(options.kills, options.rows, random.Random(seed)))
-    found = DemoResult("kafka" if options.kafka else "files", options.rows, seed)
-    run: _Run | None = None
+    result = DemoResult(options.rows, seed)
+    outputs, run = Outputs(folder), _Run(options, folder, progress, view)
+    outputs.start()
     try:
-        with contextlib.ExitStack() as stack:
-            stage = _open_stage(options, folder, view)
-            stack.callback(stage.close)
-            watcher = Watcher(stage.look)
-            watcher.start()
-            stack.callback(watcher.cancel)
-            run = _Run(stage, folder, progress, view)
-            run.run_until_done()
-            watcher.end()
-            view.note("the job has ended; checking every row")
-            payments, totals, atomicity = judge(options.rows, stage.outputs(progress), progress.spans)
-            found = replace(found, payments=payments, totals=totals, atomicity=atomicity)
+        run.run_until_done()
+        outputs.end()
+        view.note("the job has ended; checking every row")
+        payments, totals, atomicity = judge(options.rows, outputs, progress.spans)
+        result = replace(result, payments=payments, totals=totals, atomicity=atomicity)
     except Exception as problem:  # whatever it was, the demo has an answer: not proven
         error = str(problem) if isinstance(problem, PenstockError) else f"{type(problem).__name__}: {problem}"
-        tail = run.job.tail() if run is not None and run.job is not None else []
-        found = replace(found, error=error, log_tail=tail)
+        result = replace(result, error=error, log_tail=run.job.tail() if run.job is not None else [])
+    finally:
+        outputs.cancel()
     seconds = time.monotonic() - began
     return replace(
-        found,
-        kills=len(progress.kills),
+        result,
         killed_after=progress.kills,
-        recovery_seconds=[recovery.seconds for recovery in progress.recoveries],
-        recovery_actions=[recovery.actions for recovery in progress.recoveries],
+        recoveries=progress.recoveries,
         epochs=len(progress.epochs),
         seconds=seconds,
-        rows_per_second=options.rows / seconds,
-        folder=str(folder) if options.keep or not found.ok else "",
+        folder=str(folder) if options.keep or not result.ok else "",
     )
 
 
-def _open_stage(options: DemoOptions, folder: Path, view: View) -> Stage:
-    if options.kafka:
-        from penstock.dev.demo.kafka import KafkaStage
+class JobProcess:
+    """One run of the job, killed as a machine kills it: driver, JVM and workers at once, found by their session.
 
-        view.note("starting a Kafka broker and writing the payments into it")
-        return KafkaStage(JobConfig(str(folder), "kafka", options.rows, options.rate))
-    from penstock.dev.demo.files import FileStage
+    Its events and its log go to files of its own: a run that dies in the middle of a line spoils no other run's.
+    """
 
-    return FileStage(JobConfig(str(folder), "files", options.rows, options.rate))
+    def __init__(self, folder: Path, config: Path, number: int) -> None:
+        self.log = folder / f"job-{number}.log"
+        self._events = folder / f"events-{number}.jsonl"
+        self._position = 0
+        self.began = time.time()
+        # The job works in the demo's folder, so that nothing Spark leaves behind lands in the user's; a path relative
+        # to the user's folder has to stay what it is.
+        path = os.environ.get("PYTHONPATH", "")
+        absolute = os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep) if entry)
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*COMMAND, str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": absolute, "PENSTOCK_EVENTS": str(self._events)},
+                start_new_session=True,
+            )
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, or None while it runs."""
+        return self._process.poll()
+
+    def events(self) -> list[Event]:
+        """What the job wrote since the last call; a line that is not finished waits for the next."""
+        try:
+            with self._events.open("rb") as file:
+                file.seek(self._position)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._position += len(whole)
+        return [json.loads(line) for line in whole.splitlines() if line.strip()]
+
+    def kill(self) -> bool:
+        """SIGKILL to every process of the job, and return once all are gone. False if it had ended before."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.status is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+        status = self._process.wait()
+        end_session(self._process.pid, 0)
+        return status == -signal.SIGKILL
+
+    def tail(self, lines: int = 25) -> list[str]:
+        """The end of the job's log."""
+        return self.log.read_text(errors="replace").splitlines()[-lines:]
 
 
-@dataclass(slots=True)
 class _Run:
     """Starts the job as often as it takes."""
 
-    stage: Stage
-    folder: Path
-    progress: Progress
-    view: View
-    job: JobProcess | None = None
-    _config: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._config = self.folder / "job.json"
-        self.stage.config.write(self._config)
+    def __init__(self, options: DemoOptions, folder: Path, progress: Progress, view: View) -> None:
+        self.folder, self.progress, self.view = folder, progress, view
+        self.job: JobProcess | None = None
+        self._config = folder / "job.json"
+        JobConfig(str(folder), options.rows, options.rate).write(self._config)
 
     def run_until_done(self) -> None:
-        """Returns once the job has done everything; `DevelopmentError` if it fails or hangs."""
+        """Returns once the job has processed every row; `DevelopmentError` if it fails or hangs."""
         try:
             killed = True
             while killed:
@@ -169,44 +202,42 @@ class _Run:
                 self.job.kill()
 
     def _watch(self, job: JobProcess) -> bool:
-        """Follow one run; True if it was killed, False if it ended by itself or because all is done."""
+        """Follow one run; True if it was killed, False if it ended by itself."""
         heard = time.monotonic()
         while True:
             status = job.status  # asked before the events, so that none of the last ones is missed
             for event in job.events():
                 heard = time.monotonic()
-                for line in self.progress.take(event):
-                    self.view.note(line)
+                self._take(event)
                 wait = self.progress.kill_after(event)
                 if wait is not None and status is None and self._kill(job, wait):
                     return True
             self.view.tick(self.progress)
             if status is not None:
                 if status != 0:
-                    raise self._failure(f"The demo's job ended with exit status {status}.")
+                    raise _failure(f"The demo's job ended with exit status {status}.")
                 return False
-            if self.stage.full():
-                job.stop()
-            elif time.monotonic() - heard > SILENCE_SECONDS:
-                if self.stage.endless and self.progress.commits:
-                    job.stop()  # it has come to an end without everything: the verdict will say what is missing
-                    continue
-                raise self._failure(f"The demo's job has said nothing for {SILENCE_SECONDS:.0f} seconds.")
+            if time.monotonic() - heard > SILENCE_SECONDS:
+                raise _failure(f"The demo's job has written no event for {SILENCE_SECONDS:.0f} seconds.")
             time.sleep(POLL_SECONDS)
 
     def _kill(self, job: JobProcess, wait: float) -> bool:
         time.sleep(wait)
         if not job.kill():
             return False
-        for event in job.events():  # what it still said before it died
-            for line in self.progress.take(event):
-                self.view.note(line)
+        for event in job.events():  # the last ones before it died
+            self._take(event)
         self.view.note(f"kill {len(self.progress.kills) + 1}: SIGKILL after {self.progress.note_kill()}")
         return True
 
-    def _failure(self, happened: str) -> DevelopmentError:
-        return DevelopmentError(
-            f"{happened} The end of its log is above.",
-            safe="everything it wrote is kept.",
-            to_do="read the logs in the demo's folder.",
-        )
+    def _take(self, event: Event) -> None:
+        for line in self.progress.take(event):
+            self.view.note(line)
+
+
+def _failure(happened: str) -> DevelopmentError:
+    return DevelopmentError(
+        f"{happened} The end of its log is above.",
+        safe="everything it wrote is kept.",
+        to_do="read the logs in the demo's folder.",
+    )

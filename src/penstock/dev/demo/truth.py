@@ -1,4 +1,4 @@
-"""What the demo's payments are, said twice: once to the generator in SQL, once to the judge in numpy.
+"""The definition of the demo's payments, twice: in SQL for the generator, in numpy for the judge.
 
 The two share nothing but the numbers in them, and the judge uses neither Spark nor `DataGenSource`: a fault of the
 generator, of the plan or of a sink shows as a difference. All arithmetic is on integers, so both sides are exact.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ACCOUNTS = 500
 
-#: What the generator is told. Accounts come in no simple order, and an epoch of a thousand rows has most of them.
+#: For the generator. Accounts come in no simple order, and an epoch of a thousand rows has most of them.
 COLUMNS: Mapping[str, str] = {
     "id": "id",
     "account": f"concat('acc-', lpad(cast(pmod(id * 7919 + id div 97, {ACCOUNTS}) AS string), 4, '0'))",
@@ -53,17 +53,6 @@ class TotalsVerdict:
             f"{head}: {self.wrong:,} wrong, {self.repeated:,} repeated, {self.unfinished:,} accounts incomplete",
             *(() if self.order.ok else self.order.lines()),
         ]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "ok": self.ok,
-            "rows": self.rows,
-            "accounts": self.accounts,
-            "wrong": self.wrong,
-            "repeated": self.repeated,
-            "unfinished": self.unfinished,
-            "order": self.order.to_dict(),
-        }
 
 
 class Truth:

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live page in a terminal, plain lines elsewhere, nothing but JSON on demand."""
+"""What the demo shows: a live page in a terminal, plain lines elsewhere; with `--json` only the result."""
 
 # ruff: noqa: T201  to print is what this module is for
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -22,91 +21,58 @@ if TYPE_CHECKING:
     from penstock.dev.demo.plan import Progress
     from penstock.dev.demo.result import DemoResult
 
-#: Redrawing takes some milliseconds of a core that Spark needs.
-_REDRAW_SECONDS = 0.2
-_PLAIN_SECONDS = 5.0  # between two lines of progress where nothing can be redrawn
 
+class View:
+    """Plain lines: one for each `note`, and one of progress every few seconds. `as_json` leaves standard output to the
+    result alone; the end of a failed job's log goes to standard error then."""
 
-class View(ABC):
-    """`note` what happened, `tick` as often as you like, `verdict` once at the end."""
+    pause = 5.0  # seconds between two lines of progress
 
-    def __init__(self, title: str) -> None:
-        self.title = title
-        self.began = time.monotonic()
-        self._drawn = -1e9
+    def __init__(self, title: str, *, as_json: bool = False) -> None:
+        self.title, self._as_json = title, as_json
+        self._began, self._drawn = time.monotonic(), -1e9
+        self.note(title)
 
     @property
     def clock(self) -> str:
-        seconds = int(time.monotonic() - self.began)
+        seconds = int(time.monotonic() - self._began)
         return f"{seconds // 60:02d}:{seconds % 60:02d}"
 
     def tick(self, progress: Progress) -> None:
+        """Show the progress, at most every `pause` seconds; call it as often as you like."""
         if time.monotonic() - self._drawn >= self.pause:
             self._drawn = time.monotonic()
-            self.draw(progress)
-
-    pause = _REDRAW_SECONDS
-
-    @abstractmethod
-    def draw(self, progress: Progress) -> None: ...
-
-    @abstractmethod
-    def note(self, text: str) -> None: ...
-
-    @abstractmethod
-    def verdict(self, result: DemoResult) -> None: ...
-
-    def close(self) -> None:  # noqa: B027  most views have nothing to give back
-        """Give the terminal back; safe to call twice."""
-
-
-class JsonView(View):
-    """Standard output gets the result and nothing else; the end of a failed job's log goes to standard error."""
-
-    def draw(self, progress: Progress) -> None:
-        pass
+            self._draw(progress)
 
     def note(self, text: str) -> None:
-        pass
+        if not self._as_json:
+            print(f"{self.clock}  {text}", flush=True)
 
     def verdict(self, result: DemoResult) -> None:
         for line in result.log_tail:
-            print(line, file=sys.stderr)
-        print(json.dumps(result.to_dict()), flush=True)
+            print(line, file=sys.stderr if self._as_json else sys.stdout)
+        lines = [json.dumps(result.to_dict())] if self._as_json else [*result.lines(), _closing(result)]
+        print("\n".join(lines), flush=True)
 
+    def close(self) -> None:
+        """Restore the terminal; safe to call twice."""
 
-class PlainView(View):
-    """One line for each happening, and one of progress every few seconds."""
-
-    pause = _PLAIN_SECONDS
-
-    def __init__(self, title: str) -> None:
-        super().__init__(title)
-        print(title, flush=True)
-
-    def draw(self, progress: Progress) -> None:
-        print(f"{self.clock}  {_summary(progress)}", flush=True)
-
-    def note(self, text: str) -> None:
-        print(f"{self.clock}  {text}", flush=True)
-
-    def verdict(self, result: DemoResult) -> None:
-        for line in [*result.log_tail, *result.lines(), _closing(result)]:
-            print(line, flush=True)
+    def _draw(self, progress: Progress) -> None:
+        self.note(_summary(progress))
 
 
 class LiveView(View):
     """A page that redraws itself, and the verdict below it."""
 
+    pause = 0.2  # redrawing takes some milliseconds of a core that Spark needs
+
     def __init__(self, title: str, console: Console) -> None:
-        super().__init__(title)
         self._console = console
         self._notes: deque[str] = deque(maxlen=12)
+        super().__init__(title)
+        self._notes.clear()  # the title is on the frame
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._live.start()
-
-    def draw(self, progress: Progress) -> None:
-        self._live.update(self._page(progress), refresh=True)
 
     def note(self, text: str) -> None:
         self._notes.append(f"{self.clock}  {text}")
@@ -122,6 +88,9 @@ class LiveView(View):
     def close(self) -> None:
         self._live.stop()
 
+    def _draw(self, progress: Progress) -> None:
+        self._live.update(self._page(progress), refresh=True)
+
     def _page(self, progress: Progress) -> RenderableType:
         done = progress.committed["payments"]
         bar = Table.grid(padding=(0, 1))
@@ -134,23 +103,19 @@ class LiveView(View):
             step = str(event.get("event", "starting"))
             took = f"{event['commit_ms']:.1f} ms" if "commit_ms" in event else ""
             queries.add_row(name, str(event.get("epoch", "")), step, f"{progress.committed[name]:,}", took)
-        notes = Text("\n".join(self._notes))
-        return Panel(
-            Group(bar, Text(), queries, Text(), notes), title=f"{self.title}   {self.clock}", title_align="left"
-        )
+        page = Group(bar, Text(), queries, Text(), Text("\n".join(self._notes)))
+        return Panel(page, title=f"{self.title}   {self.clock}", title_align="left")
 
 
 def open_view(title: str, *, as_json: bool) -> View:
     """The view for where standard output goes."""
-    if as_json:
-        return JsonView(title)
     console = Console()
-    return LiveView(title, console) if console.is_terminal else PlainView(title)
+    return LiveView(title, console) if console.is_terminal and not as_json else View(title, as_json=as_json)
 
 
 def _summary(progress: Progress) -> str:
     return (
-        f"{progress.committed['payments']:,} of {progress.rows:,} rows, {progress.speed:,.0f} rows/s, "
+        f"{progress.committed['payments']:,} of {progress.rows:,} rows, "
         f"{len(progress.epochs):,} epochs, {len(progress.kills)} of {len(progress.plan)} kills"
     )
 
