@@ -665,14 +665,14 @@ def test_the_check_writes_nothing_and_says_what_is_missing(story: Callable[..., 
 def test_the_check_compares_the_planned_rows_with_the_table(story: Callable[..., Story]) -> None:
     from pyspark.sql.types import DoubleType, IntegerType, StringType, StructType
 
-    from penstock.sinks.postgres import check
+    from penstock.sinks.postgres import tables
 
     one = story("two_phase", "id bigint, name text, doc jsonb")
     inner = StructType().add("a", IntegerType())
     fine = StructType().add("id", IntegerType()).add("name", StringType()).add("doc", inner)
-    assert check.check(one.sink, CONTEXT, fine) == []
+    assert tables.check(one.sink, CONTEXT, fine) == []
     with pytest.raises(SchemaMismatch, match=r"'id' is double.*no column 'nmae' \(it has 'name'\)"):
-        check.check(one.sink, CONTEXT, StructType().add("id", DoubleType()).add("nmae", StringType()))
+        tables.check(one.sink, CONTEXT, StructType().add("id", DoubleType()).add("nmae", StringType()))
 
 
 def test_a_user_without_rights(story: Callable[..., Story], postgres: Postgres) -> None:

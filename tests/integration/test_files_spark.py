@@ -19,7 +19,7 @@ from penstock.errors import ConfigurationError, SchemaMismatch
 from penstock.sinks.files import FileSink
 from penstock.sinks.files.text import LOSSLESS
 from penstock.sinks.redis import RedisSink
-from penstock.sinks.sql.rows import with_json
+from penstock.sinks.sql.tables import with_json
 from penstock.sources.datagen import DataGenSource
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import Any
 
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
-from penstock.sinks.mysql.faults import DUPLICATE, LOCK_TIMEOUT, XA_UNKNOWN, ServerError
-from penstock.sinks.mysql.session import Login
+from penstock.sinks.mysql.session import DUPLICATE, LOCK_TIMEOUT, XA_UNKNOWN, Login, ServerError
 from penstock.sinks.mysql.tables import FORMAT, Names
 
 SCOPE = SinkScope("job", "out", 3)

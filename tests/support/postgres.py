@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.checkpoint.decision import Committable
 from penstock.contracts.sink import TwoPhaseSink
 from penstock.sinks.postgres import PostgresSink
-from penstock.sinks.sql.modes import SqlMode
+from penstock.sinks.sql.tables import SqlMode
 from penstock.testing.sink_contract import SinkHarness
 from tests.support.servers.postgres import Postgres
 

@@ -17,9 +17,9 @@ import psycopg
 
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
-from penstock.sinks.postgres.catalog import Place
 from penstock.sinks.postgres.connection import Server
-from penstock.sinks.sql.names import label
+from penstock.sinks.postgres.tables import Place
+from penstock.sinks.sql.tables import label
 
 SCOPE = SinkScope("job", "out", 3)
 PLACE = Place("public", "orders", "own")

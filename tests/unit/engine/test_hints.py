@@ -16,8 +16,7 @@ from penstock.engine.preparation import EpochOutputs
 from penstock.engine.task import Route, Writing
 from penstock.errors import AccessDenied, PenstockError, SystemUnavailable
 from penstock.sinks.mysql.dialect import MySqlDialect
-from penstock.sinks.mysql.faults import ServerError
-from penstock.sinks.mysql.session import Login
+from penstock.sinks.mysql.session import Login, ServerError
 from penstock.sinks.mysql.tables import Names
 from penstock.sinks.sql import committer as sql
 from penstock.sinks.tables import committer as tables

@@ -16,7 +16,7 @@ from penstock.deadline import Deadline
 from penstock.engine.settlement import same_transaction
 from penstock.errors import ConstraintViolated, DataError, PreCommitFailed, SystemUnavailable
 from penstock.sinks.mysql.dialect import MySqlDialect
-from penstock.sinks.mysql.faults import DEADLOCK, LOCK_TIMEOUT, ServerError
+from penstock.sinks.mysql.session import DEADLOCK, LOCK_TIMEOUT, ServerError
 from penstock.sinks.mysql.tables import Names
 from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY, SqlCommitter
 from tests.support.mysql_model import CUT, LOGIN, NAMES, Branch, Marker, Server
@@ -35,7 +35,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    modules = ("sql.committer", "sql.moves", "mysql.dialect")
+    modules = ("sql.committer", "mysql.dialect")
     return record_pauses(monkeypatch, *(f"penstock.sinks.{module}" for module in modules))
 
 

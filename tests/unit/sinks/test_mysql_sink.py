@@ -12,11 +12,11 @@ import pytest
 from penstock import errors
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import ConfigurationError
-from penstock.sinks.mysql import MySqlSink, check
-from penstock.sinks.mysql.faults import ServerError, fault, mapper, refused_rows
+from penstock.sinks.mysql import MySqlSink, tables
+from penstock.sinks.mysql.session import ServerError, fault, mapper, refused_rows
 from penstock.sinks.mysql.tables import Names, Table, blurred, collation, creation, require_key, unique_keys
 from penstock.sinks.mysql.types import bent, column_type, refusal
-from penstock.sinks.sql.rows import Column
+from penstock.sinks.sql.tables import Column
 
 SCOPE = SinkScope("job", "out", 7)
 
@@ -250,13 +250,13 @@ def test_an_index_on_the_beginning_of_a_column_is_none_on_it() -> None:
     ],
 )
 def test_which_servers_keep_prepared_transactions(version: str, more: dict[str, Any], refused: str | None) -> None:
-    said = check.two_phase_refusal(Saying(**more, version=[(version,)]))  # type: ignore[arg-type]
+    said = tables.two_phase_refusal(Saying(**more, version=[(version,)]))  # type: ignore[arg-type]
     assert said is None if refused is None else refused in str(said)
 
 
 @pytest.mark.parametrize(("version", "said"), [("10.11.6-MariaDB-0", []), ("8.4.3", ["MySQL 8.4.3"])])
 def test_a_check_says_that_mysql_itself_is_not_what_is_tested(version: str, said: list[str]) -> None:
-    found = list(check._product(Saying(version=[(version,)])))  # type: ignore[arg-type]
+    found = list(tables._product(Saying(version=[(version,)])))  # type: ignore[arg-type]
     assert [part in one for part, one in zip(said, found, strict=True)] == [True] * len(said)
 
 
@@ -277,7 +277,7 @@ def test_an_explanation_says_on_what_it_is_tested() -> None:
 )
 def test_rights_as_the_server_shows_them(lines: list[str], table: Any, database: Any, complete: bool) -> None:
     session: Any = Saying(show_grants=[(line,) for line in lines])
-    granted, all_told = check.rights(session, Names.of(SCOPE, "shop", "orders"))
+    granted, all_told = tables.rights(session, Names.of(SCOPE, "shop", "orders"))
     assert table <= granted["table"]
     assert database <= granted["database"]
     assert all_told is complete

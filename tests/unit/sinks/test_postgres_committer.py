@@ -28,7 +28,7 @@ from penstock.errors import (
 from penstock.failpoints import hooked
 from penstock.sinks.postgres.dialect import PostgresDialect
 from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY, SqlCommitter
-from penstock.sinks.sql.names import staging_prefix
+from penstock.sinks.sql.tables import staging_prefix
 from tests.support.postgres_model import SCOPE, Database, cut, gid
 from tests.support.sleeping import record_pauses, sleeping
 
@@ -44,7 +44,7 @@ def database(monkeypatch: pytest.MonkeyPatch) -> Database:
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    modules = ("sql.committer", "sql.moves", "postgres.dialect")
+    modules = ("sql.committer", "postgres.dialect")
     return record_pauses(monkeypatch, *(f"penstock.sinks.{module}" for module in modules))
 
 

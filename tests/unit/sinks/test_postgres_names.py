@@ -6,10 +6,9 @@ import pytest
 
 from penstock import errors
 from penstock.contracts.sink import SinkScope, WriterScope
-from penstock.sinks.postgres.connection import Server
+from penstock.sinks.postgres.connection import Server, mapper
 from penstock.sinks.postgres.dialect import application
-from penstock.sinks.postgres.faults import mapper
-from penstock.sinks.sql import names
+from penstock.sinks.sql import tables as names
 from penstock.sinks.sql.faults import Fault
 
 LARGE = 2**63 - 1

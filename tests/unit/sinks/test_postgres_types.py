@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import types as spark
 
 from penstock.errors import SchemaMismatch
-from penstock.sinks.postgres.catalog import Place, Table, fits, new_table
 from penstock.sinks.postgres.dialect import move_statement
-from penstock.sinks.postgres.loader import csv_of
+from penstock.sinks.postgres.tables import Place, Table, fits, new_table
 from penstock.sinks.postgres.types import PgColumn, Unstorable, column_type, goes_as_json, refusal, route
+from penstock.sinks.postgres.writer import csv_of
 
 PLACE = Place("public", "orders", "public")
 

@@ -9,7 +9,7 @@ from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.naming import check_name
 from penstock.sinks.mysql.tables import Names
 from penstock.sinks.redis.scripts import Layout
-from penstock.sinks.sql.names import label, numbers_in, staging_generation, staging_name, writer_name
+from penstock.sinks.sql.tables import label, numbers_in, staging_generation, staging_name, writer_name
 
 # Names as users may give them, made of what could be taken for a separator; some longer than a label.
 NAMES = st.builds(lambda first, rest, more: first + rest + more, st.sampled_from("ab"), st.text("ab-._g1", max_size=6),

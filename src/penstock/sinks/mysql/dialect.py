@@ -31,11 +31,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SystemUnavailable
-from penstock.sinks.mysql.faults import DUPLICATE, LOCK_TIMEOUT, NO_SUCH_THREAD, XA_UNKNOWN, ServerError, mapper
-from penstock.sinks.mysql.session import Login, Session
-from penstock.sinks.mysql.tables import Names
+from penstock.sinks.mysql.session import (
+    DUPLICATE,
+    LOCK_TIMEOUT,
+    NO_SUCH_THREAD,
+    XA_UNKNOWN,
+    Login,
+    ServerError,
+    Session,
+    mapper,
+)
+from penstock.sinks.mysql.tables import Names, two_phase_refusal
 from penstock.sinks.sql.dialect import MARKERS, SINKS, Dialect, Found, Proof, name_of
-from penstock.sinks.sql.names import quoted
+from penstock.sinks.sql.tables import quoted
 
 if TYPE_CHECKING:
     from penstock.checkpoint.decision import Committable
@@ -94,8 +102,6 @@ class MySqlDialect(Dialect[Session]):
     # The sink's own tables
 
     def mode(self, connection: Session) -> str:
-        from penstock.sinks.mysql.check import two_phase_refusal
-
         if self._chosen != "auto":
             return self._chosen
         return "staged" if two_phase_refusal(connection) else "two_phase"

@@ -12,8 +12,7 @@ from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSi
 from penstock.durations import seconds
 from penstock.errors import ConfigurationError
 from penstock.sinks.mysql.session import Login, Session
-from penstock.sinks.sql.modes import MODES, SqlMode, check_length, check_mode, require_key
-from penstock.sinks.sql.names import quoted, split_table
+from penstock.sinks.sql.tables import MODES, SqlMode, check_length, check_mode, quoted, require_key, split_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -92,7 +91,7 @@ class MySqlSink(TwoPhaseSink):
 
     def shape(self, frame: DataFrame) -> DataFrame:
         from penstock.sinks.mysql.types import is_nested, of_spark
-        from penstock.sinks.sql.rows import with_json
+        from penstock.sinks.sql.tables import with_json
 
         # Remembered, because JSON is plain text by the time a writer sees it, and for `check`.
         given = tuple((field.name, of_spark(field.name, field.dataType)) for field in frame.schema.fields)
@@ -101,11 +100,11 @@ class MySqlSink(TwoPhaseSink):
         return with_json(frame, is_nested, decimals_as_text=True)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        from penstock.sinks.mysql import check
+        from penstock.sinks.mysql import tables
 
         dialect = self._dialect(SinkScope(context.job, uid, 0))
         with self._connected(dialect) as session:
-            return [Finding(uid, text) for text in check.findings(session, dialect, self, self.given)]
+            return [Finding(uid, text) for text in tables.findings(session, dialect, self, self.given)]
 
     def open_writer(self, scope: WriterScope) -> MySqlWriter:
         from penstock.sinks.mysql.writer import MySqlWriter

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataError, SchemaMismatch
 from penstock.sinks.files.text import digits_of
-from penstock.sinks.sql.names import quoted
-from penstock.sinks.sql.rows import Column
+from penstock.sinks.sql.tables import Column, quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import ConstraintViolated, DataError, PenstockError
 from penstock.sinks.mysql.dialect import MySqlDialect
-from penstock.sinks.mysql.faults import NO_TABLE, SYSTEM, ServerError, refused_rows
-from penstock.sinks.mysql.session import Session
+from penstock.sinks.mysql.session import NO_TABLE, SYSTEM, ServerError, Session, refused_rows
 from penstock.sinks.mysql.tables import Given, Names, Table
 from penstock.sinks.mysql.types import CHUNK, Statement, bent, chunks, lines, of_arrow
 from penstock.sinks.sql.dialect import NOTHING, payload_of
 from penstock.sinks.sql.faults import ErrorMapper
-from penstock.sinks.sql.rows import require_values
+from penstock.sinks.sql.tables import require_values
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,9 +1,7 @@
-"""PostgreSQL as an exactly-once target: prepared transactions, or staging tables moved in one transaction.
+"""Exactly once into PostgreSQL: prepared transactions, or staging tables moved in one transaction.
 
-`sink` describes and `check` asks the server; `writer`, `loader` and `types` are a task's side; `dialect` is what
-`penstock.sinks.sql` needs to commit and to prove; `connection`, `catalog` and `faults` serve both. May import
-`penstock.sinks.sql` and what that may. `PostgresSink` is public.
-"""
+`writer` and `types` are a task's side; `dialect` is what `penstock.sinks.sql` needs to commit and to prove;
+`connection` and `tables` (with the check before a start) serve both. `PostgresSink` is public."""
 
 from penstock.sinks.postgres.sink import PostgresSink
 

@@ -21,10 +21,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SystemUnavailable
-from penstock.sinks.postgres.connection import Line, client
-from penstock.sinks.postgres.faults import OBJECT_IN_USE, UNDEFINED_OBJECT, mapper
+from penstock.sinks.postgres.connection import OBJECT_IN_USE, UNDEFINED_OBJECT, Line, client, mapper
 from penstock.sinks.sql.dialect import Dialect, Found, Proof, name_of
-from penstock.sinks.sql.names import digest, label, literal, numbers_in, quoted, staging_generation, staging_prefix
+from penstock.sinks.sql.tables import digest, label, literal, numbers_in, quoted, staging_generation, staging_prefix
 
 if TYPE_CHECKING:
     from penstock.checkpoint.decision import Committable

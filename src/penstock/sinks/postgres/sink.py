@@ -11,10 +11,10 @@ from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSi
 from penstock.deadline import Deadline
 from penstock.durations import seconds
 from penstock.errors import AccessDenied, SystemUnavailable, TableMissing
-from penstock.sinks.postgres.catalog import Place
-from penstock.sinks.postgres.connection import Line, Server, client
-from penstock.sinks.sql.modes import MODES, SqlMode, check_length, check_mode, require_key
-from penstock.sinks.sql.names import quoted, split_table
+from penstock.sinks.postgres import tables
+from penstock.sinks.postgres.connection import Line, Server, client, mapper
+from penstock.sinks.postgres.tables import Place
+from penstock.sinks.sql.tables import MODES, SqlMode, check_length, check_mode, quoted, require_key, split_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -109,7 +109,7 @@ class PostgresSink(TwoPhaseSink):
     def shape(self, frame: DataFrame) -> DataFrame:
         """Nested columns become JSON. In an epoch the table is made if need be, and compared with the frame."""
         from penstock.sinks.postgres.types import column_type, goes_as_json
-        from penstock.sinks.sql.rows import with_json
+        from penstock.sinks.sql.tables import with_json
 
         for field in frame.schema.fields:
             column_type(field.dataType)
@@ -121,9 +121,7 @@ class PostgresSink(TwoPhaseSink):
         return shaped
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        from penstock.sinks.postgres import check
-
-        return [Finding(uid, said) for said in check.check(self, context, self._planned)]
+        return [Finding(uid, said) for said in tables.check(self, context, self._planned)]
 
     def open_writer(self, scope: WriterScope) -> PostgresWriter:
         from penstock.sinks.postgres.writer import PostgresWriter
@@ -153,33 +151,28 @@ class PostgresSink(TwoPhaseSink):
 
     def settle(self, prefix: str, line: Line, since: int | None = None) -> None:
         """Make the sink's own tables, and its row in them, if they are not there. Raises psycopg's errors."""
-        from penstock.sinks.postgres import catalog
-
-        if not catalog.has_own_tables(line.ask, self.place):
-            self._make(catalog.own_tables(self.place), self.place.own_schema, line)
-        if not catalog.is_known(line.ask, self.place, prefix):
-            catalog.make_known(line.ask, self.place, prefix, since)
+        if not tables.has_own_tables(line.ask, self.place):
+            self._make(tables.own_tables(self.place), self.place.own_schema, line)
+        if not tables.is_known(line.ask, self.place, prefix):
+            tables.make_known(line.ask, self.place, prefix, since)
 
     def _meet(self, schema: StructType, shaped: StructType) -> None:
         """Have a table that takes these rows, or raise."""
-        from penstock.sinks.postgres import catalog
-        from penstock.sinks.postgres.faults import mapper
-
         identity = (*self._identity, schema.json())
         if _met.get(identity):
             return
         line, errors = self.line("penstock", _CONNECT_SECONDS), mapper(self.server, str(self.place))
         try:
             with errors.mapped("reading the table"):
-                table = catalog.find(line.ask, self.place)
+                table = tables.find(line.ask, self.place)
                 if table is None:
                     if not self.create:
                         raise errors.error(TableMissing, to_do=self.missing_to_do())
-                    new = catalog.new_table(self.place, schema, self.key)
+                    new = tables.new_table(self.place, schema, self.key)
                     self._make((new,), self.place.schema, line)
                     log.info("made the PostgreSQL table %s: %s", self.place, new)
                 else:
-                    catalog.fits(*arrow_schema(schema, shaped), table, self.place)
+                    tables.fits(*tables.arrow_schema(schema, shaped), table, self.place)
         except SystemUnavailable:
             if identity not in _met:
                 raise
@@ -216,12 +209,3 @@ class PostgresSink(TwoPhaseSink):
 
     def __getstate__(self) -> Mapping[str, Any]:
         return {**self.__dict__, "_planned": None}  # only the driver compares
-
-
-def arrow_schema(schema: StructType, shaped: StructType) -> tuple[Any, list[str]]:
-    """The Arrow schema in which a shaped frame reaches the writers, and the frame's own types for people."""
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_type
-
-    fields = [(field.name, to_arrow_type(field.dataType, timezone="UTC")) for field in shaped.fields]
-    return pa.schema(fields), [field.dataType.simpleString() for field in schema.fields]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SchemaMismatch
-from penstock.sinks.sql.rows import Column
+from penstock.sinks.sql.tables import Column
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,31 +5,201 @@
 
 A staging table is an ordinary, logged one. An unlogged one would be faster and empty after a crash of the server: a
 decided epoch would be lost.
+
+Rows travel as binary COPY made from Arrow by ADBC. Columns that only have a text form (inet, ranges, geometry, …) make
+the whole table go as COPY's CSV instead, which takes about three times as long.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import io
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, EpochError, PenstockError, TableMissing
-from penstock.sinks.postgres import catalog
-from penstock.sinks.postgres.connection import SETTINGS, client
+from penstock.sinks.postgres import tables
+from penstock.sinks.postgres.connection import SETTINGS, SYSTEM, Server, client, is_on_a_key, same_key
 from penstock.sinks.postgres.dialect import PostgresDialect, application
-from penstock.sinks.postgres.faults import SYSTEM, is_on_a_key, same_key
-from penstock.sinks.postgres.loader import ArrowSession, Session, TextSession
 from penstock.sinks.postgres.types import Route, Unstorable, route
 from penstock.sinks.sql.dialect import NOTHING, payload_of
 from penstock.sinks.sql.faults import Fault
-from penstock.sinks.sql.names import literal, numbers_in, quoted, staging_name, writer_name
-from penstock.sinks.sql.rows import require_values
+from penstock.sinks.sql.tables import literal, numbers_in, quoted, require_values, staging_name, writer_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.sinks.postgres.sink import PostgresSink
+
+#: A writer's last look at its fence must show what is there now, whatever the server's default is.
+_ISOLATION = "ISOLATION LEVEL READ COMMITTED"
+
+
+class Session(ABC):
+    """A connection inside a transaction. Used by one thread."""
+
+    @abstractmethod
+    def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Run one statement with `$1` parameters; its rows."""
+
+    @abstractmethod
+    def run(self, statement: str) -> None:
+        """Run one statement without parameters or rows."""
+
+    @abstractmethod
+    def load(self, schema: str, table: str, rows: pa.Table) -> None:
+        """COPY `rows` into a table, by column name."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the connection; what is not committed or prepared is gone."""
+
+
+class ArrowSession(Session):
+    """Over ADBC. Its connections are slow to make (the driver reads the server's types first), so one that ended its
+    transaction in order is kept for the next writer of this process."""
+
+    def __init__(self, server: Server) -> None:
+        self._where = server.libpq()
+        self._connection = _POOL.take(self._where)
+        self._cursor = self._connection.cursor()
+        _POOL.lent(self)
+
+    def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        self._cursor.execute(statement, parameters or None)
+        return list(self._cursor.fetchall())
+
+    def run(self, statement: str) -> None:
+        self._cursor.execute(statement)
+
+    def load(self, schema: str, table: str, rows: pa.Table) -> None:
+        self._cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
+
+    def park(self) -> None:
+        """Keep the connection for the next writer; only after the transaction was ended in order."""
+        self._cursor.close()
+        _POOL.give(self._where, self._connection)
+
+    def close(self) -> None:
+        _close(self._cursor)
+        _close(self._connection)
+
+
+class TextSession(Session):
+    """Over psycopg, with COPY in CSV."""
+
+    def __init__(self, server: Server) -> None:
+        psycopg = client().psycopg
+        self._connection = psycopg.connect(
+            server.libpq(), autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
+        )
+        self.run(f"BEGIN {_ISOLATION}")
+
+    def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        cursor = self._connection.execute(statement, parameters)
+        return list(cursor.fetchall()) if cursor.description is not None else []
+
+    def run(self, statement: str) -> None:
+        self._connection.execute(statement)
+
+    def load(self, schema: str, table: str, rows: pa.Table) -> None:
+        columns = ", ".join(map(quoted, rows.column_names))
+        statement = f"COPY {quoted(schema)}.{quoted(table)} ({columns}) FROM STDIN WITH (FORMAT csv)"
+        with self._connection.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.write(csv_of(rows))
+
+    def close(self) -> None:
+        _close(self._connection)
+
+
+def csv_of(rows: pa.Table) -> memoryview:
+    """`rows` as PostgreSQL reads CSV: text in quotes, null as nothing at all, bytes in hexadecimal."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    for number, field in enumerate(rows.schema):
+        if pa.types.is_binary(field.type):
+            # Row by row, because Arrow has no such function; only tables with both kinds of columns come here.
+            values = [None if value is None else "\\x" + value.hex() for value in rows.column(number).to_pylist()]
+            rows = rows.set_column(number, field.name, pa.array(values, pa.string()))
+    out = io.BytesIO()
+    csv.write_csv(rows, out, csv.WriteOptions(include_header=False, quoting_style="needed"))
+    return out.getbuffer()
+
+
+class _Pool:
+    """Connections between two tasks of this process; a forked child forgets what it inherited."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._idle: dict[str, list[Any]] = {}
+        self._lent: weakref.WeakSet[ArrowSession] = weakref.WeakSet()
+        # Not left to the garbage collector: at the end of the process it may close a connection before its cursor, or
+        # after the client's modules are gone, and the client tells that to the terminal.
+        atexit.register(self.close)
+
+    def lent(self, session: ArrowSession) -> None:
+        with self._lock:
+            self._lent.add(session)
+
+    def close(self) -> None:
+        """Close whatever this process has opened; what is not committed or prepared is rolled back by the server."""
+        with self._lock:
+            ours = self._pid == os.getpid()
+            idle, self._idle = self._idle, {}
+            lent, self._lent = list(self._lent), weakref.WeakSet()
+        if ours:  # what was inherited is the parent's: closing it would end the parent's transactions
+            for session in lent:
+                session.close()
+            for connection in [each for group in idle.values() for each in group]:
+                _close(connection)
+
+    def take(self, where: str) -> Any:
+        """A connection inside a new transaction."""
+        while (connection := self._next(where)) is not None:
+            try:
+                connection.rollback()  # the driver does not know that its last transaction has ended
+                return _begun(connection)
+            except client().dbapi.Error:  # the server has gone meanwhile, and perhaps come back
+                _close(connection)
+        return _begun(client().adbc.connect(where, autocommit=False))
+
+    def give(self, where: str, connection: Any) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(where, [])
+            if len(idle) < 4:
+                idle.append(connection)
+                return
+        _close(connection)
+
+    def _next(self, where: str) -> Any:
+        with self._lock:
+            if self._pid != os.getpid():
+                self._idle, self._lent, self._pid = {}, weakref.WeakSet(), os.getpid()
+            idle = self._idle.get(where)
+            return idle.pop() if idle else None
+
+
+def _begun(connection: Any) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET TRANSACTION {_ISOLATION}")
+    return connection
+
+
+def _close(thing: Any) -> None:
+    with contextlib.suppress(Exception):
+        thing.close()
+
+
+_POOL = _Pool()
+
 
 #: Rows and bytes that are gathered into one COPY: each costs about a millisecond of its own.
 _ROWS, _BYTES = 100_000, 32 << 20
@@ -49,7 +219,7 @@ class PostgresWriter(Writer):
         self._schema: pa.Schema | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = self._total = self._at = 0
-        self._table: catalog.Table | None = None
+        self._table: tables.Table | None = None
         self._inserted: int | None = None
         self._prepared = False
         self._staged = False
@@ -139,23 +309,23 @@ class PostgresWriter(Writer):
         """Compare the rows with the table, find a way for every column, and make the staging table."""
         session = self._mine()
         with self._mapper.mapped("reading the table"):
-            table = catalog.find(session.ask, self._place)
+            table = tables.find(session.ask, self._place)
             if table is None:
                 raise self._mapper.error(TableMissing, to_do=self._sink.missing_to_do())
-            catalog.fits(schema, [str(field.type) for field in schema], table, self._place)
+            tables.fits(schema, [str(field.type) for field in schema], table, self._place)
             columns = {column.name: column for column in table.columns}
             self._routes = {field.name: route(field.type, columns[field.name]) for field in schema}
             if any(way.text_only for way in self._routes.values()):
-                catalog.refuse_arrays(table, self._routes, self._place)
+                tables.refuse_arrays(table, self._routes, self._place)
                 self.abort()
                 self._begin(text=True)
                 session = self._mine()
             mode = self._scope.hints.get("mode") or self._sink.settled_mode(session.ask)
-            if not catalog.is_known(session.ask, self._place, self._scope.sink.prefix):
+            if not tables.is_known(session.ask, self._place, self._scope.sink.prefix):
                 self._settle()
             self._staged = mode != "two_phase"
             self._table = table
-            self._inserted = None if self._staged else catalog.inserted(session.ask, table)
+            self._inserted = None if self._staged else tables.inserted(session.ask, table)
         self._schema = schema
         self._name = staging_name(self._scope) if self._staged else writer_name(self._scope)
         if self._staged:
@@ -168,7 +338,7 @@ class PostgresWriter(Writer):
         assert self._table is not None
         if self._inserted is None:
             return
-        there = (catalog.inserted(session.ask, self._table) or 0) - self._inserted
+        there = (tables.inserted(session.ask, self._table) or 0) - self._inserted
         if there != self._total:
             raise self._mapper.not_all(self._total, there)
 

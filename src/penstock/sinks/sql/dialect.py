@@ -30,7 +30,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from penstock.sinks.sql.names import is_staging
+from penstock.sinks.sql.tables import is_staging
 
 if TYPE_CHECKING:
     from penstock.checkpoint.decision import Committable

@@ -1,0 +1,284 @@
+"""The target table as its user describes it, the names of what a sink leaves beside it, and rows against its columns.
+
+A writer's name begins with a label of its sink (`job:uid`) and carries generation, epoch, attempt, partition and task
+attempt, so that a person can read it. A random token at its end makes it unique for all time: also after the checkpoint
+was deleted, when generations and epochs begin again at one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Literal
+
+from penstock.contracts.sink import WriterScope
+from penstock.errors import ConfigurationError, DataError, SchemaMismatch
+from penstock.sinks.files.text import LOSSLESS, keys_as_text, refuse_keys
+from penstock.sinks.sql.faults import NOTHING_VISIBLE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+#: Longest label of a sink; the rest of a writer's name takes at most 90 characters.
+_LABEL = 100
+_WRITER = re.compile(r":g(?P<generation>\d+):e(?P<epoch>\d+):a\d+:p(?P<partition>\d+):t\d+:[0-9a-f]{12}")
+_STAGING = re.compile(r"penstock_stage_[0-9a-f]{16}_g\d+_[0-9a-f]{12}")
+_PART = re.compile(r'"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^".`\s]+)')
+
+
+def digest(prefix: str, length: int = 16) -> str:
+    """A short name for a sink, for places that take only some characters."""
+    return sha256(prefix.encode()).hexdigest()[:length]
+
+
+def label(prefix: str) -> str:
+    """`prefix` itself, or, where it is too long, its beginning and a digest. No two sinks share one."""
+    return prefix if len(prefix) <= _LABEL else f"{prefix[: _LABEL - 33]}#{digest(prefix, 32)}"
+
+
+def writer_name(scope: WriterScope) -> str:
+    """A name for one writer, at most 200 bytes, never given twice."""
+    return (
+        f"{label(scope.sink.prefix)}:g{scope.sink.generation}:e{scope.epoch}:a{scope.attempt}"
+        f":p{scope.partition}:t{scope.task_attempt}:{secrets.token_hex(6)}"
+    )
+
+
+def numbers_in(name: str, prefix: str) -> dict[str, int] | None:
+    """Generation, epoch and partition in a writer's name; None if it is not one of the sink `prefix`."""
+    own = label(prefix)
+    match = _WRITER.fullmatch(name, len(own)) if name.startswith(own) else None
+    return {key: int(value) for key, value in match.groupdict().items()} if match else None
+
+
+def staging_prefix(prefix: str) -> str:
+    """What the names of all staging tables of a sink begin with."""
+    return f"penstock_stage_{digest(prefix)}_g"
+
+
+def staging_name(scope: WriterScope) -> str:
+    """A name for one writer's staging table, at most 63 bytes, never given twice."""
+    return f"{staging_prefix(scope.sink.prefix)}{scope.sink.generation}_{secrets.token_hex(6)}"
+
+
+def staging_generation(name: str, prefix: str) -> int | None:
+    """The generation in a staging table's name; None if it is not one of the sink `prefix`."""
+    match = re.fullmatch(re.escape(staging_prefix(prefix)) + r"(\d+)_[0-9a-f]{12}", name)
+    return int(match[1]) if match else None
+
+
+def is_staging(name: str) -> bool:
+    """Whether a writer's name, of whatever sink, is that of a staging table, and not of a transaction."""
+    return _STAGING.fullmatch(name) is not None
+
+
+def quoted(name: str, mark: str = '"') -> str:
+    """`name` as an identifier in a statement."""
+    return f"{mark}{name.replace(mark, mark * 2)}{mark}"
+
+
+def literal(text: str) -> str:
+    """`text` as a string in a statement that takes no parameters. For names made here, which hold no backslash."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def split_table(text: str, sink: str) -> tuple[str | None, str]:
+    """Schema (or None) and table of `table`, `schema.table`, `"Odd.Schema"."Odd Table"`. Names are taken as they are
+    written, without folding to lower or upper case."""
+    parts: list[str] = []
+    place = 0
+    while place <= len(text):
+        match = _PART.match(text, place)
+        if match is None:
+            break
+        double, back, plain = match.groups()
+        parts.append(plain or (double or "").replace('""', '"') or (back or "").replace("``", "`"))
+        place = match.end()
+        if place == len(text):
+            if len(parts) <= 2:
+                return (parts[0] if len(parts) == 2 else None), parts[-1]
+            break
+        if text[place] != ".":
+            break
+        place += 1
+    raise ConfigurationError(
+        f"{sink} cannot read {text!r} as the name of a table.",
+        safe="nothing was started.",
+        to_do="write table or schema.table, and quote a name that holds a dot or a blank.",
+    )
+
+
+SqlMode = Literal["auto", "two_phase", "staged", "upsert"]
+
+#: What each one does, for `describe`, `explain` and error messages.
+MODES: dict[str, str] = {
+    "auto": "two_phase where the server allows prepared transactions, else staged",
+    "two_phase": "one prepared transaction per writer, committed after the decision",
+    "staged": "one staging table per writer, moved with a marker in one transaction after the decision",
+    "upsert": "staged, and the move inserts or updates by key",
+}
+
+
+def check_mode(sink: str, mode: str, key: Sequence[str]) -> None:
+    """`ConfigurationError` for a mode there is not, for upsert without a key, and for a key that nothing uses."""
+    wrong = to_do = ""
+    if mode not in MODES:
+        wrong, to_do = f"{sink} has no mode {mode!r}.", f"use one of {', '.join(MODES)}."
+    elif mode == "upsert" and not key:
+        wrong = f"{sink} in mode upsert needs the columns that make a row the same row."
+        to_do = "say key=['id'], with the columns of a primary key or a unique index of the table."
+    elif mode != "upsert" and key:
+        wrong = f"{sink} has a key, but mode {mode!r} inserts every row and would never look at it."
+        to_do = "say mode='upsert', or leave the key away."
+    elif len(set(key)) != len(key):
+        wrong, to_do = f"{sink} has a column twice in its key {list(key)}.", "name every column once."
+    if wrong:
+        raise ConfigurationError(wrong, safe="nothing was started.", to_do=to_do)
+
+
+def check_length(system: str, table: str, length: int, longest: int, unit: str) -> None:
+    """`ConfigurationError` for a table's name that is longer than the database takes."""
+    if length > longest:
+        raise ConfigurationError(
+            f"The table's name {table!r} is longer than the {longest} {unit} {system} takes.",
+            safe="nothing was started.",
+            to_do="give it a shorter name.",
+        )
+
+
+def require_key(where: str, missing: Sequence[str], columns: Sequence[str]) -> None:
+    """`SchemaMismatch` for columns of a key that the rows do not have."""
+    if missing:
+        raise SchemaMismatch(
+            f"The key of {where} has columns that the rows do not have: {', '.join(missing)}.",
+            safe="nothing was written.",
+            to_do=f"name columns of the DataFrame as key; it has {', '.join(columns)}.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table, as the database tells it."""
+
+    name: str
+    type: str
+    nullable: bool = True
+    filled: bool = False  # the database has a value of its own: a default, an identity
+    generated: bool = False  # only the database may write it
+
+
+def compare(
+    given: Iterable[tuple[str, str]], table: Sequence[Column], where: str, refusal: Callable[[str, Column], str | None]
+) -> None:
+    """`SchemaMismatch`, naming every difference at once, where rows of `given` (name, type) cannot go into `table`.
+    `refusal` says why a type cannot go into a column; None if it can."""
+    by_name = {column.name: column for column in table}
+    wrong: list[str] = []
+    names: set[str] = set()
+    for name, kind in given:
+        if name in names:
+            wrong.append(f"column {name!r} is given twice")
+        names.add(name)
+        column = by_name.get(name)
+        if column is None:
+            wrong.append(f"the table has no column {name!r}{_hint(name, by_name)}")
+        elif column.generated:
+            wrong.append(f"column {name!r} is generated by the database, so rows may not have it")
+        else:
+            reason = refusal(kind, column)
+            if reason is not None:
+                wrong.append(f"column {name!r} is {kind}, the table's is {column.type}: {reason}")
+    wrong.extend(
+        f"the table's column {column.name!r} may not be null, has no default, and the rows do not have it"
+        for column in table
+        if column.name not in names and not (column.nullable or column.filled or column.generated)
+    )
+    if wrong:
+        raise SchemaMismatch(
+            f"The rows do not fit into {where}: {'; '.join(wrong)}.",
+            safe="nothing was written.",
+            to_do="select, rename or cast the columns of the DataFrame, or alter the table.",
+        )
+
+
+def _hint(name: str, there: Iterable[str]) -> str:
+    close = next((column for column in there if column.lower() == name.lower()), None)
+    if close is None:
+        close = next(iter(difflib.get_close_matches(name, list(there), n=1)), None)
+    return "" if close is None else f" (it has {close!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueIndex:
+    """A unique index. `columns` are those it compares as a whole; `parts` tells that it compares something else too:
+    the first characters of a column, or an expression."""
+
+    name: str
+    columns: frozenset[str]
+    parts: bool = False
+
+    def is_on(self, key: Collection[str]) -> bool:
+        """Whether two rows are the same to it exactly where their keys are."""
+        return not self.parts and self.columns == frozenset(key)
+
+    def may_disagree_with(self, key: Collection[str], never_equal: Collection[str]) -> bool:
+        """Whether it can take a row for one that has another key. It cannot if it compares the key as well, or a
+        column of `never_equal`, which differs between any two rows."""
+        return not (self.columns >= frozenset(key) or self.columns & frozenset(never_equal))
+
+
+def require_values(batch: pa.RecordBatch, key: Sequence[str], system: str, table: str) -> None:
+    """`DataError` for a row whose key is null, in whole or in part. A unique index takes nulls for different or for
+    equal as it was made, and rows of one batch would be judged by another rule than rows of two."""
+    for name in key:
+        if batch.column(name).null_count:
+            raise DataError(
+                f"A row for the {system} table {table} has no key: the column {name!r} is null.",
+                safe=NOTHING_VISIBLE,
+                to_do="leave such rows out before they are written, or give them a value: an upsert has to know which "
+                "row it changes.",
+            )
+
+
+def with_json(frame: DataFrame, as_json: Callable[[DataType], bool], *, decimals_as_text: bool = False) -> DataFrame:
+    """`frame` with every column whose type `as_json` picks turned into JSON text; null stays null, and fields that are
+    null are kept. A variant's own numbers are as it holds them. Times keep their microseconds, which Spark's own format
+    for JSON cuts to milliseconds, and are in UTC. Decimals are numbers with all their digits; a database whose JSON
+    would make doubles of them asks for text instead. Keys of maps become text, see `sinks.files.text`."""
+    from pyspark.sql import functions as f
+
+    refuse_keys([field for field in frame.schema.fields if as_json(field.dataType)], "The sink")
+    chosen = []
+    for field in frame.schema.fields:
+        column = f.col(f"`{field.name.replace('`', '``')}`")
+        if as_json(field.dataType):
+            exact = _with_text(field.dataType) if decimals_as_text else field.dataType
+            if exact != field.dataType:
+                column = column.cast(exact)
+            column = keys_as_text(column, exact)
+            column = f.to_json(column, {**LOSSLESS["json"], "ignoreNullFields": "false"}).alias(field.name)
+        chosen.append(column)
+    return frame.select(*chosen)
+
+
+def _with_text(kind: DataType) -> DataType:
+    """`kind` with strings in the place of decimals, however deep."""
+    from pyspark.sql.types import ArrayType, DecimalType, MapType, StringType, StructField, StructType
+
+    if isinstance(kind, DecimalType):
+        return StringType()
+    if isinstance(kind, ArrayType):
+        return ArrayType(_with_text(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(_with_text(kind.keyType), _with_text(kind.valueType), kind.valueContainsNull)
+    if isinstance(kind, StructType):
+        return StructType(
+            [StructField(each.name, _with_text(each.dataType), each.nullable, each.metadata) for each in kind.fields]
+        )
+    return kind
