@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -32,7 +33,7 @@ from penstock.ops.server.control import Lifecycle, Operations, Steerable, as_pen
 from penstock.ops.server.flink import JOB
 from penstock.ops.server.own import ROOT, RUN
 from penstock.ops.server.runs import MachineRuns, Run
-from penstock.ops.server.web import Endpoint, NotifyingResponse, error_response, flag, text
+from penstock.ops.server.web import Endpoint, error_response, flag, text
 
 COMMAND_SECONDS = 300.0
 """For a command to end, and for one that waits behind another to begin."""
@@ -158,9 +159,10 @@ class Steering:
             # A header, not a field: Flink's clients go by the shape of the body.
             headers = {PROGRESS_HEADER: operation.step.to_json()} if operation.step is not None else {}
             return JSONResponse({"status": {"id": "IN_PROGRESS"}, "operation": None}, headers=headers)
-        if operation.error is not None:
-            return NotifyingResponse(error_response(as_penstock_error(operation.error), 500), operation.fetched.set)
-        return NotifyingResponse(_completed(operation.answer), operation.fetched.set)
+        failure = operation.error
+        answer = _completed(operation.answer) if failure is None else error_response(as_penstock_error(failure), 500)
+        answer.background = BackgroundTask(operation.fetched.set)  # once it has been sent
+        return answer
 
 
 def _completed(operation: dict[str, Any] | None) -> Response:

@@ -83,15 +83,6 @@ class Run:
         return []
 
 
-class Runs(Protocol):
-    """The runs that one server knows."""
-
-    def all(self) -> list[Run]:
-        """The newest first."""
-
-    def get(self, id: str) -> Run | None: ...
-
-
 class OneRun:
     """The run of the job in this process."""
 
@@ -116,6 +107,7 @@ class MachineRuns:
         self._past: dict[str, tuple[Any, Run]] = {}
 
     def all(self) -> list[Run]:
+        """The newest first."""
         known = self.registry.entries()
         folders = {_folder_of(entry) for entry in known}
         unknown = [entry for entry in self._stored() if _folder_of(entry) not in folders]
@@ -153,6 +145,7 @@ class MachineRuns:
         return [_stored_entry(folder) for path in paths for folder in _job_folders(path)]
 
 
+Runs = OneRun | MachineRuns
 _EMPTY = RunView()
 
 

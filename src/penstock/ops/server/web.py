@@ -249,17 +249,6 @@ class AsciiJson(JSONResponse):
         return json.dumps(content, default=str).encode("ascii")
 
 
-class NotifyingResponse(Response):
-    """An answer, and a function to call once it has been sent."""
-
-    def __init__(self, answer: Response, on_sent: Callable[[], None]) -> None:
-        self._answer, self._on_sent = answer, on_sent
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._answer(scope, receive, send)
-        self._on_sent()
-
-
 class WithHeaders:
     """Adds the headers that every answer carries, that of a wrong name and of a server that ends included. Answers are
     not stored unless they say so themselves."""
