@@ -21,7 +21,7 @@ from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext, TwoPhaseSink
 from penstock.errors import ConfigurationError, DataError, PreCommitFailed, SystemUnavailable
 from penstock.sinks.write_ahead import WriteAheadSink
-from penstock.sinks.write_ahead.row_log import KEPT_EPOCHS
+from penstock.sinks.write_ahead.commit import KEPT_EPOCHS
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract
 from tests.support.named_rows import TEXT, NamedRows
 
@@ -355,7 +355,7 @@ def test_the_log_may_be_anywhere_arrow_reaches(tmp_path: Path, monkeypatch: pyte
     from pyarrow.fs import LocalFileSystem
 
     from penstock.checkpoint import inflight_log as log
-    from penstock.sinks.write_ahead import row_log
+    from penstock.sinks.write_ahead import commit as row_log
     from penstock.storage.arrow import ArrowTree
 
     def arrow(location: str) -> ArrowTree:
@@ -398,7 +398,7 @@ def test_a_function_that_cannot_travel_is_no_matter_until_a_task_calls_it(tmp_pa
     travelled = pickle.loads(pickle.dumps(sink))
     assert travelled.describe() == sink.describe()
     prepared = story.prepare(travelled, [story.harness.rows(3)])
-    with pytest.raises(ConfigurationError, match="cannot be brought to a task"):
+    with pytest.raises(ConfigurationError, match="cannot be sent to a task"):
         story.commit(travelled, prepared)
     assert story.commit(sink, prepared) == {Outcome.COMMITTED}
     assert len(arrived) == 1

@@ -22,7 +22,7 @@ from penstock.naming import safe_name, safe_part
 from penstock.savepoints.canonical import parse_operator
 from penstock.savepoints.savepoint import Savepoint
 from penstock.sinks.files import FileSink
-from penstock.sinks.write_ahead.row_log import RowLog
+from penstock.sinks.write_ahead.commit import RowLog
 from penstock.spark_state.metadata import read_metadata
 from penstock.storage.arrow import ArrowTree
 from penstock.storage.local import LocalStorage, LocalTree

@@ -16,8 +16,7 @@ from penstock.contracts.sink import Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PreCommitFailed, StorageFull, SystemUnavailable
 from penstock.sinks.write_ahead import WriteAheadSink
-from penstock.sinks.write_ahead.commit import HandingCommitter, LoggingWriter
-from penstock.sinks.write_ahead.row_log import KEPT_EPOCHS, RowLog
+from penstock.sinks.write_ahead.commit import KEPT_EPOCHS, HandingCommitter, LoggingWriter, RowLog
 from tests.support.sleeping import record_pauses, sleeping
 
 BATCH = pa.RecordBatch.from_pydict({"id": [1, 2, 3]})

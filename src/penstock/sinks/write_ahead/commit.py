@@ -1,42 +1,124 @@
 """The writer that logs rows and the committer that hands them over.
 
+    <log>/<job>/<uid>/rows/g…-e…-a…-p…-t…-<token>.arrow       the rows of one writer
+    <log>/<job>/<uid>/notes/e<epoch>-<token>.begun            names whose rows the target may have, from now on
+    <log>/<job>/<uid>/notes/e<epoch>-<token>.done             names whose rows the target has taken
+
+A note of `begun` is durable before the first of its rows leaves; a note of `done` before their log is removed. So a
+name on neither, whose log is gone, was certainly never handed over.
+
 | on a note of `done` | id in the target's marker | on a note of `begun` | log | means |
 |---|---|---|---|---|
 | yes | – | – | – | already committed |
 | no | yes | yes | – | already committed, and the acknowledgement was lost |
 | no | no | any | there | prepared: write it (again) |
 | no | no | no | gone | lost: it was never handed over |
-| no | no | yes | gone | unknown: it may have been handed over, and nobody can tell |
+| no | no | yes | gone | unknown: it may have been handed over, which cannot be proven |
 
-Without a marker the second row of this table does not exist: what was written, and not acknowledged, is written again.
+Without a marker the second row of this table does not exist: rows that were written but not acknowledged are written
+again.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable, Outcome
+from penstock.checkpoint.inflight_log import LogFile, LogWriter, read_log
 from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, WriterScope
 from penstock.errors import LedgerError, PenstockError, PreCommitFailed
 from penstock.failpoints import failpoint
-from penstock.sinks.write_ahead.row_log import KEPT_EPOCHS, RowLog, rows_name
+from penstock.naming import safe_part
+from penstock.sinks.files.commit import attempt_name, label
+from penstock.storage.open import task_tree
 from penstock.storage.tree import full_disk_named
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.checkpoint.inflight_log import LogWriter
     from penstock.deadline import Deadline
-    from penstock.sinks.write_ahead.sink import WriteAheadSink
+    from penstock.sinks.write_ahead import WriteAheadSink
 
 log = logging.getLogger(__name__)
 
 _PAUSES = (0.05, 0.2, 1.0, 2.0)
 _NOTHING = "nothing of this epoch is visible; it replays from the same positions."
+#: Epochs whose notes are kept. One would do in order; the others are for epochs that commit concurrently.
+KEPT_EPOCHS = 16
+
+_ROWS = re.compile(r"g(?P<generation>\d+)-e\d+-a\d+-p\d+-t\d+-[0-9a-f]+\.arrow")
+_NOTE = re.compile(r"e(?P<epoch>\d+)-[0-9a-f]+\.(?P<kind>begun|done)")
+
+
+class RowLog:
+    """One sink's folder, reached from the driver and from tasks."""
+
+    def __init__(self, location: str, scope: SinkScope) -> None:
+        self._location = location
+        self._folder = f"{label(scope.job)}/{label(scope.uid)}"
+        self._storage = task_tree(location)
+
+    def create(self) -> None:
+        with full_disk_named(self._location, "nothing was started"):
+            self._storage.create_folder(f"{self._folder}/rows")
+            self._storage.create_folder(f"{self._folder}/notes")
+
+    # Rows
+
+    def open(self, name: str, schema: pa.Schema) -> LogWriter:
+        return LogWriter(self._location, self._rows(name), schema)
+
+    def read(self, name: str, size: int, crc: int) -> Iterator[pa.RecordBatch]:
+        return read_log(self._location, LogFile(self._rows(name), size, crc))
+
+    def size(self, name: str) -> int | None:
+        return self._storage.size(self._rows(name))
+
+    def secure(self, name: str) -> None:
+        """In the driver: make a task's file survive a power cut."""
+        self._storage.secure(self._rows(name))
+
+    def remove(self, names: Iterable[str]) -> int:
+        return sum(self._storage.remove(self._rows(name)) for name in names)
+
+    def waiting(self) -> dict[str, int]:
+        """The names of all logged rows, with their generation."""
+        matches = ((name, _ROWS.fullmatch(name)) for name in self._storage.file_names(f"{self._folder}/rows"))
+        return {name: int(match["generation"]) for name, match in matches if match}
+
+    # Notes
+
+    def note(self, kind: str, epoch: int, names: Sequence[str]) -> None:
+        """Durable when this returns."""
+        if names:
+            content = "".join(f"{name}\n" for name in names).encode()
+            note = f"{self._folder}/notes/e{epoch:010d}-{secrets.token_hex(6)}.{kind}"
+            self._storage.write_durably(note, content)
+
+    def read_notes(self) -> tuple[set[str], set[str]]:
+        """The names that were begun, and those that are done."""
+        names: dict[str, set[str]] = {"begun": set(), "done": set()}
+        for note, match in self._notes():
+            # A note cut short by a crash announces what had not happened yet; the cut name matches nothing.
+            names[match["kind"]].update(self._storage.read(note).decode(errors="replace").split("\n")[:-1])
+        return names["begun"], names["done"]
+
+    def forget(self, before: int) -> None:
+        for note, match in self._notes():
+            if int(match["epoch"]) < before:
+                self._storage.remove(note)
+
+    def _notes(self) -> list[tuple[str, re.Match[str]]]:
+        matches = ((name, _NOTE.fullmatch(name)) for name in self._storage.file_names(f"{self._folder}/notes"))
+        return [(f"{self._folder}/notes/{name}", match) for name, match in matches if match]
+
+    def _rows(self, name: str) -> str:
+        return f"{self._folder}/rows/{safe_part(name, self._location)}"
 
 
 class LoggingWriter(Writer):
@@ -46,7 +128,7 @@ class LoggingWriter(Writer):
         token = secrets.token_hex(6)
         self._location = location
         self._row_log = RowLog(location, scope.sink)
-        self._name = rows_name(scope, token)
+        self._name = f"{attempt_name(scope, token)}.arrow"
         self._id = f"{scope.sink.prefix}:{scope.partition}:{scope.epoch}:{token}"
         self._log: LogWriter | None = None
 
@@ -64,8 +146,8 @@ class LoggingWriter(Writer):
                 file = self._log.close()
         except FileNotFoundError as error:
             raise PreCommitFailed(
-                f"The log {self._name} was removed while it was written: a newer run has taken over, or somebody "
-                "cleaned the folder.",
+                f"The log {self._name} was removed while it was written: a newer run has taken over, or another "
+                "program cleaned the folder.",
                 safe=_NOTHING,
                 to_do=f"nothing if the job was restarted; otherwise keep other programs out of {self._location}.",
             ) from error
@@ -113,15 +195,11 @@ class HandingCommitter(Committer):
     def _proven(
         self, committables: Sequence[Committable], begun: Collection[str], done: Collection[str]
     ) -> tuple[dict[int, Outcome], list[Committable]]:
-        """What is settled without another write, and what is still to be written."""
+        """The outcomes that are proven without another write, and the committables still to be written."""
         outcomes: dict[int, Outcome] = {}
         ready = []
-        open_ = [
-            committable
-            for committable in committables
-            if committable.payload and committable.payload["rows"] not in done
-        ]
-        taken = self._taken([committable for committable in open_ if committable.payload["rows"] in begun])
+        undone = [c for c in committables if c.payload and c.payload["rows"] not in done]
+        taken = self._taken([committable for committable in undone if committable.payload["rows"] in begun])
         for committable in committables:
             name = committable.payload.get("rows")
             if name is None:
@@ -136,7 +214,7 @@ class HandingCommitter(Committer):
         return outcomes, ready
 
     def _taken(self, doubtful: Sequence[Committable]) -> set[str]:
-        """Of those that may have been handed over, the ids that the target has."""
+        """The ids that the target has, of those that may have been handed over."""
         if not doubtful or self._sink.marker is None:
             return set()
         ids = {str(committable.payload["id"]) for committable in doubtful}
@@ -150,7 +228,7 @@ class HandingCommitter(Committer):
             outcome = outcomes[committable.writer] = self._write(committable, deadline)
             if outcome.visible:
                 unnoted.append(committable.payload["rows"])
-                # Where a second write would show, the note must follow the first at once. Elsewhere one is enough.
+                # If a second write would show, the note must follow the first at once. Otherwise one note is enough.
                 if not self._sink.exact:
                     self._finish(epoch, unnoted)
                     unnoted = []
@@ -187,7 +265,7 @@ class HandingCommitter(Committer):
     def _taken_after_all(self, committable: Committable) -> bool:
         try:
             return bool(self._taken([committable]))
-        except PenstockError as error:  # the target is away as a whole: ask again later
+        except PenstockError as error:  # the whole target is unavailable: ask again later
             log.warning("%s", error)
             return False
 
@@ -196,17 +274,14 @@ class HandingCommitter(Committer):
 
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
         kept = {committable.payload["rows"] for committable in keep if committable.payload}
-        own = self._scope.generation
-        return self._remove(
-            [name for name, number in self._row_log.waiting().items() if number <= own and name not in kept]
-        )
+        return self._remove([leftover.name for leftover in self.leftovers(deadline) if leftover.name not in kept])
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
-        waiting, own = self._row_log.waiting(), self._scope.generation
-        return [Leftover(name, run, payload={"rows": name}) for name, run in sorted(waiting.items()) if run <= own]
+        waiting = sorted(self._row_log.waiting().items())
+        return [Leftover(name, run, payload={"rows": name}) for name, run in waiting if run <= self._scope.generation]
 
     def _remove(self, names: Sequence[str]) -> int:
-        """What was begun is decided, and stays."""
+        """Rows whose handover has begun are decided, and stay."""
         if not names:
             return 0
         begun, _ = self._row_log.read_notes()
