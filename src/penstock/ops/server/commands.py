@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from penstock.ops.process.registry import ID, Entry
 from penstock.ops.process.supervisor import penstock_command
 from penstock.ops.server import history
 from penstock.ops.server.client import PROGRESS_HEADER
-from penstock.ops.server.control import Lifecycle, Operations, Steerable, as_penstock_error
+from penstock.ops.server.control import Lifecycle, Operations, as_penstock_error
 from penstock.ops.server.flink import JOB
 from penstock.ops.server.own import ROOT, RUN
 from penstock.ops.server.runs import MachineRuns, Run
@@ -45,68 +44,60 @@ _NOT_INHERITED = (FILE_VARIABLE, "PENSTOCK_OPTIONS")
 # Flink's
 
 
-@dataclass(frozen=True)
-class Steered:
-    """The job of this process."""
-
-    job: Steerable
-    lifecycle: Lifecycle
-
-
 class Steering:
-    """The handlers. `steered` is None in a server of past runs, which can only be asked for the savepoint at which one
-    has ended."""
+    """The handlers. `lifecycle` is that of the job in this process; None in a server of past runs, which can only be
+    asked for the savepoint at which one has ended."""
 
-    def __init__(self, operations: Operations, steered: Steered | None = None) -> None:
-        self._operations, self._steered = operations, steered
+    def __init__(self, operations: Operations, lifecycle: Lifecycle | None = None) -> None:
+        self._operations, self._lifecycle = operations, lifecycle
 
     def end(self, request: Request) -> dict[str, Any]:
         mode = request.query_params.get("mode", "cancel")
         if mode not in ("cancel", "stop"):
             raise HTTPException(400, f"mode={mode} is neither cancel nor stop")
-        steered = self._running(request)
+        lifecycle = self._running(request)
         if mode == "cancel":
-            steered.lifecycle.cancelling()
-            steered.job.cancel()
+            lifecycle.cancelling()
+            lifecycle.job.cancel()
         else:
-            steered.job.stop()
+            lifecycle.job.stop()
         return {}
 
     def savepoint(self, request: Request) -> Response:
-        body, steered = request.state.body, self._running(request)
+        body, lifecycle = request.state.body, self._running(request)
         directory, kind, cancel = text(body, "target-directory"), _kind(body), flag(body, "cancel-job")
 
         def take(id: str) -> str:
             progress = self._operations.progress(id)
             if not cancel:
-                return steered.job.savepoint(directory, kind=kind, progress=progress)
+                return lifecycle.job.savepoint(directory, kind=kind, progress=progress)
             # Nothing may become visible after the savepoint, so the job stops at it. Then it counts as cancelled.
-            with steered.lifecycle.cancelling_at_end():
-                return steered.job.stop_with_savepoint(directory, kind=kind, cancel=True, progress=progress)
+            with lifecycle.cancelling_at_end():
+                return lifecycle.job.stop_with_savepoint(directory, kind=kind, cancel=True, progress=progress)
 
-        return self._start_savepoint(steered, body, take)
+        return self._start_savepoint(lifecycle, body, take)
 
     def stop(self, request: Request) -> Response:
-        body, steered = request.state.body, self._running(request)
+        body, lifecycle = request.state.body, self._running(request)
         directory, kind, drain = text(body, "targetDirectory"), _kind(body), flag(body, "drain")
 
         def take(id: str) -> str:
             progress = self._operations.progress(id)
-            return steered.job.stop_with_savepoint(directory, drain=drain, kind=kind, progress=progress)
+            return lifecycle.job.stop_with_savepoint(directory, drain=drain, kind=kind, progress=progress)
 
-        return self._start_savepoint(steered, body, take)  # polled as a savepoint
+        return self._start_savepoint(lifecycle, body, take)  # polled as a savepoint
 
-    def _start_savepoint(self, steered: Steered, body: Mapping[str, Any], take: Callable[[str], str]) -> Response:
+    def _start_savepoint(self, lifecycle: Lifecycle, body: Mapping[str, Any], take: Callable[[str], str]) -> Response:
         def work(id: str) -> dict[str, Any]:
             path = take(id)
-            steered.lifecycle.savepoint(path, id)
+            lifecycle.savepoint(path, id)
             return {"location": path}
 
         return self._start("savepoint", body, work)
 
     def checkpoint(self, request: Request) -> Response:
-        steered = self._running(request)
-        return self._start("checkpoint", request.state.body, lambda _: {"checkpointId": steered.job.checkpoint()})
+        job = self._running(request).job
+        return self._start("checkpoint", request.state.body, lambda _: {"checkpointId": job.checkpoint()})
 
     def dispose(self, request: Request) -> Response:
         path = text(request.state.body, "savepoint-path")
@@ -122,7 +113,7 @@ class Steering:
         return self._start("disposal", request.state.body, work)
 
     def poll_savepoint(self, request: Request) -> Response:
-        if self._steered is None:
+        if self._lifecycle is None:
             entry = request.state.run.entry
             if entry.savepoint is not None and entry.savepoint_request == request.path_params["request"]:
                 return _completed({"location": entry.savepoint})
@@ -134,15 +125,15 @@ class Steering:
     def poll_disposal(self, request: Request) -> Response:
         return self._poll("disposal", request)
 
-    def _running(self, request: Request) -> Steered:
-        if self._steered is None:
+    def _running(self, request: Request) -> Lifecycle:
+        if self._lifecycle is None:
             entry = request.state.run.entry
             raise ControlError(
                 f"Job {entry.name!r} is {entry.state} and takes no commands.",
                 safe="nothing was done.",
                 to_do="start it again, if it is to go on.",
             )
-        return self._steered
+        return self._lifecycle
 
     def _start(self, kind: str, body: Mapping[str, Any], work: Callable[[str], dict[str, Any]]) -> Response:
         request = text(body, "triggerId")

@@ -63,7 +63,7 @@ class Lifecycle:
     again, an ended one has ended."""
 
     def __init__(self, job: Steerable, registration: Registration) -> None:
-        self._job, self._registration = job, registration
+        self.job, self._registration = job, registration
         self._lock = threading.Lock()
         self._cancel_at_end = False
         self._since: dict[State, int] = {registration.entry.state: registration.entry.start}
@@ -94,7 +94,7 @@ class Lifecycle:
     def status(self) -> dict[str, Any]:
         """What the job reports of itself; its report wins where it is ahead of its events."""
         try:
-            status = dict(self._job.status())
+            status = dict(self.job.status())
         except Exception:  # it starts or ends, and what is known is answered all the same
             return {}
         with contextlib.suppress(ValueError):

@@ -193,17 +193,7 @@ def _summary(view: RunView, epochs: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 def checkpoint_config(request: Request) -> dict[str, Any]:
     """As the run was started with."""
-    settings: Mapping[str, Any] = request.state.run.describe().get("checkpoints") or {}
-    deletes = bool(settings.get("delete_on_cancellation", False))
-    same = ("interval", "timeout", "min_pause", "max_concurrent", "state_backend")
-    return {name: settings.get(name) for name in same} | {
-        "mode": settings.get("mode", "exactly_once"),
-        "externalization": {"enabled": True, "delete_on_cancellation": deletes},
-        "checkpoint_storage": settings.get("storage"),
-        "unaligned_checkpoints": bool(settings.get("unaligned", False)),
-        "tolerable_failed_checkpoints": settings.get("tolerable_failed"),
-        "aligned_checkpoint_timeout": settings.get("aligned_timeout"),
-    }
+    return dict(request.state.run.describe().get("checkpoints") or {})
 
 
 def checkpoint_details(request: Request) -> dict[str, Any]:

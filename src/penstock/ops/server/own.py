@@ -103,7 +103,7 @@ class Remembered:
         last = self._last
         if last is not None and time.monotonic() - last[0] < self._seconds:
             return last[1]  # type: ignore[no-any-return]
-        if not self._lock.acquire(blocking=last is None, timeout=self._seconds if last is None else -1):
+        if not self._lock.acquire(timeout=self._seconds if last is None else 0):
             return default if last is None else last[1]
         try:
             if self._last is not None and time.monotonic() - self._last[0] < self._seconds:

@@ -76,11 +76,10 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
 
     def application(token: str, names: Sequence[str], open_reads: bool) -> Asgi:
         from penstock.ops.server.app import Application
-        from penstock.ops.server.commands import Steered, Steering
+        from penstock.ops.server.commands import Steering
         from penstock.ops.server.web import Access
 
-        steering = Steering(operations, Steered(job, lifecycle))
-        access = Access(token, open_reads=open_reads)
+        access, steering = Access(token, open_reads=open_reads), Steering(operations, lifecycle)
         return Application(OneRun(run), access, steering, metrics=metrics, names=names).asgi()
 
     server = _Server.start(settings.rest, application) if settings.rest.enabled else None
@@ -151,20 +150,21 @@ class _Description:
 
 
 def _checkpoint_settings(settings: Settings) -> dict[str, Any]:
-    """Under Flink's names, durations in milliseconds."""
+    """Flink's answer to `/jobs/ID/checkpoints/config`: durations are milliseconds."""
     checkpoints = settings.checkpoints
+    deletes = str(checkpoints.retention) == "delete"
     return {
         "mode": str(checkpoints.mode),
         "interval": round(checkpoints.interval_seconds * 1000),
         "timeout": round(checkpoints.timeout_seconds * 1000),
         "min_pause": round(checkpoints.min_pause_seconds * 1000),
         "max_concurrent": checkpoints.max_concurrent,
-        "delete_on_cancellation": str(checkpoints.retention) == "delete",
-        "unaligned": checkpoints.unaligned,
-        "tolerable_failed": checkpoints.tolerable_failures,
-        "aligned_timeout": round(checkpoints.aligned_timeout_seconds * 1000),
-        "storage": masked(checkpoints.storage),
+        "externalization": {"enabled": True, "delete_on_cancellation": deletes},
         "state_backend": None if settings.state_backend is None else str(settings.state_backend.kind),
+        "checkpoint_storage": masked(checkpoints.storage),
+        "unaligned_checkpoints": checkpoints.unaligned,
+        "tolerable_failed_checkpoints": checkpoints.tolerable_failures,
+        "aligned_checkpoint_timeout": round(checkpoints.aligned_timeout_seconds * 1000),
     }
 
 
