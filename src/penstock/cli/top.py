@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import re
 import select
@@ -38,7 +37,10 @@ if TYPE_CHECKING:
     from penstock.ops.server.client import Client
 
 _EXCEPTIONS = 3
-_NUMBERS = ("epoch", "generation", "rows_per_second", "p50_ms", "p99_ms", "lag", "inflight_bytes", "watermark")
+_FACTS = (
+    "uid", "epoch", "generation", "phase", "rows_per_second", "p50_ms", "p99_ms", "lag", "inflight_bytes", "watermark",
+    "error",
+)  # fmt: skip
 _COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "epoch": ("epoch", str), "phase": ("phase", str), "rows/s": ("rows_per_second", number_text),
     "p50": ("p50_ms", short_duration_text), "p99": ("p99_ms", short_duration_text), "lag": ("lag", number_text),
@@ -129,13 +131,13 @@ class Watched:
         try:
             client = self.client(entry)
             overview, failures = client.ask("GET", path), client.ask("GET", f"{path}/exceptions")
+            queries = [_query_facts(query) for query in overview["queries"]]
+            newest = sorted(failures["exceptions"], key=lambda failure: failure["time"], reverse=True)[:_EXCEPTIONS]
+            return JobFacts(entry, max(entry.restarts, overview["run"]["restarts"]), queries, newest)
         except PenstockError as error:
             return JobFacts(entry, entry.restarts, note=plain_text(error.happened))
-        run = overview.get("run")
-        restarts = _number(run.get("restarts")) if isinstance(run, dict) else None
-        queries = [_query_facts(query) for query in _objects(overview.get("queries"))]
-        newest = sorted(_objects(failures.get("exceptions")), key=lambda failure: -(_number(failure.get("time")) or 0))
-        return JobFacts(entry, max(entry.restarts, int(restarts or 0)), queries, newest[:_EXCEPTIONS])
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            return JobFacts(entry, entry.restarts, note=f"Its server does not answer as a job does: {error!r}")
 
     def client(self, entry: Entry) -> Client:
         """For a run that has an address."""
@@ -147,20 +149,11 @@ class Watched:
 
 
 def _query_facts(query: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts that are missing or of another type are None."""
-    texts = {name: value if isinstance(value := query.get(name), str) else None for name in ("uid", "phase", "error")}
-    since = _number(query.get("phase_since"))
-    phase_ms = None if since is None else max(0, now_ms() - int(since))
-    return {**texts, **{name: _number(query.get(name)) for name in _NUMBERS}, "phase_ms": phase_ms}
-
-
-def _objects(value: object) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _number(value: object) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if is_number else None
+    """Raises for facts of a type that cannot be shown."""
+    since = query["phase_since"]
+    facts = {name: query[name] for name in _FACTS} | {"phase_ms": None if since is None else max(0, now_ms() - since)}
+    _query_row(facts)
+    return facts
 
 
 def _render_jobs(output: Output, title: str, jobs: list[JobFacts], chosen: JobFacts | None = None) -> None:
@@ -205,7 +198,7 @@ def _query_row(query: Mapping[str, Any]) -> dict[str, str]:
 def _exception_row(failure: Mapping[str, Any]) -> dict[str, str]:
     moment = ""
     with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):
-        moment = f"{datetime.fromtimestamp(float(failure.get('time', '')) / 1000).astimezone():%H:%M:%S}"
+        moment = f"{datetime.fromtimestamp(failure['time'] / 1000).astimezone():%H:%M:%S}"
     query, error, happened = (str(failure.get(key) or "") for key in ("query", "error", "happened"))
     return {"time": moment, "query": query, "error": error, "what happened": happened}
 
