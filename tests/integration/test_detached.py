@@ -178,4 +178,4 @@ def test_a_job_in_the_foreground_is_known_too(penstock: Penstock, registry: Regi
         assert process.wait(60) == 0
     result = penstock("logs", "payments")
     assert result.returncode == 1
-    assert "its output went to whoever started it" in result.stderr
+    assert "its output went to the process that started it" in result.stderr

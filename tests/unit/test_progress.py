@@ -13,14 +13,26 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.cli import progress_display
-from penstock.cli.output import Output, TableOutput
-from penstock.cli.progress_display import BarDisplay, Display, LineDisplay, show_restore, show_start, step_text
-from penstock.cli.text import number_text, plain_text, short_duration_text, size_text
+from penstock.cli import output as outputs
+from penstock.cli import program
+from penstock.cli.output import (
+    Display,
+    Output,
+    ProgressDisplay,
+    TableOutput,
+    number_text,
+    short_duration_text,
+    size_text,
+    step_text,
+)
+from penstock.cli.program import show_restore
+from penstock.cli.run import show_start
 from penstock.errors import PreCommitFailed
+from penstock.logs import plain_text
 from penstock.ops.process.registry import Entry, Registry, State
+from penstock.ops.process.start import Start
 from penstock.ops.server.client import Client
-from penstock.progress import Counter, Pace, Step, silent, throttled
+from penstock.progress import Counter, Step, silent, throttled
 from penstock.savepoints import savepoint
 from penstock.savepoints.savepoint import Kind, Savepoint
 from penstock.spark_state.work_session import count_tasks, tell_tasks
@@ -92,21 +104,6 @@ def test_throttled_passes_on_what_is_new_or_complete() -> None:
         ("checking", 0),
         ("checking", 9),
     ]
-
-
-def test_the_rest_is_estimated_from_the_pace_of_the_step() -> None:
-    clock = Clock()
-    pace = Pace(clock)
-    assert pace.remaining(Step("copying", 0, 100, "files")) is None
-    clock.now += 1
-    assert pace.remaining(Step("copying", 50, 100, "files")) is None  # too early to say
-    clock.now += 9
-    assert pace.remaining(Step("copying", 50, 100, "files")) == 10
-    assert pace.remaining(Step("checking", 10, 100, "bytes")) is None  # another step goes another pace
-    clock.now += 10
-    assert pace.remaining(Step("checking", 30, 100, "bytes")) == 35  # of what was done since it was first seen
-    assert pace.remaining(Step("checking", 100, 100, "bytes")) == 0
-    assert pace.elapsed == 20
 
 
 def test_trees_tell_what_they_copy_check_and_sync(tmp_path: Path) -> None:
@@ -254,10 +251,10 @@ def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
 
 def test_a_terminal_has_a_bar_with_amounts_and_times() -> None:
     screen, file = console(terminal=True)
-    with BarDisplay("Savepoint of payments", screen) as display:
+    with ProgressDisplay("Savepoint of payments", screen) as display:
         display(Step("checking", 3_100_000, 12_400_000, "bytes"))
         display._bar.refresh()
-        display.say("Stopping payments")
+        display.describe("Stopping payments")
         display._bar.refresh()
     shown = file.getvalue()
     assert "Savepoint of payments" in shown
@@ -270,20 +267,42 @@ def test_elsewhere_there_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch)
     clock = Clock()
     monkeypatch.setattr(time, "monotonic", clock)
     screen, file = console(terminal=False)
-    display = LineDisplay("Savepoint of [b]payments", screen)
-    display._pace = Pace(clock)
-    for done in range(6):
-        display(Step("copying", done, 10, "files"))
-        clock.now += 4
+    with ProgressDisplay("Savepoint of [b]payments", screen) as display:
+        for done in range(6):
+            display(Step("copying", done, 10, "files"))
+            clock.now += 4
     assert file.getvalue().splitlines() == [
         "Savepoint of [b]payments: copying: 3 of 10 files (30 %), 12s, about 28s left",
+    ]
+
+
+def test_the_rest_is_estimated_from_the_pace_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(outputs, "LINE_SECONDS", 0.0)
+    screen, file = console(terminal=False)
+    with ProgressDisplay("Savepoint", screen) as display:
+        for what, done, total in (("copying", 0, 8), ("copying", 2, 8), ("copying", 4, 8)):
+            display(Step(what, done, total, "files"))
+            clock.now += 10
+        for done in (10, 20, 40, 100):  # another step goes at another pace, of what was done since it was first seen
+            display(Step("checking", done, 100, "files"))
+            clock.now += 10
+    assert [line.partition(" %)")[2] for line in file.getvalue().splitlines()] == [
+        ", 0s",
+        ", 10s",  # too early to say
+        ", 20s, about 20s left",
+        ", 0s",
+        ", 10s",
+        ", 20s, about 30s left",
+        ", 30s",
     ]
 
 
 def test_programs_are_shown_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with Output.choose(as_json=True).progress("Savepoint") as display:
         display(Step("copying", 1, 2, "files"))
-        display.say("x")
+        display.describe("x")
     assert capfd.readouterr() == ("", "")
 
 
@@ -320,7 +339,7 @@ class Shown(Display):
     def __call__(self, step: Step) -> None:
         self.steps.append(step)
 
-    def say(self, text: str) -> None:
+    def describe(self, text: str) -> None:
         self.texts.append(text)
 
 
@@ -336,13 +355,13 @@ def test_a_start_shows_its_state_and_its_restore() -> None:
 
 
 def test_a_restore_is_followed_through_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_display, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(program, "_LOOK_SECONDS", 0.01)
     screen, file = console(terminal=False)
-    monkeypatch.setattr(progress_display, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(outputs, "LINE_SECONDS", 0.0)
 
     monkeypatch.setattr(TableOutput, "_console", lambda _, *, stderr: screen)
     registry = Registry()
-    with show_restore(Output.for_people(), ID):
+    with show_restore(Start(ID, "job.py", restores=True)):
         registry.put(Entry(ID, "payments", State.CREATED, progress=Step("copying", 1, 2, "files").to_dict()))
         until(lambda: "copying: 1 of 2 files" in file.getvalue(), "a line")
         registry.put(Entry(ID, "payments", State.RUNNING))

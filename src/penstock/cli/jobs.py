@@ -1,4 +1,5 @@
-"""`penstock list`, `savepoint`, `checkpoint`, `stop`, `cancel`, `logs`: what is asked of jobs that run."""
+"""`penstock list`, `savepoint`, `checkpoint`, `stop`, `cancel`, `logs`: commands for running jobs, and how they find
+the job: by name, by id or the beginning of one, on this machine or at an address."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,18 +20,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from penstock.cli.job_target import JobTarget, client_at, find_entry, find_running, running_names
-from penstock.cli.output import Output
-from penstock.cli.text import duration_text, plain_text
-from penstock.errors import ControlError
+from penstock.cli.output import Output, duration_text
+from penstock.errors import ControlError, JobNotFound
+from penstock.logs import plain_text
 from penstock.ops.process.registry import Entry, Registry, State, earlier, now_ms
 from penstock.progress import Progress
 
 if TYPE_CHECKING:
     from typer._click import Context  # type: ignore[import-not-found, unused-ignore]
 
+    from penstock.ops.server.client import Client
+
 _POLL_SECONDS = 0.1
 _CHUNK = 1 << 16
+_SHORTEST_PREFIX = 4
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 
 
@@ -63,7 +67,7 @@ def list_jobs(
     manager: Manager = None,
     as_json: Json = False,
 ) -> None:
-    """Show the jobs of this machine: those that have not ended, unless told otherwise."""
+    """Show the jobs of this machine: those that have not ended, or all with -a."""
     output = Output.choose(as_json)
     entries = Registry().entries() if manager is None else entries_elsewhere(manager)
     wanted = [
@@ -177,7 +181,7 @@ def cancel(
     manager: Manager = None,
     as_json: Json = False,
 ) -> None:
-    """End a job at once: an epoch that is not decided is aborted, one that is decided is carried out."""
+    """End a job at once: an undecided epoch is aborted, a decided one is committed."""
     with_savepoint = directory is not None
     if job is None:
         job, directory = directory or None, None  # `cancel -s JOB`: what follows -s is the job
@@ -206,17 +210,17 @@ def register(app: typer.Typer) -> None:
 
 
 def _savepoint(target: JobTarget, verb: str, body: dict[str, Any], progress: Progress) -> str:
-    """The path. A job that ends for its savepoint may be gone before it is asked again; the registry then knows."""
+    """The path. A job that ends for its savepoint may be gone before the next poll; the registry then has it."""
     from penstock.ops.server.client import NoAnswer
 
-    asked: list[str] = []
+    requests: list[str] = []
     try:
         job = f"/jobs/{target.id}"
-        answer = target.client.perform(f"{job}/{verb}", body, f"{job}/savepoints", asked.append, progress)
+        answer = target.client.perform(f"{job}/{verb}", body, f"{job}/savepoints", requests.append, progress)
         return str(answer["location"])
     except NoAnswer:
-        entry = target.wait_until_ended() if asked else None
-        if entry is None or entry.savepoint is None or entry.savepoint_request != asked[0]:
+        entry = target.wait_until_ended() if requests else None
+        if entry is None or entry.savepoint is None or entry.savepoint_request != requests[0]:
             raise
         return entry.savepoint
 
@@ -238,8 +242,8 @@ def _dispose(path: str, manager: str | None) -> None:
 
 
 def entries_elsewhere(manager: str) -> list[Entry]:
-    """What runs at that address, as far as its overview says."""
-    found = client_at(manager).jobs()
+    """The jobs at that address, as far as its overview says."""
+    overview = client_at(manager).jobs()
     try:
         return [
             Entry(
@@ -250,7 +254,7 @@ def entries_elsewhere(manager: str) -> list[Entry]:
                 end=facts["end-time"] if facts["end-time"] >= 0 else None,
                 address=manager,
             )
-            for facts in found
+            for facts in overview
         ]
     except (KeyError, ValueError) as error:
         raise ControlError(f"What answers at {manager} is not a job: {error!r}.") from error
@@ -277,7 +281,7 @@ def logs(
     entry = find_entry(job)
     if entry.log is None or not Path(entry.log).is_file():
         raise ControlError(
-            f"Job {entry.name!r} ({entry.id}) has no log: its output went to whoever started it.",
+            f"Job {entry.name!r} ({entry.id}) has no log: its output went to the process that started it.",
             to_do="start it with `penstock run -d` to have one.",
         )
     write = _writer()
@@ -298,7 +302,7 @@ def logs(
 
 
 def _writer() -> Callable[[bytes], None]:
-    """To a terminal, without what could steer it: a log quotes errors, and those rows. Colours go, too."""
+    """To a terminal, without control characters or colours: a log quotes errors, and those rows."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(part: bytes) -> None:
@@ -309,3 +313,114 @@ def _writer() -> Callable[[bytes], None]:
         sys.stdout.flush()
 
     return write
+
+
+# Which job a command means
+
+
+@dataclass(frozen=True)
+class JobTarget:
+    """A running job, and how to reach it. `local`: it is in this machine's registry."""
+
+    id: str
+    name: str
+    client: Client
+    local: bool
+
+    def wait_until_ended(self) -> Entry | None:
+        """Returns when the job and its supervisor are gone; None where this machine cannot see that."""
+        while self.local:
+            entry = Registry().get(self.id)
+            if entry is None or (entry.state.ended and not entry.supervised):
+                return entry
+            time.sleep(_POLL_SECONDS)
+        return None
+
+
+def find_running(job: str, manager: str | None) -> JobTarget:
+    """The running job of this name or id. Raises `JobNotFound` where there is none, or more than one."""
+    from penstock.ops.server.client import Client
+
+    if manager is not None:
+        client = client_at(manager)
+        facts = [fact for fact in client.jobs() if _matches(job, fact["name"], fact["jid"])]
+        candidates = [_Candidate(fact["jid"], fact["name"], fact["state"]) for fact in facts]
+        chosen = _choose(job, candidates, f"at {manager}")
+        return JobTarget(chosen.id, chosen.name, client, local=False)
+    entries = [entry for entry in Registry().entries() if _matches(job, entry.name, entry.id)]
+    alive = [entry for entry in entries if not entry.state.ended]
+    if not alive and entries:
+        last = entries[0]
+        raise JobNotFound(
+            f"Job {last.name!r} ({last.id}) does not run: it is {last.state}.",
+            safe="no command was sent.",
+            to_do="`penstock list -a` shows jobs that have ended.",
+        )
+    chosen = _choose(job, [_Candidate(entry.id, entry.name, entry.state) for entry in alive], "on this machine")
+    entry = next(entry for entry in alive if entry.id == chosen.id)
+    if entry.address is None:
+        raise ControlError(
+            f"Job {entry.name!r} ({entry.id}) is {entry.state} and takes no commands"
+            + (" yet." if entry.supervised else "."),
+            safe="no command was sent.",
+            to_do="try again once it runs, or send SIGTERM to its process"
+            f" {entry.supervisor if entry.supervised else entry.pid}, which ends it cleanly.",
+        )
+    return JobTarget(entry.id, entry.name, Client(entry.address, entry.token, entry.certificate), local=True)
+
+
+def client_at(manager: str) -> Client:
+    """A client for the job at this address. Its token is `PENSTOCK_TOKEN`, or, for a job of this user on this machine,
+    the one in the registry: it is only ever sent to the address recorded with it."""
+    from penstock.ops.server.client import Client
+
+    client = Client(manager, None)
+    tokens = (entry.token for entry in Registry().entries() if client.is_at(entry.address) and not entry.state.ended)
+    return Client(manager, os.environ.get("PENSTOCK_TOKEN") or next(tokens, None))
+
+
+def find_entry(job: str) -> Entry:
+    """The run of this name or id, whether it runs or not: of one name the one that runs, or else the newest."""
+    entries = [entry for entry in Registry().entries() if _matches(job, entry.name, entry.id)]
+    alive = [entry for entry in entries if not entry.state.ended]
+    chosen = _choose(
+        job, [_Candidate(entry.id, entry.name, entry.state) for entry in alive or entries[:1]], "known here"
+    )
+    return next(entry for entry in entries if entry.id == chosen.id)
+
+
+def running_names() -> Iterator[str]:
+    """For the shell's completion."""
+    for entry in Registry().entries():
+        if not entry.state.ended:
+            yield entry.name
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    id: str
+    name: str
+    state: Any
+
+
+def _matches(wanted: str, name: str, id: str) -> bool:
+    return wanted == name or (len(wanted) >= _SHORTEST_PREFIX and id.startswith(wanted.lower()))
+
+
+def _choose(wanted: str, matches: Sequence[_Candidate], where: str) -> _Candidate:
+    by_name = [candidate for candidate in matches if candidate.name == wanted]
+    candidates = by_name or matches
+    if not candidates:
+        raise JobNotFound(
+            f"No job {wanted!r} {'is known here' if where == 'known here' else f'runs {where}'}.",
+            safe="no command was sent.",
+            to_do="see `penstock list`; a job is named by its name, its id, or at least 4 digits of it.",
+        )
+    if len(candidates) > 1:
+        listed = ", ".join(f"{candidate.name} {candidate.id} ({candidate.state})" for candidate in candidates)
+        raise JobNotFound(
+            f"{wanted!r} may be any of {len(candidates)} jobs: {listed}.",
+            safe="no command was sent.",
+            to_do="give the id of the one you mean, or as much of it as is unique.",
+        )
+    return candidates[0]

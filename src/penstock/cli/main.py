@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import demo, dev, explain, jobs, pack, run, state, top, transactions, ui
+from penstock.cli import dev, explain, jobs, pack, run, top, transactions, ui
 from penstock.cli.output import Output
 from penstock.errors import PenstockError
 
@@ -20,17 +20,17 @@ app = typer.Typer(
     help="Exactly-once for PySpark Structured Streaming.",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    pretty_exceptions_enable=False,  # our own errors are shown by main(), a stranger's traceback must stay whole
+    pretty_exceptions_enable=False,  # main() shows our own errors; another library's traceback must stay whole
 )
 app.add_typer(dev.app, name="dev")
 app.command("run", context_settings=run.PASS_ON)(run.run)
 jobs.register(app)
 app.command("top")(top.top)
-app.command("demo")(demo.demo)
+app.command("demo")(dev.demo)
 app.command("config")(explain.config)
 app.command("explain")(explain.explain)
 app.command("check")(explain.check)
-app.command("state")(state.state)
+app.command("state")(explain.state)
 app.command("pack")(pack.pack)
 transactions.register(app)
 app.command("ui")(ui.ui)

@@ -1,24 +1,26 @@
-"""How commands speak: a table for people or JSON for programs, behind one interface. Commands never print."""
+"""The output of commands: a table for people or JSON for programs, behind one interface. Commands never print."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.logs import plain_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock.cli.progress_display import Display
     from penstock.errors import PenstockError
+    from penstock.progress import Step
 
-
+LINE_SECONDS = 10.0
+"""Between two lines of progress, where there is no terminal. Work that is over sooner prints none."""
 _WIDE = 240
 
 
@@ -43,16 +45,16 @@ class Output(ABC):
 
     @abstractmethod
     def line(self, text: str) -> None:
-        """A sentence for people; programs are not shown it."""
+        """A sentence for people; JSON leaves it out."""
 
     @abstractmethod
     def working(self, text: str) -> AbstractContextManager[Callable[[str], None]]:
-        """While long work lasts, on a terminal: a sign of life, on stderr. Call what it gives with another text."""
+        """While long work lasts, on a terminal: a spinner, on stderr. Yields a function that changes its text."""
 
     @abstractmethod
     def progress(self, text: str) -> AbstractContextManager[Display]:
         """While long work lasts, on stderr: how far it is and how long it will take. A bar on a terminal, elsewhere a
-        line now and then. Call what it gives with a `Step`."""
+        line now and then. Call the display with each `Step`."""
 
     @abstractmethod
     def error(self, error: PenstockError) -> None:
@@ -77,8 +79,6 @@ class JsonOutput(Output):
 
     @contextmanager
     def progress(self, text: str) -> Iterator[Display]:
-        from penstock.cli.progress_display import Display
-
         yield Display()
 
     def error(self, error: PenstockError) -> None:
@@ -128,13 +128,7 @@ class TableOutput(Output):
 
     @contextmanager
     def progress(self, text: str) -> Iterator[Display]:
-        from penstock.cli.progress_display import BarDisplay, LineDisplay
-
-        console = self._console(stderr=True)
-        if not console.is_terminal:
-            yield LineDisplay(plain_text(text), console)
-            return
-        with BarDisplay(plain_text(text), console) as display:
+        with ProgressDisplay(text, self._console(stderr=True)) as display:
             yield display
 
     def error(self, error: PenstockError) -> None:
@@ -162,3 +156,110 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else plain_text(str(value))
+
+
+class Display:
+    """Takes progress and shows nothing. Safe from any thread."""
+
+    def __call__(self, step: Step) -> None:
+        pass
+
+    def describe(self, text: str) -> None:
+        """Change the text for the work as a whole."""
+
+
+class ProgressDisplay(Display):
+    """A bar that disappears when the work is over; without a terminal, a line every `LINE_SECONDS`. Times are those of
+    the current step."""
+
+    def __init__(self, text: str, console: Console) -> None:
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._console, self._printed, self._what = console, time.monotonic(), ""
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[amount]}", markup=False),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            get_time=time.monotonic,
+            redirect_stdout=False,  # of a job that runs in this process, they are its own
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task(plain_text(text), total=None, amount="")
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def __call__(self, step: Step) -> None:
+        if step.what != self._what:
+            self._what = step.what
+            self._bar.reset(self._task, total=step.total or None, completed=step.done)
+        self._bar.update(self._task, completed=step.done, total=step.total or None, amount=step_text(step))
+        if not self._console.is_terminal and time.monotonic() - self._printed >= LINE_SECONDS:
+            self._printed = time.monotonic()
+            task = self._bar.tasks[0]
+            times = [duration_text(int((task.elapsed or 0) * 1000))]
+            if task.time_remaining:
+                times.append(f"about {duration_text(int(task.time_remaining * 1000))} left")
+            line = ", ".join([f"{task.description}: {step_text(step)}", *times])
+            self._console.print(line, markup=False, highlight=False)
+
+    def describe(self, text: str) -> None:
+        self._bar.update(self._task, description=plain_text(text))
+
+
+def step_text(step: Step) -> str:
+    """`checking: 3.1 of 12.4 GB (25 %)`."""
+    if step.unit == "bytes":
+        amount = f"{size_text(step.done)} of {size_text(step.total)}"
+    else:
+        amount = f"{step.done:,} of {step.total:,} {step.unit}"
+    share = f" ({100 * step.done // step.total} %)" if step.total else ""
+    return plain_text(f"{step.what}: {amount}{share}")
+
+
+def duration_text(milliseconds: int) -> str:
+    """The two largest units: `3d 4h`, `12m 5s`, `7s`."""
+    seconds = max(0, milliseconds) // 1000
+    units = [(seconds // 86400, "d"), (seconds // 3600 % 24, "h"), (seconds // 60 % 60, "m"), (seconds % 60, "s")]
+    first = next((place for place, (count, _) in enumerate(units) if count), len(units) - 1)
+    return " ".join(f"{count}{unit}" for count, unit in units[first : first + 2])
+
+
+def short_duration_text(milliseconds: float) -> str:
+    """`48 ms`, `1.2 s`, and from a minute on as `duration_text`."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    return f"{milliseconds / 1000:.1f} s" if milliseconds < 60_000 else duration_text(int(milliseconds))
+
+
+def size_text(size: int) -> str:
+    """`512 B`, `3.1 MB`: in thousands, as disks are sold."""
+    amount = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def number_text(number: float) -> str:
+    """`12,345`; a small one with a digit behind the point."""
+    return f"{number:.1f}" if 0 < number < 10 and number != int(number) else f"{number:,.0f}"

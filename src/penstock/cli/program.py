@@ -10,7 +10,8 @@ import os
 import runpy
 import sys
 import traceback
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.job.job import Job
 
 _SUPERVISOR = "from penstock.cli.program import supervisor_main; supervisor_main()"
+_LOOK_SECONDS = 0.5
 _DRIVER = "from penstock.cli.program import driver_main; driver_main()"
 
 
@@ -64,7 +66,7 @@ def supervise(start: Start, file: Path | None = None) -> int:
         try:
             strategy = RestartStrategy.from_dict(start.restart or {})
             command = python_command(_DRIVER, str(file), start.script)
-            with show_restore_of(start), kept_small(Path(start.log) if start.log else None):
+            with show_restore(start), kept_small(Path(start.log) if start.log else None):
                 return Supervisor(command, strategy, id=start.id, standby=start.standby, events=events).run()
         finally:
             file.unlink(missing_ok=True)
@@ -75,18 +77,39 @@ def run_here(start: Start) -> int:
     from penstock.supply import early
 
     early.begin(Path(start.script))
-    with start.in_effect(), show_restore_of(start):
+    with start.in_effect(), show_restore(start):
         return run(Path(start.script), list(start.arguments))
 
 
-def show_restore_of(start: Start) -> AbstractContextManager[None]:
-    """Show how far the run's restore is, if it begins with one."""
+@contextmanager
+def show_restore(start: Start) -> Iterator[None]:
+    """Until the job has started, show how far its restore is, as the registry has it, if it begins with one."""
     if not start.restores:
-        return nullcontext()
+        yield
+        return
     from penstock.cli.output import Output
-    from penstock.cli.progress_display import show_restore
+    from penstock.deadline import polling
+    from penstock.ops.process.registry import Registry, State
+    from penstock.progress import Step
 
-    return show_restore(Output.for_people(), start.id)
+    display: Any = None
+    with ExitStack() as shown:
+
+        def look() -> bool:
+            nonlocal display
+            entry = Registry().read_entry(start.id)
+            step = Step.of(entry.progress) if entry is not None else None
+            if entry is not None and step is not None:
+                display = display or shown.enter_context(Output.for_people().progress(f"Restoring {entry.name}"))
+                display(step)
+                return True
+            begun = entry is not None and (entry.state.ended or entry.state is State.RUNNING)
+            if display is not None:
+                shown.close()
+            return display is None and not begun
+
+        with polling("penstock-restore", _LOOK_SECONDS, look):
+            yield
 
 
 def _log_to_stderr() -> None:

@@ -20,14 +20,14 @@ from typing import Annotated
 import typer
 
 from penstock.cli import program
-from penstock.cli.output import Output
-from penstock.cli.progress_display import show_start
+from penstock.cli.output import Display, Output
 from penstock.config.levels import FILE_VARIABLE, Texts, from_file, from_options, using
 from penstock.config.operations import FORMAT, STANDBY, LogFormat
 from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
 from penstock.errors import ControlError, PenstockError, from_json
 from penstock.ops.process.registry import Entry, Registry, State
 from penstock.ops.process.start import Start
+from penstock.progress import Step
 
 _POLL_SECONDS = 0.05
 _BEGUN = (State.RUNNING, State.SUSPENDED, State.FINISHED, State.CANCELED)  # SUSPENDED: another machine has the lease
@@ -235,6 +235,14 @@ def _start_detached(start: Start, *, as_json: bool) -> int:
     facts = {"id": start.id, "name": entry.name, "state": entry.state, "address": entry.address, "log": entry.log}
     output.record("Job", facts)
     return 0
+
+
+def show_start(display: Display, entry: Entry) -> None:
+    """A job on its way up: its state, and how far its restore is."""
+    display.describe(f"Starting {entry.name}: {entry.state}")
+    step = Step.of(entry.progress)
+    if step is not None:
+        display(step)
 
 
 def _start_error(entry: Entry | None, start: Start) -> PenstockError:

@@ -22,12 +22,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.job_target import client_at, find_entry, find_running
-from penstock.cli.jobs import Json, Manager, entries_elsewhere, job_row
-from penstock.cli.output import Output, TableOutput
-from penstock.cli.progress_display import step_text
-from penstock.cli.text import number_text, plain_text, short_duration_text, size_text
+from penstock.cli.jobs import Json, Manager, client_at, entries_elsewhere, find_entry, find_running, job_row
+from penstock.cli.output import Output, TableOutput, number_text, short_duration_text, size_text, step_text
 from penstock.errors import PenstockError
+from penstock.logs import plain_text
 from penstock.ops.process.registry import Entry, Registry, now_ms
 
 if TYPE_CHECKING:

@@ -1,24 +1,24 @@
-"""`penstock transactions`: what dead jobs left open in other systems, and its end, with the ledger consulted."""
+"""`penstock transactions`: lists and ends the transactions that dead jobs left open, as the ledger decides."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import Output
-from penstock.cli.text import duration_text
-from penstock.cli.transactions_target import TransactionsTarget, open_target
-from penstock.errors import PenstockError
+from penstock.cli.output import Output, duration_text
+from penstock.errors import PenstockError, TransactionRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from penstock.engine.settlement import Unprovable
-    from penstock.ops.transactions import Orphan, Report
+    from penstock.engine.settlement import JobLedgers, Sinks, Unprovable
+    from penstock.ops.kafka_transactions import Cluster
+    from penstock.ops.transactions import Orphan, Report, RunCheck
 
 app = typer.Typer(help="What dead jobs left open in other systems, and its end.", no_args_is_help=True)
 
@@ -369,3 +369,83 @@ def _row(orphan: Orphan) -> dict[str, Any]:
 def _local_time(seconds: float) -> str:
     """In the zone of this machine."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+# What a command works on
+
+
+@dataclass
+class TransactionsTarget:
+    """What a command works on: ledgers and sinks, or a cluster and a prefix alone."""
+
+    ids: Sequence[str]
+    ledgers: JobLedgers | None = None
+    sinks: Sinks = field(default_factory=dict)
+    cluster: Cluster | None = None
+    prefix: str = ""
+
+    def look(self) -> Report:
+        from penstock.ops.transactions import Report, look
+
+        if self.ledgers is not None:
+            return look(self.ledgers, self.sinks)
+        assert self.cluster is not None
+        return Report(tuple(self.cluster.open(self.prefix)))
+
+    def run(self) -> RunCheck:
+        from penstock.ops.transactions import RunCheck, run_of
+
+        return run_of(self.ledgers) if self.ledgers is not None else RunCheck(None, "there is no ledger to ask")
+
+    def named(self, orphans: Collection[Orphan]) -> list[Orphan]:
+        """Those that the command names; all where it names none."""
+        known = {orphan.id: orphan for orphan in orphans}
+        for name in self.ids:
+            if name not in known:
+                raise TransactionRefused(
+                    f"{name} is neither open nor decided.",
+                    safe="nothing was touched.",
+                    to_do="see `penstock transactions list`; it may have ended meanwhile.",
+                )
+        return [known[name] for name in dict.fromkeys(self.ids)] if self.ids else list(orphans)
+
+
+@contextmanager
+def open_target(
+    places: Sequence[str] | None,
+    script: Path | None,
+    servers: str | None,
+    config: Path | None,
+    prefix: str | None,
+) -> Iterator[TransactionsTarget]:
+    """Open what the arguments name; connections are closed at the end of the block."""
+    from penstock.engine.settlement import JobLedgers
+    from penstock.ops.kafka_transactions import Cluster, client_options
+
+    arguments = list(places or ())
+    if script is not None:
+        if servers or prefix or config:
+            raise typer.BadParameter("--job knows its sinks; --servers, --prefix and --command-config are for Kafka.")
+        from penstock.cli.program import load_job
+
+        job = load_job(script)
+        location = f"{job.checkpoints.storage.rstrip('/')}/{job.name}"
+        yield TransactionsTarget(arguments, JobLedgers.at(location, job.spark), job._sinks)
+        return
+    named, options = client_options(config) if config is not None else (None, {})
+    servers = servers or named
+    if prefix is not None:
+        if servers is None:
+            raise typer.BadParameter("--prefix needs --servers.")
+    elif not arguments:
+        raise typer.BadParameter("name a job's folder, STORAGE/JOB; or give --job, or --servers with --prefix.")
+    cluster = Cluster(servers, options) if servers is not None else None
+    try:
+        if prefix is not None:
+            yield TransactionsTarget(arguments, cluster=cluster, prefix=prefix)
+        else:
+            ledgers = JobLedgers.at(arguments[0])
+            yield TransactionsTarget(arguments[1:], ledgers, cluster.sinks(ledgers) if cluster is not None else {})
+    finally:
+        if cluster is not None:
+            cluster.close()

@@ -64,7 +64,7 @@ def _rest() -> Rest:
 
 
 def _link_of(job: str) -> str:
-    from penstock.cli.job_target import find_entry, find_running
+    from penstock.cli.jobs import find_entry, find_running
 
     client = find_running(job, None).client
     answer = client.ask("POST", "/penstock/v1/codes")

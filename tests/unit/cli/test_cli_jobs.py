@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.jobs import _writer
-from penstock.cli.output import TableOutput
-from penstock.cli.text import duration_text
+from penstock.cli.output import TableOutput, duration_text
 from penstock.errors import ControlError, PreCommitFailed
 from penstock.ops.process.registry import Entry, Registry, State
 from penstock.processes import mark
@@ -348,7 +347,7 @@ def test_what_others_write_cannot_steer_the_terminal(
     output.error(ControlError(EVIL, safe=EVIL, to_do=EVIL))
     with output.working(EVIL) as say, output.progress(EVIL) as display:
         say(EVIL)
-        display.say(EVIL)
+        display.describe(EVIL)
         display(Step(EVIL, 1, 2, EVIL))
     out, err = capsys.readouterr()
     for text in (out, err):
