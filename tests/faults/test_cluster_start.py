@@ -119,7 +119,7 @@ def test_a_python_that_is_not_there(on: Callable[..., Case], cluster: SparkClust
 
 
 def test_executors_run_out_of_what_is_shipped(on: Callable[..., Case], cluster: SparkCluster, tmp_path: Path) -> None:
-    """`penstock run --master … --pack`: interpreter, package and client libraries come from the archive."""
+    """`penstock run --master … --pack`: the package and client libraries come from the archive."""
     one = on(cluster.url, **{"spark.executorEnv.PYTHONPATH": ""})  # else they would find the package where we do
     cache = tmp_path / "cache"
     cache.mkdir()
@@ -132,7 +132,7 @@ def test_executors_run_out_of_what_is_shipped(on: Callable[..., Case], cluster: 
         worker = cluster.workers[0].pid
         daemons = [text for pid in processes.session_members(worker) if "daemon" in (text := command(pid))]
         assert daemons
-        assert all("/penstock-env/bin/python" in text for text in daemons), daemons
+        assert all("penstock-env.pex" in text for text in daemons), daemons
         one.finish(run)
-    [archive] = (cache / "packs").glob("penstock-*.tar.gz")
+    [archive] = (cache / "packs").glob("*/penstock-env.pex")
     assert archive.stat().st_size > 0

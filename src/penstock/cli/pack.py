@@ -1,4 +1,4 @@
-"""`penstock pack`: the archive that executors of a cluster run out of."""
+"""`penstock pack`: the PEX file that executors of a cluster run out of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli.output import Output
 
-DEFAULT_NAME = "penstock-env.tar.gz"
+DEFAULT_NAME = "penstock-env.pex"
 
 
 def pack(
@@ -28,28 +28,27 @@ def pack(
     ),
     more: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="PACKAGE", help="An installed package that no import tells of."),
+        typer.Option("--with", metavar="PACKAGE", help="An installed package that no import names."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Pack this Python, Penstock and what a job imports, for machines that have none of it.
+    """Pack Penstock and what a job imports into one file, for workers that have Python and none of it.
 
     Prints the line for spark-submit. `penstock run --master` does all of it by itself.
     """  # fmt: skip
     from penstock import __version__
     from penstock.supply.pack import build
-    from penstock.supply.shipping import submit_line
 
     output = Output.choose(json)
-    made = build(__version__, target, script, more or ())
+    pack = build(__version__, target, script, more or ())
     output.record(
         "Archive",
         {
-            "archive": str(made.path),
-            "megabytes": round(made.path.stat().st_size / 1e6, 1),
-            "python": made.manifest["python"],
-            "platform": made.manifest["platform"],
-            "packages": len(made.manifest["distributions"]),
-            "submit": submit_line(made.path, "spark://HOST:7077", script.name if script is not None else "JOB.py"),
+            "archive": str(pack.path),
+            "megabytes": round(pack.path.stat().st_size / 1e6, 1),
+            "python": pack.manifest["python"],
+            "platform": pack.manifest["platform"],
+            "packages": pack.packages,
+            "submit": pack.submit_line("spark://HOST:7077", script.name if script is not None else "JOB.py"),
         },
     )

@@ -196,7 +196,7 @@ def _ship(
     `ArchiveMismatch` for an archive that cannot work."""
     from penstock import __version__
     from penstock.spark.masters import is_local, runs_here
-    from penstock.supply import pack, shipping
+    from penstock.supply import pack
 
     if archive is None and wanted is None and (master is None or runs_here(master) or _PYTHON in os.environ):
         return {}
@@ -207,8 +207,8 @@ def _ship(
     else:
         Output.for_people().line("Packing what executors need …")
         environment = pack.build(__version__, None, script)
-    os.environ.update(shipping.environment())
-    return shipping.settings(environment.path, settings.get(shipping.ARCHIVES, ""))
+    os.environ.update(environment.environment())
+    return environment.settings(settings.get(pack.FILES, ""))
 
 
 def _start_detached(start: Start, *, as_json: bool) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.record import COMPLETE, FAILED, Alignment, CheckpointRecord, OperatorState, shares_of, tidy
 from penstock.deadline import Deadline
-from penstock.spark.alignment import measure_later
+from penstock.spark.status import measure_later
 from penstock.storage.storage import AlreadyExists
 
 if TYPE_CHECKING:
@@ -67,17 +67,15 @@ class Observer:
             recorded=lambda record: events.emit("checkpoint", **(record.summary() | record.extent())),
         )
 
-    def prepared(self, epoch: int, barrier: Barrier | None, opened: float, plan: Callable[[], Any]) -> None:
-        """All tasks of the epoch are done; `plan` gives what Spark executed. The alignment of short epochs is measured
-        now and then."""
+    def prepared(self, epoch: int, barrier: Barrier | None, opened: float) -> None:
+        """All tasks of the epoch are done. The alignment of short epochs is measured now and then."""
         self._measure = None
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + _MEASURE_EVERY
-        if executed := plan():
-            sources = self._positions_at(barrier)
-            self._measure = measure_later(self._spark, executed, opened, epoch=epoch, sources=sources)
+        uids = [uid for uid, _ in self._positions_at(barrier)]
+        self._measure = measure_later(self._spark, opened, epoch=epoch, uids=uids)
 
     def ended(
         self, epoch: int, generation: int, barrier: Barrier | None, notes: EpochNotes, error: BaseException | None

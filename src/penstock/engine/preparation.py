@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable
@@ -252,10 +252,9 @@ class Preparation:
                 failpoint("epoch.precommitted")
                 direct = attempt.direct and only is None
                 committables = tuple(outputs.committables) if direct else self._sealed(outputs.committables, only)
-                plan = cache(self._executed_plan)
-                watermark = self._watermark.advance(None if self._watermark.unchanging else plan())
+                watermark = self._watermark.advance(None if self._watermark.unchanging else self._executed_plan())
                 if self._observer is not None:
-                    self._observer.prepared(attempt.epoch, attempt.barrier, attempt.notes.opened, plan)
+                    self._observer.prepared(attempt.epoch, attempt.barrier, attempt.notes.opened)
             if self._inputs is not None:
                 self._inputs.confirm(attempt.epoch, attempt.barrier)
         except Exception as error:

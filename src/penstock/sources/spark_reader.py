@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError
-from penstock.supply.shipping import PYTHON, is_shipped
+from penstock.supply.pack import is_shipped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,8 +38,8 @@ def _refuse_shipped(source: type[DataSource]) -> None:
     """Spark plans a source that is written in Python with the executors' Python, but on the driver's machine."""
     if is_shipped():
         raise ConfigurationError(
-            f"The source {source.__name__} is planned by the driver with the Python that executors use, which is"
-            f" {PYTHON}: executors have that, the driver's machine has not.",
+            f"The source {source.__name__} is planned by the driver with the Python that executors use, which"
+            " comes out of an archive: executors have it, the driver's machine does not.",
             to_do="have Python and Penstock at one place on all machines, set PYSPARK_PYTHON to it, and say --no-pack.",
         )
 

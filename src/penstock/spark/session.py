@@ -32,7 +32,7 @@ from penstock.spark.versions import installed_text, installed_version, warn_if_u
 from penstock.storage.private import create_own
 from penstock.supply.java import find_java, wrapped_home
 from penstock.supply.launch import conf_folder, start_java
-from penstock.supply.shipping import is_shipped
+from penstock.supply.pack import is_shipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,179 +1,182 @@
-"""What Spark knows of the jobs, stages and tasks it ran, and of the scans in an executed plan, read in few calls.
+"""When the tasks that read an epoch's sources reached its barrier, from Spark's status store.
 
-Spark keeps this with or without its web page. A call to the JVM costs a tenth of a millisecond and up, so nothing is
-asked task by task: Spark's own JSON writer turns whole lists into text over there.
+The store behind Spark's web page and REST API knows, with the page on or off, the jobs of a query, their stages and, of
+each task, its start, duration and rows. It does not know what a task reads: cuts are numbered, and carry a source's uid
+only where the query has one source. A call to the JVM costs a tenth of a millisecond and up, so lists come whole.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
+import logging
+import time
 import weakref
-from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark.versions import version_of
+from penstock.checkpoint.record import Alignment, PartitionCut
+from penstock.deadline import Deadline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
-_KAFKA = "KafkaBatchInputPartition"
-_SECRETS = "executorKafkaParams"  # how executors log in; nobody needs it here
-_V1 = frozenset({"RDDScanExec", "RowDataSourceScanExec"})
+log = logging.getLogger("penstock")
 
-_JACKSON = "com.fasterxml.jackson"
+_MOST_JOBS = 50  # of one epoch
 _MOST_TASKS = 10_000
+_PATIENCE = 2.0  # seconds, for Spark's bookkeeping to catch up with what has ended
+_POLL = 0.02
+_complained: set[str] = set()
 _known: weakref.WeakKeyDictionary[SparkSession, SparkStatus] = weakref.WeakKeyDictionary()
 
 
 class SparkStatus:
-    """One session's jobs. What is asked for may be gone (Spark keeps the newest thousand) or not there yet: its
-    bookkeeping runs a little behind. Any call may raise what py4j raises."""
+    """The status store of one session, in the terms of Spark's REST API. An entry may be gone (Spark keeps the newest
+    thousand) or not there yet: the store runs a little behind. Any call may raise what py4j raises."""
 
     def __init__(self, spark: SparkSession) -> None:
-        gateway = spark.sparkContext._gateway
-        assert gateway is not None
-        context: Any = spark.sparkContext._jsc.sc()
-        self._jvm = gateway.jvm
-        self.partition_groups = version_of(spark).partition_groups
-        self._store, self._tracker = context.statusStore(), context.statusTracker()
-        self._arrays = self._class("java.util.Arrays")
-        self._no_list, self._no_numbers = self._class("java.util.ArrayList")(), gateway.new_array(gateway.jvm.double, 0)
-        self._new_array = gateway.new_array
-        self._hidden: set[str] = set()
-        self._mapper = self._class(f"{_JACKSON}.databind.ObjectMapper")()
-        self._mapper.registerModule(self._class(f"{_JACKSON}.module.scala.DefaultScalaModule")())
-        fields = self._class(f"{_JACKSON}.annotation.PropertyAccessor").FIELD
-        self._mapper.setVisibility(fields, self._class(f"{_JACKSON}.annotation.JsonAutoDetect$Visibility").ANY)
+        gateway: Any = spark.sparkContext._gateway
+        jackson = gateway.jvm.com.fasterxml.jackson
+        self._store: Any = spark.sparkContext._jsc.sc().statusStore()
+        self._tracker = spark.sparkContext.statusTracker()
+        self._no_statuses, self._no_quantiles = (
+            gateway.jvm.java.util.ArrayList(),
+            gateway.new_array(gateway.jvm.double, 0),
+        )
+        self._mapper = jackson.databind.ObjectMapper()
+        self._mapper.registerModule(jackson.module.scala.DefaultScalaModule())
 
     @classmethod
     def of(cls, spark: SparkSession) -> SparkStatus:
-        """The one of this session. Made once: finding a class and learning its fields is what costs."""
+        """The one of this session, made once: finding classes is what costs."""
         if spark not in _known:
             _known[spark] = cls(spark)
         return _known[spark]
 
     def job_ids(self, group: str) -> list[int]:
         """The jobs of a group, newest first. Spark names a query's group after its run."""
-        return sorted(json.loads(self._arrays.toString(self._tracker.getJobIdsForGroup(group))), reverse=True)
+        return sorted(self._tracker.getJobIdsForGroup(group), reverse=True)
 
     def job(self, number: int) -> dict[str, Any]:
-        body: dict[str, Any] = self.as_json(self._store.job(number))
+        body: dict[str, Any] = self._json(self._store.job(number))
         return body
 
-    def stages(self, number: int) -> list[dict[str, Any]]:
-        """The attempts at one stage. A stage that was skipped, because what it makes was there, says so."""
-        attempts = self._store.stageData(number, False, self._no_list, False, self._no_numbers)
-        found: list[dict[str, Any]] = self.as_json(attempts)
-        return found
+    def attempts(self, stage: int) -> list[dict[str, Any]]:
+        """The attempts at one stage, oldest first."""
+        body = self._json(self._store.stageData(stage, False, self._no_statuses, False, self._no_quantiles))
+        return sorted(body, key=lambda attempt: int(attempt["attemptId"]))
 
     def tasks(self, stage: int, attempt: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.as_json(self._store.taskList(stage, attempt, _MOST_TASKS))
-        return found
-
-    def graph(self, stage: int) -> dict[str, Any]:
-        """The RDDs of a stage, and which is made of which."""
-        body: dict[str, Any] = self.as_json(self._store.operationGraphForStage(stage))
+        body: list[dict[str, Any]] = self._json(self._store.taskList(stage, attempt, _MOST_TASKS))
         return body
 
-    def as_json(self, thing: Any) -> Any:
-        """A JVM object's fields, whoever may see them."""
+    def _json(self, thing: Any) -> Any:
         return json.loads(self._mapper.writeValueAsString(thing))
 
-    def hide(self, kind: Any, field: str) -> None:
-        """From now on, leave this field of a JVM class out. Call it before the first of them is turned into JSON."""
-        if field in self._hidden:
+
+def measure(
+    spark: SparkSession, group: str, opened: float, *, epoch: int, uids: Sequence[str | None]
+) -> Alignment | None:
+    """The alignment of a prepared epoch, counted from `opened` (seconds since 1970).
+
+    `group` is the job group it ran under (the query's run id), `uids` name its sources. Never raises: None, and one
+    line in the log, where it cannot be measured. Costs a few calls to the JVM; call it beside the epochs."""
+    try:
+        return _measure(SparkStatus.of(spark), group, opened, epoch, uids)
+    except Exception as error:
+        if type(error).__name__ not in _complained:
+            _complained.add(type(error).__name__)
+            log.warning("the alignment of an epoch could not be measured; this is logged once: %r", error)
+        return None
+
+
+def measure_later(
+    spark: SparkSession, opened: float, *, epoch: int, uids: Sequence[str | None]
+) -> Callable[[], Alignment | None]:
+    """`measure`, to be called after the epoch and from any thread. Call this in the thread that runs the epoch, which
+    knows the job group."""
+    group = spark.sparkContext.getLocalProperty("spark.jobGroup.id") or ""
+    return lambda: measure(spark, group, opened, epoch=epoch, uids=uids)
+
+
+def is_reading(status: SparkStatus, group: str, epoch: int) -> bool:
+    """Whether an epoch that is under way still reads its sources: no job of it has begun, or one runs a stage that
+    feeds another, or its only one. May raise what py4j raises."""
+    jobs = [job for job in _jobs(status, group, epoch) if _batch(job) == epoch]
+    for job in jobs:
+        stages = sorted(map(int, job["stageIds"])) if job["status"] == "RUNNING" else []
+        feeding = stages[:-1] or stages  # a job's last stage has the highest number
+        if any(attempt["status"] in ("ACTIVE", "PENDING") for stage in feeding for attempt in status.attempts(stage)):
+            return True
+    return not jobs
+
+
+def _measure(status: SparkStatus, group: str, opened: float, epoch: int, uids: Sequence[str | None]) -> Alignment:
+    stages = [_first_successes(status, attempts) for attempts in _reading_stages(status, group, epoch)]
+    # Spark may run stages before it calls us: then the barrier was before the first of them.
+    start = min([opened * 1000, *(float(task["launchTime"]) for tasks in stages for task in tasks.values())])
+    source = uids[0] if len(uids) == 1 else None
+    cuts = []
+    for number, tasks in enumerate(stages):
+        label = " ".join(filter(None, [source, f"stage {number + 1}" if len(stages) > 1 else ""]))
+        cuts += [_cut(f"{label} #{index}".strip(), source, task, start) for index, task in tasks.items()]
+    return Alignment.of(cuts, None if cuts else "Spark reports no task that read rows")
+
+
+def _cut(name: str, source: str | None, task: Mapping[str, Any], start: float) -> PartitionCut:
+    began = float(task["launchTime"]) - start
+    rows = ((task.get("taskMetrics") or {}).get("inputMetrics") or {}).get("recordsRead")
+    return PartitionCut(name, source, rows, round(began, 3), round(began + float(task["duration"]), 3))
+
+
+def _reading_stages(status: SparkStatus, group: str, epoch: int) -> list[list[dict[str, Any]]]:
+    """The attempts at each stage that read rows, once the epoch's jobs are over. A stage that computes an RDD of an
+    earlier one reads the same rows again, or a cached copy, and is left out."""
+    patience = Deadline(_PATIENCE)
+    while not (jobs := list(_jobs(status, group, epoch))) or any(job["status"] == "RUNNING" for job in jobs):
+        if patience.passed():
+            break
+        time.sleep(_POLL)
+    stages: list[list[dict[str, Any]]] = []
+    computed: set[int] = set()
+    for number in sorted({int(stage) for job in jobs for stage in job["stageIds"]}):
+        attempts = status.attempts(number)
+        if any(attempt["status"] == "COMPLETE" and attempt["inputRecords"] for attempt in attempts):
+            rdds = set(map(int, attempts[0]["rddIds"]))
+            if not rdds & computed:
+                stages.append(attempts)
+            computed |= rdds
+    return stages
+
+
+def _jobs(status: SparkStatus, group: str, epoch: int) -> Iterator[dict[str, Any]]:
+    """The jobs of one epoch. Spark describes them by its number; one that the user described otherwise counts, too."""
+    for number in status.job_ids(group)[:_MOST_JOBS]:
+        job = status.job(number)
+        batch = _batch(job)
+        if batch is None or batch == epoch:
+            yield job
+        elif batch < epoch:
             return
-        names = self._new_array(self._jvm.String, 1)
-        names[0] = field
-        value = self._class(f"{_JACKSON}.annotation.JsonIgnoreProperties$Value")
-        self._mapper.configOverride(kind).setIgnorals(value.forIgnoredProperties(names))
-        self._hidden.add(field)
-
-    def _class(self, name: str) -> Any:
-        found: Any = self._jvm
-        for part in name.split("."):
-            found = getattr(found, part)
-        return found
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """One place of a plan where a stream is read: its RDD, the source's uid, and a name for each partition."""
-
-    rdd: int
-    source: str | None
-    partitions: tuple[str, ...]
+def _batch(job: Mapping[str, Any]) -> int | None:
+    """The epoch that Spark describes a job by."""
+    batch = str(job.get("description") or "").rpartition("batch = ")[2]
+    return int(batch) if batch.isdigit() else None
 
 
-def scans_of(status: SparkStatus, plan: Any, sources: Sequence[tuple[str | None, Any]]) -> tuple[list[Scan], list[str]]:
-    """The scans of streams in an executed plan (a JVM object), and for those that cannot be followed, why. A source
-    without new rows has none. `sources`: uid and offset of each source in the barrier."""
-    scans, unknown = [], []
-    for leaf, kind in _leaves(plan):
-        if kind == "MicroBatchScanExec":
-            source = _uid(leaf, sources)
-            scans.append(Scan(int(leaf.inputRDD().id()), source, _names(status, leaf.partitions(), source)))
-        elif kind == "FileSourceScanExec" and leaf.getStream().isDefined():
-            rdd, source = leaf.inputRDD(), _single(sources)
-            scans.append(Scan(int(rdd.id()), source, _numbered(int(rdd.getNumPartitions()), source)))
-        elif kind in _V1 and leaf.getStream().isDefined():
-            unknown.append(f"Spark does not tell the partitions of a source of the first kind ({kind})")
-    return [scan for scan in scans if scan.partitions], unknown
+def _first_successes(status: SparkStatus, attempts: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """For each partition of a stage the task that succeeded first; a later attempt reads only what was lost."""
+    tasks: dict[int, dict[str, Any]] = {}
+    for attempt in attempts:
+        for task in status.tasks(int(attempt["stageId"]), int(attempt["attemptId"])):
+            if task["status"] == "SUCCESS" and task.get("duration") is not None:
+                number = int(task["partitionId"])
+                tasks[number] = min(tasks.get(number, task), task, key=_end)
+    return tasks
 
 
-def _leaves(plan: Any) -> Iterator[tuple[Any, str]]:
-    found = plan.collectLeaves()
-    for index in range(found.size()):
-        leaf = found.apply(index)
-        kind = str(leaf.getClass().getSimpleName())
-        if kind == "AdaptiveSparkPlanExec":
-            yield from _leaves(leaf.executedPlan())
-        elif kind.endswith("QueryStageExec"):
-            yield from _leaves(leaf.plan())
-        else:
-            yield leaf, kind
-
-
-def _uid(leaf: Any, sources: Sequence[tuple[str | None, Any]]) -> str | None:
-    """The source whose offset in the barrier is where this scan ends; None where two sources are at the same one."""
-    end = json.loads(leaf.end().json())
-    return _single([(uid, offset) for uid, offset in sources if offset == end]) or _single(sources)
-
-
-def _single(sources: Sequence[tuple[str | None, Any]]) -> str | None:
-    uids = {uid for uid, _ in sources}
-    return uids.pop() if len(uids) == 1 else None
-
-
-def _names(status: SparkStatus, partitions: Any, source: str | None) -> tuple[str, ...]:
-    count = int(partitions.size())
-    first: Any = partitions.apply(0) if count else None
-    # A group of one, unless a source says how it is partitioned, which no stream of ours does.
-    grouped = status.partition_groups
-    there = first is not None and bool(first.size() == 1 if grouped else first.isDefined())
-    kind = (first.apply(0) if grouped else first.get()).getClass() if there else None
-    if kind is None or str(kind.getSimpleName()) != _KAFKA:
-        return _numbered(count, source)
-    status.hide(kind, _SECRETS)
-    found = status.as_json(partitions)
-    return kafka_names([one["offsetRange"] for one in (itertools.chain(*found) if grouped else found)])
-
-
-def kafka_names(ranges: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Topic and partition; with the offset it starts from, where Spark has split one partition between tasks."""
-    plain = [f"{one['topicPartition']['topic']}-{one['topicPartition']['partition']}" for one in ranges]
-    count = Counter(plain)
-    return tuple(
-        name if count[name] == 1 else f"{name} from {one['fromOffset']}"
-        for name, one in zip(plain, ranges, strict=True)
-    )
-
-
-def _numbered(count: int, source: str | None) -> tuple[str, ...]:
-    """For partitions without names of their own. The number says nothing beyond this epoch."""
-    start = f"{source} " if source else ""
-    return tuple(f"{start}#{index}" for index in range(count))
+def _end(task: Mapping[str, Any]) -> float:
+    return float(task["launchTime"]) + float(task["duration"])

