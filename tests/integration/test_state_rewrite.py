@@ -24,7 +24,7 @@ from penstock.errors import ConfigurationError, SavepointError
 from penstock.savepoints.canonical import export, load
 from penstock.spark_state import rewrite as rewriting
 from penstock.spark_state import store_writing
-from penstock.spark_state.operators import Operator, plan_operators, read_operators
+from penstock.spark_state.metadata import Operator, plan_operators, read_operators
 from penstock.spark_state.rewrite import CODEC, STRICT, rewrite
 from penstock.spark_state.store_rows import JOIN_FORMAT
 from penstock.storage.hadoop import HadoopStorage, HadoopTree
@@ -316,7 +316,7 @@ def test_a_key_is_looked_up(
 def test_spark_reads_every_codec(spark: SparkSession, codec: str) -> None:
     import pyarrow as pa
 
-    from penstock.spark_state.hashmap_files import records, snapshot
+    from penstock.spark_state.store_writing import records, snapshot
 
     keys = pa.array([str(number).encode() * 9 for number in range(9000)])
     data = b"".join(snapshot([(keys, keys)], codec))

@@ -28,7 +28,6 @@ from penstock.config.state import Backend, backend_of
 from penstock.errors import LedgerCorrupt, LedgerFromTheFuture
 from penstock.naming import safe_name, safe_part
 from penstock.progress import Progress, silent
-from penstock.spark.versions import version_of
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store, read_metadata
 from penstock.spark_state.rewrite import (
     RewritePlan,
@@ -51,6 +50,7 @@ from penstock.spark_state.store_rows import (
 )
 from penstock.spark_state.work_session import open_work_session, tell_tasks
 from penstock.storage.open import tree_at
+from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

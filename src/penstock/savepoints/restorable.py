@@ -191,7 +191,7 @@ def _refuse_waiting(root: Tree, uid: str) -> None:
 
 
 def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) -> SavedQuery:
-    from penstock.spark_state.operators import read_operators
+    from penstock.spark_state.metadata import read_operators
 
     spark_log = SparkLog(folder.storage)
     barrier, query_id = spark_log.barrier(epoch), spark_log.query_id()

@@ -147,7 +147,7 @@ class Restorer:
         self._predecessor.refuse_superseded()
 
     def _program(self, plan: QueryPlan, asked: Mapping[str, Any]) -> ProgramQuery:
-        from penstock.spark_state.operators import plan_operators
+        from penstock.spark_state.metadata import plan_operators
 
         operators: list[dict[str, Any]] | None
         try:

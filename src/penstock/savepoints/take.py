@@ -147,7 +147,7 @@ class Taker:
                 target.delete()
 
     def _describe(self, held_query: HeldQuery, folder: Tree) -> SavedQuery:
-        from penstock.spark_state.operators import read_operators
+        from penstock.spark_state.metadata import read_operators
 
         copy = folder.at(layout.saved_checkpoint(held_query.plan.uid))
         spark_log = SparkLog(copy.storage)

@@ -18,13 +18,13 @@ from penstock.checkpoint.spark_files import conf_of, set_conf
 from penstock.config.state import PARTITIONS, PROVIDER, PROVIDERS, Backend, backend_of
 from penstock.errors import ConfigurationError, LedgerCorrupt
 from penstock.progress import Progress, silent
-from penstock.spark.versions import SparkVersion, version_of
 from penstock.spark_state.metadata import OperatorMetadata, Store, read_metadata
 from penstock.spark_state.store_rows import JOIN_FORMAT, raw_rows, spread_over
 from penstock.spark_state.store_writing import Rows, write_hashmap, write_rocksdb
 from penstock.spark_state.work_session import open_work_session, tell_tasks
 from penstock.storage.open import tree_at
 from penstock.storage.tree import Tree
+from penstock.supply.versions import SparkVersion, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark.versions import version_of
 from penstock.spark_state.metadata import DEFAULT
 from penstock.spark_state.work_session import java_schema, reinterpret, scala_option
+from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

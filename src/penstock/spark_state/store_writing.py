@@ -1,25 +1,36 @@
 """Writing rows as state: on executors, one task per partition, by Spark's own writer or ours.
 
 RocksDB's files are written by the class that Spark's repartitioning uses, which takes its rows from a function; given
-ours, it writes whatever we have. Hashmap's are written by `penstock.spark_state.hashmap_files` in Python workers.
+ours, it writes our rows. Hashmap's are written here, in Python workers. A partition is one file, `N.snapshot`:
+
+    [size of key][key][size of value][value] … [-1], sizes as four bytes, the largest first; all of it compressed
+
+Keys and values are Spark's own bytes, moved and never looked into, column by column through Arrow, so that no row
+becomes a Python object.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
 from penstock.checkpoint import layout
-from penstock.errors import PenstockError, SavepointError
-from penstock.spark.versions import version_of
-from penstock.spark_state.hashmap_files import snapshot
+from penstock.errors import ConfigurationError, PenstockError, SavepointError
 from penstock.spark_state.store_rows import KEY, VALUE
 from penstock.spark_state.work_session import cause_of, hadoop_conf, resolve_location, scala_option
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import local_path
+from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +42,9 @@ Rows = Callable[["OperatorMetadata", "Store"], "DataFrame"]
 """The rows of a store, spread over the partitions they are to be written to."""
 
 _CHUNK = 4 << 20
+_END = struct.pack(">i", -1)
+
+_BLOCK = 1 << 15  # as large as Spark's own
 
 
 def write_rocksdb(
@@ -130,7 +144,6 @@ class _FileTask:
         self._path, self._codec = path, codec
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -155,7 +168,6 @@ class _ChunkTask:
         self._codec = codec
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow as pa
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -176,3 +188,140 @@ def _failed(target: Tree, error: Exception) -> SavepointError:
         safe="what it was read from is untouched; what was written is not complete and must not be used.",
         to_do="see the cause, then do it again into an empty folder.",
     )
+
+
+# Hashmap's files
+
+
+class Encoder(ABC):
+    """One of Spark's compressed streams: `write` takes pieces of any size and gives bytes, `end` gives the rest. Blocks
+    are compressed by Arrow."""
+
+    _unit = _BLOCK
+
+    def __init__(self) -> None:
+        self._waiting = bytearray()
+
+    def write(self, data: bytes | memoryview) -> Iterator[bytes]:
+        self._waiting += data
+        whole = len(self._waiting) // self._unit * self._unit
+        if whole:
+            yield from self._blocks(bytes(self._waiting[:whole]))
+            del self._waiting[:whole]
+
+    def end(self) -> Iterator[bytes]:
+        yield from self._blocks(bytes(self._waiting))
+        self._waiting.clear()
+
+    @abstractmethod
+    def _blocks(self, data: bytes) -> Iterator[bytes]:
+        """Whole blocks; only before the end of the stream may the last be short."""
+
+
+class Lz4(Encoder):
+    """lz4-java's block stream: before every block a header with lengths and checksum, at the end an empty one."""
+
+    _magic = b"LZ4Block"
+    _raw, _compressed = 0x10, 0x20
+    _level = _BLOCK.bit_length() - 11  # a block is 2 ** (10 + level) bytes long
+    _seed = 0x9747B28C
+    _mask = 0x0FFFFFFF  # the stream's checksum is cut to 28 bits
+
+    def _blocks(self, data: bytes) -> Iterator[bytes]:
+        codec = pa.Codec("lz4_raw")
+        for block in _cut(memoryview(data)):
+            checksum = xxhash.xxh32_intdigest(block, self._seed)
+            packed = codec.compress(block, asbytes=True)
+            smaller = len(packed) < len(block)
+            kind = (self._compressed if smaller else self._raw) | self._level
+            body = packed if smaller else bytes(block)
+            yield self._magic + struct.pack("<BIII", kind, len(body), len(block), checksum & self._mask)
+            yield body
+
+    def end(self) -> Iterator[bytes]:
+        yield from super().end()
+        yield self._magic + struct.pack("<BIII", self._raw | self._level, 0, 0, 0)
+
+
+class Zstd(Encoder):
+    """One frame after the other."""
+
+    _unit = 1 << 20
+
+    def _blocks(self, data: bytes) -> Iterator[bytes]:
+        if data:
+            yield pa.Codec("zstd", compression_level=1).compress(data, asbytes=True)
+
+
+class Snappy(Encoder):
+    """snappy-java's stream: a header, then blocks with their length before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._header = b"\x82SNAPPY\0" + struct.pack(">II", 1, 1)
+
+    def _blocks(self, data: bytes) -> Iterator[bytes]:
+        codec = pa.Codec("snappy")
+        for block in _cut(memoryview(data)):
+            packed = codec.compress(block, asbytes=True)
+            yield self._header + struct.pack(">I", len(packed))
+            yield packed
+            self._header = b""
+
+
+class Lzf(Encoder):
+    """Ning's LZF chunks, not compressed: Spark's next snapshot is."""
+
+    _chunk = 0xFFFF
+
+    def _blocks(self, data: bytes) -> Iterator[bytes]:
+        for start in range(0, len(data), self._chunk):
+            block = data[start : start + self._chunk]
+            yield b"ZV\0" + struct.pack(">H", len(block)) + block
+
+
+_CODECS: dict[str, type[Encoder]] = {"lz4": Lz4, "zstd": Zstd, "snappy": Snappy, "lzf": Lzf}
+
+
+def encoder(codec: str) -> Encoder:
+    """For a codec by the name that Spark's settings have for it, or its class."""
+    name = codec.rpartition(".")[2].lower().removesuffix("compressioncodec")
+    if name not in _CODECS:
+        raise ConfigurationError(
+            f"The state is compressed with {codec}, which Penstock cannot write.",
+            safe="nothing was changed.",
+            to_do=f"only {', '.join(sorted(_CODECS))} can be written; keep the state backend, or start from a"
+            " savepoint of a job with one of these.",
+        )
+    return _CODECS[name]()
+
+
+def _cut(data: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(data), _BLOCK):
+        yield data[start : start + _BLOCK]
+
+
+def snapshot(batches: Iterable[tuple[Any, Any]], codec: str) -> Iterator[bytes]:
+    """The file's bytes, piece by piece, from Arrow arrays of keys and values."""
+    stream = encoder(codec)
+    for keys, values in batches:
+        yield from stream.write(records(keys, values))
+    yield from stream.write(_END)
+    yield from stream.end()
+
+
+def records(keys: Any, values: Any) -> memoryview:
+    """Keys and values, each with its size before it, one row after the other."""
+    if not len(keys):
+        return memoryview(b"")
+    joined = pc.binary_join_element_wise(_sizes(keys), keys, _sizes(values), values, pa.scalar(b"", pa.binary()))
+    _, offsets, data = joined.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int32)
+    first, last = int(bounds[joined.offset]), int(bounds[joined.offset + len(joined)])
+    return memoryview(data)[first:last]
+
+
+def _sizes(rows: Any) -> Any:
+    sizes = np.asarray(pc.binary_length(rows)).astype(">i4")
+    bounds = np.arange(0, 4 * len(sizes) + 4, 4, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(sizes), [None, pa.py_buffer(bounds), pa.py_buffer(sizes)])

@@ -13,7 +13,7 @@ from penstock.checkpoint.spark_log import STATE_FORMAT
 from penstock.config.state import CHANGELOG
 from penstock.deadline import polling
 from penstock.progress import Progress, Step, silent
-from penstock.spark.versions import version_of
+from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

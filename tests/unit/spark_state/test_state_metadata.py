@@ -10,8 +10,7 @@ import pytest
 
 from penstock.checkpoint.spark_files import conf_of, set_conf
 from penstock.errors import ConfigurationError, LedgerCorrupt
-from penstock.spark_state.metadata import families, read_metadata, relocate
-from penstock.spark_state.operators import read_operators
+from penstock.spark_state.metadata import families, read_metadata, read_operators, relocate
 from penstock.spark_state.rewrite import RewritePlan
 from penstock.storage.local import LocalTree
 from tests.support.state_files import (
