@@ -55,7 +55,7 @@ demo: setup ## Kill a job again and again, and see every row come out exactly on
 	@$(BIN)/penstock demo
 
 # The oldest Spark that is supported, for the one test on it: 400 MB, once, in the user's cache.
-$(VENV)/.oldest: $(VENV)/.ready src/penstock/spark/versions.py
+$(VENV)/.oldest: $(VENV)/.ready src/penstock/supply/versions.py
 	@$(BIN)/python -m tests.support.environments
 	@touch $@
 

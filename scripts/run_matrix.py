@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from penstock.spark.versions import VERSIONS
+from penstock.supply.versions import VERSIONS
 from tests.support.environments import ROOT, environment, variables
 
 KEPT = ROOT / "docs" / "reference" / "versions.json"

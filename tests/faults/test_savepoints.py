@@ -18,8 +18,8 @@ from penstock.errors import ConfigurationError, JobDrained, NotRestorable, Savep
 from penstock.failpoints import InjectedFault, hooked
 from penstock.savepoints import savepoint as savepoints
 from penstock.spark.settings import remember_defaults
-from penstock.spark.versions import installed_version
 from penstock.storage.local import LocalTree
+from penstock.supply.versions import installed_version
 from tests.support.case import Case, Running, running
 from tests.support.kafka import Tail, assert_nothing_open, create_topic, read_committed
 from tests.support.points import mostly_long

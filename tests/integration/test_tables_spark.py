@@ -40,7 +40,7 @@ EVERYTHING = """
 @pytest.fixture(scope="module")
 def spark(session: SparkSession) -> SparkSession:
     """A session of its own in a time zone with summer time, with Spark's own Delta connector."""
-    from penstock.spark.session_jars import _add
+    from penstock.spark.session import _add
 
     _add(session, jar_set("spark-delta"))
     own = session.newSession()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.versions import VERSIONS
+from penstock.supply.versions import VERSIONS
 from tests.support.environments import environment
 from tests.support.jobs.upgraded import BACKENDS, EPOCHS, KEYS, PER_EPOCH
 from tests.support.quick_jvm import PLAIN

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.versions import VERSIONS, installed_version
+from penstock.supply.versions import VERSIONS, installed_version
 from tests.support.environments import environment
 from tests.support.jobs.upgraded import BACKENDS, KEYS, KINDS, PER_EPOCH
 from tests.support.upgraded import counts_in, run_under

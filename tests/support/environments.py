@@ -94,6 +94,6 @@ def _run(command: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    from penstock.spark.versions import VERSIONS
+    from penstock.supply.versions import VERSIONS
 
     environment(VERSIONS[0].patch)

@@ -24,7 +24,7 @@ from penstock.secrets import (
     secrets_of,
     without_secrets,
 )
-from penstock.spark.executor_list import fault_in
+from penstock.spark.executors import fault_in
 
 KAFKA = """
 sasl.password sasl.jaas.config ssl.key.password ssl.key.pem ssl.certificate.pem ssl.keystore.password

@@ -9,8 +9,8 @@ from penstock.checkpoint.open import ledger_at, spark_log_at
 from penstock.engine.coordinator import Coordinator
 from penstock.engine.inflight import InFlight
 from penstock.spark.query import RunningQuery, current_execution
-from penstock.spark.versions import version_of
 from penstock.storage.open import storage_at
+from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,7 @@ from penstock.engine.output_jobs import EachEpoch
 from penstock.engine.task import Assignment, Route, Writing, attempt_of, committable, stage_of
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
 from penstock.failpoints import failpoint
-from penstock.spark.executor_list import fault_in
+from penstock.spark.executors import fault_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -25,12 +25,12 @@ from penstock.errors import JobStopped, PenstockError, PreCommitFailed
 from penstock.logs import bound
 from penstock.savepoints.take import HeldQuery
 from penstock.spark import liveness
-from penstock.spark.executor_list import fault_in
+from penstock.spark.executors import fault_in
 from penstock.spark.liveness import Liveness, callback_server
 from penstock.spark.query import give_up, short_text, wait_for_tasks
 from penstock.spark.settings import require_same_backend
-from penstock.spark.versions import version_of
 from penstock.storage.open import storage_at
+from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

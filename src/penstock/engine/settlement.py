@@ -35,9 +35,9 @@ from penstock.engine.inflight import InFlight
 from penstock.errors import ConfigurationError, TransactionRefused, WritersLost
 from penstock.events import Events
 from penstock.failpoints import failpoint
-from penstock.spark.versions import version_of
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import Storage, local_path
+from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

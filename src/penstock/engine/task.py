@@ -25,7 +25,7 @@ from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.engine.checksum import FLAT, HASH_COLUMN, checksum_of, sum_of_hashes
 from penstock.errors import PenstockError, from_json
 from penstock.failpoints import failpoint
-from penstock.spark.executor_list import TaskFault
+from penstock.spark.executors import TaskFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

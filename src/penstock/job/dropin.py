@@ -21,11 +21,10 @@ from penstock.events import Events
 from penstock.naming import check_name
 from penstock.ops.process import lifeline
 from penstock.ops.standby import take_turn, writer_modules
-from penstock.spark.connect import refuse_connect
 from penstock.spark.executors import check_executors, importable
-from penstock.spark.masters import require_shared
+from penstock.spark.masters import refuse_connect, require_shared
 from penstock.spark.query import RunningQuery, plan_with
-from penstock.spark.versions import version_of
+from penstock.supply.versions import version_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -39,11 +39,10 @@ from penstock.ops.turn import TurnEnd, held, lease_of, settings_of_turn
 from penstock.progress import Progress, silent
 from penstock.sources.frame import as_source
 from penstock.spark import session as spark_session
-from penstock.spark.connect import refuse_connect
 from penstock.spark.executors import check_executors, importable
-from penstock.spark.masters import require_shared
+from penstock.spark.masters import refuse_connect, require_shared
 from penstock.spark.query import Lineage
-from penstock.spark.session_jars import ensure_jars
+from penstock.spark.session import ensure_jars
 from penstock.spark.settings import apply_over_running, apply_settings
 from penstock.storage.open import storage_at, tree_of
 from penstock.storage.storage import local_path

@@ -15,8 +15,7 @@ from penstock.engine.settlement import JobLedgers
 from penstock.ops.server.runs import report_facts
 from penstock.ops.transactions import ended, look
 from penstock.secrets import masked
-from penstock.spark.operators import operators_of
-from penstock.spark.status import SparkStatus, is_reading
+from penstock.spark.status import SparkStatus, is_reading, operators_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark.versions import installed_version
+from penstock.supply.versions import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Whether the executors of a cluster can do a job's work, asked by a small job before the first query starts.
 
 Workers must have the driver's Python (to the minor version) and its Penstock, or a task fails in its first line with a
-stack trace. One task goes to every core that there is; executors that come later and differ are named when they fail.
+stack trace. One task goes to every core. Executors that come later and differ are named when they fail, by the text of
+the failure: Spark reports a stack trace of the first thing that a Python worker does.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import contextlib
 import importlib
 import logging
 import platform
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ClusterUnavailable
-from penstock.spark.executor_list import mismatch, mismatch_in
+from penstock.errors import ClusterUnavailable, ExecutorMismatch, PenstockError, from_json
 from penstock.spark.masters import is_local
 
 if TYPE_CHECKING:
@@ -30,10 +31,24 @@ _WAIT_SECONDS = 30.0  # a free worker starts an executor in 5 to 10 seconds, and
 _POLL_SECONDS = 0.05
 _ROUNDS = 3  # executors may register while others are being asked
 
+_MISSING = re.compile(r"No module named '?(?P<name>\w+)|Error while finding module specification for '(?P<spec>\w+)")
+#: Where a worker fails before a job's own code runs: it reads what it is to do, or is not even started.
+_READING = re.compile(r"in _read_with_length|in read_command|in read_udfs|Error from python worker|runpy\.py")
+_PYTHON = re.compile(r"PYTHON_VERSION_MISMATCH\]\s*(?P<message>[^\n]*)")
+#: Missing, for another machine, or not executable. A lack of memory is another matter.
+_PROGRAM = re.compile(r'Cannot run program "(?P<program>[^"\n]{0,500}+)"[^\n]{0,500}?(?:error=|error: )(?:2|8|13)\b')
+_NO_PYTHON = re.compile(r"env: .?(?P<program>python[\d.]+).?: No such file")  # what a PEX file starts with
+
+_SAFE = "no row was written by it, and nothing is decided."
+_SHIP = (
+    "ship this very environment: penstock run --master … does, and penstock pack builds the archive for spark-submit."
+)
+_BEGIN, _END = "penstock-task-error {", "} end-of-penstock-task-error"
+
 
 @dataclass(frozen=True)
-class Found:
-    """What one Python worker says of itself; `missing` is a module that it cannot import, with the reason."""
+class Worker:
+    """What one Python worker reports; `missing` is a module that it cannot import, with the reason."""
 
     host: str
     python: str
@@ -41,58 +56,95 @@ class Found:
     missing: str | None
 
 
-def check_executors(spark: SparkSession, version: str, modules: Sequence[str] = ()) -> list[Found]:
-    """Ask all executors that there are, and wait for the first. `version` is the driver's Penstock; `modules` are what
-    the job's sinks need. Raises `ExecutorMismatch`, or `ClusterUnavailable` where there are none. In local mode the
-    workers are this very Python, and nothing is asked."""
+def check_executors(spark: SparkSession, version: str, modules: Sequence[str] = ()) -> list[Worker]:
+    """Ask all executors, and wait for the first. `version` is the driver's Penstock; the job's sinks need `modules`.
+    Raises `ExecutorMismatch`, or `ClusterUnavailable` where there are none. In local mode the workers are this very
+    Python, and none is asked."""
     context: Any = spark.sparkContext
     if is_local(context.master):
         return []
-    found: list[Found] = []
+    workers: list[Worker] = []
     for _ in range(_ROUNDS):
         before = _count(context)
-        found = _ask(context, modules)
-        require_alike(found, version)
+        workers = _ask(context, modules)
+        require_alike(workers, version)
         if _count(context) <= max(before, 1):
             break
-    return found
+    return workers
 
 
 def importable(names: Iterable[str]) -> list[str]:
-    """Those that this process can import, the program itself aside: what it cannot, nobody else is asked for."""
-    found = []
+    """Those that this process can import, the program itself aside: executors are asked for no other."""
+    modules = []
     for name in names:
         if name != "__main__":
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
-                found.append(name)
-    return found
+                modules.append(name)
+    return modules
 
 
-def require_alike(found: Sequence[Found], version: str) -> None:
-    """Raise what is wrong with the first that differs."""
-    own = platform.python_version_tuple()[:2]
-    for one in found:
-        if tuple(one.python.split(".")[:2]) != own:
-            raise mismatch(f"Executors on {one.host} run Python {one.python}, the driver {platform.python_version()}.")
-        if one.version not in (None, version):  # which is also why they lack what the driver's has
-            raise mismatch(f"Executors on {one.host} have Penstock {one.version}, the driver {version}.")
-        if one.missing is not None:
-            raise mismatch(f"Executors on {one.host} cannot import what the job needs: {one.missing}.")
+def require_alike(workers: Sequence[Worker], version: str) -> None:
+    """Raise `ExecutorMismatch` for the first that differs from the driver."""
+    python = platform.python_version_tuple()[:2]
+    for worker in workers:
+        if tuple(worker.python.split(".")[:2]) != python:
+            driver = platform.python_version()
+            raise mismatch(f"Executors on {worker.host} run Python {worker.python}, the driver {driver}.")
+        if worker.version not in (None, version):  # which is also why they lack what the driver's has
+            raise mismatch(f"Executors on {worker.host} have Penstock {worker.version}, the driver {version}.")
+        if worker.missing is not None:
+            raise mismatch(f"Executors on {worker.host} cannot import what the job needs: {worker.missing}.")
 
 
-def _ask(context: Any, modules: Sequence[str]) -> list[Found]:
+class TaskFault(Exception):
+    """Carries a Penstock error through Spark's text-only reporting of task failures."""
+
+    def __init__(self, error: PenstockError) -> None:
+        super().__init__(f"{_BEGIN[:-1]}{error.to_json()}{_END[1:]}")
+
+
+def fault_in(text: str) -> PenstockError | None:
+    """The Penstock error inside a Spark failure's text, if a task raised one, or could not even begin."""
+    begin = text.find(_BEGIN)
+    end = text.find(_END, begin) if begin >= 0 else -1
+    if end < 0:
+        return mismatch_in(text)
+    with contextlib.suppress(ValueError):
+        return from_json(text[begin + len(_BEGIN) - 1 : end + 1])
+    return None
+
+
+def mismatch_in(text: str) -> ExecutorMismatch | None:
+    """The error that names what is wrong with an executor, if Spark's error `text` shows that something is."""
+    if match := _PYTHON.search(text):
+        return mismatch(f"An executor's Python is not the driver's: {match['message'].strip().rstrip('.')}.")
+    match = _PROGRAM.search(text) or _NO_PYTHON.search(text)
+    if match and re.search(r"python|\.pex", match["program"]):
+        return mismatch(f"An executor has no Python where it was told to look for it: {match['program']}.")
+    match = _MISSING.search(text)
+    if match and ((name := match["name"] or match["spec"]) == "penstock" or _READING.search(text)):
+        lacking = "the package penstock" if name == "penstock" else f"the module {name!r}, which the job needs"
+        return mismatch(f"An executor lacks {lacking}.")
+    return None
+
+
+def mismatch(happened: str) -> ExecutorMismatch:
+    return ExecutorMismatch(happened, safe=_SAFE, to_do=f"install the same on every worker, or {_SHIP}")
+
+
+def _ask(context: Any, modules: Sequence[str]) -> list[Worker]:
     """One task for every core. Runs in a thread of its own, so that a cluster without executors can be told from one
     that is slow."""
-    result: list[list[Found]] = []
+    result: list[list[Worker]] = []
     failed: list[BaseException] = []
 
     def run() -> None:
-        context.setJobGroup(_GROUP, "see that executors can do the job's work", interruptOnCancel=True)
+        context.setJobGroup(_GROUP, "check that executors can do the job's work", interruptOnCancel=True)
         try:
             tasks = max(context.defaultParallelism, 2)
-            told = context.parallelize(range(tasks), tasks).mapPartitions(_probe(modules)).collect()
-            result.append([Found(*one) for one in told])
+            reports = context.parallelize(range(tasks), tasks).mapPartitions(_probe(modules)).collect()
+            result.append([Worker(*report) for report in reports])
         except BaseException as error:
             failed.append(error)
 
@@ -107,7 +159,7 @@ def _ask(context: Any, modules: Sequence[str]) -> list[Found]:
 
 
 def _await(thread: threading.Thread, context: Any) -> None:
-    """Until the small job is done. Only a cluster that gives no executor at all is given up, for now."""
+    """Wait until the small job is done. Only a cluster that gives no executor at all is given up."""
     end = time.monotonic() + _WAIT_SECONDS
     while thread.is_alive():
         thread.join(_POLL_SECONDS)

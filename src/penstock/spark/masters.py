@@ -1,16 +1,18 @@
-"""Where the tasks of a job run: on this machine, or on machines of a cluster. Told by Spark's master."""
+"""Where the tasks of a job run, on this machine or on a cluster, by Spark's master; and why not over Connect."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import ipaddress
+import os
 import re
 import socket
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ClusterUnavailable, ConfigurationError, StorageNotShared
+from penstock.errors import ClusterUnavailable, ConfigurationError, ConnectUnsupported, StorageNotShared
 from penstock.storage.open import is_own_disk
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def require_shared(location: str, spark: SparkSession, *, is_shared: bool) -> No
     if is_shared or runs_here(master) or not is_own_disk(location, spark):
         return
     raise StorageNotShared(
-        f"Checkpoints go to {location}, a path of each machine of its own, and the tasks run on other machines"
+        f"Checkpoints go to {location}, which is another folder on each machine, and the tasks run on other machines"
         f" ({master}): driver and executors would not see each other's files.",
         safe="nothing was started.",
         to_do="keep checkpoints on HDFS or S3; or, where that path is the same mounted folder on the driver and on all"
@@ -56,14 +58,13 @@ def require_shared(location: str, spark: SparkSession, *, is_shared: bool) -> No
 
 
 def require_known(master: str) -> None:
-    """Refuse what Spark takes for no master at all, before Java is started: it would end with a stack trace."""
+    """Refuse what Spark does not accept as a master before Java is started: it would end with a stack trace."""
     if master != "yarn" and not master.startswith(_KINDS):
         raise _unknown(master)
 
 
 def require_answer(master: str) -> None:
-    """Wait a moment for a standalone master to answer, `ClusterUnavailable` if none does. Of another kind of master
-    nothing is asked here."""
+    """Wait a moment for a standalone master to answer, else `ClusterUnavailable`. Other masters are not asked."""
     hosts = _hosts(master)
     if not hosts:
         return
@@ -80,7 +81,7 @@ def require_answer(master: str) -> None:
 
 @contextlib.contextmanager
 def cluster_errors(master: str) -> Iterator[None]:
-    """What Spark raises where it cannot join the cluster, as errors that say so."""
+    """Turn what Spark raises when it cannot join the cluster into errors that say so."""
     try:
         yield
     except Exception as error:
@@ -99,7 +100,6 @@ def cluster_errors(master: str) -> Iterator[None]:
 def _unknown(master: str) -> ConfigurationError:
     return ConfigurationError(
         f"Spark knows no master such as {master!r}.",
-        safe="nothing was started.",
         to_do="write local[4], spark://HOST:PORT or yarn.",
     )
 
@@ -107,11 +107,12 @@ def _unknown(master: str) -> ConfigurationError:
 def _hosts(master: str) -> list[tuple[str, int]]:
     """The masters of a standalone cluster, of which one leads; empty for anything else."""
     match = _STANDALONE.match(master)
-    found = []
-    for one in match["hosts"].split(",") if match else ():
-        host, _, port = one.rpartition(":") if not one.endswith("]") and ":" in one else (one, "", "")
-        found.append((host.strip("[]"), int(port) if port.isdecimal() else _DEFAULT_PORT))
-    return found
+    hosts = []
+    for address in match["hosts"].split(",") if match else ():
+        has_port = ":" in address and not address.endswith("]")
+        host, _, port = address.rpartition(":") if has_port else (address, "", "")
+        hosts.append((host.strip("[]"), int(port) if port.isdecimal() else _DEFAULT_PORT))
+    return hosts
 
 
 def _is_loopback(host: str) -> bool:
@@ -127,3 +128,29 @@ def _connects(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+# Spark Connect
+
+
+def refuse_connect(session: Any = None, remote: str | None = None) -> None:
+    """Raise where `session` is a Connect session, or where PySpark is asked for one (`remote` is such a setting) or can
+    make no other. A job cannot run over Connect."""
+    if session is not None:
+        if type(session).__module__.startswith("pyspark.sql.connect"):
+            raise _refusal("The session is a Spark Connect session.")
+        return
+    if remote or os.environ.get("SPARK_REMOTE") or "SPARK_CONNECT_MODE_ENABLED" in os.environ:
+        raise _refusal("Spark Connect is asked for, by spark.remote or SPARK_REMOTE.")
+    if importlib.util.find_spec("py4j") is None:
+        raise _refusal("PySpark is installed without py4j, as pyspark-client is: it can only speak Spark Connect.")
+
+
+def _refusal(happened: str) -> ConnectUnsupported:
+    return ConnectUnsupported(
+        f"{happened} Over Connect the driver is another process, which a client can neither ask for an epoch's"
+        " positions and watermark nor hold at an epoch's end; so nothing could be promised.",
+        safe="nothing was started.",
+        to_do="run the job where the driver runs: with the whole pyspark package and a master (local[4], spark://…,"
+        " yarn), by penstock run or spark-submit, and without SPARK_REMOTE.",
+    )

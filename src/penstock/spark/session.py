@@ -1,8 +1,13 @@
-"""The Spark session a job needs: what every job wants set, and nothing the user has set already.
+"""The Spark session of a job: the settings and jars that every job needs, and none that the user has set already.
 
 Its Java process starts with no secret on its command line, and no noise on the terminal. PySpark puts every setting
 there as `--conf key=value`, where each user of the machine can read it. Secrets go by a file instead that only its
 owner can read and that is gone once Java runs.
+
+On a local disk Spark writes no checksum file beside each of its own. Hadoop's local file system writes `.NAME.crc`
+beside `NAME`, and starts two processes to give either its permissions: eight for the two files with which Spark begins
+and ends a batch. A file that Spark has half-written shows by its content, the ledger has a sealed copy of what is
+decided, and state files have checksums of Spark's. Checksum files of an earlier run are still read and kept true.
 """
 
 from __future__ import annotations
@@ -12,31 +17,34 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.caches import user_cache
 from penstock.config.levels import LOG_LEVEL
 from penstock.config.state import PARTITIONS
 from penstock.processes import usable_cores
 from penstock.secrets import is_secret, masked
-from penstock.spark.connect import refuse_connect
-from penstock.spark.local_files import CHECKSUM_FILES
-from penstock.spark.masters import cluster_errors, require_answer, require_known, runs_here
+from penstock.spark.masters import (
+    cluster_errors,
+    refuse_connect,
+    require_answer,
+    require_known,
+    runs_here,
+    runs_tasks_itself,
+)
 from penstock.spark.python_daemon import MODULE as _DAEMON
-from penstock.spark.session_jars import brings_jars, ensure_jars, paths_to_give, sets_to_bring
 from penstock.spark.settings import remember_defaults, warn_overridden
-from penstock.spark.versions import installed_text, installed_version, warn_if_untried
 from penstock.storage.private import create_own
+from penstock.supply.jars import has_connector, is_present, jar_set
 from penstock.supply.java import find_java, wrapped_home
 from penstock.supply.launch import conf_folder, start_java
 from penstock.supply.pack import is_shipped
+from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version, warn_if_untried
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
@@ -44,12 +52,20 @@ _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
 _LOGGING = "LOG4J_CONFIGURATION_FILE"
 _QUIET = Path(__file__).with_name("log4j2.properties")
-#: Whoever has said something about Java's logging has said it in one of these.
+#: Where users configure Java's logging.
 _JAVA_VARIABLES = (_ARGUMENTS, "SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS")
 _OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _PROGRESS = "spark.ui.showConsoleProgress"
+CHECKSUM_FILES = "spark.penstock.checksum-files"
+"""`false`, as it is in a session of ours: Spark writes none. In all others nothing is changed."""
+
+_KAFKA_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+_KAFKA_NAME = "spark-sql-kafka-0-10"
+#: Where users name jars of their own, and which settings show that they have some, or an order of class paths.
+_NAMED = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
+_SIGNS = ("spark.jars", "spark.driver.userClassPathFirst")
 
 #: Why each: see docs/reference/settings.md.
 DEFAULTS: Mapping[str, str] = {
@@ -123,12 +139,12 @@ def running_session() -> SparkSession | None:
 
 
 def _given(conf: Mapping[str, str], *, archive: bool, jars: Sequence[str] = ()) -> SparkConf:
-    """What is set already, by the user, spark-submit or spark-defaults. Only the JVM knows it all, so it is started
-    here, with the user's settings: some, such as its memory, count only then. Secrets come by a file. `jars`: sets for
-    its class path."""
+    """The settings that are there already, from the user, spark-submit or spark-defaults. Only the JVM knows them all,
+    so it is started here, with the user's settings: some, such as its memory, count only then. `jars`: sets for its
+    class path."""
     from pyspark import SparkConf, SparkContext
 
-    # Started from here, Spark takes itself for a shell and would turn its progress bar on as if the user had said so.
+    # Started from here, Spark takes itself for a shell and would turn its progress bar on.
     wanted = {_PROGRESS: DEFAULTS[_PROGRESS], **conf}
     usual = not os.environ.get(_ARGUMENTS) and SparkContext._gateway is None
     with java_environment(wanted) as plain:
@@ -138,15 +154,15 @@ def _given(conf: Mapping[str, str], *, archive: bool, jars: Sequence[str] = ()) 
 
 
 def _not_given(file: Mapping[str, str], given: SparkConf) -> dict[str, str]:
-    """What a configuration file says and spark-submit does not say otherwise."""
-    left = {}
+    """The settings of a configuration file that spark-submit does not contradict."""
+    settings = {}
     for key, value in file.items():
         current = given.get(key)
         if current is None or current == value:
-            left[key] = value
+            settings[key] = value
         else:
             warn_overridden(key, value, current)
-    return left
+    return settings
 
 
 def _defaults(master: str, local_storage: bool) -> dict[str, str]:
@@ -181,8 +197,8 @@ def _local_cores(master: str) -> int:
 
 @contextmanager
 def java_environment(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """While Java is being started: its environment is as it should be, and what is given here may stand on its command
-    line. Where Java runs already, as under spark-submit, nothing is changed."""
+    """Set Java's environment while it starts, and yield the settings that may stand on its command line. Where Java
+    runs already, as under spark-submit, nothing is changed."""
     if _GATEWAY_PORT in os.environ:
         yield dict(conf)
         return
@@ -195,7 +211,7 @@ def java_environment(conf: Mapping[str, str]) -> Iterator[dict[str, str]]:
         if not _has_own_logging(conf):
             os.environ[_LOGGING] = _QUIET.as_uri()
         given = os.environ.get(_ARGUMENTS) or "pyspark-shell"
-        if secret and "--properties-file" not in given:  # there can be one; then Spark is told as soon as Java runs
+        if secret and "--properties-file" not in given:  # there can be one; then Spark gets them once Java runs
             file = folder / "spark.properties"
             with open(create_own(file), "w", encoding="utf-8") as opened:
                 opened.writelines(f"{_escaped(key)}={_escaped(value)}\n" for key, value in secret.items())
@@ -240,3 +256,90 @@ def _escaped(text: str) -> str:
     """As Java reads a properties file."""
     marks = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f", " ": "\\ ", "=": "\\=", ":": "\\:"}
     return "".join(marks.get(letter, letter) for letter in text)
+
+
+def apply_checksum_files(spark: SparkSession) -> None:
+    """Have Hadoop write checksum files, or none, as the session's settings say."""
+    if spark.conf.get(CHECKSUM_FILES, "true") != "false":
+        return
+    jvm: Any = spark._jvm
+    where = jvm.java.net.URI("file:///")
+    # Hadoop keeps this object, and Spark's own classes use it, too.
+    jvm.org.apache.hadoop.fs.FileSystem.get(where, spark._jsc.hadoopConfiguration()).setWriteChecksum(False)
+
+
+# Jars
+
+
+def sets_to_bring(jars: Iterable[str]) -> list[str]:
+    """The sets among `jars` that can be had. A connector that the lock lacks may be in Spark's own folder; the session
+    shows whether it is."""
+    return [jar for jar in jars if (has_connector() if jar == KAFKA_JARS else is_present(jar))]
+
+
+def brings_jars(conf: Mapping[str, str]) -> bool:
+    """Whether the user has jars, which may be another version of the same connector. Those must win over ours: they do
+    where ours are given to Spark, and not where ours are on the class path. True under spark-submit: its Java runs
+    already, and a container of YARN has no folder of Spark's to look into."""
+    if _GATEWAY_PORT in os.environ or any(key.startswith(_SIGNS) for key in conf):
+        return True
+    defaults = conf_folder() / "spark-defaults.conf"
+    try:
+        return defaults.is_file() and any(key in defaults.read_text(errors="replace") for key in _SIGNS)
+    except OSError:
+        return True
+
+
+def paths_to_give(sets: Sequence[str], master: str, setting: Callable[[str], str]) -> list[str]:
+    """The jars that Spark is given once Java runs: not what the user has named, nor what is on the class path of a
+    driver that runs tasks itself."""
+    named = " ".join(map(setting, _NAMED))
+    paths = [str(path) for jar in sets if not _is_brought(jar, named) for path in jar_set(jar)]
+    return _not_on_class_path(paths) if runs_tasks_itself(master) else paths
+
+
+def ensure_jars(spark: SparkSession, sets: Iterable[str]) -> None:
+    """Add the jars to a running session that lacks them: under spark-submit, and where a job adds a source later."""
+    for name in sets:
+        if name == KAFKA_JARS and not _loads(spark._jvm, _KAFKA_CLASS):
+            _add(spark, jar_set(name))
+
+
+def _is_brought(jars: str, named: str) -> bool:
+    """Whether the user brings what is in a set of ours, by a setting or with spark-submit. It is used as it is: the
+    driver may be in a container of the cluster, which has neither our cache nor a way to fill one."""
+    from pyspark import SparkContext
+
+    if jars != KAFKA_JARS:
+        return False
+    return _KAFKA_NAME in named or (_GATEWAY_PORT in os.environ and _loads(SparkContext._jvm, _KAFKA_CLASS))
+
+
+def _not_on_class_path(paths: Sequence[str]) -> list[str]:
+    from pyspark import SparkContext
+
+    jvm: Any = SparkContext._jvm
+    there = set(str(jvm.java.lang.System.getProperty("java.class.path")).split(os.pathsep))
+    return [path for path in paths if path not in there]
+
+
+def _loads(jvm: Any, name: str) -> bool:
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        _loader(jvm).loadClass(name)
+    except Py4JJavaError:
+        return False
+    return True
+
+
+def _add(spark: SparkSession, jars: Iterable[Path]) -> None:
+    jvm: Any = spark._jvm
+    loader = _loader(jvm)
+    for jar in jars:
+        spark.sparkContext._jsc.addJar(str(jar))  # for the executors
+        loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())  # for the driver
+
+
+def _loader(jvm: Any) -> Any:
+    return jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()

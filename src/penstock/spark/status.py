@@ -1,14 +1,16 @@
-"""When the tasks that read an epoch's sources reached its barrier, from Spark's status store.
+"""What Spark knows of a query: when the tasks that read an epoch's sources reached its barrier, and its operators.
 
-The store behind Spark's web page and REST API knows, with the page on or off, the jobs of a query, their stages and, of
-each task, its start, duration and rows. It does not know what a task reads: cuts are numbered, and carry a source's uid
-only where the query has one source. A call to the JVM costs a tenth of a millisecond and up, so lists come whole.
+Cuts come from the status store behind Spark's web page and REST API, which is there with the page on or off: it has the
+jobs of a query, their stages and, of each task, start, duration and rows. It does not know what a task reads. So cuts
+are numbered, and carry a source's uid only where the query has one source. A call to the JVM costs a tenth of a
+millisecond and up; lists come whole.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ from penstock.deadline import Deadline
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("penstock")
 
@@ -27,6 +29,11 @@ _MOST_JOBS = 50  # of one epoch
 _MOST_TASKS = 10_000
 _PATIENCE = 2.0  # seconds, for Spark's bookkeeping to catch up with what has ended
 _POLL = 0.02
+_NODE = re.compile(r"^[\s:+\-|*~]*(?:\(\d+\)\s*)?'?(?P<name>[A-Z]\w*)(?P<rest>.*)$")
+_HIDDEN = ("SubqueryAlias", "View", "LocalRelation", "LogicalRDD")
+_LEAVES = re.compile(r"^(Streaming\w*Relation\w*|\w*Relation(V2)?|Range)$")
+_STATEFUL = re.compile(r"^(Aggregate|Deduplicate\w*|\w*WithState\w*|Distinct|GlobalLimit)$")
+_MOST_OPERATORS = 50
 _complained: set[str] = set()
 _known: weakref.WeakKeyDictionary[SparkSession, SparkStatus] = weakref.WeakKeyDictionary()
 
@@ -180,3 +187,31 @@ def _first_successes(status: SparkStatus, attempts: Sequence[Mapping[str, Any]])
 
 def _end(task: Mapping[str, Any]) -> float:
     return float(task["launchTime"]) + float(task["duration"])
+
+
+# Operators
+
+
+def operators_of(frame: DataFrame) -> list[dict[str, Any]]:
+    """The operators of a query, from the sources on, by Spark's analysed plan: each one's name, and whether it keeps
+    state. A join keeps state where both of its sides are streams. Runs no Spark job."""
+    tree: Any = frame._jdf.queryExecution().analyzed()
+    streams = sum(leaf.isStreaming() for leaf in _each(tree.collectLeaves()))
+    operators = []
+    for line in str(tree.toString()).splitlines():
+        match = _NODE.match(line)
+        if match is None or match["name"] in _HIDDEN or _LEAVES.match(match["name"]):
+            continue
+        name = match["name"]
+        stateful = bool(_STATEFUL.match(name)) or (name == "Join" and streams > 1)
+        operators.append({"name": f"Join{_kind(match['rest'])}" if name == "Join" else name, "stateful": stateful})
+    return operators[::-1][:_MOST_OPERATORS]
+
+
+def _kind(rest: str) -> str:
+    word = rest.split()[:1]
+    return f" {word[0].rstrip(',')}" if word else ""
+
+
+def _each(sequence: Any) -> list[Any]:
+    return [sequence.apply(index) for index in range(sequence.size())]

@@ -1,153 +1,65 @@
-"""Locked sets of jars: what is run is bit for bit what was tested.
+"""Locked sets of jars: a job runs bit for bit what was tested.
 
-`jars.lock.json`, shipped beside this module, names every jar of every set with its checksum. A set is downloaded once
-per user, verified, and moved into the cache in one step; from then on it is found without network.
+`jars.lock.json`, shipped beside this module, names every jar of every set with its checksum; `scripts/relock_jars.py`
+lists the sets and rewrites it. A set is downloaded once per user, verified, and moved into the cache in one step; from
+then on it is found without network. The set `spark-kafka` is that of the installed PySpark.
 
-    spark-kafka     Spark's Kafka connector and what it needs; for other versions of Spark than the newest ones there
-                    are sets of their own, and whoever asks for this one gets that of the installed PySpark
-    kafka-broker    a whole Kafka broker, for development and tests
-    kafka-broker-3… older ones, for tests
-    spark-delta     Spark's Delta connector, for tests and benchmarks
-    spark-s3        Spark's way to `s3a://`, for checkpoints on S3
-    spark-jdbc      drivers for Spark's JDBC writer, for benchmarks
-    flink           what Flink's Python package lacks, for benchmarks
-    hdfs, yarn      Hadoop's own servers, for tests of HDFS and YARN
-
-`python -m penstock.supply.jars relock` rewrites the lock from `ROOTS` after a version there was changed; followed by
-names of sets, it leaves the others as they are.
+The resolver is the Ivy that PySpark ships. No repository address is written down here: Ivy's default settings name
+Maven's public repository, and a settings file given by `PENSTOCK_IVY_SETTINGS` names a mirror.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
-import sys
+import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.sax.saxutils import quoteattr
 
 from penstock.caches import user_cache
 from penstock.errors import ConnectorMissing, DevelopmentError
-from penstock.spark.versions import KAFKA_JARS, installed_text, installed_version
 from penstock.storage.private import only_one
-from penstock.supply.ivy import Coordinate, coordinate_of, place, retrieve
+from penstock.supply.java import find_java
+from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-LOCK = Path(__file__).with_name("jars.lock.json")  # where `relock` writes; read through `resources`
-_STAMP = "verified"  # written last, so its presence says that every jar beside it had the right checksum
+LOCK = Path(__file__).with_name("jars.lock.json")  # where it is written; read through `resources`
+SETTINGS = "PENSTOCK_IVY_SETTINGS"
+DEFAULT_SETS = ("kafka-broker", "spark-kafka")
+"""What jobs and the development broker need; the other sets are for tests that ask for them."""
+
+_STAMP = "verified"  # written last: every jar beside it had the right checksum
 _AT_ONCE = 4  # Ivy asks for one file after the other and mostly waits
+_ATTEMPTS = 3  # downloads that succeeded stay in the folder, so a retry only fetches what is missing
+_SECONDS = 900.0  # 45 MB over a slow line; Ivy itself has no overall limit
+_LAST_LINES = 12  # of Ivy's output go into the error
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
-    """What a set grows from when the lock is made again."""
+class Coordinate:
+    """One artifact of a Maven repository."""
 
-    jars: Sequence[Coordinate]
-    transitive: bool
+    group: str
+    artifact: str
+    version: str
 
+    def __str__(self) -> str:
+        return f"{self.group}:{self.artifact}:{self.version}"
 
-_AWS_MODULES = (
-    "annotations", "apache-client", "arns", "auth", "aws-core", "aws-query-protocol", "aws-xml-protocol",
-    "checksums-spi", "checksums", "crt-core", "endpoints-spi", "http-auth-aws-eventstream", "http-auth-aws",
-    "http-auth-spi", "http-auth", "http-client-spi", "identity-spi", "json-utils", "metrics-spi",
-    "netty-nio-client", "profiles", "protocol-core", "regions", "retries-spi", "retries", "s3-transfer-manager",
-    "s3", "sdk-core", "sts", "third-party-jackson-core", "url-connection-client", "utils-lite", "utils",
-)  # fmt: skip
-
-
-def _connector(version: str, *, clients: str, pool: str) -> Root:
-    # Not transitive: the token provider of the matching version is missing from the public repository, and everything
-    # else this set would pull in is already inside PySpark. Only delegation tokens touch the older jar's own code.
-    return Root(
-        (
-            Coordinate("org.apache.spark", "spark-sql-kafka-0-10_2.13", version),
-            Coordinate("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
-            Coordinate("org.apache.kafka", "kafka-clients", clients),
-            Coordinate("org.apache.commons", "commons-pool2", pool),
-        ),
-        transitive=False,
-    )
-
-
-ROOTS: Mapping[str, Root] = {
-    "spark-kafka": _connector("4.2.0", clients="3.9.1", pool="2.12.1"),
-    "spark-kafka-4.0": _connector("4.0.4", clients="3.9.1", pool="2.12.0"),
-    "spark-kafka-4.1": _connector("4.1.3", clients="3.9.1", pool="2.12.1"),
-    # slf4j-simple gives the broker a log: without a binding it would die without a word.
-    "kafka-broker": Root(
-        (Coordinate("org.apache.kafka", "kafka_2.13", "4.3.1"), Coordinate("org.slf4j", "slf4j-simple", "1.7.36")),
-        transitive=True,
-    ),
-    # Older brokers, for the test that holds the Kafka sink to its contract with them.
-    **{
-        f"kafka-broker-{version.rpartition('.')[0]}": Root(
-            (Coordinate("org.apache.kafka", "kafka_2.13", version), Coordinate("org.slf4j", "slf4j-simple", "1.7.36")),
-            transitive=True,
-        )
-        for version in ("3.3.1", "3.9.1")
-    },
-    # Spark's own reader and writer of Delta tables, for tests and benchmarks: the Delta sink needs no jar. Not
-    # transitive: the rest is inside PySpark, or serves catalogs and engines that are not used here.
-    "spark-delta": Root(
-        (
-            Coordinate("io.delta", "delta-spark_4.2_2.13", "4.4.0"),
-            Coordinate("io.delta", "delta-storage", "4.4.0"),
-        ),
-        transitive=False,
-    ),
-    # What Spark's own JDBC writer needs, for the benchmark that runs it beside the SQL sinks, which need no jar.
-    "spark-jdbc": Root(
-        (
-            Coordinate("org.postgresql", "postgresql", "42.7.11"),
-            Coordinate("org.mariadb.jdbc", "mariadb-java-client", "3.5.8"),
-        ),
-        transitive=False,
-    ),
-    # What Flink's Python package lacks, for the benchmark that runs Flink beside Penstock: its Kafka connector with all
-    # it needs, and what its SQL client stands on.
-    "flink": Root(
-        (
-            Coordinate("org.apache.flink", "flink-sql-connector-kafka", "5.0.0-2.2"),
-            Coordinate("org.apache.flink", "flink-sql-gateway", "2.2.0"),
-        ),
-        transitive=False,
-    ),
-    # Hadoop's way to S3, for checkpoints on s3a://. Not transitive: Hadoop asks for all of AWS in one jar of 686 MB, of
-    # which these modules are what it touches; Netty and the HTTP client are inside PySpark.
-    "spark-s3": Root(
-        (
-            Coordinate("org.apache.hadoop", "hadoop-aws", "3.5.0"),
-            Coordinate("software.amazon.s3.analyticsaccelerator", "analyticsaccelerator-s3", "1.3.1"),
-            Coordinate("software.amazon.eventstream", "eventstream", "1.0.1"),
-            Coordinate("org.reactivestreams", "reactive-streams", "1.0.4"),
-            *(Coordinate("software.amazon.awssdk", module, "2.35.4") for module in _AWS_MODULES),
-        ),
-        transitive=False,
-    ),
-    # A real name node and data node, for the tests of checkpoints on HDFS.
-    "hdfs": Root((Coordinate("org.apache.hadoop", "hadoop-client-minicluster", "3.5.0"),), transitive=False),
-    # YARN itself is in the jar of `hdfs`; its resource manager signs with these, which that jar leaves out.
-    "yarn": Root(
-        (
-            Coordinate("org.bouncycastle", "bcpkix-jdk18on", "1.82"),
-            Coordinate("org.bouncycastle", "bcprov-jdk18on", "1.82"),
-            Coordinate("org.bouncycastle", "bcutil-jdk18on", "1.82"),
-        ),
-        transitive=False,
-    ),
-}
-
-
-DEFAULT_SETS = ("kafka-broker", "spark-kafka")
-"""What jobs and the development broker need; the rest is for tests that ask for it."""
+    @property
+    def filename(self) -> str:
+        return f"{self.artifact}-{self.version}.jar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +86,7 @@ def locked() -> Mapping[str, tuple[LockedJar, ...]]:
 
 
 def jar_folder(name: str) -> Path:
-    """Where set `name` is or will be: its name carries the lock's digest, so a changed lock is another folder."""
+    """Where set `name` is or will be. The folder's name carries the lock's digest: a changed lock is another folder."""
     jars = _set(name)
     digest = hashlib.sha256("".join(jar.sha256 for jar in jars).encode()).hexdigest()[:12]
     return user_cache() / "jars" / f"{name}-{digest}"
@@ -195,7 +107,7 @@ def jar_set(name: str) -> list[Path]:
     folder = jar_folder(name)
     if not _complete(folder, jars):
         with only_one(folder.with_suffix(".lock")):
-            if not _complete(folder, jars):  # another process may have brought it while this one waited
+            if not _complete(folder, jars):  # another process may have brought it meanwhile
                 _bring(jars, folder)
     return [folder / jar.coordinate.filename for jar in jars]
 
@@ -261,10 +173,10 @@ def _bring(jars: Sequence[LockedJar], folder: Path) -> None:
 
 
 def _verify(path: Path, jar: LockedJar) -> None:
-    found = sha256_of(path)
-    if found != jar.sha256:
+    checksum = sha256_of(path)
+    if checksum != jar.sha256:
         raise DevelopmentError(
-            f"{jar.coordinate} came with checksum {found[:16]}… ({path.stat().st_size} bytes), "
+            f"{jar.coordinate} came with checksum {checksum[:16]}… ({path.stat().st_size} bytes), "
             f"but the lock says {jar.sha256[:16]}… ({jar.size} bytes).",
             safe="The download was thrown away and the cache is unchanged.",
             to_do="See that the repository or proxy in use serves the original file, then run `penstock dev jars`.",
@@ -276,31 +188,102 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def relock(path: Path = LOCK, only: Sequence[str] = ()) -> None:
-    """Resolve `ROOTS`, or those named, and write what was found as the new lock."""
-    sets: dict[str, list[LockedJar]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        for name, root in ROOTS.items():
-            if only and name not in only:
-                sets[name] = list(locked()[name])
-                continue
-            found = retrieve(root.jars, Path(scratch, name), transitive=root.transitive)
-            sets[name] = sorted((_describe(jar) for jar in found), key=lambda jar: (jar.group, jar.artifact))
+# Ivy
+
+
+def retrieve(wanted: Sequence[Coordinate], folder: Path, *, transitive: bool = False) -> list[Path]:
+    """Download `wanted` into `folder` as `place` says, all in one run of Ivy, and return its jars.
+
+    `folder` must belong to the caller alone. Not transitive means exactly the artifacts named. Raises
+    `DevelopmentError` with Ivy's last lines when a download fails.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    module = folder / "ivy.xml"
+    module.write_text(_module(wanted, transitive), encoding="utf-8")
+    out = folder / "jars"
+    command: list[str | Path] = [find_java().java, "-XX:TieredStopAtLevel=1", "-jar", _ivy_jar()]
+    if settings := os.environ.get(SETTINGS):
+        command += ["-settings", settings]
+    command += ["-ivy", module, "-confs", "default", "-cache", folder / "cache"]
+    command += ["-retrieve", f"{out}/[organisation]/[artifact]/[revision]/[artifact]-[revision].[ext]"]
+    output = ""
+    for _ in range(_ATTEMPTS):
+        code, output = _run(command, folder)
+        if code == 0 and not _missing(wanted, folder):
+            return sorted(out.glob("*/*/*/*.jar"))
+    raise _failure(_missing(wanted, folder), output)
+
+
+def place(folder: Path, wanted: Coordinate) -> Path:
+    """Where `retrieve` into `folder` puts one artifact."""
+    return folder / "jars" / wanted.group / wanted.artifact / wanted.version / wanted.filename
+
+
+def _run(command: Sequence[str | Path], folder: Path) -> tuple[int, str]:
+    # Its own user.home keeps Ivy from reading or filling an ~/.ivy2 that belongs to other tools.
+    with_home = [command[0], f"-Duser.home={folder}", *command[1:]]
+    try:
+        done = subprocess.run(
+            with_home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired as late:
+        partial: bytes | str = late.stdout or b""  # bytes even in text mode, on some versions of Python
+        text = partial if isinstance(partial, str) else partial.decode(errors="replace")
+        return 1, f"{text}\nno end after {_SECONDS:.0f} seconds"
+    return done.returncode, done.stdout
+
+
+def _missing(wanted: Sequence[Coordinate], folder: Path) -> list[Coordinate]:
+    return [c for c in wanted if not place(folder, c).is_file()]
+
+
+def _failure(missing: Sequence[Coordinate], output: str) -> DevelopmentError:
+    lines = [line for line in output.splitlines() if line.strip(" .\t-|:")][-_LAST_LINES:]
+    named = ", ".join(str(c) for c in missing[:5]) or "the jars"
+    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+    return DevelopmentError(
+        f"Could not download {named}{more}. Ivy's last lines:\n" + "\n".join(f"  {line.strip()}" for line in lines),
+        safe="The cache is unchanged.",
+        to_do=(
+            f"See that this machine reaches a Maven repository, or name your mirror in an Ivy settings file and set "
+            f"{SETTINGS} to it (proxies: JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=...), then run `penstock dev jars`."
+        ),
+    )
+
+
+def _module(wanted: Sequence[Coordinate], transitive: bool) -> str:
     lines = [
-        f"    {json.dumps(name)}: [\n" + ",\n".join(f"      {json.dumps(asdict(jar))}" for jar in jars) + "\n    ]"
-        for name, jars in sorted(sets.items())
+        '<ivy-module version="2.0">',
+        '  <info organisation="penstock" module="jars"/>',
+        '  <configurations><conf name="default"/></configurations>',
+        "  <dependencies>",
     ]
-    aside = path.with_suffix(f".{os.getpid()}")
-    aside.write_text('{\n  "format": 1,\n  "sets": {\n' + ",\n".join(lines) + "\n  }\n}\n", encoding="utf-8")
-    aside.replace(path)
+    for c in wanted:
+        attributes = f"org={quoteattr(c.group)} name={quoteattr(c.artifact)} rev={quoteattr(c.version)}"
+        if transitive:
+            lines.append(f'    <dependency {attributes} conf="default->default"/>')
+        else:
+            # The artifact is spelled out because some modules publish type "bundle", which Ivy would name differently.
+            lines.append(f'    <dependency {attributes} transitive="false" conf="default->*">')
+            lines.append(f'      <artifact name={quoteattr(c.artifact)} type="jar" ext="jar"/>')
+            lines.append("    </dependency>")
+    return "\n".join([*lines, "  </dependencies>", "</ivy-module>", ""])
 
 
-def _describe(path: Path) -> LockedJar:
-    found = coordinate_of(path)
-    return LockedJar(found.group, found.artifact, found.version, sha256_of(path), path.stat().st_size)
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] != ["relock"]:
-        raise SystemExit("usage: python -m penstock.supply.jars relock [SET ...]")
-    relock(only=sys.argv[2:])
+def _ivy_jar() -> Path:
+    spec = importlib.util.find_spec("pyspark")  # found without importing: that would cost a second
+    home = Path(spec.origin).parent if spec is not None and spec.origin else None
+    jars = sorted((home / "jars").glob("ivy-*.jar")) if home is not None else []
+    if not jars:
+        raise DevelopmentError(
+            "PySpark, which ships the Ivy resolver, is not installed in this Python or has no jars folder.",
+            safe="The cache is unchanged.",
+            to_do='Install it with pip install "pyspark>=4.0,<5" (the full package, not pyspark-client).',
+        )
+    return jars[-1]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy, StateBackend, failpoints
 from penstock.config.levels import OPTIONS_VARIABLE
 from penstock.spark.session import session
-from penstock.spark.versions import version_of
+from penstock.supply.versions import version_of
 from tests.support.running import Event, Watched
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def go_on(spark: SparkSession, folder: Path) -> None:
         keep_recovery(place, run.events)
         for kind in KINDS:
             if kind == "canonical" and backend == "rocksdb" and not version_of(spark).rewrites_rocksdb:
-                continue  # refused, in so many words: tests/unit/spark/test_versions.py
+                continue  # refused, in so many words: tests/unit/supply/test_versions.py
             os.environ[OPTIONS_VARIABLE] = json.dumps({"execution.state-recovery.path": (place / kind).read_text()})
             job = build(spark, place, backend, f"from-{kind}")
             del os.environ[OPTIONS_VARIABLE]

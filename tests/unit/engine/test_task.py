@@ -17,7 +17,7 @@ from penstock.engine.checksum import HASH_COLUMN
 from penstock.engine.preparation import left_strays, ran_again
 from penstock.engine.task import Route, Writing, _write, attempt_of, committable, parse
 from penstock.errors import SystemUnavailable, ValueTooLarge
-from penstock.spark.executor_list import TaskFault, fault_in
+from penstock.spark.executors import TaskFault, fault_in
 
 SCOPE = WriterScope(SinkScope("job", "out", 3), epoch=5, attempt=1, partition=2, task_attempt=77)
 

@@ -37,7 +37,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from penstock.sources.socket.reader import JournalledLines, LineReader, decode
-from penstock.spark.executor_list import TaskFault, fault_in
+from penstock.spark.executors import TaskFault, fault_in
 
 
 @pytest.fixture

@@ -13,14 +13,13 @@ import pytest
 from pyspark import cloudpickle
 
 from penstock.errors import ExecutorMismatch
-from penstock.spark.executor_list import fault_in, mismatch_in
-from penstock.spark.executors import Found, _probe, importable, require_alike
+from penstock.spark.executors import Worker, _probe, fault_in, importable, mismatch_in, require_alike
 
 OWN = platform.python_version()
 
 
-def alike(**other: Any) -> Found:
-    return Found(**{"host": "w1", "python": OWN, "version": "0.1.0", "missing": None, **other})
+def alike(**other: Any) -> Worker:
+    return Worker(**{"host": "w1", "python": OWN, "version": "0.1.0", "missing": None, **other})
 
 
 def test_executors_like_the_driver_are_taken() -> None:
@@ -65,7 +64,7 @@ def asked_without(module: str) -> list[dict[str, Any]]:
     asking = cloudpickle.dumps(_probe(["penstock.sinks.kafka"]))
     ran = subprocess.run([sys.executable, "-c", program], input=asking, capture_output=True)
     assert ran.returncode == 0, ran.stderr.decode()
-    return [asdict(Found(*one)) for one in json.loads(ran.stdout)]
+    return [asdict(Worker(*one)) for one in json.loads(ran.stdout)]
 
 
 def test_only_what_the_driver_can_import_is_asked_for() -> None:

@@ -11,7 +11,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext, find_spark_home
 
-from penstock.spark import session_jars
+from penstock.spark import session
 from penstock.spark.masters import runs_tasks_itself
 
 
@@ -29,13 +29,13 @@ def test_only_a_local_master_runs_tasks_in_the_driver() -> None:
 
 
 def test_jars_of_the_users_come_before_ours(conf: Path) -> None:
-    assert not session_jars.brings_jars({"spark.driver.memory": "1g"})
+    assert not session.brings_jars({"spark.driver.memory": "1g"})
     for key in ("spark.jars", "spark.jars.packages", "spark.driver.userClassPathFirst"):
-        assert session_jars.brings_jars({key: "x"})
+        assert session.brings_jars({key: "x"})
     (conf / "spark-defaults.conf").write_text("spark.executor.memory 1g\n")
-    assert not session_jars.brings_jars({})
+    assert not session.brings_jars({})
     (conf / "spark-defaults.conf").write_text("spark.jars.packages a:b:1\n")
-    assert session_jars.brings_jars({})
+    assert session.brings_jars({})
 
 
 def test_under_spark_submit_nobody_looks_for_the_folder_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_under_spark_submit_nobody_looks_for_the_folder_of_spark(monkeypatch: py
     monkeypatch.delenv("SPARK_CONF_DIR")
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     monkeypatch.setattr(find_spark_home, "_find_spark_home", lambda: sys.exit(-1))
-    assert session_jars.brings_jars({})
+    assert session.brings_jars({})
 
 
 def test_spark_is_given_what_java_was_not_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_spark_is_given_what_java_was_not_started_with(monkeypatch: pytest.Monke
     system = SimpleNamespace(getProperty=lambda name: "/conf:/spark.jar:/ours/one.jar")
     jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(System=system)))
     monkeypatch.setattr(SparkContext, "_jvm", jvm)
-    assert session_jars._not_on_class_path(["/ours/one.jar", "/ours/two.jar"]) == ["/ours/two.jar"]
+    assert session._not_on_class_path(["/ours/one.jar", "/ours/two.jar"]) == ["/ours/two.jar"]
 
 
 class Missing(Py4JJavaError):  # type: ignore[misc]
@@ -74,21 +74,21 @@ def java_with(*classes: str) -> Any:
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every set is one jar of its name."""
-    monkeypatch.setattr(session_jars, "jar_set", lambda name: [Path(f"/cache/{name}.jar")])
+    monkeypatch.setattr(session, "jar_set", lambda name: [Path(f"/cache/{name}.jar")])
 
 
 @pytest.mark.usefixtures("fetched")
 @pytest.mark.parametrize("master", ["local[2]", "yarn"])
 def test_a_connector_that_came_with_spark_submit_is_used(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
     """In a container of a cluster there is no cache of ours, and often no way to fill one."""
-    monkeypatch.setattr(SparkContext, "_jvm", java_with(session_jars._KAFKA_CLASS))
-    given = session_jars.paths_to_give(["spark-kafka", "spark-delta"], master, lambda key: "")
+    monkeypatch.setattr(SparkContext, "_jvm", java_with(session._KAFKA_CLASS))
+    given = session.paths_to_give(["spark-kafka", "spark-delta"], master, lambda key: "")
     assert given == ["/cache/spark-kafka.jar", "/cache/spark-delta.jar"], "ours is on the driver's class path"
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    given = session_jars.paths_to_give(["spark-kafka", "spark-delta"], master, lambda key: "")
+    given = session.paths_to_give(["spark-kafka", "spark-delta"], master, lambda key: "")
     assert given == ["/cache/spark-delta.jar"]
     monkeypatch.setattr(SparkContext, "_jvm", java_with())
-    given = session_jars.paths_to_give(["spark-kafka"], master, lambda key: "")
+    given = session.paths_to_give(["spark-kafka"], master, lambda key: "")
     assert given == ["/cache/spark-kafka.jar"], "spark-submit brought none"
 
 
@@ -96,12 +96,12 @@ def test_a_connector_that_came_with_spark_submit_is_used(monkeypatch: pytest.Mon
 def test_a_connector_that_the_user_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_jvm", java_with())
     named = {"spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0"}
-    assert session_jars.paths_to_give(["spark-kafka"], "yarn", lambda key: named.get(key, "")) == []
+    assert session.paths_to_give(["spark-kafka"], "yarn", lambda key: named.get(key, "")) == []
 
 
 def test_sets_are_brought_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_jars, "is_present", lambda name: name == "spark-delta")
-    monkeypatch.setattr(session_jars, "has_connector", lambda: True)
-    assert session_jars.sets_to_bring(["spark-kafka", "spark-delta", "spark-jdbc"]) == ["spark-kafka", "spark-delta"]
-    monkeypatch.setattr(session_jars, "has_connector", lambda: False)
-    assert session_jars.sets_to_bring(["spark-kafka"]) == [], "no guess: the lock has none of this version of Spark"
+    monkeypatch.setattr(session, "is_present", lambda name: name == "spark-delta")
+    monkeypatch.setattr(session, "has_connector", lambda: True)
+    assert session.sets_to_bring(["spark-kafka", "spark-delta", "spark-jdbc"]) == ["spark-kafka", "spark-delta"]
+    monkeypatch.setattr(session, "has_connector", lambda: False)
+    assert session.sets_to_bring(["spark-kafka"]) == [], "no guess: the lock has none of this version of Spark"

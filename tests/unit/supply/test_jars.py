@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from scripts.relock_jars import ROOTS, coordinate_of
 
 from penstock.errors import DevelopmentError
-from penstock.supply import ivy, jars
-from penstock.supply.ivy import Coordinate
-from penstock.supply.jars import LockedJar
+from penstock.supply import jars
+from penstock.supply.jars import Coordinate, LockedJar
 
 CONTENT = {"one": b"first jar", "two": b"second jar", "three": b"third jar"}
 
@@ -33,7 +33,7 @@ class FakeIvy:
         for coordinate in wanted:
             with self._lock:
                 self.asked.append(coordinate.artifact)
-            path = ivy.place(folder, coordinate)
+            path = jars.place(folder, coordinate)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self.content[coordinate.artifact])
         return []
@@ -116,8 +116,8 @@ def test_an_unknown_set_names_the_known_ones() -> None:
 
 def test_the_shipped_lock_holds_its_roots_and_every_checksum() -> None:
     shipped = jars.locked()
-    assert set(shipped) == set(jars.ROOTS)
-    for name, root in jars.ROOTS.items():
+    assert set(shipped) == set(ROOTS)
+    for name, root in ROOTS.items():
         found = [jar.coordinate for jar in shipped[name]]
         assert set(root.jars) <= set(found)
         assert len({jar.filename for jar in found}) == len(found), "two jars would share a file name"
@@ -127,7 +127,7 @@ def test_the_shipped_lock_holds_its_roots_and_every_checksum() -> None:
 
 
 def test_ivy_is_asked_for_exactly_what_is_named() -> None:
-    text = ivy._module([Coordinate("a.b", "c<d", "1")], transitive=False)
+    text = jars._module([Coordinate("a.b", "c<d", "1")], transitive=False)
     assert '<dependency org="a.b" name="c&lt;d" rev="1" transitive="false" conf="default-&gt;*">' in text.replace(
         'conf="default->*"', 'conf="default-&gt;*"'
     )
@@ -140,15 +140,15 @@ def test_what_ivy_said_is_in_the_error(monkeypatch: pytest.MonkeyPatch, tmp_path
         calls.append(command)
         return 1, "first line\n\t---------\nSERVER DOWN\n"
 
-    monkeypatch.setattr(ivy, "_run", refuse)
-    monkeypatch.setenv(ivy.SETTINGS, "/somewhere/ivysettings.xml")
+    monkeypatch.setattr(jars, "_run", refuse)
+    monkeypatch.setenv(jars.SETTINGS, "/somewhere/ivysettings.xml")
     with pytest.raises(DevelopmentError, match=r"Could not download g:a:1.*\n  first line\n  SERVER DOWN\n") as caught:
-        ivy.retrieve([Coordinate("g", "a", "1")], tmp_path)
-    assert ivy.SETTINGS in caught.value.to_do
+        jars.retrieve([Coordinate("g", "a", "1")], tmp_path)
+    assert jars.SETTINGS in caught.value.to_do
     assert len(calls) == 3, "a hiccup of the network deserves another try"
     assert "/somewhere/ivysettings.xml" in calls[0]
 
 
 def test_a_path_tells_its_coordinate(tmp_path: Path) -> None:
     wanted = Coordinate("com.github.luben", "zstd-jni", "1.5.6-10")
-    assert ivy.coordinate_of(ivy.place(tmp_path, wanted)) == wanted
+    assert coordinate_of(jars.place(tmp_path, wanted)) == wanted

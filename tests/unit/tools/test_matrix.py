@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scripts import run_matrix
 
-from penstock.spark.versions import VERSIONS
+from penstock.supply.versions import VERSIONS
 from tests.support import environments
 
 

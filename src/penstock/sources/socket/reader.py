@@ -17,7 +17,7 @@ from penstock.errors import PenstockError
 from penstock.sources.read_limits import ReadLimit, ReadMaxBytes, for_this_spark
 from penstock.sources.socket.journal_format import Frame
 from penstock.sources.socket.journal_reader import JournalReader
-from penstock.spark.executor_list import TaskFault
+from penstock.spark.executors import TaskFault
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

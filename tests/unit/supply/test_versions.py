@@ -13,12 +13,12 @@ import pytest
 from penstock.config.state import PROVIDERS, Backend
 from penstock.errors import ConfigurationError, ConnectorMissing
 from penstock.sources.read_limits import remembering
-from penstock.spark import session_jars, versions
-from penstock.spark.versions import VERSIONS, find_version
+from penstock.spark import session
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store
 from penstock.spark_state.rewrite import RewritePlan, require_reader
 from penstock.spark_state.store_rows import known_partition_columns
-from penstock.supply import jars
+from penstock.supply import jars, versions
+from penstock.supply.versions import VERSIONS, find_version
 
 ROOT = Path(__file__).parents[3]
 OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
@@ -79,7 +79,7 @@ def test_a_connector_that_the_lock_lacks_is_asked_of_the_user(monkeypatch: pytes
     with pytest.raises(ConnectorMissing, match="no Kafka connector") as caught:
         jars.jar_set("spark-kafka")
     assert "spark.jars" in caught.value.to_do
-    assert session_jars.sets_to_bring(["spark-kafka"]) == []
+    assert session.sets_to_bring(["spark-kafka"]) == []
 
 
 def store(name: str, *key: str, families: int = 1) -> Store:
