@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.caches import user_cache
-from penstock.spark.masters import runs_tasks_itself
 from penstock.storage.private import own_folder
 
 _LEFT_OUT = "python"
@@ -26,8 +25,8 @@ _NEEDED = ("jars", "bin")
 def slim_home(home: Path, conf: Mapping[str, str]) -> Path:
     """A folder of links into `home`, for `SPARK_HOME`. `home` itself where workers may run elsewhere or in another
     Python, and where there is no place for the folder."""
-    local = runs_tasks_itself(conf.get("spark.master", "local"))
-    if not local or os.environ.get("PYSPARK_PYTHON") != sys.executable:
+    master = conf.get("spark.master", "local")
+    if not (master == "local" or master.startswith("local[")) or os.environ.get("PYSPARK_PYTHON") != sys.executable:
         return home
     with contextlib.suppress(OSError):
         folder = own_folder(user_cache() / "java") / f"spark-{zlib.crc32(str(home).encode()):08x}"
