@@ -23,10 +23,9 @@ from penstock.engine.checksum import rule_for, rules_of, with_hashes
 from penstock.engine.output_jobs import EachEpoch, Planned, planned_task
 from penstock.engine.task import RESULT_SCHEMA, with_plain_names
 from penstock.errors import ConfigurationError
-from penstock.spark.session import apply_checksum_files
-from penstock.spark.status import operators_of
 from penstock.spark.query import plan_with, short_text, source_folders
 from penstock.spark.session import apply_checksum_files
+from penstock.spark.status import operators_of
 from penstock.storage.open import storage_at
 from penstock.supply.versions import version_of
 
