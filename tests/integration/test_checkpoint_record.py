@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Checkpoints, FileSink, Job, KafkaSource, RestartStrategy
-from penstock.checkpoint.record import CheckpointRecord, records
-from penstock.spark.status import Alignment, measure
+from penstock.checkpoint.record import Alignment, CheckpointRecord, records
+from penstock.spark.status import measure
 from penstock.storage.local import LocalStorage
 from tests.support.running import Kafka, Numbers, Watched, until
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.engine.checksum import rules_of
 from penstock.errors import CheckpointExpired, JobStopped, SavepointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
     from pyspark.sql import DataFrame
@@ -43,8 +43,7 @@ class EpochNotes:
 class EpochObserver(Protocol):
     """Told of every attempt, in the thread that runs it; must return at once and raise nothing."""
 
-    def prepared(self, epoch: int, barrier: Barrier | None, opened: float, plan: Callable[[], Any]) -> None:
-        """`plan` gives what Spark executed; to ask for it costs the epoch a few milliseconds."""
+    def prepared(self, epoch: int, barrier: Barrier | None, opened: float) -> None: ...
 
     def ended(
         self, epoch: int, generation: int, barrier: Barrier | None, notes: EpochNotes, error: BaseException | None

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from penstock.checkpoint.record import Alignment
 from penstock.engine.observer import progress_of, state_sizes
 from penstock.spark import status
-from penstock.spark.status import Alignment, SparkStatus, is_reading, measure
+from penstock.spark.status import SparkStatus, is_reading, measure
 
 EPOCH = 7
 BATCH = "jobs.out<br/>id = 1<br/>runId = run-1<br/>batch = {}"
