@@ -359,7 +359,7 @@ def test_a_writer_that_comes_after_the_sweep_refuses_itself(story: Callable[...,
     one.sweep(one.sink, generation=2)
     zombie = one.sink.open_writer(WriterScope(one.scope(), 0, 0, 0, 0, told))
     zombie.write(one.harness.rows(3))
-    with pytest.raises(PreCommitFailed, match="was given up"):
+    with pytest.raises(PreCommitFailed, match="is fenced"):
         zombie.pre_commit()
     zombie.abort()
     committer.close()

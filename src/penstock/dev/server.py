@@ -284,10 +284,7 @@ def is_alive(pid: int) -> bool:
 
 
 def end_process(
-    pid: int,
-    patience: float,
-    gone: Callable[[], bool] | None = None,
-    with_signal: signal.Signals = signal.SIGTERM,
+    pid: int, patience: float, gone: Callable[[], bool] | None = None, with_signal: signal.Signals = signal.SIGTERM
 ) -> bool:
     """Send a signal, and SIGKILL after `patience` seconds; returns once the process is gone, True if it exited by
     itself. An owner that waits for its child itself passes `gone`."""

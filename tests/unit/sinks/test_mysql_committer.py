@@ -13,7 +13,6 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover
 from penstock.deadline import Deadline
-from penstock.engine.settlement import same_transaction
 from penstock.errors import ConstraintViolated, DataError, PreCommitFailed, SystemUnavailable
 from penstock.sinks.mysql.dialect import MySqlDialect
 from penstock.sinks.mysql.session import DEADLOCK, LOCK_TIMEOUT, ServerError
@@ -660,40 +659,3 @@ def test_an_idle_connection_is_replaced_without_a_pause(
     server.before = cut("SET TRANSACTION")
     assert committer.seal([one], soon()) == [one]
     assert pauses == []
-
-
-# Committables of earlier versions
-
-
-def earlier(one: Committable) -> Committable:
-    """The same in the words of versions that had a committer for MySQL alone."""
-    payload = dict(one.payload)
-    names = replace(NAMES, table=payload.pop("target")[1])
-    if payload.pop("kind") == "prepared":
-        xid = names.xid(name_of(one))
-        old = {"how": "xa", "writer": name_of(one), "xid": xid, "at": payload["at"], "table": names.target}
-        return replace(one, payload=old)
-    return replace(one, payload={"how": "staged", **payload, "table": names.target})
-
-
-def test_committables_of_the_version_before_are_committed(server: Server, committer: SqlCommitter[Any]) -> None:
-    former = replace(NAMES, table="former")
-    new = [prepare(server, 0), stage(server, 1), prepare(server, 2, names=former), stage(server, 3, names=former)]
-    ones = [*map(earlier, new), Committable("out", 9, 0, 0, {"how": None})]
-    assert committer.seal([*ones[:2], ones[4]], soon())
-    assert committer.commit(7, ones, soon()) == dict.fromkeys([0, 1, 2, 3, 9], Outcome.COMMITTED)
-    assert server.rows == {"orders": [1, 0], "former": [3, 2]}
-    assert committer.commit(7, ones[:4], soon()) == dict.fromkeys(range(4), Outcome.ALREADY_COMMITTED)
-
-
-def test_committables_of_the_version_before_are_aborted_or_kept(server: Server, committer: SqlCommitter[Any]) -> None:
-    ones = [earlier(one) for one in (prepare(server, 0), stage(server, 1), prepare(server, 2), stage(server, 3))]
-    left = committer.leftovers(soon())
-    assert [[same_transaction(leftover, one) for one in ones].count(True) for leftover in left] == [1] * 4, (
-        "the ledger knows each"
-    )
-    committer.abort(ones[:2], soon())
-    assert committer.abort_dangling([ones[2]], soon()) == 1
-    assert (list(server.prepared), server.staged) == ([name_of(ones[2])], {})
-    gone = committer.commit(7, [ones[0], ones[1], ones[3]], soon())
-    assert gone == {0: Outcome.LOST, 1: Outcome.LOST, 3: Outcome.LOST}

@@ -85,7 +85,7 @@ def test_no_secret_is_told() -> None:
     [
         ({"mode": "sometimes"}, "no mode"),
         ({"mode": "upsert"}, "needs the columns"),
-        ({"key": ["id"]}, "would never look"),
+        ({"key": ["id"]}, "does not use it"),
         ({"database": ""}, "does not know the database"),
         ({"table": "a.b.c"}, "cannot read"),
         ({"table": "t" * 65}, "longer than"),

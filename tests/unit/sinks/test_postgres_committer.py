@@ -603,7 +603,7 @@ def test_an_error_that_nobody_knows_says_what_was_being_done(database: Database)
         "moving staged rows": lambda each: each.seal([table], soon()),
         "aborting": lambda each: each.abort([one], soon()),
         "sweeping": lambda each: each.abort_dangling([], soon()),
-        "looking for what is open": lambda each: each.leftovers(soon()),
+        "listing open transactions": lambda each: each.leftovers(soon()),
         "looking back": lambda each: each.missing(6, [last], soon()),
     }
     for doing, call in calls.items():

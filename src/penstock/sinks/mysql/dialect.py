@@ -1,7 +1,7 @@
 """MySQL and MariaDB as a `Dialect`: XA transactions, staging tables dropped after the move's COMMIT.
 
 A writer inserts its marker as the first thing in its transaction, with the number of its connection. InnoDB shows a row
-that is not committed yet to a reader who asks for READ UNCOMMITTED, so one table tells everything:
+that is not committed yet to READ UNCOMMITTED, so one table answers everything:
 
 | read uncommitted | read committed | the transaction is |
 |---|---|---|
@@ -12,14 +12,13 @@ that is not committed yet to a reader who asks for READ UNCOMMITTED, so one tabl
 That holds for live and for prepared transactions and after a crash of the server, asks no right but SELECT, and leaves
 no gap: InnoDB takes the marker away only with everything else that the transaction wrote.
 
-`XA COMMIT` that succeeds is proof. Anything else is not: error 1397 means finished, or unknown, or still owned by a
-connection, so the marker is asked, and while it is open the commit is sent again. A transaction that was rolled back
-can be there again after a crash of the server; nobody will commit it, and the next sweep rolls it back again.
+A successful `XA COMMIT` is proof. Anything else is not: error 1397 means finished, or unknown, or still owned by a
+connection, so the marker decides, and while it is open the commit is sent again. A transaction that was rolled back
+can reappear after a crash of the server; it is never committed, and the next sweep rolls it back again.
 
 A DROP ends a transaction here, so a staging table goes after the COMMIT, and one that is still there may be committed:
-its marker is asked before it is moved. A sink has its table in its names (see `tables`), so what was written for
-another table is ended by a dialect of its own. `at` and `pruned` are the server's time as text, in UTC, which sorts
-like time. Payloads of earlier versions say `table` where they now say `target`, as all databases do."""
+its marker is read before it is moved. A sink has its table in its names (see `tables`), so a dialect of its own ends
+what was written for another table. `at` and `pruned` are the server's time as text, in UTC, which sorts like time."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ from penstock.sinks.mysql.session import (
     mapper,
 )
 from penstock.sinks.mysql.tables import Names, two_phase_refusal
-from penstock.sinks.sql.dialect import MARKERS, SINKS, Dialect, Found, Proof, name_of
+from penstock.sinks.sql.dialect import MARKERS, SINKS, Dialect, Proof, Trace, name_of
 from penstock.sinks.sql.tables import quoted
 
 if TYPE_CHECKING:
@@ -73,9 +72,9 @@ class Open:
 
 
 class MySqlDialect(Dialect[Session]):
-    """One sink's hand on its server. Used by its writers too."""
+    """One sink on its server. Its writers use it too."""
 
-    raises_what_stays = False  # a decided epoch waits for a table that was dropped
+    raises_what_stays = False  # a decided epoch waits for a dropped table to come back
 
     def __init__(self, login: Login, names: Names, chosen: str = "auto") -> None:
         self.login, self.names, self._chosen = login, names, chosen
@@ -91,7 +90,7 @@ class MySqlDialect(Dialect[Session]):
         return quoted(name, "`")
 
     def elsewhere(self, payload: Mapping[str, Any]) -> MySqlDialect | None:
-        database, table = payload.get("target") or payload.get("table") or self.names.target
+        database, table = payload.get("target") or self.names.target
         if [database, table] == self.names.target:
             return None
         if (database, table) not in self._others:
@@ -110,8 +109,8 @@ class MySqlDialect(Dialect[Session]):
         self.create(connection)
 
     def create(self, session: Session, since: str | None = None) -> None:
-        """Make the tables and this sink's row, where they are missing. Of writers that began before `since` (now, if it
-        is None) nothing can be proven then: the tables may have been dropped, and their markers with them."""
+        """Create the tables and this sink's row, where they are missing. Nothing can be proven then about writers that
+        began before `since` (default: now): the tables may have been dropped, and their markers with them."""
         if self.missing(session):
             for table, columns in _TABLES.items():
                 session.execute(f"CREATE TABLE IF NOT EXISTS {self.names.quoted(table)} {columns}")
@@ -129,7 +128,7 @@ class MySqlDialect(Dialect[Session]):
         return sorted(_TABLES.keys() - {str(name) for (name,) in there})
 
     def now(self, session: Session) -> str:
-        """The server's time: writers are told apart from pruned markers by it."""
+        """The server's time, by which writers are compared with pruned markers."""
         return str(session.query("SELECT CAST(UTC_TIMESTAMP(6) AS CHAR)")[0][0])
 
     def insert(self, session: Session, writer: str, epoch: int, at: str) -> None:
@@ -143,7 +142,7 @@ class MySqlDialect(Dialect[Session]):
         return int(found[0][0]) if found else None
 
     def fence(self, connection: Session) -> int:
-        """Live writers are found, and ended, by their markers."""
+        """Sessions are ended by `rollback`, which identifies live writers by their markers."""
         connection.execute(
             f"UPDATE {self._sinks} SET fence = fence + 1, generation = %s WHERE sink = %s AND generation <= %s",
             [self.generation, self.names.sink, self.generation],
@@ -175,7 +174,7 @@ class MySqlDialect(Dialect[Session]):
         connection.execute("COMMIT")
 
     def _look(self, session: Session, writers: Collection[str] | None = None) -> tuple[dict[str, Open], set[str]]:
-        """The transactions of this sink, or of `writers`, that are open now, and the writers that are committed."""
+        """The open transactions of this sink, or of `writers`, and the committed writers."""
         if writers is not None and not writers:
             return {}, set()
         some = "" if writers is None else f" AND writer IN ({_places(writers)})"
@@ -183,7 +182,7 @@ class MySqlDialect(Dialect[Session]):
         asked = f"SELECT writer, connection, CAST(since AS CHAR) FROM {self._markers} WHERE sink = %s{some}"
         session.execute("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
         seen = session.query(asked, values)
-        # Second, so that what is committed in between counts as committed.
+        # Second, so that a transaction committed in between counts as committed.
         visible = {str(row[0]) for row in session.query(asked, values)}
         found = [Open(str(writer), int(connection), str(since)) for writer, connection, since in seen]
         return {transaction.writer: transaction for transaction in found if transaction.writer not in visible}, visible
@@ -206,7 +205,7 @@ class MySqlDialect(Dialect[Session]):
         return True
 
     def rollback(self, connection: Session, prepared: Collection[str], staged: Collection[str]) -> None:
-        """A move of `staged` that a driver holds open is rolled back too."""
+        """Also rolls back a move of `staged` that a driver holds open."""
         refused: set[str] = set()
         while still := self._look(connection, {*prepared, *staged})[0]:
             if connection.deadline.passed():
@@ -214,19 +213,19 @@ class MySqlDialect(Dialect[Session]):
                     f"{len(still)} open transactions on {self.names.table} could not be rolled back in time, among "
                     f"them {min(still)}.",
                     safe="their rows stay invisible; the locks they hold keep others waiting.",
-                    to_do="look at XA RECOVER and the server's process list; the next start of the job tries again.",
+                    to_do="see XA RECOVER and the server's process list; the next start of the job retries.",
                 )
-            # A move is never prepared, and its user may lack the right to ask.
+            # A move is never prepared, and its user may lack the right to list prepared transactions.
             in_xa = self._recovered(connection) if any(name not in staged for name in still) else set()
             for transaction in still.values():
                 name = transaction.writer
                 if name not in in_xa or (not self._roll_back(connection, name) and name in refused):
-                    _cut(connection, transaction)  # live, or prepared and its connection will not go by itself
+                    _cut(connection, transaction)  # live, or prepared and its connection does not close
                 refused |= {name} & in_xa
             time.sleep(_POLL)
         self._drop(connection, staged)
 
-    def recover(self, connection: Session) -> Sequence[Found]:
+    def recover(self, connection: Session) -> Sequence[Trace]:
         is_open = self._look(connection)[0]
         found = []
         for name in {*is_open, *self._staging_tables(connection)}:
@@ -234,7 +233,7 @@ class MySqlDialect(Dialect[Session]):
             if numbers is not None:
                 since = is_open[name].since if name in is_open else None
                 at = None if since is None else datetime.fromisoformat(since).replace(tzinfo=UTC).timestamp()
-                found.append(Found(name, **numbers, started=at))
+                found.append(Trace(name, **numbers, started=at))
         return found
 
     def _recovered(self, session: Session) -> set[str]:
@@ -274,8 +273,8 @@ class MySqlDialect(Dialect[Session]):
         except ServerError as error:
             if error.code != DUPLICATE:
                 raise
-            # Not a row that breaks a rule: whoever held the move has just committed it; the next try finds that out.
-            raise ServerError(0, f"{name_of(committable)} was moved in between") from error
+            # Not a constraint violation: another driver has just committed the move; the next try finds that out.
+            raise ServerError(0, f"{name_of(committable)} was moved meanwhile") from error
 
     def move(self, connection: Session, committable: Committable) -> int:
         payload, target = committable.payload, self.names.quoted(self.names.table)
@@ -310,10 +309,10 @@ class MySqlDialect(Dialect[Session]):
         try:
             self._drop(session, tables)
         except ServerError as error:
-            log.warning("staging tables of %s are left for the next sweep: %s", self.names.table, error.text)
+            log.warning("the next sweep drops staging tables of %s: %s", self.names.table, error.text)
 
     def _drop(self, session: Session, tables: Collection[str]) -> None:
-        """Remove staging tables. A connection that still writes into one of them is ended."""
+        """Drop staging tables, and end connections that still write into them."""
         if not tables:
             return
         statement = f"DROP TABLE IF EXISTS {', '.join(self.names.quoted(table) for table in sorted(tables))}"
@@ -332,8 +331,8 @@ class MySqlDialect(Dialect[Session]):
 
 
 def _cut(session: Session, transaction: Open) -> None:
-    """End its connection, unless that is of an earlier start of the server: then the server is still rolling back what
-    a crash cut off, and the number may be somebody else's by now."""
+    """End its connection, unless that belongs to an earlier start of the server: then the server is still rolling back
+    after a crash, and the connection's number may be in use again."""
     [(_, uptime)] = session.query("SHOW GLOBAL STATUS LIKE 'Uptime'")
     [(younger,)] = session.query("SELECT UTC_TIMESTAMP(6) - INTERVAL %s SECOND < %s", [int(uptime), transaction.since])
     if younger:
@@ -341,7 +340,7 @@ def _cut(session: Session, transaction: Open) -> None:
 
 
 def _kill(session: Session, connection: int) -> None:
-    """End another connection of ours. That it is gone already is fine."""
+    """End another connection of this user; it may be gone already."""
     try:
         session.execute(f"KILL CONNECTION {int(connection)}")
     except ServerError as error:

@@ -35,15 +35,15 @@ ALLOW_LOADING = (
     "has it off by default."
 )
 
-#: Numbers of errors after which the connection is of no more use.
+#: Errors after which the connection is unusable.
 _AWAY = {1040, 1053, 1077, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1290, 1792, 1836, 1927, 2002, 2003, 2006}
 _AWAY |= {2013, 2014, 2055, 3572}
 
 
 class ServerError(Exception):
-    """What the server, or the way to it, answered, with the server's own number, because some are part of the protocol
-    (an XA that is not known, a marker that is there already). `lost`: the connection is of no more use, and whether the
-    last statement was carried out is not known."""
+    """An error of the server or the network, with the server's error code, because some codes are part of the protocol
+    (an unknown XA transaction, a duplicate marker). `lost`: the connection is unusable, and the outcome of the last
+    statement is unknown."""
 
     def __init__(self, code: int, text: str, *, lost: bool = False) -> None:
         super().__init__(code, text)
@@ -56,7 +56,7 @@ def _codes(*numbers: int) -> tuple[str, ...]:
 
 _BROKEN_RULE = _codes(DUPLICATE, 1022, 1048, 1216, 1217, 1263, 1364, 1451, 1452, 1526, 1557, 1586, 1748, 3819, 4025)
 _BROKEN_RULE += _codes(1442, 1643, 1644, 1761, 1762, 1859)  # also what a trigger raises
-#: By the server's own numbers.
+#: By the server's error codes.
 RULES = (
     Rule(AccessDenied, _codes(1044, 1045, 1129, 1130, 1142, 1143, 1227, 1370, 1396, 1401, 1698, 1820, 3118)),
     Rule(StorageFull, match="No space left|Errcode: 28|error code: 28"),
@@ -110,23 +110,23 @@ def mapper(where: str, table: str) -> ErrorMapper:
 
 
 def refused_rows(errors: ErrorMapper, warnings: Sequence[tuple[str, int, str]], sent: int, taken: int) -> PenstockError:
-    """The server loads what it can and only warns of the rest; here every warning is an error, and rolls back."""
+    """The server loads what it can and only warns about the rest; here every warning is an error and rolls back."""
     if not warnings:
         return errors.error(PreCommitFailed, f"{sent} rows were sent and {taken} arrived", doing="loading rows")
-    # A broken rule says more than the values that were bent on the way to it.
+    # A violated constraint explains more than the values that were changed on the way to it.
     _, code, text = next((warning for warning in warnings if str(warning[1]) in _BROKEN_RULE), warnings[0])
     more = f"; {len(warnings) - 1} more such warnings" if len(warnings) > 1 else ""
     error = errors.explain(fault(code, text + more), "loading rows")
     return errors.error(DataError, f"{text}{more} (warning {code})") if error.retryable else error
 
 
-#: Seconds to connect; the drivers' own default.
+#: Seconds to connect; the client's default.
 _CONNECT_SECONDS = 10.0
 #: Bytes of rows in one packet: far below the smallest max_allowed_packet in use, large enough to cost nothing.
 _PACKET = 256 << 10
 
 # Whatever the server's defaults are: bad values are errors, times are UTC, zero stays zero, and a session that waits
-# for Spark's next rows is not closed. Nothing here that MySQL keeps for administrators.
+# for Spark's next rows is not closed. No setting here needs an administrator's right.
 _SETTINGS = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00',"
     " wait_timeout = 28800, innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
@@ -151,18 +151,10 @@ class Login:
         return f"{self.options.get('unix_socket') or f'{self.host}:{self.port}'}/{self.database}"
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What became of rows that were sent."""
-
-    rows: int
-    warnings: int
-
-
 class Session:
     """Used by one thread. Every method raises `ServerError`; statements commit by themselves unless begun otherwise.
 
-    `seconds` bounds every answer, until `limit` says otherwise: a server that is paused counts as lost.
+    `seconds` bounds every reply, until `limit` changes it: a paused server counts as lost.
     """
 
     def __init__(self, login: Login, *, seconds: float = 120.0) -> None:
@@ -193,7 +185,7 @@ class Session:
                 **options,
             )
         except (self._errors.Error, OSError, RuntimeError) as error:
-            raise self._said(error) from None  # the chain would show the connection's arguments to a debugger
+            raise self._error(error) from None  # the chain would show the connection's arguments to a debugger
         # Rows are sent by `load` alone: a server must not be able to ask for a file in answer to anything else.
         self._connection._local_infile = False
         try:
@@ -208,7 +200,7 @@ class Session:
         return bool(self._connection.open)
 
     def limit(self, deadline: Deadline) -> None:
-        """From now on an answer that takes as long as from here to the deadline counts as lost."""
+        """From now on a reply that does not arrive before the deadline counts as lost."""
         self.deadline = deadline
         self._connection._read_timeout = self._connection._write_timeout = max(0.5, deadline.remaining())
 
@@ -222,8 +214,9 @@ class Session:
         with self._mapped(), self._connection.cursor() as cursor:
             return int(cursor.execute(statement, tuple(values) or None))
 
-    def load(self, statement: str, rows: Iterable[memoryview]) -> Loaded:
-        """`LOAD DATA LOCAL INFILE` with `rows` in the place of the file."""
+    def load(self, statement: str, rows: Iterable[memoryview]) -> tuple[int, int]:
+        """`LOAD DATA LOCAL INFILE` with `rows` in the place of the file; how many rows arrived, and how many warnings
+        there were."""
         from pymysql.protocol import OKPacketWrapper
 
         with self._mapped():
@@ -236,7 +229,7 @@ class Session:
                     connection.write_packet(bytes(piece[start : start + _PACKET]))
             connection.write_packet(b"")
             answer = OKPacketWrapper(connection._read_packet())
-            return Loaded(int(answer.affected_rows), int(answer.warning_count))
+            return int(answer.affected_rows), int(answer.warning_count)
 
     def warnings(self) -> list[tuple[str, int, str]]:
         return [(str(level), int(code), str(text)) for level, code, text in self.query("SHOW WARNINGS")]
@@ -251,27 +244,27 @@ class Session:
             yield
         except (self._errors.Error, OSError, struct.error, AttributeError) as error:
             # After a lost connection the library's socket is None: struct and attribute errors mean just that.
-            raise self._said(error) from error
+            raise self._error(error) from error
         except BaseException:
-            # In the middle of a statement, or of its rows: the next one would be taken for a part of this one.
+            # In the middle of a statement or of its rows: the server would take the next statement for a part of it.
             self._connection._force_close()
             raise
 
-    def _said(self, error: Exception) -> ServerError:
+    def _error(self, error: Exception) -> ServerError:
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         text = str(error.args[1]) if code and len(error.args) > 1 else str(error)
         lost = isinstance(error, (self._errors.InterfaceError, OSError, struct.error, AttributeError))
-        failed = ServerError(code, text or type(error).__name__, lost=lost)
-        if failed.lost and hasattr(self, "_connection"):
+        server_error = ServerError(code, text or type(error).__name__, lost=lost)
+        if server_error.lost and hasattr(self, "_connection"):
             with contextlib.suppress(Exception):
                 self._connection._force_close()
-        return failed
+        return server_error
 
 
 @functools.cache
 def _connection_class() -> Any:
-    """The library's, which reads the system's certificates anew for every connection (some 25 ms), made to do it once
-    for each set of TLS options."""
+    """pymysql's connection, except that it reads the system's certificates (some 25 ms) once for each set of TLS
+    options and not for every connection."""
     from pymysql.connections import Connection
 
     known: dict[str, Any] = {}

@@ -30,7 +30,7 @@ _UNDO_SECONDS = 10.0
 _LOAD_SECONDS = 120.0  # for an answer to some megabytes of rows
 
 Ready = Callable[[Session, Names, Given], Table]
-"""The sink's own: the table for rows of such columns, compared and, where it may be, created."""
+"""Returns the table for rows of these columns, compared and, if allowed, created."""
 
 
 class Loader:
@@ -55,9 +55,9 @@ class Loader:
         if not waiting:
             return
         sent = sum(batch.num_rows for batch in waiting)
-        loaded = self._session.load(self._statement, (lines(batch) for batch in waiting))
-        if loaded.warnings or loaded.rows != sent:
-            raise refused_rows(self._mapper, self._session.warnings(), sent, loaded.rows)
+        arrived, warnings = self._session.load(self._statement, (lines(batch) for batch in waiting))
+        if warnings or arrived != sent:
+            raise refused_rows(self._mapper, self._session.warnings(), sent, arrived)
         self.rows += sent
 
 
@@ -77,8 +77,8 @@ class MySqlWriter(Writer):
         self._prepared = False
 
     def write(self, batch: pa.RecordBatch) -> None:
-        own = {name.lower() for name in self._key}
-        require_values(batch, [name for name in batch.schema.names if name.lower() in own], SYSTEM, self._names.table)
+        keys = {name.lower() for name in self._key}
+        require_values(batch, [name for name in batch.schema.names if name.lower() in keys], SYSTEM, self._names.table)
         with self._mapper.mapped("loading rows"):
             if self._loader is None:
                 self._loader = self._begin(batch.schema)
@@ -92,13 +92,13 @@ class MySqlWriter(Writer):
         with self._mapper.mapped("preparing"):
             self._loader.flush()
             fence = self._scope.hints.get("fence")
-            # Last: what a sweep did not see, because it came first, refuses itself here.
+            # Last: a writer that a sweep came too early to see fails here.
             if fence is not None and self._dialect.read_fence(session) != fence:
                 raise self._mapper.fenced(self.name)
             if not self._staged:
                 for statement in self._dialect.prepare(self.name):
                     session.execute(statement)
-        # The server lets nobody else end the transaction while its connection is open.
+        # No other session can end the transaction while its connection is open.
         session.close()
         self._session, self._prepared = None, True
         rows, target = self._loader.rows, self._names.target
@@ -107,7 +107,7 @@ class MySqlWriter(Writer):
     def abort(self) -> None:
         """Also after pre_commit, as long as no driver has seen the committable."""
         session, self._session, self._loader = self._session, None, None
-        with contextlib.suppress(ServerError, PenstockError):  # what is left, the driver's sweep finds
+        with contextlib.suppress(ServerError, PenstockError):  # the driver's sweep ends what remains
             if self._prepared:
                 self._prepared = False
                 session = Session(self._dialect.login, seconds=_UNDO_SECONDS)
@@ -117,7 +117,7 @@ class MySqlWriter(Writer):
             session.close()
 
     def _undo(self, session: Session) -> None:
-        """Give up what was begun, or prepared."""
+        """Roll back the open or prepared transaction, or drop the staging table."""
         if self._staged:
             session.execute(f"DROP TABLE IF EXISTS {self._names.quoted(self.name)}")
             return
@@ -133,25 +133,25 @@ class MySqlWriter(Writer):
         table = self._ready(session, self._names, list(zip(schema.names, kinds, strict=True)))
         self._table, self._columns = table, tuple(table.spelt(name) for name in schema.names)
         self._at = self._dialect.now(session)
-        if self._scope.hints.get("fence") is None:  # no driver came before us
+        if self._scope.hints.get("fence") is None:  # no driver has created the tables
             self._dialect.create(session, since=self._at)
         into = self._open_staging(session, table) if self._staged else self._open_transaction(session)
         return Loader(session, Statement(self._names.quoted(into), self._columns, kinds), self._mapper)
 
     def _require_kept(self, batch: pa.RecordBatch) -> None:
-        """The server warns of most values that it changes; of these it does not."""
+        """Refuse values that the server would change without a warning."""
         assert self._table is not None
         by_name = {column.name: column for column in self._table.columns}
         for values, name in zip(batch.columns, self._columns, strict=True):
             column = by_name[name]
             null = values.null_count and not column.nullable and name.lower() in self._table.numbered
-            what = "null would become a number of its own" if null else bent(values, column)
+            what = "null would become a generated number" if null else bent(values, column)
             if what is not None:
                 kind = ConstraintViolated if what.startswith("null") else DataError
                 raise self._mapper.error(kind, f"column {name!r} is {column.type}: {what}.")
 
     def _open_staging(self, session: Session, table: Table) -> str:
-        """Make a table for the rows; its name."""
+        """Create a table for the rows; its name."""
         columns = zip(table.columns, table.definitions, strict=True)
         definitions = [definition for column, definition in columns if column.name in self._columns]
         name = self._names.staging()
@@ -162,7 +162,7 @@ class MySqlWriter(Writer):
         return name
 
     def _open_transaction(self, session: Session) -> str:
-        """Begin an XA transaction for rows that go into the table itself; its name."""
+        """Begin an XA transaction that writes into the target itself; its name."""
         self.name = self._names.branch(self._scope)
         try:
             self._start(session)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SystemUnavailable
 from penstock.sinks.postgres.connection import OBJECT_IN_USE, UNDEFINED_OBJECT, Line, client, mapper
-from penstock.sinks.sql.dialect import Dialect, Found, Proof, name_of
+from penstock.sinks.sql.dialect import Dialect, Proof, Trace, name_of
 from penstock.sinks.sql.tables import digest, label, literal, numbers_in, quoted, staging_generation, staging_prefix
 
 if TYPE_CHECKING:
@@ -144,12 +144,12 @@ class PostgresDialect(Dialect[Line]):
             connection.close()
             raise
 
-    def recover(self, connection: Line) -> Sequence[Found]:
+    def recover(self, connection: Line) -> Sequence[Trace]:
         found = []
         for gid, since in self.transactions(connection):
             numbers = numbers_in(gid, self._prefix)
             if numbers is not None:
-                found.append(Found(gid, **numbers, started=since))
+                found.append(Trace(gid, **numbers, started=since))
         for (table,) in connection.ask(
             "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
             "WHERE n.nspname = $1 AND c.relkind = 'r' AND starts_with(c.relname, $2)",
@@ -158,7 +158,7 @@ class PostgresDialect(Dialect[Line]):
         ):
             generation = staging_generation(str(table), self._prefix)
             if generation is not None:
-                found.append(Found(str(table), generation))
+                found.append(Trace(str(table), generation))
         return found
 
     # Staging tables

@@ -18,9 +18,8 @@ import io
 import os
 import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, EpochError, PenstockError, TableMissing
@@ -37,33 +36,13 @@ if TYPE_CHECKING:
 
     from penstock.sinks.postgres.sink import PostgresSink
 
-#: A writer's last look at its fence must show what is there now, whatever the server's default is.
+#: A writer's last read of its fence must see the newest value, whatever the server's default is.
 _ISOLATION = "ISOLATION LEVEL READ COMMITTED"
 
 
-class Session(ABC):
-    """A connection inside a transaction. Used by one thread."""
-
-    @abstractmethod
-    def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Run one statement with `$1` parameters; its rows."""
-
-    @abstractmethod
-    def run(self, statement: str) -> None:
-        """Run one statement without parameters or rows."""
-
-    @abstractmethod
-    def load(self, schema: str, table: str, rows: pa.Table) -> None:
-        """COPY `rows` into a table, by column name."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Free the connection; what is not committed or prepared is gone."""
-
-
-class ArrowSession(Session):
-    """Over ADBC. Its connections are slow to make (the driver reads the server's types first), so one that ended its
-    transaction in order is kept for the next writer of this process."""
+class ArrowSession:
+    """A connection inside a transaction, over ADBC, used by one thread. Its connections are slow to make (the driver
+    reads the server's types first), so one that ended its transaction in order is kept for the next writer."""
 
     def __init__(self, server: Server) -> None:
         self._where = server.libpq()
@@ -72,6 +51,7 @@ class ArrowSession(Session):
         _POOL.lent(self)
 
     def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Run one statement with `$1` parameters; its rows."""
         self._cursor.execute(statement, parameters or None)
         return list(self._cursor.fetchall())
 
@@ -79,6 +59,7 @@ class ArrowSession(Session):
         self._cursor.execute(statement)
 
     def load(self, schema: str, table: str, rows: pa.Table) -> None:
+        """COPY `rows` into a table, by column name."""
         self._cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
 
     def park(self) -> None:
@@ -87,12 +68,13 @@ class ArrowSession(Session):
         _POOL.give(self._where, self._connection)
 
     def close(self) -> None:
+        """Free the connection; what is not committed or prepared is rolled back."""
         _close(self._cursor)
         _close(self._connection)
 
 
-class TextSession(Session):
-    """Over psycopg, with COPY in CSV."""
+class TextSession:
+    """As `ArrowSession`, over psycopg, with COPY in CSV."""
 
     def __init__(self, server: Server) -> None:
         psycopg = client().psycopg
@@ -133,6 +115,9 @@ def csv_of(rows: pa.Table) -> memoryview:
     return out.getbuffer()
 
 
+Session: TypeAlias = ArrowSession | TextSession
+
+
 class _Pool:
     """Connections between two tasks of this process; a forked child forgets what it inherited."""
 
@@ -141,8 +126,8 @@ class _Pool:
         self._pid = os.getpid()
         self._idle: dict[str, list[Any]] = {}
         self._lent: weakref.WeakSet[ArrowSession] = weakref.WeakSet()
-        # Not left to the garbage collector: at the end of the process it may close a connection before its cursor, or
-        # after the client's modules are gone, and the client tells that to the terminal.
+        # At the end of the process the garbage collector may close a connection before its cursor, or after the
+        # client's modules are gone, and the client prints that to the terminal.
         atexit.register(self.close)
 
     def lent(self, session: ArrowSession) -> None:
@@ -150,12 +135,12 @@ class _Pool:
             self._lent.add(session)
 
     def close(self) -> None:
-        """Close whatever this process has opened; what is not committed or prepared is rolled back by the server."""
+        """Close every connection that this process has opened."""
         with self._lock:
             ours = self._pid == os.getpid()
             idle, self._idle = self._idle, {}
             lent, self._lent = list(self._lent), weakref.WeakSet()
-        if ours:  # what was inherited is the parent's: closing it would end the parent's transactions
+        if ours:  # closing an inherited connection would end the parent's transactions
             for session in lent:
                 session.close()
             for connection in [each for group in idle.values() for each in group]:
@@ -207,7 +192,7 @@ _UNDO_SECONDS = 10.0
 
 
 class PostgresWriter(Writer):
-    """Opening begins the transaction; the table is looked at with the first rows."""
+    """Opening begins the transaction; the first rows are compared with the table."""
 
     def __init__(self, sink: PostgresSink, scope: WriterScope) -> None:
         self._sink, self._scope = sink, scope
@@ -227,7 +212,7 @@ class PostgresWriter(Writer):
         self._begin(text=False)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._mine()
+        self._open_session()
         if self._schema is None:
             self._look(batch.schema)
         require_values(batch, self._sink.key, SYSTEM, str(self._place))
@@ -238,7 +223,7 @@ class PostgresWriter(Writer):
             self._load()
 
     def pre_commit(self) -> Mapping[str, Any]:
-        session = self._mine()
+        session = self._open_session()
         self._load()
         if self._total == 0:
             self.abort()
@@ -306,8 +291,8 @@ class PostgresWriter(Writer):
                 raise
 
     def _look(self, schema: pa.Schema) -> None:
-        """Compare the rows with the table, find a way for every column, and make the staging table."""
-        session = self._mine()
+        """Compare the rows with the table, choose a route for every column, and create the staging table."""
+        session = self._open_session()
         with self._mapper.mapped("reading the table"):
             table = tables.find(session.ask, self._place)
             if table is None:
@@ -319,7 +304,7 @@ class PostgresWriter(Writer):
                 tables.refuse_arrays(table, self._routes, self._place)
                 self.abort()
                 self._begin(text=True)
-                session = self._mine()
+                session = self._open_session()
             mode = self._scope.hints.get("mode") or self._sink.settled_mode(session.ask)
             if not tables.is_known(session.ask, self._place, self._scope.sink.prefix):
                 self._settle()
@@ -329,12 +314,13 @@ class PostgresWriter(Writer):
         self._schema = schema
         self._name = staging_name(self._scope) if self._staged else writer_name(self._scope)
         if self._staged:
-            made = ", ".join(f"{quoted(name)} {columns[name].definition}" for name in schema.names)
+            definitions = ", ".join(f"{quoted(name)} {columns[name].definition}" for name in schema.names)
+            staging = f"{self._place.own(self._name)} ({definitions})"
             with self._mapper.mapped("making a staging table"):
-                session.run(f"CREATE TABLE {self._place.own(self._name)} ({made}) WITH (autovacuum_enabled = false)")
+                session.run(f"CREATE TABLE {staging} WITH (autovacuum_enabled = false)")
 
     def _count(self, session: Session) -> None:
-        """The client counts what it sent; a trigger may have left some of that out, without a word."""
+        """The client counts what it sent; a trigger may have dropped some of it silently."""
         assert self._table is not None
         if self._inserted is None:
             return
@@ -343,7 +329,7 @@ class PostgresWriter(Writer):
             raise self._mapper.not_all(self._total, there)
 
     def _settle(self) -> None:
-        """Where no driver came before us: the sink's own tables, seen by our transaction as soon as they are there."""
+        """Create the sink's own tables where no driver has; this transaction sees them as soon as they exist."""
         line = self._sink.line("penstock", _UNDO_SECONDS)
         try:
             self._sink.settle(self._scope.sink.prefix, line, since=self._at)
@@ -355,7 +341,7 @@ class PostgresWriter(Writer):
             return
         import pyarrow as pa
 
-        session = self._mine()
+        session = self._open_session()
         rows = pa.Table.from_batches(self._waiting)
         try:
             text = isinstance(session, TextSession)
@@ -372,7 +358,7 @@ class PostgresWriter(Writer):
         self._total += self._rows
         self._waiting, self._rows, self._bytes = [], 0, 0
 
-    def _mine(self) -> Session:
+    def _open_session(self) -> Session:
         if self._session is None:
             raise EpochError(
                 "A PostgreSQL writer was used after it had been prepared or aborted.",
@@ -389,8 +375,8 @@ class PostgresWriter(Writer):
             session.close()
 
     def _conflict(self, fault: Fault) -> PenstockError | None:
-        """Whether another writer of this epoch is in the way. An earlier attempt of the same task, which died after it
-        had prepared, may be too: then the epoch replays, which ends that one."""
+        """The error if another writer of this epoch holds the key. If an earlier attempt of the same task, which died
+        after it had prepared, holds it, the epoch replays, which ends that attempt."""
         if not is_on_a_key(fault):
             return None
         line = self._sink.line("penstock", _UNDO_SECONDS)
@@ -407,7 +393,7 @@ class PostgresWriter(Writer):
             line.close()
         others = [numbers_in(name, scope.sink.prefix) for name, _ in transactions]
         partitions = {numbers["partition"] for numbers in others if numbers and numbers["epoch"] == scope.epoch}
-        # Our own session is among the live ones: its transaction has failed, but not yet ended.
+        # This session is among the live ones: its transaction has failed, but not yet ended.
         if partitions - {scope.partition} or (not partitions and live[0][0] > 1):
             return same_key(self._mapper, fault)
         return None

@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class Lane(Generic[C]):
-    """One connection at a time: made when it is first needed, and again after it was lost."""
+    """One connection at a time: opened when it is first needed, and again after it was lost."""
 
     def __init__(self, dialect: Dialect[C], connection: C | None = None) -> None:
         self._dialect, self._connection = dialect, connection
@@ -49,14 +49,14 @@ class Lane(Generic[C]):
         return self._connection is not None and self._connection.open
 
     def take(self, deadline: Deadline) -> C:
-        """The connection, which waits for no answer beyond the deadline."""
+        """The connection, limited to the deadline."""
         if self._connection is None or not self._connection.open:
             self._connection = self._dialect.connect(deadline)
         self._connection.limit(deadline)
         return self._connection
 
     def still(self, deadline: Deadline) -> C:
-        """The connection as it is, never a new one: a transaction is open on it."""
+        """The same connection, never a new one: a transaction is open on it."""
         assert self._connection is not None
         self._connection.limit(deadline)
         return self._connection
@@ -71,7 +71,7 @@ class Lane(Generic[C]):
                 if not self._dialect.mapper.is_away(error):
                     raise
                 self.close()
-                # A connection that idled since the last epoch may have been closed by the server: that is no failure.
+                # The server may have closed a connection that was idle since the last epoch: that is no failure.
                 if fresh and deadline.passed():
                     raise
                 if fresh:
@@ -84,13 +84,13 @@ class Lane(Generic[C]):
 
 
 class Moves(Generic[C]):
-    """The transaction that moves one epoch; at most one is held at a time, on a connection of its own: another
-    statement on it could end it unseen."""
+    """The transaction that moves one epoch; at most one is held at a time, on its own connection: another statement on
+    it could end it unseen."""
 
     def __init__(self, dialect: Dialect[C]) -> None:
         self._dialect = dialect
         self._lane = Lane(dialect)
-        self._held: frozenset[str] | None = None  # what the open transaction has moved; None where none is open
+        self._held: frozenset[str] | None = None  # the writers that the open transaction has moved; None: none is open
 
     def hold(self, epoch: int, staged: Sequence[Committable], deadline: Deadline) -> None:
         """Carry out the move of all of `staged` and leave it uncommitted."""
@@ -104,7 +104,7 @@ class Moves(Generic[C]):
                     f"{len(gone)} of {len(staged)} staging tables for {self._dialect.mapper.table} are gone, among "
                     f"them {min(gone)}.",
                     safe="nothing of this epoch is visible.",
-                    to_do="nothing: the epoch replays. If it repeats, see who drops tables penstock_stage_….",
+                    to_do="nothing: the epoch replays. If it repeats, find what drops tables penstock_stage_….",
                 )
             self._move(connection, epoch, staged, decided=False)
             self._dialect.check_rules(connection)
@@ -113,7 +113,7 @@ class Moves(Generic[C]):
         self._held = names
 
     def begin(self, staged: Sequence[Committable], deadline: Deadline) -> list[Committable]:
-        """Begin anew, after the decision; those that are to be moved."""
+        """Begin again, after the decision; the committables that are to be moved."""
         self.release()
         names = frozenset(map(name_of, staged))
         there = self._or_close(lambda: self._dialect.begin(self._lane.take(deadline), names, decided=True))
@@ -121,12 +121,12 @@ class Moves(Generic[C]):
         return [committable for committable in staged if name_of(committable) in there]
 
     def move(self, epoch: int, staged: Sequence[Committable], deadline: Deadline) -> None:
-        """Move into the transaction that was begun. `OutcomeUnknown` where somebody changed a staging table."""
+        """Move in the open transaction. `OutcomeUnknown` where a staging table was changed."""
         self._or_close(lambda: self._move(self._lane.still(deadline), epoch, staged, decided=True))
         self._held = frozenset(map(name_of, staged))
 
     def commit(self, deadline: Deadline) -> None:
-        """Commit what is held. After an error only the markers tell whether it is."""
+        """Commit the held move. After an error only the markers prove whether it is committed."""
         names, self._held = self._held or frozenset(), None
         self._or_close(lambda: self._dialect.finish(self._lane.still(deadline), names))
 
@@ -135,7 +135,7 @@ class Moves(Generic[C]):
         return self._lane.open and self._held == frozenset(map(name_of, staged))
 
     def release(self) -> None:
-        """Roll back what is held; the staging tables are as they were."""
+        """Roll back the held move; the staging tables stay as they were."""
         if self._held is not None:
             self.close()
 
@@ -151,7 +151,7 @@ class Moves(Generic[C]):
             raise
 
     def _move(self, connection: C, epoch: int, staged: Sequence[Committable], *, decided: bool) -> None:
-        # In the order of the writers: where two have the same key, it is always the same one that comes last.
+        # In the order of the writers: of two with the same key, always the same one comes last.
         ordered = sorted(staged, key=lambda each: each.writer)
         for committable in ordered:
             self._dialect.mark(connection, committable, epoch)
@@ -166,19 +166,19 @@ class Moves(Generic[C]):
                 f"Of {there} rows in the staging table {name_of(committable)}, where its writer had put {rows}, "
                 f"{moved} would be moved.",
                 safe="nothing of it was moved.",
-                to_do="find out who changed it, or which trigger of the target leaves rows out; keep others away "
-                "from tables penstock_stage_….",
+                to_do="find what changed it, or which trigger of the target drops rows; keep other programs away from "
+                "tables penstock_stage_….",
             )
 
 
 log = logging.getLogger(__name__)
 
-#: Epochs whose markers are kept. Only of the last one, or of those in the in-flight log, will anyone ask again.
+#: Epochs whose markers are kept. Only the last one, or those in the in-flight log, are ever proven again.
 KEPT_EPOCHS = 64
 #: Markers are pruned with the first epoch of a run, and then once in so many: a delete is not free.
 PRUNE_EVERY = 16
 
-#: Connections that commit side by side: each commit waits for the disk, and those waits are shared.
+#: Connections that commit in parallel: each commit waits for the disk, and those waits overlap.
 _LANES = 4
 _OPEN_POLL = 0.005  # until the connection of a writer, which has prepared, is closed
 _HINT_SECONDS = 5.0  # an epoch waits for it
@@ -186,28 +186,27 @@ _PRUNE_SECONDS = 10.0
 
 
 class SqlCommitter(Committer, Generic[C]):
-    """Commits, aborts and sweeps one sink's writers. Connects when it is first used, unless it is given a connection.
-    The `mode` is settled with the first question, unless it is given."""
+    """Commits, aborts and sweeps one sink's writers. Connects on first use, unless it gets a connection. Without `mode`
+    the server decides it on first use."""
 
     fences_older_runs = True  # a writer reads the fence before it prepares
 
     def __init__(self, dialect: Dialect[C], mode: str | None = None, connection: C | None = None) -> None:
         self._dialect, self._mapper, self._mode = dialect, dialect.mapper, mode
-        self._lane = Lane(dialect, connection)  # where one is enough
+        self._lane = Lane(dialect, connection)  # for everything but parallel commits
         self._lanes = [self._lane, *(Lane(dialect) for _ in range(_LANES - 1))]
         self._moves = Moves(dialect)
         self._threads = ThreadPoolExecutor(_LANES, thread_name_prefix="penstock-sql")
         self._is_set_up = False
         self._setting_up = threading.Lock()
-        self._fence: int | None = None  # as this committer has last raised it; only a newer run's is another
+        self._fence: int | None = None  # as this committer last raised it; only a newer run raises it further
         self._pruned: int | None = None
-        #: The epoch that this committer has last seen committed, and those of its writers that can be looked for again.
+        #: The last epoch that this committer saw committed, and its writers that can be looked up again.
         self._newest: tuple[int, Sequence[Committable]] = (0, ())
 
     def hints(self) -> Mapping[str, Any]:
-        """The mode, and the fence, from memory: a driver that was replaced must not learn the fence of the newer run.
-        Only where no sweep has raised it yet is the server asked; what it does not answer is not hinted, and a writer
-        goes without."""
+        """The mode, and the fence, from memory: a replaced driver must not learn the fence of the newer run. The server
+        is asked only where no sweep has raised it yet; without a reply there is no hint, and writers do without."""
         deadline = Deadline(_HINT_SECONDS)
 
         def ask(connection: C) -> None:
@@ -237,7 +236,7 @@ class SqlCommitter(Committer, Generic[C]):
                     f"{len(gone)} of {len(prepared)} prepared transactions for {self._mapper.table} are gone, among "
                     f"them {min(gone)}.",
                     safe="nothing of this epoch is visible.",
-                    to_do="nothing: the epoch replays. If it repeats, see who rolls back prepared transactions.",
+                    to_do="nothing: the epoch replays. If it repeats, find what rolls back prepared transactions.",
                 )
         if staged:
             with self._mapper.mapped("moving staged rows"):
@@ -256,7 +255,7 @@ class SqlCommitter(Committer, Generic[C]):
         prepared, staged = split(here)
         if staged:
             outcomes.update(self._commit_staged(epoch, staged, deadline))
-        self._moves.release()  # what was not committed, or is of another epoch: its locks would keep the rest waiting
+        self._moves.release()  # an uncommitted move, or another epoch's: its locks would block the rest
         if active("commit.first") and len(prepared) > 1:
             first, *prepared = prepared
             outcomes[first.writer] = self._commit_one(self._lane, first, deadline)
@@ -269,13 +268,13 @@ class SqlCommitter(Committer, Generic[C]):
         return outcomes
 
     def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
-        """Those without marker, transaction and staging table, on a server that still knows this sink. A transaction or
-        table that is there, because the server has lost the commit alone, is committed again."""
+        """Writers without marker, transaction and staging table, on a server that still knows this sink. A transaction
+        or table whose commit alone was lost is committed again."""
         here = self._known_again(self._by_place(committables)[0])
         gone = self._committed_again(epoch, here, deadline)
-        self._newest = epoch, [one for one in here if gone.get(one.writer, Outcome.COMMITTED).visible]
-        lost = [one for one in here if gone.get(one.writer) is Outcome.LOST]
-        return {one.writer: self._dialect.acknowledge(one, epoch) for one in lost}
+        self._newest = epoch, [each for each in here if gone.get(each.writer, Outcome.COMMITTED).visible]
+        lost = [committable for committable in here if gone.get(committable.writer) is Outcome.LOST]
+        return {committable.writer: self._dialect.acknowledge(committable, epoch) for committable in lost}
 
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
         self._moves.release()
@@ -294,25 +293,25 @@ class SqlCommitter(Committer, Generic[C]):
 
         def sweep(connection: C) -> int:
             self._set_up(connection)
-            self._fence = None  # should it be raised, and the answer lost
+            self._fence = None  # in case it is raised and the reply is lost
             ended = self._dialect.fence(connection)
             self._fence = self._dialect.read_fence(connection)
-            # After the fence: a writer that is not found now will see it before it prepares.
-            found = self._dialect.recover(connection)
-            left = {each.writer for each in found if self._is_ours(each.generation)} - kept
-            tables = {name for name in left if is_staging(name)}
-            self._dialect.rollback(connection, left - tables, tables)
-            return ended + len(left)
+            # After the fence: a writer that does not appear here sees it before it prepares.
+            traces = self._dialect.recover(connection)
+            dangling = {trace.writer for trace in traces if self._is_ours(trace.generation)} - kept
+            tables = {name for name in dangling if is_staging(name)}
+            self._dialect.rollback(connection, dangling - tables, tables)
+            return ended + len(dangling)
 
         with self._mapper.mapped("sweeping"):
             return self._lane.run(sweep, deadline)
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
-        with self._mapper.mapped("looking for what is open"):
-            found = self._lane.run(self._dialect.recover, deadline)
+        with self._mapper.mapped("listing open transactions"):
+            traces = self._lane.run(self._dialect.recover, deadline)
         return [
             Leftover(each.writer, each.generation, each.epoch, each.partition, each.started, {"writer": each.writer})
-            for each in sorted(found, key=lambda each: each.writer)
+            for each in sorted(traces, key=lambda trace: trace.writer)
             if self._is_ours(each.generation)
         ]
 
@@ -323,41 +322,42 @@ class SqlCommitter(Committer, Generic[C]):
             lane.close()
 
     def _known_again(self, committables: Sequence[Committable]) -> list[Committable]:
-        """Those that are looked for again."""
-        return [one for one in committables if self._dialect.looks_back and name_of(one)]
+        """Those that are looked up again."""
+        return [committable for committable in committables if self._dialect.looks_back and name_of(committable)]
 
     def _committed_again(
         self, epoch: int, committables: Sequence[Committable], deadline: Deadline
     ) -> Mapping[int, Outcome]:
-        """What becomes of those that were committed and have no marker now: each is committed again, as far as the
-        server has it. All of them are asked for: commits run side by side, so any one may have reached a replica
-        without the others. `OutcomeUnknown` while one is there and cannot be committed: a sweep would abort it."""
-        names = {name_of(one) for one in committables}
+        """The outcome of committed writers that have no marker now: each that the server still has is committed again.
+        All are looked up: commits run in parallel, so any of them may have reached a replica without the others.
+        `OutcomeUnknown` while one is prepared and cannot be committed: a sweep would abort it."""
+        names = {name_of(committable) for committable in committables}
 
         def ask(connection: C) -> tuple[Proof, set[str]]:
             self._set_up(connection)
             proof = self._dialect.prove(connection, names)
             if names <= proof.marked:
                 return proof, set()
-            # Before the markers: what is not there now, and has none afterwards, was not committed in between.
-            there = {found.writer for found in self._dialect.recover(connection)}
+            # Before the markers: a writer without a trace now and a marker afterwards was not committed meanwhile.
+            there = {trace.writer for trace in self._dialect.recover(connection)}
             return self._dialect.prove(connection, names), there
 
         if not names:
             return {}
         with self._mapper.mapped("looking back"):
             proof, there = self._lane.run(ask, deadline)
-        gone = [one for one in committables if name_of(one) not in proof.marked]
+        gone = [committable for committable in committables if name_of(committable) not in proof.marked]
         if not gone:
             return {}
-        left = [one for one in gone if name_of(one) in there]
+        prepared = [each for each in gone if name_of(each) in there]
         log.warning(
-            "%d writers of epoch %d were committed to %s, which does not know them any more: %d are still prepared and "
-            "committed again", len(gone), epoch, self._mapper.table, len(left),
+            "%d writers of epoch %d were committed to %s, which lost them: %d are still prepared and committed again",
+            len(gone), epoch, self._mapper.table, len(prepared),
         )  # fmt: skip
-        outcomes = {one.writer: _without_trace(one, proof) for one in gone} | dict(self.commit(epoch, left, deadline))
-        self._newest = epoch, committables  # not only what was left of it
-        unknown = [one for one in left if outcomes[one.writer] is Outcome.UNKNOWN]
+        outcomes = {each.writer: _without_trace(each, proof) for each in gone}
+        outcomes.update(self.commit(epoch, prepared, deadline))
+        self._newest = epoch, committables  # not only those committed again
+        unknown = [committable for committable in prepared if outcomes[committable.writer] is Outcome.UNKNOWN]
         if unknown:
             raise OutcomeUnknown(
                 f"Epoch {epoch} was committed to {self._mapper.table}, which has fallen back behind that: "
@@ -369,26 +369,26 @@ class SqlCommitter(Committer, Generic[C]):
         return outcomes
 
     def _look_back(self, deadline: Deadline) -> None:
-        """Before each decision: a server that was replaced by a replica between two epochs, which nobody else would
-        notice, must have what was committed last. The sweep that follows finds out what is lost."""
+        """Before each decision: a replica that replaced the server between two epochs must have the last committed
+        epoch. Nothing else would notice. The sweep that follows finds out what is lost."""
         epoch, last = self._newest
         again = self._committed_again(epoch, last, deadline)
-        # Of those that may have been pruned, by the drainer's committer of the same sink, nothing is proven.
-        self._newest = epoch, [one for one in last if again.get(one.writer) is not Outcome.UNKNOWN]
-        gone = [name_of(one) for one in last if again.get(one.writer) is Outcome.LOST]
+        # The drainer's committer of the same sink may have pruned some: nothing is proven about those.
+        self._newest = epoch, [each for each in last if again.get(each.writer) is not Outcome.UNKNOWN]
+        gone = [name_of(committable) for committable in last if again.get(committable.writer) is Outcome.LOST]
         if gone:
             raise PreCommitFailed(
                 f"What was committed last to {self._mapper.table} is not there any more: {gone[0]}"
                 f"{f' and {len(gone) - 1} others' if gone[1:] else ''}.",
                 safe="nothing of this epoch is visible.",
-                to_do="see whether another server has taken the place of the one that had confirmed it.",
+                to_do="see whether another server has replaced the one that confirmed it.",
             )
 
     def _is_ours(self, generation: int) -> bool:
         return generation <= self._dialect.generation
 
     def _set_up(self, connection: C) -> None:
-        """Know the mode, and have the sink's own tables."""
+        """Settle the mode, and create the sink's own tables if need be."""
         with self._setting_up:
             if not self._is_set_up:
                 self._mode = self._mode or self._dialect.mode(connection)
@@ -398,7 +398,7 @@ class SqlCommitter(Committer, Generic[C]):
     def _by_place(
         self, committables: Sequence[Committable]
     ) -> tuple[list[Committable], list[tuple[SqlCommitter[C], list[Committable]]]]:
-        """Those that this committer ends, and those of a run before the program named another table, with their own."""
+        """The committables that this committer ends, and those for another table, each with their committer."""
         here: list[Committable] = []
         others: dict[Dialect[C], list[Committable]] = {}
         for committable in committables:
@@ -419,7 +419,7 @@ class SqlCommitter(Committer, Generic[C]):
         return outcomes
 
     def _commit_one(self, lane: Lane[C], committable: Committable, deadline: Deadline) -> Outcome:
-        """Commit until it succeeds, or the marker tells what became of it, or time is up."""
+        """Commit until it succeeds, or the marker proves its outcome, or time is up."""
         why = "no time"
         while not deadline.passed():
             pause = POLL
@@ -437,22 +437,22 @@ class SqlCommitter(Committer, Generic[C]):
         return Outcome.UNKNOWN
 
     def _commit_staged(self, epoch: int, staged: Sequence[Committable], deadline: Deadline) -> dict[int, Outcome]:
-        """The held COMMIT, or the move once more, until it succeeds, or the markers tell, or time is up."""
+        """The held COMMIT, or the move once more, until it succeeds, or the markers prove it, or time is up."""
         outcomes: dict[int, Outcome] = {}
         why = "no time"
-        left = list(staged)
+        waiting = list(staged)
         while not deadline.passed():
             try:
-                if not self._moves.holds(left):
-                    rest = self._moves.begin(left, deadline)
-                    for committable in left:
+                if not self._moves.holds(waiting):
+                    rest = self._moves.begin(waiting, deadline)
+                    for committable in waiting:
                         if committable not in rest:
                             proven = self._proven(self._lane, committable, deadline)
                             outcomes[committable.writer] = proven or Outcome.UNKNOWN
-                    left = rest
-                    if not left:
+                    waiting = rest
+                    if not waiting:
                         return outcomes
-                    self._moves.move(epoch, left, deadline)
+                    self._moves.move(epoch, waiting, deadline)
                 self._moves.commit(deadline)
             except OutcomeUnknown as error:
                 why = str(error)
@@ -464,12 +464,12 @@ class SqlCommitter(Committer, Generic[C]):
                     break
                 time.sleep(min(POLL, deadline.remaining()))
             else:
-                return {**outcomes, **{committable.writer: Outcome.COMMITTED for committable in left}}
+                return {**outcomes, **{committable.writer: Outcome.COMMITTED for committable in waiting}}
         log.error("epoch %d for %s is decided and waits in staging tables: %s", epoch, self._mapper.table, why)
-        return {**{committable.writer: Outcome.UNKNOWN for committable in left}, **outcomes}
+        return {**{committable.writer: Outcome.UNKNOWN for committable in waiting}, **outcomes}
 
     def _proven(self, lane: Lane[C], committable: Committable, deadline: Deadline) -> Outcome | None:
-        """Neither transaction nor staging table is there: the marker decides. None while its transaction is open."""
+        """The outcome without transaction and staging table, by the marker. None while its transaction is open."""
         connection = lane.take(deadline)
         self._set_up(connection)
         name = name_of(committable)
@@ -481,9 +481,9 @@ class SqlCommitter(Committer, Generic[C]):
         return _without_trace(committable, proof)
 
     def _judge(self, lane: Lane[C], error: Exception) -> tuple[str, bool]:
-        """What a driver's error says, and whether trying again may cure it. A broken rule or a missing right will be
-        there at the next try as well: where the dialect wants that, it is raised at once. A server that was not reached
-        has not said anything."""
+        """The text of a client's error, and whether a retry may help. A violated constraint or a missing right fails
+        the next time as well: it is raised at once where the dialect asks for it. An error without a code comes from
+        the network and proves nothing."""
         fault = self._mapper.read(error)
         explained = self._mapper.explain(fault, "committing")
         if isinstance(explained, SystemUnavailable):
@@ -503,13 +503,13 @@ class SqlCommitter(Committer, Generic[C]):
         self._pruned = epoch
         try:
             self._dialect.prune(self._lane.take(Deadline(_PRUNE_SECONDS)), epoch - KEPT_EPOCHS)
-        except Exception as error:  # the next time will do
+        except Exception as error:  # the next prune catches up
             log.warning("old markers of %s could not be pruned: %s", self._mapper.table, type(error).__name__)
             self._lane.close()
 
 
 def _without_trace(committable: Committable, proof: Proof) -> Outcome:
-    """Of a writer that has neither a marker nor anything prepared. Without its row the sink's tables were made anew, or
-    emptied: then nothing is proven."""
+    """The outcome of a writer that has neither a marker nor anything prepared. Without the sink's row its tables were
+    recreated or emptied, and nothing is proven."""
     younger = proof.pruned is not None and committable.payload["at"] > proof.pruned
     return Outcome.LOST if younger else Outcome.UNKNOWN

@@ -13,14 +13,14 @@ A commit is proven by a marker row, written in the very transaction that makes a
 | neither, and it is not younger | unknown: its marker may have been pruned long ago |
 
 `at` is the server's time at which the writer began; its committable carries it too. `pruned` is the largest `at` of all
-markers ever pruned for this sink, at first the time when its row was made: should somebody drop these tables, they are
-made anew, and what was before is unknown, not lost. So a missing marker of a younger writer was never there. In which
-form times are compared is each dialect's own; how an open transaction is told from one that is gone, too.
+markers ever pruned for this sink, at first the time when its row was created: if these tables are dropped, they are
+created again, and earlier writers are unknown, not lost. So a missing marker of a younger writer never existed. Each
+dialect decides in which form times are compared, and how an open transaction differs from one that is gone.
 
 `fence` counts the sweeps of a sink. A sweep raises it before it ends sessions and looks for leftovers; a writer
-compares it, as its last step before it prepares, with the one its driver saw. So a writer that was already connected
-is ended by the sweep, and one that comes later refuses itself. `generation` is that of the newest run that swept:
-an older run does not raise the fence, so it never disturbs a newer one.
+compares it, as its last step before it prepares, with the one its driver read. So the sweep ends a writer that was
+already connected, and a later one fails by itself. `generation` is that of the newest run that swept: an older run does
+not raise the fence, so it never disturbs a newer one.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ C = TypeVar("C", bound=Connection)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Something that a writer of this sink has left. What its name does not tell is None."""
+class Trace:
+    """A transaction, table or session of a writer of this sink. What its name does not contain is None."""
 
     writer: str
     generation: int
@@ -73,8 +73,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the markers say of some writers: those that have one, and those whose transactions have not ended and are
-    not ours to end. Without `pruned` nothing is proven by a marker that is missing."""
+    """What the markers prove: the writers that have one, and those whose transactions are still open in another
+    session. Without `pruned` a missing marker proves nothing."""
 
     marked: Set[str]
     pruned: Any
@@ -82,15 +82,15 @@ class Proof:
 
 
 class Dialect(ABC, Generic[C]):
-    """One sink in one database. Verbs raise the driver's own errors, which `mapper` explains; none is tried again here
-    unless it says so, and none waits beyond the deadline that its connection has."""
+    """One sink in one database. Verbs raise the client's errors, which `mapper` explains; they retry only where their
+    docstring says so, and never wait beyond the deadline of their connection."""
 
     generation: int
     mapper: ErrorMapper
-    #: Whether an error that no trying cures is raised although the epoch is decided, so that the job ends with it;
-    #: else it is logged and the outcome left unknown, and the next recovery tries again.
+    #: Whether a permanent error ends the job although the epoch is decided; otherwise it is logged, the outcome stays
+    #: unknown, and the next recovery retries.
     raises_what_stays = True
-    #: Whether what was committed is looked for again: the server may have been replaced by one that lacks it.
+    #: Whether committed writers are looked up again: the server may have been replaced by one that lacks them.
     looks_back = False
 
     @abstractmethod
@@ -102,23 +102,23 @@ class Dialect(ABC, Generic[C]):
         """`name` as an identifier in a statement."""
 
     def acknowledge(self, committable: Committable, epoch: int) -> str:
-        """Where the sink looks back: what a person runs so that a writer counts as committed although it was lost."""
+        """Where the sink looks back: the statement by which an operator accepts that a committed writer was lost."""
         raise NotImplementedError
 
     def elsewhere(self, payload: Mapping[str, Any]) -> Dialect[C] | None:
-        """The dialect for a committable of a run before the program named another table, where that makes another sink
-        of it; None where this one ends it."""
+        """The dialect for a committable that was written for another table, where that makes it another sink's; None
+        where this one ends it."""
         return None
 
     # The sink's own tables
 
     @abstractmethod
     def mode(self, connection: C) -> str:
-        """`two_phase` or `staged`, as the user or else the server says."""
+        """`two_phase` or `staged`, chosen by the user or else by what the server supports."""
 
     @abstractmethod
     def set_up(self, connection: C) -> None:
-        """Make the marker tables and this sink's row, where they are missing."""
+        """Create the marker tables and this sink's row, where they are missing."""
 
     @abstractmethod
     def read_fence(self, connection: C) -> int | None:
@@ -126,16 +126,16 @@ class Dialect(ABC, Generic[C]):
 
     @abstractmethod
     def fence(self, connection: C) -> int:
-        """Raise the fence, unless a newer run has, and end sessions of this and older runs that could still prepare, as
-        far as they can be told by themselves; how many there were."""
+        """Raise the fence, unless a newer run has, and end sessions of this and older runs that could still prepare, if
+        sessions can be identified; how many there were."""
 
     @abstractmethod
     def prove(self, connection: C, writers: Collection[str]) -> Proof:
-        """What the markers say of these writers."""
+        """What the markers prove about these writers."""
 
     @abstractmethod
     def prune(self, connection: C, before: int) -> None:
-        """Forget markers of epochs `before` this one, of this and older generations, and remember the youngest `at`."""
+        """Delete markers of epochs `before` this one, of this and older generations, and record the youngest `at`."""
 
     # Prepared transactions
 
@@ -149,16 +149,15 @@ class Dialect(ABC, Generic[C]):
 
     @abstractmethod
     def commit(self, connection: C, writer: str) -> bool:
-        """Commit a prepared transaction. False where the server did not: it may have ended, so its proof is asked
-        for."""
+        """Commit a prepared transaction. False where the server did not: it may have ended, and its marker decides."""
 
     @abstractmethod
     def rollback(self, connection: C, prepared: Collection[str], staged: Collection[str]) -> None:
-        """Roll back transactions and drop staging tables; what is gone already is fine."""
+        """Roll back transactions and drop staging tables; those that are gone already are fine."""
 
     @abstractmethod
-    def recover(self, connection: C) -> Sequence[Found]:
-        """Whatever of this sink is prepared, staged or still at work, of all generations."""
+    def recover(self, connection: C) -> Sequence[Trace]:
+        """Everything of this sink that is prepared, staged or still being written, of all generations."""
 
     # Staging tables
 
@@ -169,14 +168,14 @@ class Dialect(ABC, Generic[C]):
 
     @abstractmethod
     def mark(self, connection: C, committable: Committable, epoch: int) -> None:
-        """Put the marker into the open transaction. Before any row: whoever else moves the same meets us there."""
+        """Insert the marker into the open transaction, before any row: a second mover conflicts here."""
 
     @abstractmethod
     def move(self, connection: C, committable: Committable) -> int:
         """Insert, or insert-or-update by key, all rows of a staging table into the target; how many."""
 
     def check_rules(self, connection: C) -> None:
-        """Check now what the server would leave to the COMMIT of the open transaction, which is too late: decided."""
+        """Check now what the server would defer to COMMIT, which comes after the decision: too late."""
 
     @abstractmethod
     def count(self, connection: C, writer: str) -> int:
@@ -193,8 +192,8 @@ def name_of(committable: Committable) -> str:
 
 
 def split(committables: Collection[Committable]) -> tuple[list[Committable], list[Committable]]:
-    """Prepared transactions and staging tables, in the order of their writers. Told apart by their names: committables
-    of earlier versions have other words for it (`how` in those of MySQL), and a leftover has none."""
+    """Prepared transactions and staging tables, in the order of their writers. Their names distinguish them: a leftover
+    has nothing else."""
     there = sorted((each for each in committables if name_of(each)), key=lambda each: each.writer)
     prepared = [each for each in there if not is_staging(name_of(each))]
     return prepared, [each for each in there if is_staging(name_of(each))]
@@ -209,7 +208,7 @@ def payload_of(
     columns: Sequence[str],
     key: Sequence[str],
 ) -> dict[str, Any]:
-    """What a commit has to know of a writer, in the same words for all databases. `target` is schema and table."""
+    """What a commit needs to know about a writer. `target` is schema and table."""
     shared = {"writer": writer, "at": at, "epoch": scope.epoch, "rows": rows, "target": list(target)}
     if not is_staging(writer):
         return {"kind": "prepared", **shared}

@@ -72,8 +72,8 @@ _WORDS: dict[type[PenstockError], tuple[str, str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What a server, or the way to it, answered, without secrets. `context` is where in its work the server was; `lost`
-    tells that the connection is of no more use."""
+    """An error of a server or the network, without secrets. `context` is where in its work the server was; `lost`: the
+    connection is unusable."""
 
     code: str
     text: str
@@ -121,27 +121,27 @@ class ErrorMapper:
     def error(
         self, kind: type[PenstockError], text: str = "", *, doing: str = "", happened: str = "", to_do: str = ""
     ) -> PenstockError:
-        """An error of `kind` in the words that all SQL sinks use, as far as no others are given."""
+        """An error of `kind`, by default in the words that all SQL sinks share."""
         words, safe, usual = _WORDS.get(kind, ("", NOTHING_VISIBLE, ""))
-        told = (happened or words).format(
+        text = (happened or words).format(
             system=self.system, where=self.where, table=self.table, text=text, doing=doing
         )
-        return kind(told, safe=safe, to_do=to_do or usual)
+        return kind(text, safe=safe, to_do=to_do or usual)
 
     def explain(self, fault: Fault, doing: str) -> PenstockError:
-        """The error for what was answered while `doing` something; one that may be tried again where no rule fits."""
+        """The error for a fault while `doing` something; a retryable one where no rule fits."""
         rule = next((each for each in self.rules if each.fits(fault, doing)), Rule(PreCommitFailed))
         text = rule.say.format(text=fault.text, code=fault.code)
         to_do = rule.to_do.format(text=fault.text)
         return self.error(rule.kind, text, doing=doing, happened=rule.happened, to_do=to_do)
 
     def is_away(self, error: Exception) -> bool:
-        """Whether a driver's error tells that the server cannot be reached on this connection any more."""
+        """Whether a client's error means that the server cannot be reached on this connection any more."""
         return isinstance(self.explain(self.read(error), ""), SystemUnavailable)
 
     @contextlib.contextmanager
     def mapped(self, doing: str, known: Callable[[Fault], PenstockError | None] | None = None) -> Iterator[None]:
-        """The driver's errors inside become ours; by `known` where it knows better."""
+        """The client's errors inside become Penstock's; `known` comes before the rules."""
         try:
             yield
         except self.drivers as error:
@@ -149,19 +149,19 @@ class ErrorMapper:
             raise (known(fault) if known else None) or self.explain(fault, doing) from error
 
     def not_all(self, sent: int, there: int) -> PenstockError:
-        """The server took rows without an error, and did not put all of them there."""
+        """The server accepted rows without an error, and did not store all of them."""
         return self.error(
             ConstraintViolated,
             f"{sent} were sent, and by the server's count {there} are there.",
-            to_do="see which trigger or rule of the table leaves rows out, or puts them elsewhere; do that in the "
-            "query, and start the job again.",
+            to_do="find the trigger or rule of the table that drops or redirects rows; do that in the query, and start "
+            "the job again.",
         )
 
     def fenced(self, writer: str) -> PenstockError:
         return PreCommitFailed(
-            f"The {self.system} writer {writer} was given up: its driver, or a newer run, swept before it prepared.",
+            f"The {self.system} writer {writer} is fenced: its driver, or a newer run, swept before it prepared.",
             safe="its rows are rolled back; nothing of them is visible.",
-            to_do="nothing: whoever swept goes on in its place.",
+            to_do="nothing: the run that swept continues in its place.",
         )
 
 

@@ -43,7 +43,7 @@ def label(prefix: str) -> str:
 
 
 def writer_name(scope: WriterScope) -> str:
-    """A name for one writer, at most 200 bytes, never given twice."""
+    """A unique name for one writer, at most 200 bytes."""
     return (
         f"{label(scope.sink.prefix)}:g{scope.sink.generation}:e{scope.epoch}:a{scope.attempt}"
         f":p{scope.partition}:t{scope.task_attempt}:{secrets.token_hex(6)}"
@@ -52,8 +52,8 @@ def writer_name(scope: WriterScope) -> str:
 
 def numbers_in(name: str, prefix: str) -> dict[str, int] | None:
     """Generation, epoch and partition in a writer's name; None if it is not one of the sink `prefix`."""
-    own = label(prefix)
-    match = _WRITER.fullmatch(name, len(own)) if name.startswith(own) else None
+    start = label(prefix)
+    match = _WRITER.fullmatch(name, len(start)) if name.startswith(start) else None
     return {key: int(value) for key, value in match.groupdict().items()} if match else None
 
 
@@ -63,7 +63,7 @@ def staging_prefix(prefix: str) -> str:
 
 
 def staging_name(scope: WriterScope) -> str:
-    """A name for one writer's staging table, at most 63 bytes, never given twice."""
+    """A unique name for one writer's staging table, at most 63 bytes."""
     return f"{staging_prefix(scope.sink.prefix)}{scope.sink.generation}_{secrets.token_hex(6)}"
 
 
@@ -126,7 +126,7 @@ MODES: dict[str, str] = {
 
 
 def check_mode(sink: str, mode: str, key: Sequence[str]) -> None:
-    """`ConfigurationError` for a mode there is not, for upsert without a key, and for a key that nothing uses."""
+    """`ConfigurationError` for an unknown mode, for upsert without a key, and for a key that the mode does not use."""
     wrong = to_do = ""
     if mode not in MODES:
         wrong, to_do = f"{sink} has no mode {mode!r}.", f"use one of {', '.join(MODES)}."
@@ -134,8 +134,8 @@ def check_mode(sink: str, mode: str, key: Sequence[str]) -> None:
         wrong = f"{sink} in mode upsert needs the columns that make a row the same row."
         to_do = "say key=['id'], with the columns of a primary key or a unique index of the table."
     elif mode != "upsert" and key:
-        wrong = f"{sink} has a key, but mode {mode!r} inserts every row and would never look at it."
-        to_do = "say mode='upsert', or leave the key away."
+        wrong = f"{sink} has a key, but mode {mode!r} inserts every row and does not use it."
+        to_do = "say mode='upsert', or remove the key."
     elif len(set(key)) != len(key):
         wrong, to_do = f"{sink} has a column twice in its key {list(key)}.", "name every column once."
     if wrong:
@@ -164,12 +164,12 @@ def require_key(where: str, missing: Sequence[str], columns: Sequence[str]) -> N
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table, as the database tells it."""
+    """One column of a table."""
 
     name: str
     type: str
     nullable: bool = True
-    filled: bool = False  # the database has a value of its own: a default, an identity
+    filled: bool = False  # by the database: a default, an identity
     generated: bool = False  # only the database may write it
 
 
@@ -177,13 +177,13 @@ def compare(
     given: Iterable[tuple[str, str]], table: Sequence[Column], where: str, refusal: Callable[[str, Column], str | None]
 ) -> None:
     """`SchemaMismatch`, naming every difference at once, where rows of `given` (name, type) cannot go into `table`.
-    `refusal` says why a type cannot go into a column; None if it can."""
+    `refusal` returns why a type cannot go into a column; None if it can."""
     by_name = {column.name: column for column in table}
     wrong: list[str] = []
     names: set[str] = set()
     for name, kind in given:
         if name in names:
-            wrong.append(f"column {name!r} is given twice")
+            wrong.append(f"column {name!r} occurs twice")
         names.add(name)
         column = by_name.get(name)
         if column is None:
@@ -216,8 +216,8 @@ def _hint(name: str, there: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class UniqueIndex:
-    """A unique index. `columns` are those it compares as a whole; `parts` tells that it compares something else too:
-    the first characters of a column, or an expression."""
+    """A unique index. `columns` are those it compares as a whole; with `parts` it also compares the first characters of
+    a column, or an expression."""
 
     name: str
     columns: frozenset[str]
@@ -228,29 +228,28 @@ class UniqueIndex:
         return not self.parts and self.columns == frozenset(key)
 
     def may_disagree_with(self, key: Collection[str], never_equal: Collection[str]) -> bool:
-        """Whether it can take a row for one that has another key. It cannot if it compares the key as well, or a
-        column of `never_equal`, which differs between any two rows."""
+        """Whether it can match a row with another key. It cannot if it compares the key as well, or a column of
+        `never_equal`, which differs between any two rows."""
         return not (self.columns >= frozenset(key) or self.columns & frozenset(never_equal))
 
 
 def require_values(batch: pa.RecordBatch, key: Sequence[str], system: str, table: str) -> None:
-    """`DataError` for a row whose key is null, in whole or in part. A unique index takes nulls for different or for
-    equal as it was made, and rows of one batch would be judged by another rule than rows of two."""
+    """`DataError` for a row whose key is null, in whole or in part. Whether nulls are equal depends on the unique
+    index, so rows of one batch could be compared differently from rows of two."""
     for name in key:
         if batch.column(name).null_count:
             raise DataError(
                 f"A row for the {system} table {table} has no key: the column {name!r} is null.",
                 safe=NOTHING_VISIBLE,
-                to_do="leave such rows out before they are written, or give them a value: an upsert has to know which "
-                "row it changes.",
+                to_do="filter such rows in the query, or fill the key in: an upsert must know which row it changes.",
             )
 
 
 def with_json(frame: DataFrame, as_json: Callable[[DataType], bool], *, decimals_as_text: bool = False) -> DataFrame:
-    """`frame` with every column whose type `as_json` picks turned into JSON text; null stays null, and fields that are
-    null are kept. A variant's own numbers are as it holds them. Times keep their microseconds, which Spark's own format
-    for JSON cuts to milliseconds, and are in UTC. Decimals are numbers with all their digits; a database whose JSON
-    would make doubles of them asks for text instead. Keys of maps become text, see `sinks.files.text`."""
+    """`frame` with every column whose type `as_json` picks turned into JSON text; null stays null, and null fields are
+    kept. Times are in UTC and keep their microseconds, which Spark's default JSON format cuts. Decimals are numbers
+    with all their digits, or text where the database's JSON would make doubles of them. Numbers of a variant stay as
+    they are. Keys of maps become text, see `sinks.files.text`."""
     from pyspark.sql import functions as f
 
     refuse_keys([field for field in frame.schema.fields if as_json(field.dataType)], "The sink")
