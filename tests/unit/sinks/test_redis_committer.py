@@ -13,8 +13,8 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
 from penstock.errors import AccessDenied, OutcomeUnknown, PreCommitFailed, SystemUnavailable
-from penstock.sinks.redis.committer import _ABORT, _APPLY, KEPT_EPOCHS, NothingToCommit, RedisCommitter
-from penstock.sinks.redis.scripts import Layout
+from penstock.sinks.redis.client import ABORT, APPLY, Layout
+from penstock.sinks.redis.committer import KEPT_EPOCHS, NothingToCommit, RedisCommitter
 from tests.support.sleeping import record_pauses, sleeping
 
 URL = "redis://alice:s3cret@db.example:6380/2"
@@ -44,7 +44,7 @@ class Server:
         self.commands += 1
         self.before()
         keys, arguments = list(rest[:count]), list(rest[count:])
-        answer = {_APPLY._digest: self._apply, _ABORT._digest: self._abort}[digest](keys, arguments)
+        answer = {APPLY._digest: self._apply, ABORT._digest: self._abort}[digest](keys, arguments)
         self.after()
         return answer
 
@@ -255,7 +255,7 @@ def test_a_server_that_has_lost_what_was_committed_last_seals_nothing(server: Se
     own.commit(7, [EMPTY, ones[0]], Deadline(1))
     own.seal([ones[1]], Deadline(1))
     server.done.clear()
-    with pytest.raises(PreCommitFailed, match=f"committed last to Redis at db.example:6380/2 .*{name_of(ones[0])}"):
+    with pytest.raises(PreCommitFailed, match=f"last commit to Redis at db.example:6380/2 .*{name_of(ones[0])}"):
         own.seal([ones[1]], Deadline(1))
 
 
@@ -267,7 +267,7 @@ def test_what_a_replica_lacks_is_told_and_what_it_has_prepared_is_applied(server
     assert told == {2: f"ZADD {BASE.done} 7 {name_of(ones[2])}"}
     assert [name for name, _ in server.applied].count(name_of(ones[1])) == 5
     server.done.clear()
-    with pytest.raises(PreCommitFailed, match=f"committed last to Redis .*{name_of(ones[1])}"):
+    with pytest.raises(PreCommitFailed, match=f"last commit to Redis .*{name_of(ones[1])}"):
         own.seal([], Deadline(1))
 
 
@@ -278,7 +278,7 @@ def test_a_sweep_that_finds_nothing_or_all_of_it_lost_leaves_what_was_committed_
     assert own.missing(8, [EMPTY], Deadline(1)) == {}
     assert list(own.missing(8, ones[1:], Deadline(1))) == [1]
     server.done.clear()
-    with pytest.raises(PreCommitFailed, match=f"committed last to Redis .*{name_of(ones[0])}"):
+    with pytest.raises(PreCommitFailed, match=f"last commit to Redis .*{name_of(ones[0])}"):
         own.seal([], Deadline(1))
 
 
@@ -378,7 +378,7 @@ def test_a_server_that_does_not_answer_is_told_of_once(
     server.before = fails(times, redis.exceptions.ConnectionError(f"no way to {URL}"))
     committer(server).commit(7, [prepare(server, 0)], Deadline(60))
     (record,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "db.example:6380/2 does not answer a commit, trying again: no way to redis" in record
+    assert "db.example:6380/2 does not answer a commit, retrying: no way to redis" in record
     assert "s3cret" not in record
 
 

@@ -14,11 +14,9 @@ from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, DataError, MissingExtra, PenstockError, SchemaMismatch
-from penstock.sinks.redis.check import findings
-from penstock.sinks.redis.client import fault, public_address
-from penstock.sinks.redis.rows import lay_out
-from penstock.sinks.redis.scripts import Layout, generation_of, hash_tag, name_of
-from penstock.sinks.redis.writer import commands, portions
+from penstock.sinks.redis.client import Layout, hash_tag, name_of, numbers_of, public_address, translated
+from penstock.sinks.redis.sink import findings
+from penstock.sinks.redis.writer import commands, lay_out, portions
 
 URL = "redis://alice:s3cret@db.example:6380/2"
 
@@ -96,7 +94,7 @@ def test_the_guarantee_is_honest() -> None:
     assert RedisSink(URL, mode="counter").link("out").guarantee is Guarantee.EXACTLY_ONCE
     link = direct.link("out")
     assert link.guarantee is Guarantee.EFFECTIVELY_ONCE
-    assert "seen on the way" in link.because
+    assert "readers see it" in link.because
     assert "staged=True" in link.lift
 
 
@@ -143,9 +141,9 @@ def test_output_put_aside(prefix: str, moved: str) -> None:
 
 def test_names_carry_their_generation() -> None:
     scope = WriterScope(SinkScope("job", "uid", 12), 3, 1, 4, 7)
-    assert generation_of(name_of(scope)) == 12
+    assert numbers_of(name_of(scope)) == (12, 3, 4)
     assert name_of(scope) != name_of(scope)
-    assert generation_of("g12-something-else") is None
+    assert numbers_of("g12-something-else") is None
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +178,7 @@ def test_findings_name_what_a_crash_would_take() -> None:
 
 def test_a_refusal_that_nobody_foresaw_keeps_its_text() -> None:
     redis = pytest.importorskip("redis")
-    error = fault(redis.exceptions.ResponseError("ERR something new"), "redis://here")
+    error = translated(redis.exceptions.ResponseError("ERR something new"), "redis://here")
     assert "something new" in str(error)
     assert error.retryable
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.naming import check_name
 from penstock.sinks.mysql.tables import Names
-from penstock.sinks.redis.scripts import Layout
+from penstock.sinks.redis.client import Layout
 from penstock.sinks.sql.tables import label, numbers_in, staging_generation, staging_name, writer_name
 
 # Names as users may give them, made of what could be taken for a separator; some longer than a label.

@@ -1,7 +1,8 @@
-"""`RedisSink`: rows into hashes, strings or counters by key."""
+"""`RedisSink`: rows into hashes, strings or counters by key; and the check of a Redis before a job starts."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -10,14 +11,14 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.durations import seconds
 from penstock.errors import ConfigurationError
-from penstock.sinks.redis.client import public_address, require_readable
-from penstock.sinks.redis.scripts import hash_tag
+from penstock.sinks.redis.client import alone, hash_tag, library, public_address, require_readable, translate_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.sinks.redis.writer import RedisTarget
 
+_OLDEST = (5, 0)
 _MODES = ("hash", "string", "counter")
 
 
@@ -32,21 +33,21 @@ class RedisSink(TwoPhaseSink):
     * `counter`: the other columns are whole numbers and are *added*: one column to a plain counter, several to the
       fields of a hash. Null adds nothing.
 
-    `ttl` (seconds, or text such as "1h") starts anew with every write of a key.
+    `ttl` (seconds, or text such as "1h") restarts with every write of a key.
 
-    Rows with the same key in one partition are applied in their order; give each key one partition where the order
-    of a key's rows matters.
+    Rows with the same key in one partition are applied in order; partition by key if the order of its rows matters.
 
-    With `staged=False` tasks write the keys at once, for hosts that forbid scripts and for a cluster. That converges
-    after a replay, but is seen on the way: effectively-once, which a job in mode exactly_once refuses. Counters cannot.
+    With `staged=False` tasks write the keys directly, for hosts that forbid scripts and for a cluster. That converges
+    after a replay, but readers see intermediate states: effectively-once, which a job in mode exactly_once refuses. Not
+    for counters.
 
-    On a `cluster` everything has to be in one slot: give a `prefix` with a hash tag, such as "{totals}:".
+    On a `cluster` all keys must be in one slot: give a `prefix` with a hash tag, such as "{totals}:".
 
-    With `sentinels` (`["host:26379", …]`) the host in the url is the name under which they know the primary, such as
-    "redis://:secret@mymaster/0"; they are asked for it with every new connection.
+    With `sentinels` (`["host:26379", …]`) the host in the url is their name for the primary, such as
+    "redis://:secret@mymaster/0"; every new connection asks them for it.
 
-    Replication is asynchronous: a failover can take what was committed, which is noticed and ends the job with
-    `CommittedRowsLost`. With `replicas` an epoch counts as prepared, and as committed, only when so many replicas have
+    Replication is asynchronous: a failover can lose committed rows, which is detected and ends the job with
+    `CommittedRowsLost`. With `replicas` an epoch counts as prepared, and as committed, only once so many replicas have
     it. Not for a cluster.
 
     `options` go to the client (`ssl_ca_certs`, `password`, …); they and the url's secrets are never shown.
@@ -67,35 +68,37 @@ class RedisSink(TwoPhaseSink):
 
     def __post_init__(self) -> None:
         if self.mode not in _MODES:
-            raise _refused(f"RedisSink has no mode {self.mode!r}.", f"use one of {', '.join(_MODES)}.")
+            raise ConfigurationError(f"RedisSink has no mode {self.mode!r}.", to_do=f"use one of {', '.join(_MODES)}.")
         require_readable(self.url)
         if self.ttl is not None and seconds(self.ttl, "ttl") < 0.001:
-            raise _refused(f"ttl={self.ttl!r} is no time at all.", "give a ttl of a millisecond or more, or none.")
+            raise ConfigurationError(
+                f"ttl={self.ttl!r} is no time at all.", to_do="give a ttl of a millisecond or more, or none."
+            )
         if not self.staged and self.mode == "counter":
-            raise _refused(
+            raise ConfigurationError(
                 "A counter that is written before the decision counts a replay twice, so staged=False is not for it.",
-                "leave staged=True; a job in mode at_least_once writes directly anyway.",
+                to_do="leave staged=True; a job in mode at_least_once writes directly anyway.",
             )
         if self.cluster and (self.sentinels or self.replicas):
-            raise _refused(
-                "A Redis Cluster has no sentinels, and which of its nodes' replicas to wait for is not known here.",
-                "leave out cluster=True, or sentinels and replicas.",
+            raise ConfigurationError(
+                "A Redis Cluster has no sentinels, and the sink cannot wait for the replicas of its nodes.",
+                to_do="leave out cluster=True, or sentinels and replicas.",
             )
         if self.sentinels and self.url.startswith("unix:"):
-            raise _refused(
+            raise ConfigurationError(
                 "With sentinels the address names the primary, and a path does not.",
-                'write "redis://mymaster/0", with the name that the sentinels have for it.',
+                to_do='write "redis://mymaster/0", with the sentinels\' name for it.',
             )
         if self.replicas and not self.staged:
-            raise _refused(
+            raise ConfigurationError(
                 "Only a staged sink waits for replicas: with staged=False keys are written before any decision.",
-                "leave staged=True, or replicas out.",
+                to_do="leave staged=True, or replicas out.",
             )
         if self.cluster and self.staged and not hash_tag(self.prefix):
-            raise _refused(
+            raise ConfigurationError(
                 "On a cluster a script reaches one slot only, and keys without a common hash tag are spread.",
-                f"give a prefix with a tag, such as {{{self.prefix.rstrip(':') or 'totals'}}}:, which puts all keys on "
-                "one node; or staged=False, which writes to all nodes and gives less.",
+                to_do=f"give a prefix with a tag, such as {{{self.prefix.rstrip(':') or 'totals'}}}:, which puts all "
+                "keys on one node; or staged=False, which writes to all nodes and guarantees less.",
             )
 
     def __repr__(self) -> str:
@@ -113,8 +116,8 @@ class RedisSink(TwoPhaseSink):
             "sink",
             uid,
             Guarantee.EFFECTIVELY_ONCE,
-            f"keys are overwritten before the decision: a replay converges, and is seen on the way, {self.describe()}",
-            "leave staged=True, with a prefix that has a hash tag where Redis is a cluster; or set mode=at_least_once.",
+            f"keys are overwritten before the decision: a replay converges, but readers see it, {self.describe()}",
+            "leave staged=True, with a hash tag in the prefix if Redis is a cluster; or set mode=at_least_once.",
         )
 
     def redirected(self, suffix: str) -> RedisSink:
@@ -123,14 +126,12 @@ class RedisSink(TwoPhaseSink):
         return replace(self, prefix=f"{stem}{suffix}{':' if stem != self.prefix or not stem else ''}")
 
     def shape(self, frame: DataFrame) -> DataFrame:
-        from penstock.sinks.redis.rows import shape
+        from penstock.sinks.redis.writer import shape
 
         return shape(frame, self.mode, self.key)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        from penstock.sinks.redis.check import check
-
-        return [Finding(uid, warning) for warning in check(self._target(), staged=self.staged)]
+        return [Finding(uid, warning) for warning in check_server(self._target(), staged=self.staged)]
 
     def open_writer(self, scope: WriterScope) -> Writer:
         from penstock.sinks.redis.writer import StagingWriter
@@ -164,5 +165,74 @@ class RedisSink(TwoPhaseSink):
         )
 
 
-def _refused(happened: str, to_do: str) -> ConfigurationError:
-    return ConfigurationError(happened, to_do=to_do)
+def check_server(target: RedisTarget, *, staged: bool) -> list[str]:
+    """Warnings for the user; raises if the sink cannot work. Writes nothing."""
+    where = public_address(target.url)
+    # Never through a cluster's client: a plain one can ask one node what it is.
+    client = target.connect() if target.sentinels else alone(target.url, target.options)
+    try:
+        with translate_errors(target.url):
+            info: Mapping[str, Any] = client.info()
+            if staged:
+                client.execute_command("EVAL", "return 1", 0)
+        fsync = ""
+        with contextlib.suppress(library().exceptions.RedisError):  # many hosts forbid CONFIG
+            fsync = str(client.config_get("appendfsync").get("appendfsync", ""))
+    finally:
+        client.close()
+    _must(info, target, where, staged=staged)
+    return findings(info, fsync, where, ttl=target.ttl is not None, replicas=target.replicas)
+
+
+def _must(info: Mapping[str, Any], target: RedisTarget, where: str, *, staged: bool) -> None:
+    version = str(info.get("redis_version", "0"))
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        raise ConfigurationError(f"Redis at {where} is version {version}.", to_do="use Redis 5 or newer, or Valkey.")
+    is_cluster = bool(int(info.get("cluster_enabled", 0)))
+    if is_cluster != target.cluster:
+        raise ConfigurationError(
+            f"Redis at {where} is {'' if is_cluster else 'not '}a cluster, and the sink has cluster={target.cluster}.",
+            to_do=f"write RedisSink(…, cluster={is_cluster}).",
+        )
+    if info.get("role") == "slave" and not is_cluster:
+        raise ConfigurationError(
+            f"Redis at {where} is a replica, which takes no writes.", to_do="give the primary's address."
+        )
+    replicas = int(info.get("connected_slaves", 0))
+    if target.replicas > replicas and not is_cluster:
+        raise ConfigurationError(
+            f"The sink waits for {target.replicas} replicas, and Redis at {where} has {replicas}.",
+            to_do="start the replicas, or wait for fewer.",
+        )
+    policy = str(info.get("maxmemory_policy", ""))
+    if staged and int(info.get("maxmemory", 0)) and policy.startswith("allkeys"):
+        raise ConfigurationError(
+            f"Redis at {where} evicts any key when memory is short (maxmemory-policy {policy}): prepared rows, or the "
+            "proof that they were committed, could be lost.",
+            to_do="use maxmemory-policy noeviction or one that begins with volatile-; or staged=False, which "
+            "guarantees less.",
+        )
+
+
+def findings(info: Mapping[str, Any], fsync: str, where: str, *, ttl: bool, replicas: int = 0) -> list[str]:
+    """Settings under which the sink works, but can lose rows."""
+    warnings = []
+    if not int(info.get("aof_enabled", 0)):
+        warnings.append(
+            f"Redis at {where} has appendonly off: writes since its last snapshot, committed epochs too, are lost when "
+            "its process or machine dies; turn appendonly on"
+        )
+    elif fsync and fsync != "always":
+        warnings.append(
+            f"Redis at {where} has appendfsync {fsync}: a power cut can lose the last acknowledged writes, committed "
+            "epochs too; appendfsync always loses none"
+        )
+    if int(info.get("connected_slaves", 0)) and not replicas:
+        warnings.append(
+            f"Redis at {where} replicates asynchronously: a failover can lose the last acknowledged writes, committed "
+            "epochs too, which ends the job with CommittedRowsLost; set replicas=1 to wait for one of them"
+        )
+    policy = str(info.get("maxmemory_policy", ""))
+    if int(info.get("maxmemory", 0)) and (policy.startswith("allkeys") or (ttl and policy.startswith("volatile"))):
+        warnings.append(f"Redis at {where} may evict written keys before their time (maxmemory-policy {policy})")
+    return warnings

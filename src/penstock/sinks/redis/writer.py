@@ -1,4 +1,19 @@
-"""A task's hand on Redis: `StagingWriter` prepares rows beside the user's keys, `DirectWriter` writes the keys."""
+"""A task's side of Redis: `StagingWriter` prepares rows beside the user's keys, `DirectWriter` writes the keys.
+
+Rows become the byte strings that Redis holds column by column, without a Python loop over values:
+
+| type | in Redis |
+|---|---|
+| string, binary | unchanged |
+| integers, decimals | digits, never in scientific notation |
+| float, double | the shortest text that reads back to the same number; `nan`, `inf`, `-inf` |
+| boolean | `true`, `false` |
+| date | `2024-12-31` |
+| timestamp | `2024-12-31T23:59:59.000001Z`, always in UTC; without time zone: the same without `Z` |
+| array, map, struct, variant | JSON, times in UTC; keys of maps as in `sinks.files.text` |
+| interval | as Spark writes it |
+| null | removes the field, in string mode the key; leaves a counter unchanged |
+"""
 
 from __future__ import annotations
 
@@ -9,32 +24,239 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import Writer, WriterScope
-from penstock.errors import DataError, PreCommitFailed, ValueTooLarge
-from penstock.sinks.redis import scripts
-from penstock.sinks.redis.client import Script, connect, public_address, translate_errors
-from penstock.sinks.redis.rows import Rows, has_lengths, lay_out
-from penstock.sinks.redis.scripts import Layout, name_of
+from penstock.errors import DataError, PreCommitFailed, SchemaMismatch, ValueTooLarge
+from penstock.sinks.files.text import LOSSLESS, digits_of, keys_as_text, refuse_keys
+from penstock.sinks.redis.client import (
+    ABORT,
+    AHEAD,
+    COUNTER_LIMIT,
+    OPEN,
+    RESERVED,
+    VALIDATE,
+    Layout,
+    connect,
+    name_of,
+    public_address,
+    translate_errors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
-#: What one script applies, and one command carries. Some ten milliseconds in which Redis serves nobody else.
+#: Limits of one script and one command: some ten milliseconds in which Redis serves no other client.
 ELEMENTS_AT_ONCE = 16_000
 BYTES_AT_ONCE = 8 << 20
 
-#: proto-max-bulk-len, which hardly anybody changes.
+#: The default of proto-max-bulk-len.
 LARGEST_VALUE = 512 << 20
 
-_OPEN = Script(scripts.OPEN)
-_ABORT = Script(scripts.ABORT)
-_VALIDATE = Script(scripts.VALIDATE)
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_NOTHING = "nothing of this epoch is visible."
+
+
+def _mismatch(happened: str, to_do: str) -> SchemaMismatch:
+    return SchemaMismatch(happened, safe="nothing was written.", to_do=to_do)
+
+
+def shape(frame: DataFrame, mode: str, key: str) -> DataFrame:
+    """The key and then the values, with types that `lay_out` renders."""
+    from pyspark.sql import functions as f
+
+    fields = frame.schema.fields
+    names = [field.name for field in fields]
+    if names.count(key) != 1:
+        raise _mismatch(
+            f"The Redis sink takes its keys from the column {key!r}, and the columns are {names}.",
+            "name the column with RedisSink(key=…), once.",
+        )
+    if len(names) == 1:
+        raise _mismatch(
+            f"There is no column besides the key {key!r}, so there is nothing to write.", "add a column with the value."
+        )
+    if len({*names}) < len(names):
+        raise _mismatch(f"Two columns have the same name in {names}.", "give every column a name of its own.")
+    key_type = next(field.dataType for field in fields if field.name == key)
+    values = [field for field in fields if field.name != key]
+    if _is_nested(key_type):
+        raise _mismatch(f"The key {key!r} is a {key_type.simpleString()}.", "make it a string first.")
+    if mode == "counter":
+        for field in values:
+            if field.dataType.simpleString() not in _WHOLE:
+                raise _mismatch(
+                    f"The column {field.name!r} is a {field.dataType.simpleString()}, and counters are whole numbers.",
+                    f"cast it to bigint, or leave it out: .select({key!r}, …).",
+                )
+    refuse_keys(values, "The Redis sink")
+    if mode == "string" and len(values) > 1:
+        parts = [keys_as_text(f.col(_quoted(field.name)), field.dataType).alias(field.name) for field in values]
+        columns = [f.to_json(f.struct(*parts), dict(LOSSLESS["json"])).alias("value")]
+    else:
+        columns = [_plain(f.col(_quoted(field.name)), field.dataType).alias(field.name) for field in values]
+    return frame.select(_plain(f.col(_quoted(key)), key_type).alias(key), *columns)
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _is_nested(kind: DataType) -> bool:
+    return kind.simpleString().startswith(("array", "map", "struct", "variant"))
+
+
+def _plain(column: Column, kind: DataType) -> Column:
+    from pyspark.sql import functions as f
+
+    if _is_nested(kind):
+        # Inside a struct, because to_json does not take every plain array; the wrapping is cut off again.
+        text = f.to_json(
+            f.struct(keys_as_text(column, kind).alias("v")), {**LOSSLESS["json"], "ignoreNullFields": "false"}
+        )
+        return f.when(column.isNotNull(), f.substring(text, f.lit(6), f.length(text) - f.lit(6)))
+    return column.cast("string") if kind.simpleString().startswith("interval") else column
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows in the scripts' layout: nulls, key, values; row after row. Nulls are `""` if a row has none, else a `1` or
+    `0` for each value."""
+
+    elements: list[Any]
+    width: int
+
+    @property
+    def count(self) -> int:
+        return len(self.elements) // self.width
+
+
+def lay_out(batch: pa.RecordBatch, mode: str, key: str, prefix: str) -> Rows:
+    """`batch` for Redis. `DataError` for a row without key or with one of the sinks' own keys, and for a counter out of
+    range."""
+    if batch.column(key).null_count:
+        raise DataError(
+            f"A row has no key: the column {key!r} is null.",
+            safe=_NOTHING,
+            to_do="leave such rows out before they are written.",
+        )
+    if mode == "counter":
+        batch = _summed(batch, key)
+    names = [name for name in batch.schema.names if name != key]
+    values = [batch.column(name) for name in names]
+    width = AHEAD + len(names)
+    elements: list[Any] = [b""] * (width * batch.num_rows)
+    elements[1::width] = _keys(batch.column(key), prefix)
+    for number, (name, column) in enumerate(zip(names, values, strict=True)):
+        elements[AHEAD + number :: width] = _rendered(column, name)
+    if any(column.null_count for column in values):
+        elements[0::width] = _nulls(values)
+    return Rows(elements, width)
+
+
+def _summed(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
+    """One row for each key; null adds nothing, and stays null if there is no number."""
+    import pyarrow as pa
+
+    names = [name for name in batch.schema.names if name != key]
+    for name in names:
+        if not pa.types.is_integer(batch.schema.field(name).type):
+            raise _mismatch(
+                f"The column {name!r} is {batch.schema.field(name).type}, and counters are whole numbers.",
+                "cast it to bigint.",
+            )
+        if _largest_sum(batch.column(key), batch.column(name)) > COUNTER_LIMIT:
+            raise DataError(
+                f"The increments in column {name!r} add up to more than a counter holds.",
+                safe=_NOTHING,
+                to_do="keep such numbers in mode='string', as decimals.",
+            )
+    wide = [batch.column(name).cast(pa.int64()) for name in names]
+    table = pa.Table.from_arrays([batch.column(key), *wide], names=["key", *(f"v{n}" for n in range(len(names)))])
+    summed = table.group_by("key").aggregate([(f"v{n}", "sum") for n in range(len(names))])
+    columns = [summed["key"], *(summed[f"v{n}_sum"] for n in range(len(names)))]
+    arrays = [column.combine_chunks() for column in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=[key, *names])
+
+
+def _largest_sum(keys: pa.Array, column: pa.Array) -> float:
+    """The largest sum of one key's numbers without their signs; Arrow's own sums would overflow silently."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    sizes = pc.abs(column.cast(pa.float64(), safe=False))
+    total: float = pc.sum(sizes).as_py() or 0.0
+    if total <= COUNTER_LIMIT:
+        return total
+    grouped = pa.Table.from_arrays([keys, sizes], names=["key", "size"]).group_by("key").aggregate([("size", "sum")])
+    largest: float = pc.max(grouped["size_sum"]).as_py()
+    return largest
+
+
+def _keys(column: pa.Array, prefix: str) -> list[Any]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    plain = _text(column, "key").cast(pa.large_binary())
+    ahead, between = (pa.scalar(part, pa.large_binary()) for part in (prefix.encode(), b""))
+    whole = pc.binary_join_element_wise(ahead, plain, between)
+    if pc.any(pc.match_substring_regex(whole, RESERVED)).as_py():
+        raise DataError(
+            "A row has a key that begins with 'penstock:', like the keys that sinks keep for themselves.",
+            safe=_NOTHING,
+            to_do="leave such rows out, or give the sink a prefix.",
+        )
+    joined: list[Any] = whole.to_numpy(zero_copy_only=False).tolist()
+    return joined
+
+
+def _rendered(column: pa.Array, name: str) -> list[Any]:
+    text = _text(column, name)
+    if text.null_count:
+        text = text.fill_null(b"" if str(text.type).endswith("binary") else "")
+    values: list[Any] = text.to_numpy(zero_copy_only=False).tolist()
+    return values
+
+
+def has_lengths(kind: pa.DataType) -> bool:
+    """Whether a type is text or bytes."""
+    from pyarrow import types
+
+    fits = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(fit(kind) for fit in fits)
+
+
+def _text(column: pa.Array, name: str) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    is_a = pa.types
+    if has_lengths(kind):
+        return column
+    if is_a.is_timestamp(kind):
+        text = column.cast(pa.timestamp("us", "UTC" if kind.tz else None)).cast(pa.string())
+        return pc.replace_substring(text, " ", "T", max_replacements=1)
+    if is_a.is_decimal(kind):
+        return digits_of(column)
+    if is_a.is_nested(kind) or is_a.is_dictionary(kind):
+        raise _mismatch(f"The column {name!r} is {kind}, which Redis has no text for.", "make it a string first.")
+    return column.cast(pa.string())
+
+
+def _nulls(values: list[pa.Array]) -> list[bytes]:
+    import numpy as np
+
+    valid = np.column_stack([column.is_valid().to_numpy(zero_copy_only=False) for column in values])
+    complete: list[bool] = np.logical_and.reduce(valid, axis=1).tolist()
+    digits, width = (valid + ord("0")).astype(np.uint8).tobytes(), len(values)
+    return [b"" if whole else digits[at * width : (at + 1) * width] for at, whole in enumerate(complete)]
 
 
 @dataclass(frozen=True)
 class RedisTarget:
-    """Where and how a sink writes; small, picklable. The address may hold a password."""
+    """Where and how a sink writes; small and picklable. The address may hold a password."""
 
     url: str = field(repr=False)
     options: Mapping[str, Any] = field(repr=False)
@@ -51,17 +273,17 @@ class RedisTarget:
 
 
 def portions(batch: pa.RecordBatch, target: RedisTarget) -> Iterator[tuple[Rows, int]]:
-    """`batch` in parts that one command can carry, each with its size in bytes."""
+    """`batch` in parts for one command each, with their size in bytes."""
     _fits(batch)
     average = max(1, batch.nbytes // max(1, batch.num_rows))
-    most = max(1, min(ELEMENTS_AT_ONCE // (scripts.AHEAD + batch.num_columns - 1), BYTES_AT_ONCE // average))
+    most = max(1, min(ELEMENTS_AT_ONCE // (AHEAD + batch.num_columns - 1), BYTES_AT_ONCE // average))
     for start in range(0, batch.num_rows, most):
         part = batch.slice(start, most)
         yield lay_out(part, target.mode, target.key, target.prefix), part.nbytes
 
 
 def _fits(batch: pa.RecordBatch) -> None:
-    """Redis would cut the connection in the middle of a value that is too large, and look as if it were away."""
+    """Redis would drop the connection in the middle of a value that is too large, and appear unavailable."""
     import pyarrow.compute as pc
 
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -75,7 +297,7 @@ def _fits(batch: pa.RecordBatch) -> None:
 
 
 class StagingWriter(Writer):
-    """Appends rows to a list of its own. Once somebody has removed that list, it can append nothing more."""
+    """Appends rows to a list of its own. Once that list is removed, it can append nothing more."""
 
     def __init__(self, target: RedisTarget, scope: WriterScope) -> None:
         self._target = target
@@ -117,18 +339,18 @@ class StagingWriter(Writer):
 
     def _open(self, batch: pa.RecordBatch) -> None:
         fields = [name for name in batch.schema.names if name != self._target.key]
-        self._width = scripts.AHEAD + len(fields)
+        self._width = AHEAD + len(fields)
         head = {"mode": self._target.mode, "fields": fields}
         if self._target.ttl is not None:
             head["ttl"] = str(self._target.ttl)  # as text: Lua would write a large number with an exponent
         self._head = json.dumps(head)
-        _OPEN(self._client, [self._keys.open, self._keys.rows(self._name)], [self._name, self._head])
+        OPEN(self._client, [self._keys.open, self._keys.rows(self._name)], [self._name, self._head])
 
     def _expect(self, length: int) -> None:
         if length != self._elements + 1:
             raise PreCommitFailed(
                 f"The rows prepared in Redis as {self._name} were {'removed' if length == 0 else 'changed'} while they "
-                "were written: a newer run has taken over, or somebody cleaned the keys.",
+                "were written: a newer run has taken over, or another program cleaned the keys.",
                 safe="nothing of this epoch is visible; it replays from the same positions.",
                 to_do="nothing if the job was restarted; otherwise keep other programs off the keys 'penstock:*', and "
                 "see that Redis evicts none (maxmemory-policy).",
@@ -140,9 +362,9 @@ class StagingWriter(Writer):
         return self._width * max(1, min(ELEMENTS_AT_ONCE // self._width, BYTES_AT_ONCE // average))
 
     def _validate(self, at_once: int) -> None:
-        """Look at every key before the decision, while a refusal still costs nothing."""
+        """Check every key before the decision, while a refusal costs nothing."""
         for first in range(1, self._elements + 1, at_once):
-            why = _VALIDATE(self._client, [self._keys.rows(self._name)], [self._head, first, first + at_once - 1])
+            why = VALIDATE(self._client, [self._keys.rows(self._name)], [self._head, first, first + at_once - 1])
             if why:
                 raise DataError(
                     f"Redis at {public_address(self._target.url)} cannot take a row: {why.decode(errors='replace')}.",
@@ -153,12 +375,12 @@ class StagingWriter(Writer):
     def _undo(self) -> None:
         if self._head:
             keys = [self._keys.open, self._keys.begun, self._keys.rows(self._name)]
-            _ABORT(self._client, keys, [self._name])
+            ABORT(self._client, keys, [self._name])
 
 
 class DirectWriter(Writer):
-    """Writes the keys themselves, pipelined: at least once for counters, convergent for everything else. Works on any
-    Redis, a cluster too."""
+    """Writes the keys themselves, pipelined: at least once for counters, convergent otherwise. Works on any Redis, also
+    on a cluster."""
 
     def __init__(self, target: RedisTarget) -> None:
         self._target = target
@@ -186,24 +408,24 @@ def commands(rows: Rows, fields: list[str], target: RedisTarget) -> Iterator[tup
     """The commands that write `rows`, in their order."""
     elements, width = rows.elements, rows.width
     for at in range(0, len(elements), width):
-        nulls, key, values = elements[at], elements[at + 1], elements[at + scripts.AHEAD : at + width]
+        nulls, key, values = elements[at], elements[at + 1], elements[at + AHEAD : at + width]
         if target.mode == "string":
             ttl = () if target.ttl is None else ("PX", target.ttl)
             yield ("DEL", key) if nulls else ("SET", key, values[0], *ttl)
             continue
         flags = nulls or b"1" * len(fields)
         if target.mode == "counter":
-            some = [n for n in range(len(fields)) if flags[n] == ord("1")]
-            if not some:
+            numbers = [n for n in range(len(fields)) if flags[n] == ord("1")]
+            if not numbers:
                 continue
-            for n in some:
+            for n in numbers:
                 yield ("HINCRBY", key, fields[n], values[n]) if len(fields) > 1 else ("INCRBY", key, values[n])
         else:
-            there = [part for n, name in enumerate(fields) if flags[n] == ord("1") for part in (name, values[n])]
-            gone = [name for n, name in enumerate(fields) if flags[n] == ord("0")]
-            if there:
-                yield ("HSET", key, *there)
-            if gone:
-                yield ("HDEL", key, *gone)
+            pairs = [part for n, name in enumerate(fields) if flags[n] == ord("1") for part in (name, values[n])]
+            nulled = [name for n, name in enumerate(fields) if flags[n] == ord("0")]
+            if pairs:
+                yield ("HSET", key, *pairs)
+            if nulled:
+                yield ("HDEL", key, *nulled)
         if target.ttl is not None:
             yield ("PEXPIRE", key, target.ttl)
