@@ -213,7 +213,7 @@ def test_a_writer_that_comes_after_the_sweep_refuses_itself(either: Story) -> No
     late = either.open_writer(either.sink, either.scope(), epoch=0)  # connects with its first row
     either.sweep(either.sink, generation=1)
     late.write(either.harness.rows(5))
-    with pytest.raises(PreCommitFailed, match="given up"):
+    with pytest.raises(PreCommitFailed, match="is fenced"):
         late.pre_commit()
     late.abort()
     either.assert_visible()

@@ -437,7 +437,7 @@ def test_keys_that_differ_by_blanks_at_their_end_are_two(target: Target) -> None
     assert list(target.sink(mode="upsert", key="k").check(CONTEXT, "out")) == []
     target.ask(f"CREATE TABLE {target.table}_own (k VARCHAR(9) PRIMARY KEY) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
     [found] = target.sink(mode="upsert", key="K", table=f"{target.table}_own").check(CONTEXT, "out")
-    assert "'K' is compared by utf8mb4_bin: keys that differ by blanks at the end are one" in found.message
+    assert "'K' is compared by utf8mb4_bin: keys that differ by trailing blanks are one" in found.message
 
 
 def test_an_upsert_needs_an_index_on_its_key(target: Target) -> None:

@@ -14,7 +14,7 @@ from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.errors import ConfigurationError
 from penstock.sinks.mysql import MySqlSink, tables
 from penstock.sinks.mysql.session import ServerError, fault, mapper, refused_rows
-from penstock.sinks.mysql.tables import Names, Table, blurred, collation, creation, require_key, unique_keys
+from penstock.sinks.mysql.tables import Names, Table, ambiguous_keys, collation, creation, require_key, unique_keys
 from penstock.sinks.mysql.types import bent, column_type, refusal
 from penstock.sinks.sql.tables import Column
 
@@ -186,7 +186,7 @@ def test_a_new_table() -> None:
     assert made.endswith(" COLLATE utf8mb4_nopad_bin")
     old: Any = Saying()
     assert collation(old, given, ["at"]) == "utf8mb4_bin", "no key needs it"
-    with pytest.raises(ConfigurationError, match="blanks at their end"):
+    with pytest.raises(ConfigurationError, match="by trailing blanks"):
         collation(old, given, ["id"])
     made = creation(Names.of(SCOPE, "shop", "orders"), [("id", "string"), ("at", "timestamp")], ["id"], "utf8mb4_bin")
     assert made.startswith(
@@ -200,15 +200,15 @@ def test_a_new_table() -> None:
         ("utf8mb4_nopad_bin", ""),
         ("utf8mb4_0900_bin", ""),
         ("binary", ""),
-        ("utf8mb4_bin", "blanks at the end"),
+        ("utf8mb4_bin", "trailing blanks"),
         ("utf8mb4_0900_ai_ci", "case or accents"),
         ("utf8mb4_0900_as_cs", ""),
-        ("utf8mb4_general_ci", "case or accents or blanks at the end"),
+        ("utf8mb4_general_ci", "case or accents or trailing blanks"),
     ],
 )
 def test_keys_that_the_table_takes_for_one_are_told(compared_by: str, same: str) -> None:
     table = Table("InnoDB", (), (), collations={"id": compared_by, "name": "utf8mb4_general_ci"})
-    said = blurred(table, ["Id", "number"])
+    said = ambiguous_keys(table, ["Id", "number"])
     assert bool(said) is bool(same)
     assert not said or f"'Id' is compared by {compared_by}: keys that differ by {same} are one" in said[0]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.sinks.mysql.dialect import MySqlDialect
-    from penstock.sinks.mysql.tables import Given, Names, Table
+    from penstock.sinks.mysql.tables import Names, RowColumns, Table
     from penstock.sinks.mysql.writer import MySqlWriter
     from penstock.sinks.sql.committer import SqlCommitter
 
@@ -76,7 +76,7 @@ class MySqlSink(TwoPhaseSink):
                 to_do="give one second or more.",
             )
         object.__setattr__(self, "_target", (schema or self.database, table))
-        object.__setattr__(self, "_given", None)
+        object.__setattr__(self, "_row_columns", None)
 
     def __repr__(self) -> str:
         return f"MySqlSink(table={self.table!r}, host={self.host!r}, user={self.user!r}, mode={self.mode!r})"
@@ -94,9 +94,9 @@ class MySqlSink(TwoPhaseSink):
         from penstock.sinks.sql.tables import with_json
 
         # Remembered, because JSON is plain text by the time a writer sees it, and for `check`.
-        given = tuple((field.name, of_spark(field.name, field.dataType)) for field in frame.schema.fields)
-        self._require_key_in(given)
-        object.__setattr__(self, "_given", given)
+        columns = tuple((field.name, of_spark(field.name, field.dataType)) for field in frame.schema.fields)
+        self._require_key_in(columns)
+        object.__setattr__(self, "_row_columns", columns)
         return with_json(frame, is_nested, decimals_as_text=True)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
@@ -104,7 +104,7 @@ class MySqlSink(TwoPhaseSink):
 
         dialect = self._dialect(SinkScope(context.job, uid, 0))
         with self._connected(dialect) as session:
-            return [Finding(uid, text) for text in tables.findings(session, dialect, self, self.given)]
+            return [Finding(uid, text) for text in tables.findings(session, dialect, self, self.columns)]
 
     def open_writer(self, scope: WriterScope) -> MySqlWriter:
         from penstock.sinks.mysql.writer import MySqlWriter
@@ -138,9 +138,9 @@ class MySqlSink(TwoPhaseSink):
         return (self.key,) if isinstance(self.key, str) else tuple(self.key)
 
     @property
-    def given(self) -> Given | None:
+    def columns(self) -> RowColumns | None:
         """Name and kind of each column of the last DataFrame that was shaped."""
-        found: Given | None = getattr(self, "_given", None)
+        found: RowColumns | None = getattr(self, "_row_columns", None)
         return found
 
     @property
@@ -175,18 +175,18 @@ class MySqlSink(TwoPhaseSink):
             finally:
                 session.close()
 
-    def _ready(self, session: Session, names: Names, given: Given) -> Table:
+    def _ready(self, session: Session, names: Names, columns: RowColumns) -> Table:
         """In a task, before its first row: the table, compared with the rows."""
         from penstock.sinks.mysql import tables
 
-        if self.given is not None and [name for name, _ in self.given] == [name for name, _ in given]:
-            given = self.given  # knows JSON from text
-        table = tables.fitting(session, names, given, create=self.create, key=self.keys)
+        if self.columns is not None and [name for name, _ in self.columns] == [name for name, _ in columns]:
+            columns = self.columns  # knows JSON from text
+        table = tables.fitting(session, names, columns, create=self.create, key=self.keys)
         if self.keys:
-            self._require_key_in(given)
-            tables.require_key(tables.unique_keys(session, names), names, self.keys, table, given)
+            self._require_key_in(columns)
+            tables.require_key(tables.unique_keys(session, names), names, self.keys, table, columns)
         return table
 
-    def _require_key_in(self, given: Given) -> None:
-        missing = {name.lower() for name in self.keys} - {name.lower() for name, _ in given}
-        require_key(self.describe(), sorted(missing), [name for name, _ in given])
+    def _require_key_in(self, columns: RowColumns) -> None:
+        missing = {name.lower() for name in self.keys} - {name.lower() for name, _ in columns}
+        require_key(self.describe(), sorted(missing), [name for name, _ in columns])

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.sinks.mysql.session import Session
     from penstock.sinks.mysql.sink import MySqlSink
 
-#: What tells our XA ids from those of other programs at a glance; any number will do.
+#: Marks our XA ids; any number will do.
 FORMAT = 20563
 #: Collations that compare bytes and do not pad, of MariaDB and of MySQL.
 _UNPADDED = ("utf8mb4_nopad_bin", "utf8mb4_0900_bin")
@@ -80,11 +80,11 @@ class Names:
         return f"penstock-{digest(f'{self.database}/{self.identity}', 32)}"
 
     def branch(self, scope: WriterScope) -> str:
-        """A second half, never given twice; at most 64 bytes for all numbers that can come up."""
+        """A unique second half, at most 64 bytes for all possible numbers."""
         return f"g{scope.sink.generation}-e{scope.epoch}-a{scope.attempt}-p{scope.partition}-{secrets.token_hex(8)}"
 
     def xid(self, branch: str) -> str:
-        """As it stands in a statement."""
+        """As a statement spells it."""
         return f"'{self.global_id}','{branch}',{FORMAT}"
 
     def staging(self) -> str:
@@ -107,7 +107,7 @@ class Names:
         return f"{quoted(self.database, '`')}.{quoted(table, '`')}"
 
 
-Given = Sequence[tuple[str, str]]
+RowColumns = Sequence[tuple[str, str]]
 """Name and kind of each column of the rows."""
 
 
@@ -122,17 +122,17 @@ class Table:
     collations: Mapping[str, str] = field(default_factory=dict)  # of columns with text, in small letters
 
     def spelt(self, name: str) -> str:
-        """The server does not tell `Id` from `id`; its own spelling is used."""
+        """The server's spelling of a column: it does not distinguish `Id` and `id`."""
         return next((column.name for column in self.columns if column.name.lower() == name.lower()), name)
 
 
 def read(session: Session, names: Names) -> Table | None:
     """None if there is no such table."""
-    found = session.query(
+    kinds = session.query(
         "SELECT engine, table_type FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
         [names.database, names.table],
     )
-    if not found:
+    if not kinds:
         return None
     rows = session.query(
         "SELECT column_name, column_type, is_nullable, column_default, extra, character_set_name, collation_name"
@@ -143,7 +143,7 @@ def read(session: Session, names: Names) -> Table | None:
     for name, kind, nullable, default, extra, charset, collation in rows:
         extra = str(extra).lower()
         generated = ("generated" in extra and "default_generated" not in extra) or str(default).upper() == "ROW START"
-        # MariaDB tells the default of a column that may be null as the word NULL.
+        # MariaDB reports the default of a nullable column as the word NULL.
         filled = (default is not None and str(default) != "NULL") or "auto_increment" in extra
         if "auto_increment" in extra:
             numbered.add(str(name).lower())
@@ -153,68 +153,68 @@ def read(session: Session, names: Names) -> Table | None:
         text = f" CHARACTER SET {charset} COLLATE {collation}" if charset else ""
         null = "" if nullable == "YES" else " NOT NULL"
         definitions.append(f"{quoted(str(name), '`')} {_text(kind)}{text}{null}")
-    engine = _text(found[0][0] or found[0][1])
+    engine = _text(kinds[0][0] or kinds[0][1])
     return Table(engine, tuple(columns), tuple(definitions), frozenset(numbered), collations)
 
 
-def fitting(session: Session, names: Names, given: Given, *, create: bool, key: Sequence[str] = ()) -> Table:
-    """The table that takes rows of `given`, made now if it may be; otherwise an error that names every difference."""
+def fitting(session: Session, names: Names, columns: RowColumns, *, create: bool, key: Sequence[str] = ()) -> Table:
+    """The table for rows of `columns`, created now if allowed; otherwise an error that names every difference."""
     table = read(session, names)
     if table is None:
         if not create:
             raise missing(names)
-        session.execute(creation(names, given, key, collation(session, given, key)))
+        session.execute(creation(names, columns, key, collation(session, columns, key)))
         table = read(session, names)
         if table is None:
             raise missing(names)
-    require(table, names, given)
+    require(table, names, columns)
     return table
 
 
-def require(table: Table, names: Names, given: Given | None) -> None:
-    """Raises where rows of `given`, if they are known, cannot go into `table` in one transaction."""
+def require(table: Table, names: Names, columns: RowColumns | None) -> None:
+    """Raises where rows of `columns`, if known, cannot go into `table` in one transaction."""
     where = f"the {SYSTEM} table {names.database}.{names.table}"
     if table.engine.lower() != "innodb":
         raise ConfigurationError(
-            f"{where[0].upper()}{where[1:]} is of the kind {table.engine}, which cannot take rows back.",
+            f"{where[0].upper()}{where[1:]} uses the engine {table.engine}, which cannot roll back.",
             safe="nothing was written.",
-            to_do="give the sink a table of the engine InnoDB: ALTER TABLE … ENGINE=InnoDB.",
+            to_do="use an InnoDB table: ALTER TABLE … ENGINE=InnoDB.",
         )
-    if given is None:
+    if columns is None:
         return
-    twice = {name.lower() for name, _ in given}
-    if len(twice) < len(given):
+    twice = {name.lower() for name, _ in columns}
+    if len(twice) < len(columns):
         raise SchemaMismatch(
             f"Rows do not fit into {where}: two columns differ only by upper and lower case.",
             safe=NOTHING_VISIBLE,
             to_do="rename one of them in the query.",
         )
-    compare([(table.spelt(name), kind) for name, kind in given], table.columns, where, refusal)
+    compare([(table.spelt(name), kind) for name, kind in columns], table.columns, where, refusal)
 
 
-def collation(session: Session, given: Given, key: Sequence[str]) -> str:
-    """That of a new table: it compares byte by byte, and takes blanks at the end for what they are.
-    `ConfigurationError` where a key needs that, and the server has no such collation (MySQL before 8.0.17)."""
+def collation(session: Session, columns: RowColumns, key: Sequence[str]) -> str:
+    """The collation of a new table: it compares byte by byte, trailing blanks included. `ConfigurationError` where a
+    key needs that and the server has no such collation (MySQL before 8.0.17)."""
     there = session.query("SHOW COLLATION WHERE Collation IN (%s, %s)", [*_UNPADDED])
     if there:
         return str(there[0][0])
     keys = {name.lower() for name in key}
-    if any(name.lower() in keys and kind in ("string", "json") for name, kind in given):
+    if any(name.lower() in keys and kind in ("string", "json") for name, kind in columns):
         raise ConfigurationError(
-            f"The {SYSTEM} server has no collation that tells keys apart which differ by blanks at their end.",
+            f"The {SYSTEM} server has no collation that distinguishes keys by trailing blanks.",
             safe="nothing was written.",
-            to_do="make the table yourself, with VARBINARY in its key or as you want keys to be compared.",
+            to_do="create the table yourself, with VARBINARY in its key or as you want keys to be compared.",
         )
     return "utf8mb4_bin"
 
 
-def creation(names: Names, given: Given, key: Sequence[str], collation: str) -> str:
-    """The statement that makes the table."""
+def creation(names: Names, columns: RowColumns, key: Sequence[str], collation: str) -> str:
+    """The statement that creates the table."""
     keys = {name.lower() for name in key}
     lines = [
         f"{quoted(name, '`')} {column_type(kind, in_key=name.lower() in keys)}"
         + (" NOT NULL" if name.lower() in keys else "")
-        for name, kind in given
+        for name, kind in columns
     ]
     if key:
         lines.append(f"PRIMARY KEY ({', '.join(quoted(name, '`') for name in key)})")
@@ -224,56 +224,58 @@ def creation(names: Names, given: Given, key: Sequence[str], collation: str) -> 
     )
 
 
-def blurred(table: Table, key: Sequence[str]) -> list[str]:
-    """What the table takes for one key, though Spark does not."""
-    found = []
+def ambiguous_keys(table: Table, key: Sequence[str]) -> list[str]:
+    """Keys that are equal in the table, though not in Spark."""
+    findings = []
     for name in key:
         collation = table.collations.get(name.lower(), "binary")
         same = [] if "_bin" in collation or "_cs" in collation or collation == "binary" else ["case or accents"]
         if not any(part in collation for part in ("nopad", "_0900_", "binary")):
-            same.append("blanks at the end")
+            same.append("trailing blanks")
         if same:
-            found.append(
+            findings.append(
                 f"key column {name!r} is compared by {collation}: keys that differ by {' or '.join(same)} are one"
             )
-    return found
+    return findings
 
 
 def unique_keys(session: Session, names: Names) -> list[UniqueIndex]:
-    """Every unique index; columns in small letters."""
+    """Every unique index; columns in lower case."""
     rows = session.query(
         "SELECT index_name, column_name, sub_part FROM information_schema.statistics"
         " WHERE table_schema = %s AND table_name = %s AND non_unique = 0 ORDER BY index_name, seq_in_index",
         [names.database, names.table],
     )
-    found: dict[str, list[str | None]] = {}
+    indexes: dict[str, list[str | None]] = {}
     for index, column, part in rows:
         # An index on an expression has no column there, and one on the beginning of a column does not compare it.
-        found.setdefault(str(index), []).append(None if column is None or part is not None else str(column).lower())
+        indexes.setdefault(str(index), []).append(None if column is None or part is not None else str(column).lower())
     return [
         UniqueIndex(index, frozenset(column for column in columns if column is not None), None in columns)
-        for index, columns in found.items()
+        for index, columns in indexes.items()
     ]
 
 
-def require_key(there: Sequence[UniqueIndex], names: Names, key: Sequence[str], table: Table, given: Given) -> None:
-    """An upsert needs a unique index on exactly its key, and no other one that could pick the row to change:
-    `ON DUPLICATE KEY UPDATE` cannot be told which index counts."""
-    own = {name.lower() for name in key}
+def require_key(
+    there: Sequence[UniqueIndex], names: Names, key: Sequence[str], table: Table, columns: RowColumns
+) -> None:
+    """An upsert needs a unique index on exactly its key, and no other one that could choose the row to update:
+    `ON DUPLICATE KEY UPDATE` cannot name an index."""
+    keys = {name.lower() for name in key}
     where = f"The {SYSTEM} table {names.database}.{names.table}"
-    if not any(index.is_on(own) for index in there):
+    if not any(index.is_on(keys) for index in there):
         raise ConfigurationError(
             f"{where} has no unique index on {', '.join(key)}.",
             safe="nothing was written.",
             to_do=f"add one: ALTER TABLE {names.table} ADD UNIQUE ({', '.join(key)}); "
-            "or name the columns of an index there is.",
+            "or name the columns of an existing index.",
         )
-    never_equal = table.numbered - {name.lower() for name, _ in given}
-    others = [index.name for index in there if index.may_disagree_with(own, never_equal)]
+    never_equal = table.numbered - {name.lower() for name, _ in columns}
+    others = [index.name for index in there if index.may_disagree_with(keys, never_equal)]
     if others:
         raise ConfigurationError(
             f"{where} has another unique index beside that on {', '.join(key)}: {', '.join(others)}. {SYSTEM} would "
-            "update the row that either of them finds, and so perhaps one with another key.",
+            "update the row that either of them matches, perhaps one with another key.",
             safe="nothing was written.",
             to_do="drop it or make it an ordinary index (an AUTO_INCREMENT column that the rows do not have may stay), "
             "or upsert into a table of its own.",
@@ -284,7 +286,7 @@ def missing(names: Names) -> Exception:
     return TableMissing(
         f"The {SYSTEM} table {names.database}.{names.table} does not exist.",
         safe=NOTHING_VISIBLE,
-        to_do="create it, or say create=True to have it made from the rows.",
+        to_do="create it, or say create=True to create it from the rows.",
     )
 
 
@@ -299,26 +301,26 @@ _RECOVER_DENIED = {1227, 1401}
 _GRANT = re.compile(r"GRANT (?P<rights>.+?) ON (?:TABLE )?(?P<where>\S+?) TO ", re.IGNORECASE)
 
 
-def findings(session: Session, dialect: MySqlDialect, sink: MySqlSink, given: Given | None) -> list[str]:
-    """What a person should know; raises what cannot work."""
+def findings(session: Session, dialect: MySqlDialect, sink: MySqlSink, columns: RowColumns | None) -> list[str]:
+    """Warnings; raises what cannot work."""
     names = dialect.names
     with dialect.mapper.mapped("checking"):
         table = read(session, names)
         if table is None and not sink.create:
             raise missing(names)
         if table is not None:
-            require(table, names, given)
+            require(table, names, columns)
             if sink.keys:
-                require_key(unique_keys(session, names), names, sink.keys, table, given or ())
-        said = [*_product(session), *_mode(session, sink.mode)]
-        said += _rights(session, dialect, sink, exists=table is not None)
-        said += _settings(session)
-        said += list(_cut_times(table, given))
+                require_key(unique_keys(session, names), names, sink.keys, table, columns or ())
+        texts = [*_product(session), *_mode(session, sink.mode)]
+        texts += _rights(session, dialect, sink, exists=table is not None)
+        texts += _settings(session)
+        texts += list(_cut_times(table, columns))
         if table is None:
-            collation(session, given or (), sink.keys)
+            collation(session, columns or (), sink.keys)
         else:
-            said += blurred(table, sink.keys)
-        return said
+            texts += ambiguous_keys(table, sink.keys)
+        return texts
 
 
 def _product(session: Session) -> Iterator[str]:
@@ -346,7 +348,7 @@ def _mode(session: Session, mode: str) -> Iterator[str]:
 
 
 def _rights(session: Session, dialect: MySqlDialect, sink: MySqlSink, *, exists: bool) -> list[str]:
-    """The rights that the server shows us; a role may hide some, so then it is only a warning."""
+    """Missing rights: an error, or a warning where a role may grant them."""
     names = dialect.names
     granted, complete = rights(session, names)
     needed = {"SELECT", "INSERT"} | ({"UPDATE"} if sink.keys else set())
@@ -370,13 +372,13 @@ def _rights(session: Session, dialect: MySqlDialect, sink: MySqlSink, *, exists:
 
 
 def rights(session: Session, names: Names) -> tuple[dict[str, set[str]], bool]:
-    """What is granted on the table and on the whole database; whether that is all there is to know."""
+    """The rights granted on the table and on the whole database; whether the list is complete."""
     granted: dict[str, set[str]] = {"table": set(), "database": set()}
     complete = True
     for (line,) in session.query("SHOW GRANTS"):
         match = _GRANT.match(str(line))
         if match is None:
-            complete = False  # a role, whose grants are told elsewhere
+            complete = False  # a role, whose grants are not listed
             continue
         words = {word.strip().upper() for word in re.sub(r"\([^)]*\)", "", match["rights"]).split(",")}
         database, _, table = match["where"].replace("\\", "").replace("`", "").partition(".")
@@ -410,8 +412,8 @@ def _settings(session: Session) -> Iterator[str]:
     flush = variable(session, "innodb_flush_log_at_trx_commit")
     if flush not in (None, "1"):
         yield (
-            f"innodb_flush_log_at_trx_commit={flush}: a crash of the server's machine can lose what it called prepared"
-            " or committed; exactly-once needs 1"
+            f"innodb_flush_log_at_trx_commit={flush}: a crash of the server's machine can lose prepared and committed "
+            "transactions; exactly-once needs 1"
         )
     if (variable(session, "local_infile") or "OFF") not in ("ON", "1"):
         raise ConfigurationError(
@@ -426,8 +428,8 @@ def _settings(session: Session) -> Iterator[str]:
         yield f"{free} of {most} connections are free; every task that runs needs one, the driver up to five"
 
 
-def _cut_times(table: Table | None, given: Given | None) -> Iterator[str]:
-    for name, kind in given or () if table is not None else ():
+def _cut_times(table: Table | None, columns: RowColumns | None) -> Iterator[str]:
+    for name, kind in columns or () if table is not None else ():
         assert table is not None
         column = next((column for column in table.columns if column.name.lower() == name.lower()), None)
         if kind in ("timestamp", "time") and column is not None and "(6)" not in column.type:
@@ -438,24 +440,24 @@ def version(session: Session) -> tuple[str, tuple[int, ...]]:
     """Product and version."""
     text = str(session.query("SELECT VERSION()")[0][0])
     product = "MariaDB" if "mariadb" in text.lower() else "MySQL"
-    text = text.removeprefix("5.5.5-")  # what MariaDB says to clients that would not understand its own number
+    text = text.removeprefix("5.5.5-")  # MariaDB's prefix for old clients
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
     return product, tuple(int(number) for number in numbers.groups()) if numbers else (0,)
 
 
 def variable(session: Session, name: str) -> str | None:
-    """A global setting; None where the server has none of that name."""
-    found = session.query("SHOW GLOBAL VARIABLES WHERE variable_name = %s", [name])
-    return str(found[0][1]) if found else None
+    """A global setting; None where the server does not have it."""
+    rows = session.query("SHOW GLOBAL VARIABLES WHERE variable_name = %s", [name])
+    return str(rows[0][1]) if rows else None
 
 
 def status(session: Session, name: str) -> int:
-    found = session.query("SHOW GLOBAL STATUS WHERE variable_name = %s", [name])
-    return int(found[0][1]) if found else 0
+    rows = session.query("SHOW GLOBAL STATUS WHERE variable_name = %s", [name])
+    return int(rows[0][1]) if rows else 0
 
 
 def two_phase_refusal(session: Session) -> str | None:
-    """Why this server cannot keep prepared transactions for us; None if it can."""
+    """Why this server cannot keep prepared transactions; None if it can."""
     product, number = version(session)
     least = (10, 5) if product == "MariaDB" else (5, 7, 7)
     if number < least:

@@ -17,7 +17,7 @@ from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import ConstraintViolated, DataError, PenstockError
 from penstock.sinks.mysql.dialect import MySqlDialect
 from penstock.sinks.mysql.session import NO_TABLE, SYSTEM, ServerError, Session, refused_rows
-from penstock.sinks.mysql.tables import Given, Names, Table
+from penstock.sinks.mysql.tables import Names, RowColumns, Table
 from penstock.sinks.mysql.types import CHUNK, Statement, bent, chunks, lines, of_arrow
 from penstock.sinks.sql.dialect import NOTHING, payload_of
 from penstock.sinks.sql.faults import ErrorMapper
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _UNDO_SECONDS = 10.0
 _LOAD_SECONDS = 120.0  # for an answer to some megabytes of rows
 
-Ready = Callable[[Session, Names, Given], Table]
+Ready = Callable[[Session, Names, RowColumns], Table]
 """Returns the table for rows of these columns, compared and, if allowed, created."""
 
 

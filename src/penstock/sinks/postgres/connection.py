@@ -34,7 +34,7 @@ from penstock.sinks.sql.faults import NO_CODE, ErrorMapper, Fault, Rule, missing
 
 #: The server's time in microseconds, at which the transaction began.
 NOW = "(extract(epoch FROM now()) * 1000000)::bigint"
-#: What a transaction of ours needs, whatever the server's defaults are. Answers with the server's time in microseconds.
+#: Settings of every transaction, whatever the server's defaults are. Returns the server's time in microseconds.
 SETTINGS = f"""
 SELECT set_config('application_name', $1, true), set_config('lock_timeout', $2, true),
        set_config('idle_in_transaction_session_timeout', '0', true), set_config('TimeZone', 'UTC', true),
@@ -43,7 +43,7 @@ SELECT set_config('application_name', $1, true), set_config('lock_timeout', $2, 
        {NOW}
 """
 
-#: A server that is gone without a word is noticed after about a minute, in a task as in the driver.
+#: An unreachable server is noticed after about a minute, in a task as in the driver.
 _PATIENCE = {
     "connect_timeout": "10",
     "keepalives_idle": "20",
@@ -52,7 +52,7 @@ _PATIENCE = {
     "tcp_user_timeout": "60000",
 }
 _PAIR = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s']+)")
-# A password that should have been encoded is taken up to the last @: rather too much is hidden than too little.
+# A password that is not percent-encoded is read up to the last @: rather hide too much than too little.
 _URL = re.compile(
     r"postgres(?:ql)?://(?:(?P<user>[^:@/?]*)(?::(?P<password>[^?]*))?@)?(?P<hosts>[^/?]*)"
     r"(?:/(?P<database>[^?]*))?(?:\?(?P<query>.*))?",
@@ -62,7 +62,7 @@ _URL = re.compile(
 
 @functools.cache
 def client() -> SimpleNamespace:
-    """psycopg for questions and decisions, ADBC for rows; `MissingExtra` where one is not installed."""
+    """psycopg for statements, ADBC for rows; `MissingExtra` where one is not installed."""
     try:
         import adbc_driver_manager.dbapi as dbapi
         import adbc_driver_postgresql.dbapi as adbc
@@ -75,7 +75,7 @@ def client() -> SimpleNamespace:
 
 @dataclass(frozen=True, repr=False)
 class Server:
-    """Connection parameters. `str()` and `repr()` show host, port, database and user, and nothing else."""
+    """Connection parameters. `str()` and `repr()` show host, port, database and user only."""
 
     conninfo: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
@@ -94,38 +94,38 @@ class Server:
     def libpq(self) -> str:
         """A connection string for libpq, secrets included."""
         try:
-            given = client().make_conninfo(self.conninfo)
-            # What the user says wins over our patience.
-            ours = {name: value for name, value in _PATIENCE.items() if f"{name}=" not in given}
-            # Rows are sent as UTF-8 whatever the database's encoding is: the server has to know, and converts.
-            text: str = client().make_conninfo(given, **{**ours, **self.options, "client_encoding": "UTF8"})
+            conninfo = client().make_conninfo(self.conninfo)
+            # The user's timeouts override these.
+            timeouts = {name: value for name, value in _PATIENCE.items() if f"{name}=" not in conninfo}
+            # Rows are sent as UTF-8 whatever the database's encoding is; the server converts.
+            text: str = client().make_conninfo(conninfo, **{**timeouts, **self.options, "client_encoding": "UTF8"})
         except client().psycopg.Error:
-            # libpq repeats what it could not read, and that may be a password.
+            # libpq's message repeats what it could not parse, which may be a password.
             raise ConfigurationError(
-                f"PostgreSQL's client cannot read the connection parameters ({self}).",
+                f"PostgreSQL's client cannot parse the connection parameters ({self}).",
                 safe="nothing was started.",
                 to_do="write postgresql://user@host:5432/database or libpq's keywords, with special characters of a "
-                "password percent-encoded, or give the password as a keyword of its own.",
+                "password percent-encoded, or pass the password as a keyword.",
             ) from None
         return text
 
     def scrubbed(self, text: str) -> str:
-        """`text` without any secret of ours that may stand in it."""
+        """`text` without any secret of the connection parameters."""
         return " ".join(hide(text, self._secrets()).split())
 
     def _secrets(self) -> set[str]:
         known = self._known()
-        found = {str(value) for name, value in known.items() if value and is_secret(name)}
+        secrets = {str(value) for name, value in known.items() if value and is_secret(name)}
         if self._is_url:
-            found.add(_URL.match(self.conninfo)["password"] or "")  # type: ignore[index]
-        return found
+            secrets.add(_URL.match(self.conninfo)["password"] or "")  # type: ignore[index]
+        return secrets
 
     @property
     def _is_url(self) -> bool:
         return self.conninfo.startswith(("postgresql://", "postgres://"))
 
     def _known(self) -> dict[str, Any]:
-        """The parameters as far as they can be read without libpq."""
+        """The parameters, as far as they can be parsed without libpq."""
         known: dict[str, Any] = {}
         if self._is_url:
             parts = _URL.match(self.conninfo)
@@ -146,16 +146,15 @@ class Server:
 
 
 class Line:
-    """The driver's psycopg connection: made when it is first needed and again after it was lost, never waiting longer
-    than it is told to. Used by one thread at a time. Raises psycopg's errors: a caller that proves outcomes has to look
-    at them."""
+    """The driver's psycopg connection: opened on first use and again after it was lost, and never waiting beyond its
+    deadline. Used by one thread at a time. Raises psycopg's errors, which prove outcomes."""
 
     def __init__(self, server: Server, name: str, deadline: Deadline) -> None:
         self._server, self._name, self.deadline = server, name, deadline
         self._connection: Any = None
 
     def ask(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Run one statement in a transaction of its own, or in the one that `begin` opened; its rows."""
+        """Run one statement in its own transaction, or in the one that `begin` opened; its rows."""
         with self._within() as connection:
             cursor = connection.execute(statement, parameters)
             return list(cursor.fetchall()) if cursor.description is not None else []
@@ -172,7 +171,7 @@ class Line:
         self.ask(SETTINGS, self._name, f"{max(1, int(seconds * 1000))}ms")
 
     def limit(self, deadline: Deadline) -> None:
-        """From now on an answer that comes after the deadline is not waited for."""
+        """From now on no reply is waited for beyond the deadline."""
         self.deadline = deadline
 
     @property
@@ -180,7 +179,7 @@ class Line:
         return self._connection is not None and not self._connection.closed
 
     def close(self) -> None:
-        """Close; a transaction under way is rolled back by the server."""
+        """Close; the server rolls back an open transaction."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(Exception):
@@ -189,7 +188,7 @@ class Line:
     @contextlib.contextmanager
     def _within(self) -> Iterator[Any]:
         connection = self.connect()
-        # Nothing in libpq ends a wait for an answer; a connection cut under it does.
+        # libpq cannot end a wait for a reply; shutting its socket down does.
         cut = threading.Timer(max(0.05, self.deadline.remaining()), _cut, (connection.fileno(),))
         cut.daemon = True
         cut.start()
@@ -201,21 +200,21 @@ class Line:
             raise
         finally:
             cut.cancel()
-            cut.join()  # a file number that is used again must not be cut by mistake
+            cut.join()  # or it might cut a later connection with the same file number
 
     def connect(self) -> Any:
-        """Connect now, unless it is; the client's own connection."""
+        """Connect now, unless connected; psycopg's connection."""
         if not self.open:
             psycopg = client().psycopg
-            seconds = max(2, min(10, int(self.deadline.remaining())))  # libpq takes less than two for none at all
+            seconds = max(2, min(10, int(self.deadline.remaining())))  # libpq treats less than two as no limit
             self._connection = psycopg.connect(
                 self._server.libpq(),
                 autocommit=True,
-                prepare_threshold=None,  # a pooler may give us another session for every transaction
+                prepare_threshold=None,  # a pooler may switch sessions between transactions
                 cursor_factory=psycopg.RawCursor,
                 connect_timeout=seconds,
-                # Not our own name, by which sweeps find and end us: a pooler may lend this session to a stranger, who
-                # would bear it. A transaction of ours says it for itself.
+                # Not the name by which sweeps identify and end sessions: a pooler may lend this session to another
+                # client, which would then bear it. Each transaction sets it for itself.
                 application_name="penstock",
             )
         return self._connection
@@ -237,7 +236,7 @@ RULES = (
         SchemaMismatch,
         (NO_CODE,),
         match=r'does not exist in target table|relation "[^"]*" does not exist',  # ADBC
-        say="the table, or a column, went away while rows were written.",
+        say="the table, or a column, was dropped while rows were written.",
     ),
     Rule(
         AccessDenied,
@@ -245,7 +244,7 @@ RULES = (
         match="authentication failed|no password|pg_hba|does not exist|not permitted|permission denied",
     ),
     Rule(SystemUnavailable, (NO_CODE,)),
-    # Binary rows that are not as the column wants them. A pooler has the first code for all that it says itself.
+    # Binary rows that do not match the column. A pooler uses the first code for all its own errors.
     Rule(
         SchemaMismatch,
         ("08P01",),
@@ -276,9 +275,9 @@ RULES = (
     ),
     Rule(AccessDenied, ("28", "42501", "3D")),
     Rule(TableMissing, ("42P01", "3F"), to_do="create it, or start the job with create=True, which does it."),
-    Rule(PreCommitFailed, ("42P07", "42710"), say="{text} (SQLSTATE {code})"),  # another was faster
+    Rule(PreCommitFailed, ("42P07", "42710"), say="{text} (SQLSTATE {code})"),  # another process was faster
     Rule(SchemaMismatch, ("42",)),
-    # Also what a trigger raises, or a function that it calls.
+    # Also raised by triggers and the functions that they call.
     Rule(ConstraintViolated, ("23", "44", "P0", "09", "21", "27", "38", "39")),
     Rule(ValueTooLarge, ("54",), to_do="filter or shorten such rows, or drop the index that has the limit."),
     Rule(
@@ -349,7 +348,7 @@ def is_on_a_key(fault: Fault) -> bool:
 
 
 def same_key(errors: ErrorMapper, fault: Fault) -> PenstockError:
-    """Two writers of one epoch have a row with the same key. They would wait for each other for ever."""
+    """Two writers of one epoch have a row with the same key. They would wait for each other forever."""
     return errors.error(
         ConstraintViolated,
         f"two writers of one epoch have rows with the same unique key ({fault.context.splitlines()[0]}).",

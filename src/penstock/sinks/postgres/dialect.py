@@ -6,13 +6,13 @@ What its answers prove, beside the table in `penstock.sinks.sql.dialect`:
 |---|---|
 | COMMIT PREPARED succeeds | committed |
 | COMMIT PREPARED: 42704, no such transaction | it has ended for good: the marker decides |
-| COMMIT PREPARED: 55006, in use | somebody is just ending it: ask again |
+| COMMIT PREPARED: 55006, in use | another session is ending it: retry |
 | LOCK TABLE of a staging table: 42P01, no such table | moved, with its marker, or dropped: the marker decides |
-| LOCK TABLE succeeds | not moved, and nobody else can now |
+| LOCK TABLE succeeds | not moved, and no other session can move it now |
 
 A sink is its job and its uid (`SinkScope.prefix`), so a committable for another table is ended here too; MySQL's sinks
-have the table in their names. `at` and `pruned` are microseconds since 1970. Sessions that could still prepare are told
-by their `application_name`, and terminated by the sweep."""
+have the table in their names. `at` and `pruned` are microseconds since 1970. The sweep identifies sessions that could
+still prepare by their `application_name`, and terminates them."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ WHERE datname = current_database() AND pid <> pg_backend_pid()
 
 
 def application(prefix: str, generation: int, role: str) -> str:
-    """What a session calls itself while it can still change something; sweeps find it by this."""
+    """The name of a session while it can still change something; sweeps identify it by this."""
     return f"penstock {digest(prefix)} g{generation} {role}"
 
 
 class PostgresDialect(Dialect[Line]):
-    """One sink's hand on its server."""
+    """One sink on its server."""
 
     looks_back = True
 
@@ -72,8 +72,8 @@ class PostgresDialect(Dialect[Line]):
         self._sink.settle(self._prefix, connection)
 
     def read_fence(self, connection: Line) -> int | None:
-        found = connection.ask(f"SELECT fence FROM {self._place.sinks} WHERE sink = $1", self._prefix)
-        return int(found[0][0]) if found else None
+        rows = connection.ask(f"SELECT fence FROM {self._place.sinks} WHERE sink = $1", self._prefix)
+        return int(rows[0][0]) if rows else None
 
     def fence(self, connection: Line) -> int:
         connection.ask(
@@ -120,12 +120,12 @@ class PostgresDialect(Dialect[Line]):
 
     def transactions(self, connection: Line) -> list[tuple[str, float]]:
         """Prepared transactions of this sink, of any generation, and since when."""
-        found = connection.ask(
+        rows = connection.ask(
             "SELECT gid, extract(epoch FROM prepared)::float8 FROM pg_prepared_xacts "
             "WHERE database = current_database() AND starts_with(gid, $1)",
             f"{label(self._prefix)}:g",
         )
-        return [(str(gid), float(since)) for gid, since in found]
+        return [(str(gid), float(since)) for gid, since in rows]
 
     def commit(self, connection: Line, writer: str) -> bool:
         return self._end_prepared(connection, "COMMIT", writer)
@@ -135,7 +135,7 @@ class PostgresDialect(Dialect[Line]):
             self._roll_back(connection, gid)
         if not staged:
             return
-        connection.begin(connection.deadline.remaining() / 2)  # not waiting for ever for whoever holds one
+        connection.begin(connection.deadline.remaining() / 2)  # a bounded wait for sessions that hold one
         try:
             for name in sorted(staged):
                 connection.ask(f"DROP TABLE IF EXISTS {self._place.own(name)}")
@@ -145,11 +145,11 @@ class PostgresDialect(Dialect[Line]):
             raise
 
     def recover(self, connection: Line) -> Sequence[Trace]:
-        found = []
+        traces = []
         for gid, since in self.transactions(connection):
             numbers = numbers_in(gid, self._prefix)
             if numbers is not None:
-                found.append(Trace(gid, **numbers, started=since))
+                traces.append(Trace(gid, **numbers, started=since))
         for (table,) in connection.ask(
             "SELECT c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
             "WHERE n.nspname = $1 AND c.relkind = 'r' AND starts_with(c.relname, $2)",
@@ -158,13 +158,13 @@ class PostgresDialect(Dialect[Line]):
         ):
             generation = staging_generation(str(table), self._prefix)
             if generation is not None:
-                found.append(Trace(str(table), generation))
-        return found
+                traces.append(Trace(str(table), generation))
+        return traces
 
     # Staging tables
 
     def begin(self, connection: Line, writers: Collection[str], *, decided: bool) -> set[str]:
-        """Locks the staging tables that are there: nobody else moves or drops them now."""
+        """Locks the staging tables that exist: no other session can move or drop them now."""
         if decided:
             self._end_older_drivers(connection)
         connection.begin(self._sink.lock_seconds)
@@ -190,7 +190,7 @@ class PostgresDialect(Dialect[Line]):
         )
 
     def move(self, connection: Line, committable: Committable) -> int:
-        """The staging table goes with its rows, unless some are missing."""
+        """Drops the staging table, unless rows are missing."""
         payload, source = committable.payload, self._place.own(name_of(committable))
         moved = connection.count(move_statement(payload, source))
         if payload["key"] or moved == payload["rows"]:
@@ -210,20 +210,20 @@ class PostgresDialect(Dialect[Line]):
     # Ending others
 
     def _end_older_drivers(self, connection: Line) -> None:
-        """A driver that was replaced may hold locks; what it has decided is in the ledger, and committed by us."""
+        """A replaced driver may hold locks; its decisions are in the ledger, and this driver commits them."""
         self._end(connection, "driver", self.generation - 1)
 
     def _end(self, connection: Line, role: str, generation: int) -> int:
-        """Terminate sessions and wait until they are gone: one that was just preparing may still come through."""
+        """Terminate sessions and wait until they are gone: one that is preparing may still succeed."""
         first: int | None = None
         while True:
-            [(left,)] = connection.ask(_END, digest(self._prefix), role, generation)
-            first = left if first is None else first
-            if not left:
+            [(remaining,)] = connection.ask(_END, digest(self._prefix), role, generation)
+            first = remaining if first is None else first
+            if not remaining:
                 return first
             if connection.deadline.passed():
                 raise SystemUnavailable(
-                    f"{left} sessions of earlier writers for {self._place} did not end in time.",
+                    f"{remaining} sessions of earlier writers for {self._place} did not end in time.",
                     safe="what they wrote is not visible, and will not be.",
                     to_do="nothing: the next start of the job ends them.",
                 )
@@ -240,7 +240,7 @@ class PostgresDialect(Dialect[Line]):
                 time.sleep(_POLL)
 
     def _end_prepared(self, connection: Line, verb: str, gid: str) -> bool:
-        """False where there is no such transaction any more."""
+        """False where the transaction no longer exists."""
         try:
             connection.ask(f"{verb} PREPARED {literal(gid)}")
         except client().psycopg.Error as error:

@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 30.0
-_MAKING = 0x50454E53  # the advisory lock under which tables are made: IF NOT EXISTS alone still races
+_MAKING = 0x50454E53  # the advisory lock under which tables are created: IF NOT EXISTS alone still races
 
-#: Targets that this process has compared with a schema, and whether that was in this run; what changes during a run,
-#: a writer finds.
+#: Targets that this process has compared with a schema, and whether in this run; writers notice later changes.
 _met: dict[tuple[str, str, str], bool] = {}
 
 
@@ -39,9 +38,9 @@ class PostgresSink(TwoPhaseSink):
         PostgresSink("postgresql://app@db/shop", table="public.orders", password=…)
         PostgresSink(host="db", dbname="shop", user="app", table="orders", mode="upsert", key=["id"])
 
-    The server is given as a URL, as libpq's `key=value` string, or as keywords; passwords may as well come from
-    libpq's own places (`PGPASSWORD`, the password file), on the driver and on every machine that runs tasks. They never
-    appear in a message, a log or the ledger.
+    The server is a URL, libpq's `key=value` string, or keywords; passwords may also come from `PGPASSWORD` or libpq's
+    password file, on the driver and on every machine that runs tasks. They never appear in a message, a log or the
+    ledger.
 
     `mode` says how an epoch becomes visible:
 
@@ -53,11 +52,11 @@ class PostgresSink(TwoPhaseSink):
       several rows with one key in one epoch, the last of its partition counts.
     - `auto` (default): `two_phase` where the server allows it, else `staged`.
 
-    With `create` a missing table is made from the DataFrame's schema when the first epoch comes. Columns are matched by
+    With `create` a missing table is created from the DataFrame's schema in the first epoch. Columns are matched by
     name, and a difference is an error before the first row. Structs, maps and nested arrays become `jsonb`.
 
     The sink keeps two small tables and, in the staged modes, staging tables in `own_schema`, by default that of
-    the table. A writer waits at most `lock_timeout` for a lock that somebody else holds.
+    the table. A writer waits at most `lock_timeout` for a lock that another session holds.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class PostgresSink(TwoPhaseSink):
         )
 
     def shape(self, frame: DataFrame) -> DataFrame:
-        """Nested columns become JSON. In an epoch the table is made if need be, and compared with the frame."""
+        """Nested columns become JSON. In an epoch the table is created if need be, and compared with the frame."""
         from penstock.sinks.postgres.types import column_type, goes_as_json
         from penstock.sinks.sql.tables import with_json
 
@@ -121,7 +120,7 @@ class PostgresSink(TwoPhaseSink):
         return shaped
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        return [Finding(uid, said) for said in tables.check(self, context, self._planned)]
+        return [Finding(uid, text) for text in tables.check(self, context, self._planned)]
 
     def open_writer(self, scope: WriterScope) -> PostgresWriter:
         from penstock.sinks.postgres.writer import PostgresWriter
@@ -146,18 +145,18 @@ class PostgresSink(TwoPhaseSink):
 
     def missing_to_do(self) -> str:
         if self.create:
-            return "start the job again, which makes it, or make it yourself."
+            return "start the job again, which creates it, or create it yourself."
         return "create it, or say create=True."
 
     def settle(self, prefix: str, line: Line, since: int | None = None) -> None:
-        """Make the sink's own tables, and its row in them, if they are not there. Raises psycopg's errors."""
+        """Create the sink's own tables, and its row in them, if they are missing. Raises psycopg's errors."""
         if not tables.has_own_tables(line.ask, self.place):
             self._make(tables.own_tables(self.place), self.place.own_schema, line)
         if not tables.is_known(line.ask, self.place, prefix):
             tables.make_known(line.ask, self.place, prefix, since)
 
     def _meet(self, schema: StructType, shaped: StructType) -> None:
-        """Have a table that takes these rows, or raise."""
+        """Create the table or compare it with the rows."""
         identity = (*self._identity, schema.json())
         if _met.get(identity):
             return
@@ -170,13 +169,13 @@ class PostgresSink(TwoPhaseSink):
                         raise errors.error(TableMissing, to_do=self.missing_to_do())
                     new = tables.new_table(self.place, schema, self.key)
                     self._make((new,), self.place.schema, line)
-                    log.info("made the PostgreSQL table %s: %s", self.place, new)
+                    log.info("created the PostgreSQL table %s: %s", self.place, new)
                 else:
                     tables.fits(*tables.arrow_schema(schema, shaped), table, self.place)
         except SystemUnavailable:
             if identity not in _met:
                 raise
-            return  # it was fine before; an in-flight log may still take these rows
+            return  # it fitted before; an in-flight log may still take these rows
         finally:
             line.close()
         _met[identity] = True
@@ -191,16 +190,16 @@ class PostgresSink(TwoPhaseSink):
         except client().psycopg.errors.InsufficientPrivilege as error:
             line.close()
             raise AccessDenied(
-                f"This user may not make tables in the schema {schema!r} of {self.server}.",
+                f"This user may not create tables in the schema {schema!r} of {self.server}.",
                 safe="nothing was started.",
-                to_do=f"grant CREATE on the schema, or have somebody run: {'; '.join(statements)}",
+                to_do=f"grant CREATE on the schema, or have an administrator run: {'; '.join(statements)}",
             ) from error
         except BaseException:
             line.close()
             raise
 
     def line(self, name: str, seconds: float) -> Line:
-        """A connection for questions, all of which are answered in so many seconds."""
+        """A connection with a deadline for all its statements."""
         return Line(self.server, name, Deadline(seconds))
 
     @property

@@ -44,8 +44,8 @@ LEFT JOIN pg_catalog.pg_collation c ON c.oid = a.attcollation
 LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.collnamespace
 WHERE a.attrelid = $1::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
-# Those that would be empty after a crash of the server, although markers say that they have rows; and those of other
-# servers, which commit by themselves.
+# Tables that a crash of the server would empty, although markers prove their rows; and those of other servers, which
+# commit separately.
 _TARGET = """
 SELECT c.oid::bigint, c.relkind::text, ARRAY(
     SELECT p.relname::text FROM pg_catalog.pg_class p
@@ -60,7 +60,7 @@ WHERE i.indrelid = $1::bigint::oid AND i.indisunique AND i.indimmediate AND i.in
   AND i.indisvalid AND i.indnatts = i.indnkeyatts
 GROUP BY i.indexrelid
 """
-# Since when these count is the session's affair, so only differences inside one transaction mean something.
+# The counters' start depends on the session, so only differences inside one transaction are meaningful.
 _INSERTED = """
 SELECT CASE WHEN current_setting('track_counts') = 'on' THEN sum(pg_stat_get_xact_tuples_inserted(relid))::bigint END
 FROM (SELECT relid::oid FROM pg_partition_tree($1::bigint::oid::regclass) UNION SELECT $1::bigint::oid) tree
@@ -84,7 +84,7 @@ class Place:
         return f"{quoted(self.schema)}.{quoted(self.table)}"
 
     def own(self, name: str) -> str:
-        """A table of the sink's own in a statement."""
+        """One of the sink's own tables in a statement."""
         return f"{quoted(self.own_schema)}.{quoted(name)}"
 
     @property
@@ -107,10 +107,10 @@ class Table:
 
 def find(ask: Ask, place: Place) -> Table | None:
     """The target table; None if it does not exist. `ConfigurationError` where it cannot keep what is committed."""
-    found = ask(_TARGET, place.target)
-    if not found:
+    rows = ask(_TARGET, place.target)
+    if not rows:
         return None
-    oid, kind, forgetful = found[0]
+    oid, kind, forgetful = rows[0]
     if forgetful:
         raise ConfigurationError(
             f"{place} cannot keep what is committed: {', '.join(forgetful)} is unlogged, temporary or foreign. An "
@@ -118,13 +118,12 @@ def find(ask: Ask, place: Place) -> Table | None:
             safe="nothing was written.",
             to_do="ALTER TABLE … SET LOGGED, or name a table without such partitions.",
         )
-    rows = ask(_COLUMNS, oid)
-    return Table(oid, kind, tuple(PgColumn(*row) for row in rows))
+    return Table(oid, kind, tuple(PgColumn(*row) for row in ask(_COLUMNS, oid)))
 
 
 def inserted(ask: Ask, table: Table) -> int | None:
-    """The server's count of rows that this session put into the table and its partitions, to be compared with a later
-    one of the same transaction; None where the server does not count."""
+    """The server's count of rows that this session inserted into the table and its partitions, to be compared with a
+    later one of the same transaction; None where the server does not count."""
     [(count,)] = ask(_INSERTED, table.oid)
     return None if count is None else int(count)
 
@@ -135,7 +134,7 @@ def unique_keys(ask: Ask, table: Table) -> list[list[str]]:
 
 
 def fits(schema: pa.Schema, shown: Sequence[str], table: Table, place: Place) -> None:
-    """`SchemaMismatch` where rows of `schema` do not go into `table`; `shown` are the types' names for people."""
+    """`SchemaMismatch` where rows of `schema` do not go into `table`; `shown` are the types' names in messages."""
     types = {field.name: field.type for field in schema}
     compare(
         zip(schema.names, shown, strict=True),
@@ -169,8 +168,8 @@ def is_known(ask: Ask, place: Place, prefix: str) -> bool:
 
 
 def make_known(ask: Ask, place: Place, prefix: str, since: int | None) -> None:
-    """Put the sink's row there. Of writers that began before `since` (now, if it is None) nothing can be proven from
-    then on: the tables may have been dropped, and their markers with them."""
+    """Insert the sink's row. Nothing can be proven from then on about writers that began before `since` (default: now):
+    the tables may have been dropped, and their markers with them."""
     ask(
         f"INSERT INTO {place.sinks} (sink, generation, fence, pruned) "
         f"VALUES ($1, 0, 0, COALESCE($2::bigint, {NOW}) - 1) ON CONFLICT DO NOTHING",
@@ -180,7 +179,7 @@ def make_known(ask: Ask, place: Place, prefix: str, since: int | None) -> None:
 
 
 def own_tables(place: Place) -> tuple[str, ...]:
-    """The statements that make the sink's own tables; for a person who may, where the sink may not."""
+    """The statements that create the sink's own tables, also for an administrator where the sink may not."""
     markers = (
         f"CREATE TABLE IF NOT EXISTS {place.markers} (sink text NOT NULL, writer text NOT NULL, epoch bigint NOT NULL, "
         "generation bigint NOT NULL, at bigint NOT NULL, PRIMARY KEY (sink, writer))"
@@ -193,7 +192,7 @@ def own_tables(place: Place) -> tuple[str, ...]:
 
 
 def new_table(place: Place, schema: StructType, key: Sequence[str]) -> str:
-    """The statement that makes the target table for a DataFrame's schema, with `key` as its primary key."""
+    """The statement that creates the target table for a DataFrame's schema, with `key` as its primary key."""
     columns = [f"{quoted(field.name)} {column_type(field.dataType)}" for field in schema.fields]
     if key:
         columns.append(f"PRIMARY KEY ({', '.join(map(quoted, key))})")
@@ -201,7 +200,7 @@ def new_table(place: Place, schema: StructType, key: Sequence[str]) -> str:
 
 
 def arrow_schema(schema: StructType, shaped: StructType) -> tuple[Any, list[str]]:
-    """The Arrow schema in which a shaped frame reaches the writers, and the frame's own types for people."""
+    """The Arrow schema in which a shaped frame reaches the writers, and the frame's types for messages."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_type
 
@@ -215,11 +214,11 @@ _SAFE = "nothing was started."
 
 
 def check(sink: PostgresSink, context: CheckContext, planned: StructType | None) -> list[str]:
-    """What is unwise; what cannot work is raised."""
+    """Warnings; raises what cannot work."""
     line = sink.line("penstock check", _SECONDS)
     try:
         with mapper(sink.server, str(sink.place)).mapped("checking"):
-            line.begin(_SECONDS)  # a pooler may allow questions, and no transactions
+            line.begin(_SECONDS)  # a pooler may allow statements, and no transactions
             line.ask("ROLLBACK")
             findings = _server(sink, context, line.ask)
             findings += _table(sink, line.ask, planned)
@@ -249,7 +248,7 @@ def _server(sink: PostgresSink, context: CheckContext, ask: Ask) -> list[str]:
             safe=_SAFE,
             to_do="connect to the primary; with several hosts in the URL, add target_session_attrs=read-write.",
         )
-    said = []
+    warnings = []
     if sink.mode == "two_phase" and most == 0:
         raise ConfigurationError(
             f"Mode two_phase needs prepared transactions, and the PostgreSQL server at {sink.server} allows none "
@@ -259,31 +258,31 @@ def _server(sink: PostgresSink, context: CheckContext, ask: Ask) -> list[str]:
             "mode='staged'.",
         )
     if sink.mode == "auto" and most == 0:
-        said.append("the server allows no prepared transactions, so the sink is staged: rows are written twice")
+        warnings.append("the server allows no prepared transactions, so the sink is staged: rows are written twice")
     writers = _partitions()
     if sink.mode in ("auto", "two_phase") and 0 < most - used < writers:
-        said.append(
+        warnings.append(
             f"the server has room for {most - used} prepared transactions (max_prepared_transactions={most}, {used} in "
             f"use), and an epoch may have {writers} writers: raise it, or say mode='staged', which needs none"
         )
     if sink.lock_seconds >= context.timeout_seconds:
-        said.append(
+        warnings.append(
             f"lock_timeout is {sink.lock_seconds:g} s, not below the checkpoint timeout of "
             f"{context.timeout_seconds:g} s: writers that wait for a lock will be cut off without a reason"
         )
     if fsync == "off":
-        said.append("the server runs with fsync=off: a crash of its machine can lose what was committed")
+        warnings.append("the server runs with fsync=off: a crash of its machine can lose what was committed")
     if unawaited:
-        said.append(
+        warnings.append(
             "synchronous_commit is off or local for this user: a prepared transaction is committed without waiting for "
             "the synchronous standby; set it to on"
         )
     if publications:
-        said.append(
+        warnings.append(
             f"publications for all tables ({', '.join(publications)}) send the sink's own tables (penstock_…) too, and "
             "subscribers stop at a table that they do not have: publish tables by name"
         )
-    return said
+    return warnings
 
 
 def _table(sink: PostgresSink, ask: Ask, planned: StructType | None) -> list[str]:
@@ -292,7 +291,7 @@ def _table(sink: PostgresSink, ask: Ask, planned: StructType | None) -> list[str
     if table is None:
         if not sink.create:
             raise mapper(sink.server, str(place)).error(TableMissing, to_do=sink.missing_to_do())
-        _may_create(sink, place.schema, ask, "make the table")
+        _may_create(sink, place.schema, ask, "create the table")
         return _own(sink, ask)
     if table.kind not in ("r", "p"):
         raise ConfigurationError(
@@ -329,10 +328,10 @@ def _table(sink: PostgresSink, ask: Ask, planned: StructType | None) -> list[str
 
 
 def _own(sink: PostgresSink, ask: Ask) -> list[str]:
-    """The sink's own tables are there, or can be made."""
+    """The sink's own tables exist, or can be created."""
     staged = sink.settled_mode(ask) == "staged"
     if staged or not has_own_tables(ask, sink.place):
-        what = "make staging tables" if staged else f"run: {'; '.join(own_tables(sink.place))}"
+        what = "create staging tables" if staged else f"run: {'; '.join(own_tables(sink.place))}"
         _may_create(sink, sink.place.own_schema, ask, what)
     return []
 
@@ -352,7 +351,7 @@ def _may_create(sink: PostgresSink, schema: str, ask: Ask, what: str) -> None:
 
 
 def _partitions() -> int:
-    """How many tasks Spark will most likely run side by side in one epoch; 0 where no session tells."""
+    """How many tasks Spark probably runs in one epoch; 0 without a session."""
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()
