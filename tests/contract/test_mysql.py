@@ -20,8 +20,7 @@ from penstock.errors import PenstockError, PreCommitFailed, SystemUnavailable
 from penstock.sinks.mysql import MySqlSink
 from penstock.sinks.sql.committer import KEPT_EPOCHS
 from penstock.testing.sink_contract import LOST, VISIBLE, SinkContract, SinkHarness
-from penstock.testing.sink_harness import PATIENCE, SinkSteps
-from penstock.testing.sink_process import prepare_and_die
+from penstock.testing.sink_harness import PATIENCE, SinkSteps, prepare_and_die
 from tests.support.servers.mariadb import MariaDb
 
 TEXT = ["plain", None, "", "NULL", "\\N", "Zażółć", "日本語", "🚀 \u2028 line", "tab\tnew\nline\r", "'\"\\ \0 %s"]

@@ -1,7 +1,7 @@
 """For tests of jobs and of sinks; users may rely on everything here.
 
-`failpoints`: places in the protocol where a test lets the job die. `oracle` compares the rows that must be there with
-those that are, `atomicity` judges what a reader saw meanwhile. `sink_contract` is the suite that every sink must pass.
+`failpoints`: places in the protocol where a test kills the job. `oracle` compares expected rows with the target's, and
+judges whether readers saw epochs whole. `sink_contract` is the suite that every sink must pass, on `sink_harness`.
 
-May import all that a job is made of; nothing but `dev` and `cli` imports it.
+May import all that a job is made of; only `dev` and `cli` import it.
 """

@@ -1,20 +1,21 @@
-"""The judge of a run: what should be there against what is there, in plain Python, without Spark.
+"""Judges a run: expected rows against actual ones, in plain Python, without Spark.
 
 | question | function |
 |---|---|
 | is every row there, exactly once | `compare` |
-| do the rows of each key stand in the order they were written | `per_key_order` |
-| was each epoch seen wholly or not at all | `epoch_atomicity` |
+| are the rows of each key in the order in which they were written | `per_key_order` |
+| did readers see each epoch whole or not at all | `epoch_atomicity` |
 
-A verdict is a value: `ok` for programs, `lines()` for people, `to_dict()` for files. Nothing here raises because a run
-was bad, only because the question makes no sense.
+A verdict is a value: `ok` for programs, `lines()` for people, `to_dict()` for files. A bad run raises nothing; only a
+question without sense does.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -23,7 +24,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import SchemaMismatch
-from penstock.testing.atomicity import AtomicityVerdict, Observation, Sighting, epoch_atomicity
 
 __all__ = [
     "AtomicityVerdict",
@@ -37,6 +37,11 @@ __all__ = [
 ]
 
 Column: TypeAlias = "np.ndarray[Any, Any]"
+
+#: The size of each epoch, by sink: `sizes[sink][epoch]`.
+Sizes = Mapping[str, Mapping[int, int]]
+#: When the commit of each epoch began (the decision) and when it was complete, by sink.
+Commits = Mapping[str, Mapping[int, tuple[float, float]]]
 
 #: How many offending values a verdict names; the counts are always complete.
 EXAMPLES = 5
@@ -87,12 +92,12 @@ def compare(expected: Any, actual: Any) -> Verdict:
     """Compare two multisets of rows.
 
     Each side is a mapping from value to count, any iterable of hashable values, or columns: a numpy or Arrow array, or
-    an Arrow table, whose rows are then the values. With columns on both sides no Python object is made per row, which
-    carries millions of rows; integers are the fastest. A value that is missing (null) equals another missing one.
+    an Arrow table, whose rows are then the values. Columns on both sides need no Python object per row and so handle
+    millions of rows; integers are the fastest. Nulls are equal.
 
-    A value of another kind is another value: the text '1' is not the number 1, and neither are True, 1.0 and
-    Decimal('1'). Between columns of one kind the width does not count (int and bigint, float and double, text and large
-    text), nor does the unit of a time; columns of two kinds are a `SchemaMismatch`.
+    Values of different kinds differ: the text '1' is not the number 1, and neither are True, 1.0 and Decimal('1').
+    Between columns of one kind the width does not count (int and bigint, float and double, text and large text), nor
+    does the unit of a time; columns of different kinds are a `SchemaMismatch`.
     """
     left, right = _columns(expected), _columns(actual)
     if left is None or right is None:
@@ -128,15 +133,15 @@ def _counter(side: Any) -> Counter[Any]:
     return Counter(map(_key, side))
 
 
-#: Python's own classes for what numpy and others have classes of their own for, most special first.
+#: Python's classes for values that numpy and others have their own classes for, most special first.
 _KINDS = (tuple, bool, int, float, str, bytes, dt.datetime)
 
 
 def _key(value: Any) -> tuple[type, Any]:
-    """The value with its kind: Python takes 1, True and 1.0 for equal."""
+    """The value with its kind: in Python 1, True and 1.0 are equal."""
     if isinstance(value, np.generic):
         value = value.item()
-    kind = next((one for one in _KINDS if isinstance(value, one)), type(value))
+    kind = next((known for known in _KINDS if isinstance(value, known)), type(value))
     return kind, tuple(map(_key, value)) if kind is tuple else value
 
 
@@ -174,20 +179,19 @@ def _compare_tables(expected: pa.Table, actual: pa.Table) -> Verdict:
     if not all(map(_same_kind, expected.schema.types, actual.schema.types)):
         raise _mismatch(expected.schema, actual.schema)
     try:
-        plain = [
-            pa.schema([column.with_type(_plain(column.type)) for column in one.schema]) for one in (expected, actual)
+        schemas = [
+            pa.schema([column.with_type(_plain(column.type)) for column in side.schema]) for side in (expected, actual)
         ]
-        common = pa.unify_schemas(plain, promote_options="permissive")
+        common = pa.unify_schemas(schemas, promote_options="permissive")
         expected, actual = expected.cast(common), actual.cast(common)
     except pa.ArrowException as error:
         raise _mismatch(expected.schema, actual.schema) from error
-    names = expected.schema.names
+    keys = [f"c{number}" for number in range(expected.num_columns)]
     sides = []
     for table, wanted in ((expected, 1), (actual, 0)):
-        table = table.rename_columns([f"c{number}" for number in range(len(names))])
+        table = table.rename_columns(keys)
         table = table.append_column("wanted", pa.array(np.full(len(table), wanted, dtype=np.int64)))
         sides.append(table.append_column("seen", pa.array(np.full(len(table), 1 - wanted, dtype=np.int64))))
-    keys = [f"c{number}" for number in range(len(names))]
     groups = pa.concat_tables(sides).group_by(keys).aggregate([("wanted", "sum"), ("seen", "sum")])
 
     def examples(rows: Column) -> list[Any]:
@@ -213,7 +217,7 @@ _SAME_KIND: tuple[Callable[[pa.DataType], bool], ...] = (
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type without what changes no value: a dictionary, the zone in which moments are shown."""
+    """The type without details that change no value: a dictionary, the zone in which times are shown."""
     if pa.types.is_dictionary(kind):
         return kind.value_type
     return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz is not None else kind
@@ -225,9 +229,9 @@ def _same_kind(left: pa.DataType, right: pa.DataType) -> bool:
         return True
     if pa.types.is_nested(left) and pa.types.is_nested(right) and left.num_fields == right.num_fields:
         inner = [(left.field(at), right.field(at)) for at in range(left.num_fields)]
-        named = not pa.types.is_struct(left) or [one.name for one, _ in inner] == [one.name for _, one in inner]
-        return named and all(_same_kind(one.type, other.type) for one, other in inner)
-    return any(is_one(left) and is_one(right) for is_one in _SAME_KIND)
+        named = not pa.types.is_struct(left) or all(part.name == other.name for part, other in inner)
+        return named and all(_same_kind(part.type, other.type) for part, other in inner)
+    return any(is_kind(left) and is_kind(right) for is_kind in _SAME_KIND)
 
 
 def _judge(wanted: Column, seen: Column, name: Callable[[Column], list[Any]]) -> Verdict:
@@ -299,10 +303,8 @@ class OrderVerdict:
 
 
 def per_key_order(keys: Any, numbers: Any) -> OrderVerdict:
-    """Whether, for each key, `numbers` strictly increase in the order given.
-
-    Two columns of equal length: numpy or Arrow arrays, or sequences. Rows of other keys may stand in between.
-    """
+    """Whether, for each key, `numbers` strictly increase in the order given. Two columns of equal length: numpy or
+    Arrow arrays, or sequences. Rows of other keys may come between."""
     names = pc.dictionary_encode(_flat(keys), null_encoding="encode")
     codes = np.asarray(names.indices.to_numpy(zero_copy_only=False))
     values = np.asarray(_flat(numbers).to_numpy(zero_copy_only=False))
@@ -333,3 +335,153 @@ def _flat(column: Any) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         return column.combine_chunks()
     return column if isinstance(column, pa.Array) else pa.array(column)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one reader saw at one instant: `seen[sink][epoch]` rows.
+
+    Looking takes time: it began `at` and lasted `took` seconds. `settled`: no commit can have been in progress (the job
+    has recovered, or has ended), so the sinks of one epoch must agree. Sinks that are not named were not read.
+    """
+
+    at: float
+    seen: Sizes
+    settled: bool = False
+    reader: str = "reader"
+    took: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A state that a reader should not have seen."""
+
+    kind: str
+    at: float
+    reader: str
+    sink: str
+    epoch: int
+    seen: int
+    size: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind}: {self.reader} saw {self.seen:,} of {self.size:,} rows of epoch {self.epoch} in {self.sink}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AtomicityVerdict:
+    """The result of all observations."""
+
+    observations: int
+    epochs: int  # epochs seen whole at least once, over all sinks
+    sightings: Sequence[Sighting] = ()
+    under_way: int = 0  # parts of an epoch seen while its commit was under way
+
+    @property
+    def ok(self) -> bool:
+        return not self.sightings
+
+    def count(self, kind: str) -> int:
+        """How many sightings are of this kind."""
+        return sum(sighting.kind == kind for sighting in self.sightings)
+
+    def lines(self) -> list[str]:
+        head = f"{self.observations:,} looks by readers, {self.epochs:,} epochs seen"
+        if self.ok:
+            apart = f", but for {self.under_way:,} looks into a commit under way" if self.under_way else ""
+            return [f"{head}: each wholly or not at all{apart}"]
+        return [f"{head}: {len(self.sightings):,} findings", *map(str, self.sightings[:5])]
+
+    def to_dict(self) -> dict[str, Any]:
+        kinds = sorted({sighting.kind for sighting in self.sightings})
+        return {
+            "ok": self.ok,
+            "observations": self.observations,
+            "epochs": self.epochs,
+            "under_way": self.under_way,
+            "findings": {kind: self.count(kind) for kind in kinds},
+            "examples": [str(sighting) for sighting in self.sightings[:5]],
+        }
+
+
+def epoch_atomicity(
+    observations: Iterable[Observation], sizes: Sizes, commits: Commits | None = None
+) -> AtomicityVerdict:
+    """Whether a reader ever saw a part of an epoch: observations against the sizes of all decided epochs.
+
+    A reader looks several times while a job runs. With the true size of each epoch this shows what no final count can:
+
+    | finding | meaning |
+    |---|---|
+    | `torn` | some rows of an epoch were there, others were not |
+    | `doubled` | more rows of an epoch than it has |
+    | `undecided` | rows of an epoch that was never decided, or of none |
+    | `vanished` | an epoch the same reader had already seen was gone |
+    | `gap` | an epoch was missing although a later one was there |
+    | `split` | some sinks of an epoch had it and others had not, while no commit was in progress |
+    | `early` | rows of an epoch were there before its commit began |
+
+    Most systems cannot show a whole epoch in one instant: two files are two renames, two Kafka partitions two markers.
+    With `commits`, a part of an epoch that was seen during its commit is no finding and counts as `under_way`, and any
+    row before that is one. An epoch that is not in `commits` gets no such grace.
+    """
+    sightings: list[Sighting] = []
+    whole: set[tuple[str, int]] = set()
+    known: dict[tuple[str, str], set[int]] = {}
+    looks = under_way = 0
+    for look in sorted(observations, key=lambda observation: observation.at):
+        looks += 1
+        for sink, seen in look.seen.items():
+            truth, spans = sizes.get(sink, {}), (commits or {}).get(sink, {})
+            before = known.setdefault((look.reader, sink), set())
+            for sighting in _one_sink(look, sink, truth, before):
+                if sighting.kind in ("torn", "gap") and look.at < spans.get(sighting.epoch, (0.0, -math.inf))[1]:
+                    under_way += sighting.kind == "torn"
+                else:
+                    sightings.append(sighting)
+            there = {epoch for epoch, rows in seen.items() if rows}
+            sightings += [
+                _sighting("early", look, sink, epoch, truth)
+                for epoch in sorted(there)
+                if look.at + look.took < spans.get(epoch, (-math.inf, 0.0))[0]
+            ]
+            before |= there
+            whole |= {(sink, epoch) for epoch in there if seen[epoch] == truth.get(epoch)}
+        if look.settled:
+            sightings += _agreement(look, sizes)
+    return AtomicityVerdict(looks, len(whole), tuple(sightings), under_way)
+
+
+def _sighting(kind: str, look: Observation, sink: str, epoch: int, truth: Mapping[int, int]) -> Sighting:
+    return Sighting(kind, look.at, look.reader, sink, epoch, look.seen[sink].get(epoch, 0), truth.get(epoch, 0))
+
+
+def _one_sink(look: Observation, sink: str, truth: Mapping[int, int], before: set[int]) -> Iterator[Sighting]:
+    seen = look.seen[sink]
+    newest = max((epoch for epoch, rows in seen.items() if rows), default=-1)
+    for epoch in sorted({*seen, *truth}):
+        rows, size = seen.get(epoch, 0), truth.get(epoch, 0)
+        if rows == size:
+            continue
+        if rows == 0:
+            kind = "vanished" if epoch in before else "gap"
+            if kind == "gap" and epoch > newest:
+                continue  # not there yet
+        elif size == 0:
+            kind = "undecided"
+        else:
+            kind = "torn" if rows < size else "doubled"
+        yield _sighting(kind, look, sink, epoch, truth)
+
+
+def _agreement(look: Observation, sizes: Sizes) -> Iterator[Sighting]:
+    sinks = [sink for sink in look.seen if sink in sizes]
+    for epoch in sorted({epoch for sink in sinks for epoch in sizes[sink]}):
+        parts = [sink for sink in sinks if sizes[sink].get(epoch, 0) > 0]
+        there = [sink for sink in parts if look.seen[sink].get(epoch, 0) > 0]
+        if there and len(there) < len(parts):
+            for sink in parts:
+                if sink not in there:
+                    yield _sighting("split", look, sink, epoch, sizes[sink])

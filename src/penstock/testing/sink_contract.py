@@ -5,7 +5,7 @@
         def harness_for_this_test(self, tmp_path):
             self.harness = MyHarness(tmp_path)      # a target that is empty at the start of each test
 
-A harness makes the sink, reads what an ordinary reader of the target sees, and makes rows.
+A harness creates the sink and rows, and reads the target as an ordinary reader does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from penstock.contracts.sink import CheckContext, Finding, WriterScope
 from penstock.deadline import Deadline
 from penstock.engine.committers import of_all_generations, refuse_unknown_runs
 from penstock.errors import LedgerLost
-from penstock.testing.sink_harness import PATIENCE, SinkHarness, SinkSteps
-from penstock.testing.sink_process import prepare_and_die
+from penstock.testing.sink_harness import PATIENCE, SinkHarness, SinkSteps, prepare_and_die
 
 __all__ = ["LOST", "VISIBLE", "SinkContract", "SinkHarness"]
 

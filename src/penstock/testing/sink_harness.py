@@ -1,13 +1,19 @@
-"""What a test of a sink needs: a target to write to, and the steps of an epoch as a driver takes them.
+"""For tests of a sink: a target to write to, and the steps of an epoch as a driver takes them.
 
-Every committable travels through JSON and every step opens a fresh committer, because that is what a restart does.
+Every committable travels through JSON and every step opens a fresh committer, as after a restart.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
 import uuid
 from abc import ABC, abstractmethod
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     import pyarrow as pa
+
 
 #: Seconds one step may take: generous, because a contract is not a benchmark.
 PATIENCE = 60.0
@@ -32,7 +39,7 @@ class SinkHarness(ABC):
 
     @abstractmethod
     def read_visible(self) -> list[Any]:
-        """What an ordinary reader sees now, in any order, in the form of `expected`."""
+        """The rows that an ordinary reader sees now, in any order, in the form of `expected`."""
 
     @abstractmethod
     def rows(self, n: int, start: int = 0) -> pa.RecordBatch:
@@ -43,7 +50,7 @@ class SinkHarness(ABC):
         return [tuple(row.values()) for row in batch.to_pylist()]
 
     def special(self) -> pa.RecordBatch | None:
-        """Rows with nulls, empty values and text from all over the world; None if the target has no such thing."""
+        """Rows with nulls, empty values and text in many scripts; None if the target has no such thing."""
         return None
 
     def large(self) -> pa.RecordBatch | None:
@@ -56,7 +63,7 @@ class SinkHarness(ABC):
 
 
 class SinkSteps:
-    """The steps of an epoch against one harness; a story of your own is told with them too."""
+    """The steps of an epoch against one harness; use them for your own tests too."""
 
     harness: SinkHarness
     uid = "contract"
@@ -74,11 +81,8 @@ class SinkSteps:
     def open_writer(
         self, sink: TwoPhaseSink, scope: SinkScope, *, epoch: int, writer: int = 0, attempt: int = 0
     ) -> Writer:
-        committer = sink.open_committer(scope)
-        try:
+        with closing(sink.open_committer(scope)) as committer:
             hints = json.loads(json.dumps(dict(committer.hints())))
-        finally:
-            committer.close()
         return sink.open_writer(WriterScope(scope, epoch, attempt, writer, attempt, hints))
 
     def prepare(
@@ -101,11 +105,8 @@ class SinkSteps:
         return self.seal(sink, scope, committables)
 
     def seal(self, sink: TwoPhaseSink, scope: SinkScope, committables: Sequence[Committable]) -> list[Committable]:
-        committer = sink.open_committer(scope)
-        try:
-            return [through_json(one) for one in committer.seal(committables, Deadline(PATIENCE))]
-        finally:
-            committer.close()
+        with closing(sink.open_committer(scope)) as committer:
+            return list(map(through_json, committer.seal(committables, Deadline(PATIENCE))))
 
     def commit(
         self,
@@ -117,42 +118,62 @@ class SinkSteps:
         uid: str | None = None,
         seconds: float = PATIENCE,
     ) -> set[Outcome]:
-        committer = sink.open_committer(self.scope(generation, uid))
-        try:
-            outcomes = committer.commit(epoch, [through_json(one) for one in committables], Deadline(seconds))
-        finally:
-            committer.close()
-        assert set(outcomes) == {one.writer for one in committables}, "every writer needs an outcome"
+        with closing(sink.open_committer(self.scope(generation, uid))) as committer:
+            outcomes = committer.commit(epoch, list(map(through_json, committables)), Deadline(seconds))
+        assert set(outcomes) == {committable.writer for committable in committables}, "every writer needs an outcome"
         return set(outcomes.values())
 
     def abort(self, sink: TwoPhaseSink, committables: Sequence[Committable], *, generation: int = 1) -> None:
-        committer = sink.open_committer(self.scope(generation))
-        try:
-            committer.abort([through_json(one) for one in committables], Deadline(PATIENCE))
-        finally:
-            committer.close()
+        with closing(sink.open_committer(self.scope(generation))) as committer:
+            committer.abort(list(map(through_json, committables)), Deadline(PATIENCE))
 
     def sweep(self, sink: TwoPhaseSink, *, generation: int, keep: Collection[Committable] = ()) -> int:
-        committer = sink.open_committer(self.scope(generation))
-        try:
-            return committer.abort_dangling([through_json(one) for one in keep], Deadline(PATIENCE))
-        finally:
-            committer.close()
+        with closing(sink.open_committer(self.scope(generation))) as committer:
+            return committer.abort_dangling(list(map(through_json, keep)), Deadline(PATIENCE))
 
     def leftovers(self, sink: TwoPhaseSink, *, generation: int) -> Sequence[Leftover] | None:
-        committer = sink.open_committer(self.scope(generation))
-        try:
+        with closing(sink.open_committer(self.scope(generation))) as committer:
             return committer.leftovers(Deadline(PATIENCE))
-        finally:
-            committer.close()
 
     def assert_visible(self, *batches: pa.RecordBatch) -> None:
         wanted = [row for batch in batches for row in self.harness.expected(batch)]
-        found = self.harness.read_visible()
-        assert sorted(map(repr, found)) == sorted(map(repr, wanted)), f"visible: {found}\nwanted: {wanted}"
+        visible = self.harness.read_visible()
+        assert sorted(map(repr, visible)) == sorted(map(repr, wanted)), f"visible: {visible}\nwanted: {wanted}"
 
 
 def through_json(committable: Committable) -> Committable:
-    """`committable` as the ledger gives it back."""
+    """`committable` as read back from the ledger."""
     body: Mapping[str, Any] = json.loads(json.dumps(asdict(committable)))
     return Committable(**body)
+
+
+def prepare_and_die(sink: TwoPhaseSink, scope: WriterScope, batch: pa.RecordBatch, patience: float) -> dict[str, Any]:
+    """The payload of a writer whose process is killed right after it prepared `batch`, like a lost executor: state that
+    lived only in that process cannot help a later commit. It runs this module: a pickled request on stdin, the payload
+    as JSON on stdout, then SIGKILL to itself."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.testing.sink_harness"],
+        input=pickle.dumps((sink, scope, batch)),
+        capture_output=True,
+        env=environment,
+        timeout=patience,
+        check=False,
+    )
+    if done.returncode != -signal.SIGKILL:
+        raise AssertionError(f"the writer's process failed before it could be killed:\n{done.stderr.decode()}")
+    payload: dict[str, Any] = json.loads(done.stdout)
+    return payload
+
+
+def main() -> None:
+    sink, scope, batch = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the parent that started this process
+    writer = sink.open_writer(scope)
+    writer.write(batch)
+    sys.stdout.write(json.dumps(dict(writer.pre_commit())))
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ from penstock.testing.oracle import AtomicityVerdict, Observation, Verdict, epoc
 
 if TYPE_CHECKING:
     from penstock.dev.demo.plan import Recovery
-    from penstock.testing.atomicity import Commits
+    from penstock.testing.oracle import Commits
 
 #: Between two looks of the concurrent reader: several in every epoch would only slow the job down.
 LOOK_SECONDS = 0.2
