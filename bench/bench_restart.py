@@ -67,13 +67,13 @@ def told(event):
         mark(event["event"])
 from penstock.spark import query
 timed(query, "start", "query start")
-from penstock.job import job as job_module
-original = job_module.take_turn
+from penstock.ops import attach
+original = attach.take_turn
 def turn(*given):
     mark("before turn")
     original(*given)
     mark("turn")
-job_module.take_turn = turn
+attach.take_turn = turn
 job.run(on_event=told)
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,7 +99,7 @@ def test_a_bounded_query_that_is_done_stays_done(
 def test_the_job_gives_up_as_one(session: SparkSession, storage: str, tmp_path: Path, crash_at: CrashAt) -> None:
     """Without restarts one failure ends both, the other one cleanly, and the checkpoints stay."""
     job = two_bounded(session, storage, tmp_path, (1000, 1000))
-    job._restart = RestartStrategy.none()
+    job.settings = replace(job.settings, restart=RestartStrategy.none())
     crash_at("epoch.sealed", 4)
     events: list[dict[str, object]] = []
     with pytest.raises(InjectedFault):

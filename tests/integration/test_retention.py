@@ -157,7 +157,7 @@ def test_cancel_does_not_wait_for_an_epoch_that_hangs(
 ) -> None:
     """The driver stands still between preparing and deciding. Another generation aborts what it prepared, and when
     it goes on, it finds itself superseded. Its checkpoint is kept: it may still write there."""
-    monkeypatch.setattr("penstock.engine.group._CANCEL_SECONDS", 0.5)
+    monkeypatch.setattr("penstock.engine.run._CANCEL_SECONDS", 0.5)
     copy.source.feed(100)
     with standing_at("epoch.sealed") as (come, go):
         with running(copy.job("delete_on_cancellation")) as run, caplog.at_level(logging.WARNING, "penstock"):

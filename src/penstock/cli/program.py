@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import logs
 from penstock.errors import ConfigurationError, PenstockError
+from penstock.ops import attach_process
 from penstock.ops.process import lifeline
 from penstock.ops.process.start import Start
 from penstock.secrets import masked
@@ -45,6 +46,7 @@ def driver_main() -> None:
     from penstock.supply import early
 
     lifeline.connect()
+    attach_process()
     start = Start.read(Path(sys.argv[1]))
     early.begin(Path(start.script))
     with start.in_effect():

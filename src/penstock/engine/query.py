@@ -1,4 +1,4 @@
-"""One query of a job: recovered, started, watched, stopped cleanly or cancelled. When it starts again: see `group`."""
+"""One query of a job: recovered, started, watched, stopped or cancelled. `run.QueryGroup` says when it restarts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import secrets
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.layout import FIRST
-from penstock.checkpoint.open import spark_log_at
+from penstock.checkpoint.layout import FIRST, INFLIGHT, LEDGER
+from penstock.checkpoint.open import ledger_at, spark_log_at
 from penstock.contracts.plan import QueryPlan, QueryProgress
 from penstock.contracts.source import reader_name
 from penstock.deadline import Deadline
-from penstock.engine import drain, streaming
-from penstock.engine.assembly import coordinator_for
+from penstock.engine import streaming
 from penstock.engine.coordinator import Coordinator
-from penstock.engine.drain import is_due, not_held
+from penstock.engine.inflight import InFlight
 from penstock.engine.observer import Observer
 from penstock.engine.positions import Inputs
+from penstock.engine.steering import cut_final, final_epoch, is_due, not_held, refuse_drained
 from penstock.engine.streaming import with_verification
 from penstock.errors import JobStopped, PenstockError, PreCommitFailed
 from penstock.logs import bound
@@ -27,7 +27,7 @@ from penstock.savepoints.take import HeldQuery
 from penstock.spark import liveness
 from penstock.spark.executors import fault_in
 from penstock.spark.liveness import Liveness, callback_server
-from penstock.spark.query import give_up, short_text, wait_for_tasks
+from penstock.spark.query import RunningQuery, current_execution, give_up, short_text, wait_for_tasks
 from penstock.spark.settings import require_same_backend
 from penstock.storage.open import storage_at
 from penstock.supply.versions import version_of
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from penstock.checkpoint.ledger import Ledger
     from penstock.checkpoint.spark_log import Barrier, SparkLog
     from penstock.config import Checkpoints
     from penstock.engine.protocol import Resume
@@ -51,7 +52,7 @@ _DRAIN_SECONDS = 10.0
 
 
 class QueryRunner:
-    """Runs one plan: each start in a thread of its own, as often as the group says."""
+    """Runs one plan, each start in a thread of its own. `ended` is called at the end of each."""
 
     def __init__(
         self,
@@ -68,8 +69,8 @@ class QueryRunner:
         self._checkpoints, self._events, self._ended = checkpoints, events, ended
         self._before_start = before_start
         self._history = history
-        self._until: int | None = None  # the last epoch of this start, where one was set
-        self._draining = False  # this start is there to close all windows
+        self._until: int | None = None  # the last epoch of this start, if one is set
+        self._draining = False  # this start closes all windows
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._cancelled = False
@@ -77,13 +78,13 @@ class QueryRunner:
         self._run_id: str | None = None  # Spark's name for the jobs of the last start
         self._coordinator: Coordinator | None = None  # of the last start
         self._generation = 0  # of the last start in this process
-        self._token = secrets.token_hex(8)  # the generations of all its starts bear it
-        self._resume: Resume | None = None  # what this start's recovery came to
+        self._token = secrets.token_hex(8)  # names this process in the generations of all its starts
+        self._resume: Resume | None = None  # the result of this start's recovery
         self._alive = False
         self.error: BaseException | None = None
         self.failed_at = 0.0
-        self.done = False  # ended by itself: nothing is left to do
-        self.barrier: Barrier | None = None  # of the newest epoch that this process has completed
+        self.done = False  # ended by itself, with nothing left to do
+        self.barrier: Barrier | None = None  # of the newest epoch that this process completed
 
     @property
     def folder(self) -> str:
@@ -96,7 +97,7 @@ class QueryRunner:
 
     @property
     def run_id(self) -> str | None:
-        """Spark's name for the jobs of the last start, None before any has come so far."""
+        """Spark's name for the jobs of the last start that came so far."""
         return self._run_id
 
     @property
@@ -106,28 +107,28 @@ class QueryRunner:
 
     @property
     def at_rest(self) -> bool:
-        """Whether the last start, if there was one, has ended between two epochs. Otherwise something may be open."""
+        """Whether the last start, if any, ended between two epochs. Otherwise something may be open."""
         failed = self._coordinator is not None and self._coordinator.failure is not None
         return not self._alive and self.error is None and not failed
 
     @property
     def generation(self) -> int:
-        """Of the last start that registered, 0 before any has."""
+        """Of the last start that registered; 0 before the first."""
         return self._coordinator.generation if self._coordinator is not None else self._generation
 
     @property
     def progress(self) -> QueryProgress | None:
-        """None before this start has recovered. Within a start, what is read later is never behind."""
+        """None before this start has recovered. It never goes back within a start."""
         coordinator, resume = self._coordinator, self._resume
         if coordinator is None or resume is None:
             return None
         # An epoch that recovery found decided and has to replay may be visible, all of it or in part.
-        found = resume.epoch - 1 if resume.replay is None else resume.epoch
+        recovered = resume.epoch - 1 if resume.replay is None else resume.epoch
         completed = max(resume.epoch - 1, coordinator.completed)
-        return QueryProgress(resume.generation, completed, max(found, completed, coordinator.decided))
+        return QueryProgress(resume.generation, completed, max(recovered, completed, coordinator.decided))
 
     def start(self) -> None:
-        """Begin one start; `ended` is called when it is over, `done` or `error` then say how."""
+        """Begin one start; once `ended` is called, `done` or `error` say how it went."""
         self.error, self.failed_at = None, 0.0
         self._resume = self._until = None
         self._stopping.clear()
@@ -141,8 +142,8 @@ class QueryRunner:
         self._wake.set()
 
     def cancel(self) -> None:
-        """End without waiting for the epoch under way: Spark gives up its tasks, so that it fails, and what it has
-        prepared is aborted. An epoch that is decided is carried out. Returns at once; call `finish_cancelled` then."""
+        """End without waiting for the epoch under way: Spark cancels its tasks, so that it fails and what it
+        prepared is aborted. A decided epoch is carried out. Returns at once; call `finish_cancelled` then."""
         self._cancelled = True
         self.stop()
         if self._query is not None:
@@ -155,8 +156,8 @@ class QueryRunner:
 
     @contextmanager
     def hold(self, patience: Deadline) -> Iterator[HeldQuery]:
-        """While this lasts the query stands after a complete epoch that Spark has logged, all its rows delivered, and
-        begins no other. Raises `SavepointError` where it cannot be held."""
+        """Pause the query after a complete epoch that Spark has logged, all its rows delivered; it begins no other
+        meanwhile. Raises `SavepointError` where it cannot be held."""
         if self.done:
             yield self.at_end()
             return
@@ -166,15 +167,15 @@ class QueryRunner:
             log = self._spark_log()
             while not (logged := log.next_epoch()[0] > self._completed_epoch()) and not patience.passed():
                 if self._query is None or not self._query.isActive:
-                    break  # it failed, and its end waits for us to let go
+                    break  # it failed, and its end waits for this hold
                 time.sleep(_POLL_SECONDS / 20)
             if not logged or coordinator.failure is not None or not coordinator.delivered:
                 raise not_held(self.plan.uid, "it failed meanwhile, or its in-flight log is not delivered")
             yield HeldQuery(self.plan, self.checkpoint, self._completed_epoch(), coordinator.generation)
 
     def at_end(self) -> HeldQuery:
-        """A query that has ended between two epochs. Where Spark was stopped before it had logged the last one, that is
-        done now: a savepoint of the epoch before would have the rows of the last one made again."""
+        """A query that has ended between two epochs. Where Spark stopped before it logged the last one, the log is
+        completed now: a savepoint of the epoch before would make the rows of the last one again."""
         completed = self._completed_epoch()
         if self._spark_log().next_epoch()[0] <= completed:
             self._recover_alone()
@@ -189,14 +190,14 @@ class QueryRunner:
             self._coordinator.shut_gate()
 
     def prepare_final(self) -> None:
-        """After a stop: finish what is decided, and refuse where `emit_final` could not do its work."""
+        """After a stop: finish what is decided, and refuse where `emit_final` could not work."""
         self._recover_alone()
         assert self._resume is not None
-        drain.final_epoch(self.plan.uid, self._spark_log(), self._resume)
+        final_epoch(self.plan.uid, self._spark_log(), self._resume)
 
     def emit_final(self) -> None:
-        """After a stop: one more epoch that has windows emit what they hold, see `drain`. Should it fail before its
-        decision, the checkpoint is what it was."""
+        """After a stop: one more epoch, in which windows emit what they hold, see `steering`. If it fails before its
+        decision, the checkpoint is as it was."""
         self._stopping.clear()
         self._wake.clear()
         self._cancelled, self._draining = False, True
@@ -208,13 +209,15 @@ class QueryRunner:
             self._draining = False
             if not self._recovered_from_drain() or not self._closed_windows:
                 raise
-            log.warning("query %s: its drain failed after the decision, and is finished: %s", self.plan.uid, error)
+            log.warning(
+                "query %s: its drain failed after the decision, and recovery finished it: %s", self.plan.uid, error
+            )
         finally:
             self._draining, self._until = False, None
 
     @property
     def _closed_windows(self) -> bool:
-        """Whether the final epoch is complete; not another one, of a newer run, in its place."""
+        """Whether the final epoch is complete, and not that of a newer run in its place."""
         epoch, log = self._until, self._spark_log()
         return epoch is not None and log.next_epoch()[0] > epoch and log.drained(epoch)
 
@@ -224,27 +227,27 @@ class QueryRunner:
             with bound(job=self._job, query=self.plan.uid):
                 self._recover_alone()
         except Exception as failed:
-            log.warning("query %s: what is left of its drain goes with the next start: %s", self.plan.uid, failed)
+            log.warning("query %s: the next start cleans up after its drain: %s", self.plan.uid, failed)
             return False
         return True
 
     def _run_final(self, coordinator: Coordinator, resume: Resume, inputs: Inputs) -> None:
-        self._until = drain.final_epoch(self.plan.uid, self._spark_log(), resume)
+        self._until = final_epoch(self.plan.uid, self._spark_log(), resume)
         if self._until is not None:
-            drain.cut_final(coordinator, self._spark_log(), self._until)
+            cut_final(coordinator, self._spark_log(), self._until)
             self._watch(coordinator, inputs)
 
     def _refuse_drained(self, coordinator: Coordinator, resume: Resume, inputs: Inputs) -> None:
-        """A drain that is decided and has to be written again, or is begun at most once, is brought to its end before
-        the start is refused."""
+        """Finish a drain that is decided and has to be written again, or has begun at most once; then refuse to start
+        behind it."""
         log = self._spark_log()
         if (is_due(resume) or coordinator.has_begun(resume.epoch)) and log.drained(resume.epoch):
             self._until = coordinator.drains_at = resume.epoch
             self._watch(coordinator, inputs)
-        drain.refuse_drained(self.plan.uid, log, self.folder.rpartition("/")[0])
+        refuse_drained(self.plan.uid, log, self.folder.rpartition("/")[0])
 
     def _running(self, patience: Deadline) -> Coordinator:
-        """The coordinator, once its query runs and has a complete epoch; a start takes a moment."""
+        """The coordinator, once its query runs and has a complete epoch."""
         while not patience.passed() and self._alive and not self._stopping.is_set():
             coordinator = self._coordinator
             if coordinator is not None and self._query is not None and self._completed_epoch() >= 0:
@@ -253,19 +256,19 @@ class QueryRunner:
         raise not_held(self.plan.uid, "it does not run" if not self._alive else "it has no complete epoch yet")
 
     def _completed_epoch(self) -> int:
-        now = self.progress
-        return -1 if now is None else now.completed
+        progress = self.progress
+        return -1 if progress is None else progress.completed
 
     def finish_cancelled(self, patience: float) -> None:
-        """After a cancel: see that nothing stays open. Another run, of a generation of its own, that starts no query:
-        it carries out what is decided and aborts the rest, also what an epoch that hangs, or a task that Spark has
-        given up, might still open or decide. Raises where it cannot."""
+        """After a cancel: leave nothing open. Another run, of a generation of its own, starts no query: it carries out
+        what is decided and aborts the rest, also what a hanging epoch or a cancelled task might still open or decide.
+        Raises where it cannot."""
         wait_for_tasks(self._spark, self._run_id, Deadline(patience))
         self._recover_alone()
 
     def _recover_alone(self) -> None:
-        """Another start that begins no query: what Spark has not logged of a decided epoch is logged then, and nobody
-        else is at work on the checkpoint."""
+        """Another start that begins no query, while nothing else works on the checkpoint: it completes Spark's log of a
+        decided epoch."""
         self._generation = self.generation
         self._stopping.set()
         self._run_once()
@@ -282,7 +285,7 @@ class QueryRunner:
             self._ended()
 
     def _run_once(self) -> None:
-        """One start of the query: recover, run until it ends. Raises what made it fail."""
+        """One start of the query: recover, then run until it ends. Raises what made it fail."""
         plan = with_verification(self.plan, self.checkpoint, self._spark, self._spark_log)
         storage = storage_at(self.checkpoint, self._spark)
         inputs = Inputs(plan, storage, final_checkpoint=self._checkpoints.final_checkpoint)
@@ -314,7 +317,7 @@ class QueryRunner:
             resume = coordinator.recover()
             self._on_recovered(resume)
             if not self._checkpoints.logged:
-                coordinator.drain(self._stopping.is_set)  # what an earlier run left in the in-flight log goes first
+                coordinator.drain(self._stopping.is_set)  # first deliver what an earlier run left in the in-flight log
             if self._draining:
                 self._run_final(coordinator, resume, inputs)
             elif not self._stopping.is_set():
@@ -333,7 +336,7 @@ class QueryRunner:
     def _watch(self, coordinator: Coordinator, inputs: Inputs) -> None:
         if self._stopping.is_set():
             return
-        # Since the recovery has looked, it has committed and swept; Spark's query would write into a newer run's log.
+        # Recovery took time to commit and sweep; Spark's query would write into the log of a run that is newer by now.
         coordinator.refuse_superseded()
         inputs.start(self._spark_log().newest_barrier())
         interval = self._checkpoints.interval_seconds
@@ -357,10 +360,10 @@ class QueryRunner:
             raise fault
         failure = coordinator.failure
         if failure is None and not self._wake.is_set() and (exception := query.exception()) is not None:
-            fault = fault_in(str(exception))  # a source's own error, from Spark's planner
+            fault = fault_in(str(exception))  # an error of a source, from Spark's planner
             raise PreCommitFailed(
                 f"Spark ended query {self.plan.uid!r}: {short_text(fault or exception)}",
-                safe="no epoch was decided in the meantime; it goes on from its last complete epoch.",
+                safe="no epoch was decided in the meantime; it resumes from its last complete epoch.",
                 to_do="see the cause above.",
             ) from (fault or exception)
         if failure is not None and not isinstance(failure, JobStopped):
@@ -402,15 +405,75 @@ class QueryRunner:
                 self.plan.sources[uid].completed(uid, reader_name(self.plan.uid, index), offset)
         last = self._until is not None and epoch >= self._until
         if last:
-            self.shut()  # Spark is quicker than `_watch`: rows that it reads behind a drain are late, and dropped
+            self.shut()  # before `_watch` stops Spark, which would read rows behind the drain and drop them as late
         if last or (self.plan.bounded and self.plan.finished_at(barrier)):
             self._wake.set()
 
     def _already_finished(self, next_epoch: int) -> bool:
-        """A bounded job that was killed after its last commit has nothing left to do."""
+        """Whether a bounded job was killed after its last commit."""
         if not self.plan.bounded or next_epoch == 0:
             return False
         log = self._spark_log()
         epoch, pending = log.next_epoch()
         barrier = None if pending else log.barrier(epoch - 1)
         return barrier is not None and self.plan.finished_at(barrier)
+
+
+def coordinator_for(
+    job: str,
+    plan: QueryPlan,
+    folder: str,
+    history: str,
+    spark: SparkSession,
+    checkpoints: Checkpoints,
+    events: Events,
+    **more: Any,
+) -> Coordinator:
+    """The coordinator of one start, not yet recovered. Spark's checkpoint is `history`, in the query's folder."""
+    session = plan.frame.sparkSession  # the one that starts the query, and so knows it
+    running = RunningQuery(session, lambda: current_execution(session))
+    retained = max(checkpoints.retained, checkpoints.num_retained)
+    ledger = ledger_at(f"{folder}/{LEDGER}", spark, retained=retained, trusted=checkpoints.trusted_schemes)
+    return Coordinator(
+        job=job,
+        query=plan.uid,
+        sinks=plan.sinks,
+        sources=list(plan.sources),
+        ledger=ledger,
+        log=spark_log_at(f"{folder}/{history}", spark, known=version_of(spark).log_known),
+        events=events,
+        body=plan.body,
+        executed_plan=running.executed_plan,
+        running=running,
+        checkpoints=checkpoints,
+        inflight=_inflight(job, plan, folder, spark, checkpoints, events, ledger, retained),
+        **more,
+    )
+
+
+def _inflight(
+    job: str,
+    plan: QueryPlan,
+    folder: str,
+    spark: SparkSession,
+    checkpoints: Checkpoints,
+    events: Events,
+    ledger: Ledger,
+    retained: int,
+) -> InFlight | None:
+    """None where no epoch needs the log and no earlier run left one."""
+    location = f"{folder}/{INFLIGHT}"
+    storage = storage_at(location, spark)
+    if not checkpoints.logged and not storage.list(""):
+        return None
+    return InFlight(
+        job=job,
+        query=plan.uid,
+        sinks=plan.sinks,
+        location=location,
+        storage=storage,
+        ledger=ledger,
+        ledger_of=lambda where: ledger_at(where, spark, retained=retained, trusted=checkpoints.trusted_schemes),
+        events=events,
+        checkpoints=checkpoints,
+    )

@@ -1,7 +1,16 @@
-"""What somebody outside may ask of a running job: a savepoint, a checkpoint, an end with a savepoint, how it is.
+"""Commands to a running job: savepoint, checkpoint, stop, cancel, drain; and its status.
 
-Every call blocks and may come from any thread; savepoints are taken one after the other. Whatever is refused, the job
-goes on as it was.
+Every call may come from any thread; savepoints are taken one after the other. A refused command leaves the job running
+as it was.
+
+A drain is the last epoch of a job that stops with its windows closed. Its barrier reads nothing and has a watermark
+beyond all time, so that windows emit what they hold. Run by accident, such a barrier would make every later row late,
+without an error. So it bears a mark, and
+
+* it counts only once its epoch is decided: any recovery removes one that is not (`log_repair`), so a drain that fails,
+  is killed or is superseded leaves the checkpoint as it was;
+* a run that did not ask for it refuses to run it (`positions`);
+* a start behind one that is decided is refused, unless it is restored on purpose: a copy has an id of its own.
 """
 
 from __future__ import annotations
@@ -12,11 +21,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.spark_log import END_OF_TIME, STATE_FORMAT
 from penstock.config.option import one_of
 from penstock.deadline import Deadline
-from penstock.errors import ConfigurationError, PenstockError, SavepointError
+from penstock.errors import ConfigurationError, JobDrained, PenstockError, SavepointError
 from penstock.progress import Progress, silent
 from penstock.savepoints.savepoint import Kind
 from penstock.savepoints.take import HeldQuery, TakenSavepoint, Taker
@@ -25,8 +36,11 @@ from penstock.storage.storage import local_path
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.checkpoint.spark_log import SparkLog
     from penstock.config import Checkpoints
+    from penstock.engine.coordinator import Coordinator
     from penstock.engine.global_checkpoint import GlobalCheckpoints
+    from penstock.engine.protocol import Resume
     from penstock.engine.query import QueryRunner
     from penstock.events import Events
 
@@ -36,45 +50,74 @@ _POLL_SECONDS = 0.05
 _IDLE_SECONDS = 1.0  # beyond the interval: a query that begins no epoch in this time has nothing to read
 
 
-class Steering:
-    """The queries of one run of a job, and `stop`, which ends it cleanly."""
+class EndRequest(IntEnum):
+    """What was asked of the job, the stronger the higher."""
 
-    def __init__(
+    NONE = 0
+    STOP = 1
+    CANCEL = 2
+
+
+class Steering:
+    """`control.Steerable` of one job. It is there before the job runs; `begin` gives it the queries of a run."""
+
+    def __init__(self, job: str, checkpoints: Checkpoints) -> None:
+        self.name, self._checkpoints = job, checkpoints
+        self._stop = self._cancel = False  # two flags: a stop never takes back a cancel
+        self.signalled = False  # the process must end, rather than the job: it may go on elsewhere
+        self.wake = threading.Event()  # set when there is something new for the thread that runs the job
+        self.on_stop: Callable[[], None] = lambda: None  # safe in a signal handler
+        self._runners: Sequence[QueryRunner] = ()
+        self._lock = threading.Lock()
+        self._ending = threading.Lock()  # a command at the very end is carried out, or refused
+        self._final: tuple[str, Kind, Future[str], Progress] | None = None
+        self._ended: str | None = "not started yet"
+
+    def begin(
         self,
-        job: str,
         runners: Sequence[QueryRunner],
         spark: SparkSession,
-        checkpoints: Checkpoints,
         events: Events,
-        stop: Callable[[], None],
         globals_: GlobalCheckpoints | None = None,
     ) -> None:
-        self._job, self._runners, self._spark = job, sorted(runners, key=lambda one: one.plan.uid), spark
-        self._checkpoints, self._events, self._stop = checkpoints, events, stop
-        self._globals = globals_
-        self._lock = threading.Lock()
-        self._final: tuple[str, Kind, Future[str], Progress] | None = None
-        self._ending = threading.Lock()  # an end that is asked for at the very end is carried out, or refused
-        self._ended: str | None = None
+        """The queries that commands are about from now on."""
+        self._runners = sorted(runners, key=lambda runner: runner.plan.uid)
+        self._spark, self._events, self._globals = spark, events, globals_
+        self._ended = self._final = None
 
-    def savepoint(self, directory: str | None, kind: str, progress: Progress = silent) -> str:
-        """Take one while the job runs; where it is."""
+    @property
+    def request(self) -> EndRequest:
+        return EndRequest.CANCEL if self._cancel else EndRequest.STOP if self._stop else EndRequest.NONE
+
+    def stop(self) -> None:
+        self._stop = True
+        self.on_stop()
+        self.wake.set()
+
+    def cancel(self) -> None:
+        self._cancel = True
+        self.stop()
+
+    def shut_down(self) -> None:
+        """A signal asks this process to end."""
+        self.signalled = self.signalled or not self._stop
+        self.stop()
+
+    def savepoint(self, directory: str | None = None, *, kind: str = "native", progress: Progress = silent) -> str:
         where, wanted = self._directory(directory), one_of(Kind, kind, "kind of savepoint")
         with self._alone():
             return self._announce(self._taker(self._hold).take(where, wanted, progress=progress))
 
     def stop_with_savepoint(
         self,
-        directory: str | None,
-        kind: str,
+        directory: str | None = None,
         *,
         drain: bool = False,
-        end: Callable[[], None] | None = None,
+        kind: str = "native",
+        cancel: bool = False,
         progress: Progress = silent,
     ) -> str:
-        """Finish the epoch under way, take a savepoint, and end; no epoch comes after it. Should it fail, the job goes
-        on. `drain`: first emit what windows still hold, as if all time had passed; then the job ends whether
-        or not the savepoint works out. `end` ends the job in another way than `stop`."""
+        """No epoch comes after the savepoint. Should it fail, the job goes on; with `drain` it ends even then."""
         where, wanted = self._directory(directory), one_of(Kind, kind, "kind of savepoint")
         with self._alone():
             if drain:
@@ -82,38 +125,37 @@ class Steering:
                 with self._ending:
                     self._refuse_ended()
                     self._final = (where, wanted, final, progress)
-                self._stop()
+                self.stop()
                 return final.result()
             with self._hold() as held_queries:
                 taken = self._taker(lambda: nullcontext(held_queries)).take(where, wanted, progress=progress)
                 for runner in self._runners:
                     runner.shut()
-            (end or self._stop)()
+            (self.cancel if cancel else self.stop)()
             return self._announce(taken)
 
     def checkpoint(self) -> int:
-        """Wait for a checkpoint that was begun after this call; its number. Where a query has nothing to read, its
-        newest one holds everything already, and counts."""
-        before = {runner.plan.uid: self._epoch(runner) for runner in self._runners}
+        if not self._runners:
+            raise self._refusal()
+        before = {runner.plan.uid: _completed(runner) for runner in self._runners}
         known = self._globals.newest if self._globals is not None else 0
         for runner in self._runners:
             self._wait_for_epoch(runner, before[runner.plan.uid])
         if self._globals is None or not self._globals.wanted:
-            return max(self._epoch(runner) for runner in self._runners)
+            return max(_completed(runner) for runner in self._runners)
         patience = Deadline(self._checkpoints.timeout_seconds)
-        idle = all(self._epoch(runner) == before[runner.plan.uid] for runner in self._runners)
+        idle = all(_completed(runner) == before[runner.plan.uid] for runner in self._runners)
         while self._globals.newest == known and not (idle and known) and not patience.passed():
             self._refuse_ended()
             time.sleep(_POLL_SECONDS)
         return self._globals.newest
 
     def status(self) -> dict[str, Any]:
-        """Where each query stands."""
         queries = {}
         for runner in self._runners:
-            now = runner.progress
+            epoch = _completed(runner)
             queries[runner.plan.uid] = {
-                "epoch": None if now is None or now.completed < 0 else now.completed,
+                "epoch": None if epoch < 0 else epoch,
                 "generation": runner.generation,
                 "running": runner.alive,
                 "done": runner.done,
@@ -121,10 +163,8 @@ class Steering:
             }
         return {"queries": queries}
 
-    # Called by the job itself
-
     def end(self, error: BaseException | None) -> None:
-        """The queries have come to rest. Carries out a drain that was asked for, and answers whoever waits."""
+        """The queries have come to rest. Carries out a drain that was asked for, and answers the caller who waits."""
         with self._ending:
             self._ended = "failed" if error is not None else "ended"
             asked = self._final
@@ -132,7 +172,7 @@ class Steering:
             return
         where, kind, final, progress = asked
         if error is not None:
-            final.set_exception(_refusal(self._job, f"it failed: {error}"))
+            final.set_exception(self._refusal(f"it failed: {error}"))
             return
         drained: list[str] = []
         try:
@@ -146,7 +186,7 @@ class Steering:
             taken = taker.take(where, kind, drained=True, progress=progress)
             final.set_result(self._announce(taken))
         except BaseException as failed:
-            final.set_exception(_half_drained(self._job, drained, failed) if drained else failed)
+            final.set_exception(_half_drained(self.name, drained, failed) if drained else failed)
             if not isinstance(failed, PenstockError):
                 raise
 
@@ -157,7 +197,7 @@ class Steering:
             yield [held.enter_context(runner.hold(patience)) for runner in self._runners]
 
     def _taker(self, hold: Any) -> Taker:
-        return Taker(self._job, self._spark, hold, mode=str(self._checkpoints.mode))
+        return Taker(self.name, self._spark, hold, mode=str(self._checkpoints.mode))
 
     def _announce(self, taken: TakenSavepoint) -> str:
         saved = taken.savepoint
@@ -167,7 +207,7 @@ class Steering:
             path=taken.path,
             kind=saved.kind.value,
             bytes=saved.size,
-            epochs={uid: one.epoch for uid, one in saved.queries.items()},
+            epochs={uid: query.epoch for uid, query in saved.queries.items()},
             drained=saved.drained,
             held_ms=taken.held_ms,
             waited_ms=taken.waited_ms,
@@ -176,8 +216,8 @@ class Steering:
         log.info("savepoint %s: %d bytes, queries held for %.0f ms", taken.path, saved.size, taken.held_ms)
         return taken.path
 
-    def _directory(self, given: str | None) -> str:
-        where = given or self._checkpoints.savepoint_dir
+    def _directory(self, directory: str | None) -> str:
+        where = directory or self._checkpoints.savepoint_dir
         if not where:
             raise ConfigurationError(
                 "There is no folder to put the savepoint into.",
@@ -195,18 +235,25 @@ class Steering:
 
     def _refuse_ended(self) -> None:
         if self._ended is not None or self._final is not None:
-            raise _refusal(self._job, f"it has {self._ended}" if self._ended else "it is stopping")
+            raise self._refusal(None if self._ended is None else f"it has {self._ended}")
 
-    def _epoch(self, runner: QueryRunner) -> int:
-        now = runner.progress
-        return -1 if now is None else now.completed
+    def _refusal(self, why: str | None = None) -> SavepointError:
+        if not self._runners:
+            return SavepointError(
+                f"Job {self.name!r} does not run yet.", safe="nothing was changed.", to_do="ask again when it runs."
+            )
+        return SavepointError(
+            f"Job {self.name!r} gives no savepoint: {why or 'it is stopping'}.",
+            safe="its checkpoint is as it was; nothing is half done.",
+            to_do="start it again, or restore from its checkpoint as STORAGE/JOB/chk-N.",
+        )
 
     def _wait_for_epoch(self, runner: QueryRunner, before: int) -> None:
         patience = Deadline(self._checkpoints.timeout_seconds)
         idle = Deadline(2 * self._checkpoints.interval_seconds + _IDLE_SECONDS)
-        while self._epoch(runner) <= before and not runner.done:
+        while _completed(runner) <= before and not runner.done:
             self._refuse_ended()
-            if idle.passed() and self._epoch(runner) >= 0 and not runner.busy:
+            if idle.passed() and _completed(runner) >= 0 and not runner.busy:
                 return
             if patience.passed():
                 raise SavepointError(
@@ -215,6 +262,11 @@ class Steering:
                     to_do="see its log for what it waits for.",
                 )
             time.sleep(_POLL_SECONDS)
+
+
+def _completed(runner: QueryRunner) -> int:
+    progress = runner.progress
+    return -1 if progress is None else progress.completed
 
 
 def _half_drained(job: str, drained: Sequence[str], failed: BaseException) -> SavepointError:
@@ -228,9 +280,59 @@ def _half_drained(job: str, drained: Sequence[str], failed: BaseException) -> Sa
     return error
 
 
-def _refusal(job: str, why: str) -> SavepointError:
+# The last epoch of a drain
+
+
+def final_epoch(uid: str, log: SparkLog, resume: Resume) -> int | None:
+    """The epoch that closes all windows of a query that has recovered so far; None where they hold nothing back, for
+    example because there is no watermark. Raises `SavepointError` where it cannot be run."""
+    epoch = resume.epoch
+    if is_due(resume):
+        raise not_held(uid, f"epoch {epoch} is decided and has to be written again first")
+    closed = log.closed_up_to(epoch - 1) if epoch else 0
+    if closed in (0, END_OF_TIME):
+        return None
+    if closed is None or log.committed_watermark(epoch - 1) is None:
+        why = f"Spark's commit log is in a format that is not known, as with version 2 of {STATE_FORMAT}"
+        raise not_held(uid, f"its windows cannot be closed: {why}")
+    return epoch
+
+
+def cut_final(coordinator: Coordinator, log: SparkLog, epoch: int) -> None:
+    """Write the barrier at the end of time, in place of one that is not decided: Spark would cut it anew, and nothing
+    of it is visible.
+
+    No file system replaces a file only if no other run has. So look before; and again after, as every start does before
+    Spark's. What a superseded drain has written stays, since the newer run may be at work there, and counts for
+    nothing."""
+    if coordinator.has_begun(epoch):
+        raise not_held(coordinator.query, f"epoch {epoch} was begun and, at most once, has to be skipped first")
+    coordinator.refuse_superseded()
+    log.end_of_time(epoch)
+    coordinator.drains_at = epoch
+
+
+def is_due(resume: Resume) -> bool:
+    """Whether the next epoch is decided and has to be run once more."""
+    return resume.action not in ("none", "finished")
+
+
+def refuse_drained(uid: str, log: SparkLog, job: str) -> None:
+    """Raise `JobDrained` where the newest complete epoch has closed all windows. `job` is the job's folder."""
+    if log.drained(log.next_epoch()[0] - 1):
+        raise JobDrained(
+            f"Query {uid!r} was drained: its windows are closed up to the end of time, and every row that comes for one"
+            " is late.",
+            safe="nothing was read; what the windows held is visible, once.",
+            to_do="go on from a savepoint that was taken before the drain. To go on all the same, with late rows"
+            f" dropped, restore this checkpoint: penstock run -s {job} JOB.py.",
+        )
+
+
+def not_held(uid: str, why: str) -> SavepointError:
+    """The error for a query that cannot be brought to rest between two epochs."""
     return SavepointError(
-        f"Job {job!r} gives no savepoint: {why}.",
-        safe="its checkpoint is as it was; nothing is half done.",
-        to_do="start it again, or restore from its checkpoint as STORAGE/JOB/chk-N.",
+        f"Query {uid!r} cannot be held between two epochs: {why}.",
+        safe="nothing was changed.",
+        to_do="see the job's log; ask again when it runs.",
     )

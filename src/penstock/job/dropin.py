@@ -15,12 +15,12 @@ from penstock.config import Checkpoints, Mode
 from penstock.config.levels import from_file, from_options
 from penstock.config.operations import LEASE
 from penstock.contracts.sink import CheckContext, TwoPhaseSink
+from penstock.engine.control import hooks
 from penstock.engine.coordinator import Coordinator
 from penstock.errors import ConfigurationError
 from penstock.events import Events
+from penstock.job.session import writer_modules
 from penstock.naming import check_name
-from penstock.ops.process import lifeline
-from penstock.ops.standby import take_turn, writer_modules
 from penstock.spark.executors import check_executors, importable
 from penstock.spark.masters import refuse_connect, require_shared
 from penstock.spark.query import RunningQuery, plan_with
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-_TEND_SECONDS = 5.0  # a look at what tasks that were given up have left; it costs nothing where nothing is to be done
+_TEND_SECONDS = 5.0  # between two looks at what cancelled tasks have left; a look with nothing to do costs nothing
 
 
 class ExactlyOnce:
-    """A `foreachBatch` function. With the checkpoint's location it recovers when made, before the query starts;
-    without, at the first batch, where a decided epoch is proven by running it again."""
+    """A `foreachBatch` function. With the checkpoint's location it recovers on creation, before the query starts;
+    without, at the first batch, where a replay proves a decided epoch."""
 
     def __init__(
         self,
@@ -57,8 +57,7 @@ class ExactlyOnce:
         if session is None:
             raise ConfigurationError(
                 "There is no Spark session yet.",
-                safe="nothing was started.",
-                to_do="make the session before penstock.exactly_once, or pass spark=….",
+                to_do="create the session before penstock.exactly_once, or pass spark=….",
             )
         self._spark, self._sink, self._uid = session, sink, check_name(uid, "uid")
         self._job = None if job is None else check_name(job, "job")
@@ -66,7 +65,6 @@ class ExactlyOnce:
             raise ConfigurationError(
                 f"penstock.exactly_once was given mode={limits.mode}, unaligned={limits.unaligned} and"
                 f" max_concurrent={limits.max_concurrent}.",
-                safe="nothing was started.",
                 to_do="the drop-in is exactly-once and aligned; for other modes write the query as a Job.",
             )
         if checkpoint is not None:
@@ -76,9 +74,9 @@ class ExactlyOnce:
         self._lock = threading.Lock()
         self._checkpoint = checkpoint
         self._run_id: str | None = None
-        self._token = secrets.token_hex(8)  # the generations of all its starts bear it
+        self._token = secrets.token_hex(8)  # names this process in the generations of all its starts
         _refuse_lease()
-        take_turn(session, [sink])
+        hooks.before_dropin(session, [sink])
         context = CheckContext(job or "penstock", limits.interval_seconds, limits.timeout_seconds)
         for finding in sink.check(context, uid):
             log.warning("%s: %s", finding.sink, finding.message)
@@ -93,7 +91,7 @@ class ExactlyOnce:
             except BaseException:
                 self._coordinator.close()
                 raise
-        lifeline.report_running()
+        hooks.dropin_ready()
 
     def __call__(self, batch: DataFrame, epoch: int) -> None:
         self._planned_otherwise()
@@ -103,7 +101,7 @@ class ExactlyOnce:
             self._check_location(location)
             run_id = str(execution.runId())
             if self._coordinator is None or self._run_id not in (None, run_id):
-                # The query was started again: what it left is recovered by replay, its own log being in use.
+                # The query was restarted: a replay recovers what it left, because Spark already uses its log.
                 previous = 0
                 if self._coordinator is not None:
                     previous = self._coordinator.generation
@@ -116,7 +114,7 @@ class ExactlyOnce:
         coordinator(batch, epoch)
 
     def _tend(self, coordinator: Coordinator, execution: Any) -> threading.Thread:
-        """While this run of the query lasts: what has to be done though no epoch comes. After it, free what it held."""
+        """Do what is due between epochs while this run of the query lasts, then free what it held."""
 
         def runs() -> bool:
             try:
@@ -162,27 +160,27 @@ class ExactlyOnce:
     def _execution(self) -> Any:
         spark_query_id = self._spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         jvm: Any = self._spark._jvm
-        found = (
+        query = (
             self._spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(spark_query_id))
             if spark_query_id
             else None
         )
-        if found is None:
+        if query is None:
             raise ConfigurationError(
-                "The query was not started from the Spark session that penstock.exactly_once was made with.",
+                "The query was not started from the Spark session that penstock.exactly_once was created with.",
                 safe="nothing was written.",
                 to_do="pass that session: penstock.exactly_once(…, spark=session).",
             )
-        return found.streamingQuery()
+        return query.streamingQuery()
 
     def _check_location(self, actual: str) -> None:
-        given = self._checkpoint
-        if given is not None and _plain(given) != _plain(actual):
+        expected = self._checkpoint
+        if expected is not None and _plain(expected) != _plain(actual):
             if self._coordinator is not None and self._tending is None:  # no run of the query will ever close it
                 self._coordinator.close()
                 self._coordinator = None
             raise ConfigurationError(
-                f"penstock.exactly_once was given checkpoint={given!r}, but the query runs on {actual!r}.",
+                f"penstock.exactly_once was given checkpoint={expected!r}, but the query runs on {actual!r}.",
                 safe="nothing was written.",
                 to_do="give both the same location.",
             )
@@ -191,8 +189,7 @@ class ExactlyOnce:
 def _refuse_lease() -> None:
     if LEASE in {**from_file().values, **from_options().values}:
         raise ConfigurationError(
-            f"{LEASE} is set, and a query of Spark's own cannot hold a lease: nobody here sees its end.",
-            safe="nothing was started.",
+            f"{LEASE} is set, but a query that Spark runs cannot hold a lease: Penstock does not see its end.",
             to_do=f"write the query as a Job, or leave {LEASE} out.",
         )
 
@@ -219,6 +216,6 @@ def exactly_once(
           .option("checkpointLocation", path).start()
 
     `job` and `uid` name what the sink leaves in the other system; keep them over restarts. Without a `job` the ledger,
-    which lives in the folder `_penstock` of the query's checkpoint, makes up a name once and keeps it.
+    in the folder `_penstock` of the query's checkpoint, generates one and keeps it.
     """
     return ExactlyOnce(sink, uid, job, checkpoint, spark, limits or Checkpoints())

@@ -2,60 +2,36 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock import __version__, logs
-from penstock.config import Checkpoints, Retention, StateBackend
+from penstock import logs
+from penstock.config import Checkpoints, StateBackend
 from penstock.config.checkpoints import give_memory_a_folder
 from penstock.config.operations import LogFormat
-from penstock.config.restart_strategy import RestartStrategy
 from penstock.config.settings import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted
-from penstock.contracts.plan import QueryPlan, reading, source_links
+from penstock.contracts.plan import QueryPlan, source_links
 from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink
-from penstock.engine.global_checkpoint import GlobalCheckpoints
-from penstock.engine.group import EndRequest, QueryGroup
 from penstock.engine.preparation import Epoch, EpochFunction, computed_once, write_as_it_is
-from penstock.engine.query import QueryRunner
-from penstock.engine.readiness import Readiness
-from penstock.engine.restarts import Restarts
-from penstock.engine.restore_point import RestorePoint
-from penstock.engine.retention import JobFolder, retain_batches
+from penstock.engine.run import JobRun
 from penstock.engine.steering import Steering
-from penstock.errors import ConfigurationError, DuplicateUid, SavepointError
-from penstock.events import Events, Listener
+from penstock.errors import ConfigurationError, DuplicateUid
 from penstock.job.callbacks import Callback, Callbacks
+from penstock.job.session import JobSession
 from penstock.naming import check_name
-from penstock.ops import prefetch
-from penstock.ops.insight import JobInsight
-from penstock.ops.process import lifeline
-from penstock.ops.process.lifeline import stop_on_signals
-from penstock.ops.server.serving import serving
-from penstock.ops.standby import report_running, take_turn, writer_modules
-from penstock.ops.turn import TurnEnd, held, lease_of, settings_of_turn
 from penstock.progress import Progress, silent
 from penstock.sources.frame import as_source
-from penstock.spark import session as spark_session
-from penstock.spark.executors import check_executors, importable
-from penstock.spark.masters import refuse_connect, require_shared
 from penstock.spark.query import Lineage
-from penstock.spark.session import ensure_jars
-from penstock.spark.settings import apply_over_running, apply_settings
-from penstock.storage.open import storage_at, tree_of
-from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
-    from penstock.config.settings import Settings
+    from penstock.config.restart_strategy import RestartStrategy
     from penstock.contracts.plan import Body, Outputs
     from penstock.contracts.source import Source
-
-log = logging.getLogger("penstock")
+    from penstock.events import Listener
 
 
 class Job:
@@ -63,8 +39,6 @@ class Job:
 
     `name` and the uids name everything the job leaves in other systems; changing one is starting another job.
     """
-
-    _cancel_asked = False
 
     def __init__(
         self,
@@ -81,28 +55,20 @@ class Job:
         self.name = check_name(self.settings.recovery.fork_name or name, "job")
         logs.set_up(self.name, as_json=self.settings.log.format is LogFormat.JSON)
         self.checkpoints = give_memory_a_folder(self.settings.checkpoints)
-        self._restart = self.settings.restart
-        self._spark = spark
-        if spark is not None:
-            refuse_connect(spark)
-            apply_over_running(spark, self.settings)
+        self.started = False
+        self._session = JobSession(self.name, self.settings, self.checkpoints, spark)
         self._allow_non_restored = allow_non_restored_state or self.settings.recovery.allow_non_restored
         self._sources: dict[str, Source] = {}
         self._plans: dict[str, QueryPlan] = {}
         self._sinks: dict[str, TwoPhaseSink] = {}
         self._lineage = Lineage()
-        self._runners: list[QueryRunner] = []
-        self._wake = threading.Event()
-        self._stop_asked = False
-        self._signalled = False
-        self._steering: Steering | None = None
         self._callbacks = Callbacks()
-        self.started = False
+        self._steering = Steering(self.name, self.checkpoints)
 
     @property
     def spark(self) -> SparkSession:
         """The session, made when first needed, with what the job's settings ask of it."""
-        return self._session({}, ())
+        return self._session.get()
 
     def read(
         self, source: Source | DataFrame | DataStreamReader, *, uid: str, replayable: bool | None = None
@@ -115,9 +81,7 @@ class Job:
         if uid in self._sources:
             raise _duplicate_uid("sources", uid)
         source = as_source(source, uid, replayable, self._lineage)
-        spark = self._session(source.spark_conf(), source.jars())
-        ensure_jars(spark, source.jars())
-        frame = source.load(spark, uid)
+        frame = source.load(self._session.get(source.spark_conf(), source.jars()), uid)
         self._sources[uid] = source
         self._lineage.remember(uid, frame)
         return frame
@@ -191,8 +155,7 @@ class Job:
     def check(self) -> list[Finding]:
         """Ask the cluster, every source and every sink whether it works, writing nothing. Raises what cannot, returns
         what is unwise."""
-        require_shared(self.checkpoints.storage, self.spark, is_shared=self.checkpoints.storage_is_shared)
-        check_executors(self.spark, __version__, importable(writer_modules(self._sinks.values())))
+        self._session.check(self._sinks.values())
         context = CheckContext(self.name, self.checkpoints.interval_seconds, self.checkpoints.timeout_seconds)
         findings: list[Finding] = []
         for uid, source in self._sources.items():
@@ -208,81 +171,41 @@ class Job:
         Raises what made it fail. When this returns, no epoch is half done. In a standby it waits for its turn first."""
         self.started = True
         if not self._plans:
-            raise ConfigurationError(
-                f"Job {self.name!r} writes nothing.",
-                safe="nothing was started.",
-                to_do="call job.write before job.run.",
-            )
+            raise ConfigurationError(f"Job {self.name!r} writes nothing.", to_do="call job.write before job.run.")
         for chain in self.chains().values():
             self.require(chain)
-        require_shared(self.checkpoints.storage, self.spark, is_shared=self.checkpoints.storage_is_shared)
-        events = Events()
-        if on_event is not None:
-            events.listen(on_event)
-        readiness = Readiness(self.name, self.check)
-        lease = lease_of(self.name, self.settings, self.checkpoints, self.spark)
-        take_turn(self.spark, self._sinks.values(), self._sources, readiness.look, lease)
-        restarts = Restarts(self._restart, supervised=lifeline.connected())
-        lifeline.report_strategy(self._restart)
-        events.listen(report_running)
-        with (
-            held(lease, self._end_of_turn),
-            self._callbacks.following(events),
-            stop_on_signals(self._shut_down),
-            serving(self, self.settings, events, JobInsight(self)),
-            retain_batches(self.spark, self.checkpoints.num_retained),
-        ):
-            if readiness.wait(events, restarts, lambda: self._stop_asked, self._wake):
-                self._run_queries(events, restarts, settings_of_turn(lease, self.settings))
-
-    def _run_queries(self, events: Events, restarts: Restarts, settings: Settings) -> None:
-        """From what the checkpoint holds, or what is restored, until the last query has ended."""
-        storage = storage_at(f"{self.checkpoints.storage.rstrip('/')}/{self.name}", self.spark)
-        folder = JobFolder(storage, tree_of(storage))
-        folder.finish_deletion(self._plans)
-        restore_point = RestorePoint(self.name, self._plans, settings, storage, self.spark, self._allow_non_restored)
-        history = restore_point.history(events)
-        restore_point.check_uids()
-        common = (self.spark, self.checkpoints, events)
-        looks = (folder.refuse_marked, restore_point.refuse_replaced)
-        self._runners = [
-            QueryRunner(self.name, plan, *common, self._wake.set, looks, history) for plan in self._plans.values()
-        ]
-        watcher = GlobalCheckpoints(self._runners, storage, self.checkpoints, events, history=history)
-        steering = self._steering = Steering(self.name, self._runners, *common, self.stop, watcher)
-        group = QueryGroup(
-            self._runners,
-            restarts=restarts,
-            events=events,
-            wake=self._wake,
-            asked=self._asked,
-            before_round=lambda: self._before_round(folder, restore_point),
-            watcher=watcher,
+        self._session.require_shared()
+        run = JobRun(
+            self.name,
+            self.spark,
+            self.settings,
+            self.checkpoints,
+            self._sources,
+            self._sinks,
+            self._plans,
+            self.chains(),
+            self.check,
+            self._steering,
+            self._allow_non_restored,
         )
-        with reading(self.name, self._sources, self._plans.values()):
-            try:
-                group.run()
-            except BaseException as error:
-                steering.end(error)
-                raise
-            steering.end(None)
-        if self._cancel_asked and self.checkpoints.retention is Retention.DELETE:
-            generations = {runner.plan.uid: runner.generation for runner in self._runners}
-            folder.delete_cancelled(generations, group.abandoned)
+        if on_event is not None:
+            run.events.listen(on_event)
+        from penstock.ops.attach import attached  # the one import that points upward
+
+        with attached(run), self._callbacks.following(run.events):
+            run.run()
 
     def stop(self) -> None:
         """Ask for a clean end: each query finishes the epoch under way. Safe from any thread and from a signal. The
         checkpoints stay."""
-        self._stop_asked = True
-        lifeline.report_stopping()
-        self._wake.set()
+        self._steering.stop()
 
     def savepoint(self, directory: str | None = None, *, kind: str = "native", progress: Progress = silent) -> str:
         """Take a savepoint of the running job at an epoch boundary, without stopping it; the path of its folder below
         `directory`, or below `Checkpoints(savepoint_dir=…)`. `kind`: `native` or `canonical`, see
         `savepoints.savepoint`. Blocks until it is complete; safe from any thread but the one that runs the job.
-        `progress` is told how far it is."""
-        return self._require_steering().savepoint(directory, kind, progress)
+        `progress` hears how far it is."""
+        return self._steering.savepoint(directory, kind=kind, progress=progress)
 
     def stop_with_savepoint(
         self,
@@ -296,65 +219,20 @@ class Job:
         """End cleanly with a savepoint as the last thing; its path. `drain`: first emit the final results of all
         windows, for a job that is not to go on: rows that come after a restore from this savepoint are late.
         `cancel`: the job counts as cancelled then, for what becomes of its checkpoints."""
-        return self._require_steering().stop_with_savepoint(
-            directory, kind, drain=drain, end=self.cancel if cancel else None, progress=progress
-        )
+        return self._steering.stop_with_savepoint(directory, drain=drain, kind=kind, cancel=cancel, progress=progress)
 
     def checkpoint(self) -> int:
-        """Wait for the next complete checkpoint, and give its number; the newest one where there is nothing to read."""
-        return self._require_steering().checkpoint()
+        """Wait for the next complete checkpoint; its number, or that of the newest where there is nothing to read."""
+        return self._steering.checkpoint()
 
     def status(self) -> dict[str, Any]:
-        """Where each query stands; empty before `run` has started them."""
-        return self._steering.status() if self._steering is not None else {"queries": {}}
-
-    def _require_steering(self) -> Steering:
-        if self._steering is None:
-            raise SavepointError(
-                f"Job {self.name!r} does not run yet.", safe="nothing was changed.", to_do="ask again when it runs."
-            )
-        return self._steering
+        """The epoch, generation and state of each query; empty before `run` has started them."""
+        return self._steering.status()
 
     def cancel(self) -> None:
         """Ask for an end at once: an epoch that is not decided yet is aborted at the sinks, one that is decided is
         carried out. Then `Checkpoints(retention=…)` says what becomes of the checkpoints. Safe from any thread."""
-        self._cancel_asked = True
-        self.stop()
-
-    def _shut_down(self) -> None:
-        """A signal has come: the machine, or whoever looks after this process, needs it to end, and not the job."""
-        self._signalled = self._signalled or not self._stop_asked
-        self.stop()
-
-    def _end_of_turn(self) -> TurnEnd:
-        asked = TurnEnd.CANCELLED if self._cancel_asked else TurnEnd.STOPPED if self._stop_asked else TurnEnd.DONE
-        return TurnEnd.HANDED_OVER if self._signalled else asked
-
-    def _asked(self) -> EndRequest:
-        return EndRequest.CANCEL if self._cancel_asked else EndRequest.STOP if self._stop_asked else EndRequest.NONE
-
-    def _before_round(self, folder: JobFolder, restore_point: RestorePoint) -> None:
-        if folder.finish_deletion(self._plans):
-            restore_point.check_uids()
-
-    def _session(self, conf: Mapping[str, str], jars: Iterable[str]) -> SparkSession:
-        if self._spark is None:
-            before = spark_session.running_session()
-            if before is None:
-                prefetch.begin()
-            self._spark = spark_session.session(
-                self.name,
-                conf={**conf, **self.settings.spark},
-                jars=jars,
-                local_storage=local_path(self.checkpoints.storage) is not None,
-                file=self.settings.spark_file,
-                class_archive=self.settings.availability.class_archive,
-            )
-            if before is not None:
-                apply_over_running(before, self.settings)
-        # Each time: another job may have asked otherwise meanwhile.
-        apply_settings(self._spark, self.settings.derived_spark)
-        return self._spark
+        self._steering.cancel()
 
     def _add(
         self,
@@ -392,6 +270,5 @@ class Job:
 def _duplicate_uid(what: str, uid: str) -> DuplicateUid:
     return DuplicateUid(
         f"Two {what} of the job have the uid {uid!r}.",
-        safe="nothing was started.",
         to_do="give each a uid of its own; it names what belongs to it in the checkpoint and in other systems.",
     )

@@ -1,7 +1,4 @@
-"""What a running job tells of itself to whoever looks, see `server.runs.Insight`.
-
-Called from the server's threads: no epoch waits for it, and no Spark job is run.
-"""
+"""`control.Insight` of a running job, for the server's threads: no epoch waits for it, and it runs no Spark job."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.contracts.guarantees import Chain
     from penstock.contracts.plan import QueryPlan
     from penstock.engine.query import QueryRunner
-    from penstock.job.job import Job
+    from penstock.engine.run import JobRun
 
 log = logging.getLogger("penstock")
 
@@ -31,21 +28,20 @@ END_SECONDS = 2.0  # to ask sources where they end
 
 
 class JobInsight:
-    """Of one job."""
+    """Of one run."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, run: JobRun) -> None:
+        self._run = run
 
     def plan(self) -> dict[str, Any]:
-        job = self._job
-        chains = job.chains()
+        run, chains = self._run, self._run.chains
         weakest = min((chain.weakest for chain in chains.values()), key=lambda link: link.guarantee, default=None)
         web: Any = None
         with contextlib.suppress(Exception):  # it may be off
-            web = job._spark.sparkContext.uiWebUrl if job._spark is not None else None
+            web = run.spark.sparkContext.uiWebUrl
         return {
             "plan": {
-                "queries": [_query(plan, chains[uid]) for uid, plan in job._plans.items()],
+                "queries": [_query(plan, chains[uid]) for uid, plan in run.plans.items()],
                 "weakest": None
                 if weakest is None
                 else {
@@ -60,24 +56,21 @@ class JobInsight:
 
     def positions(self) -> dict[str, dict[str, Any]]:
         deadline = Deadline(END_SECONDS)
-        return {runner.plan.uid: _positions(runner, deadline) for runner in self._job._runners}
+        return {runner.plan.uid: _positions(runner, deadline) for runner in self._run.runners}
 
     def reading(self, query: str, epoch: int) -> bool:
-        spark = self._job._spark
-        group = next((runner.run_id for runner in self._job._runners if runner.plan.uid == query), None)
-        return spark is not None and group is not None and is_reading(SparkStatus.of(spark), group, epoch)
+        group = next((runner.run_id for runner in self._run.runners if runner.plan.uid == query), None)
+        return group is not None and is_reading(SparkStatus.of(self._run.spark), group, epoch)
 
     def transactions(self) -> dict[str, Any]:
-        job = self._job
-        location = f"{job.checkpoints.storage.rstrip('/')}/{job.name}"
-        ledgers = JobLedgers.at(location, job._spark)
-        return report_facts(look(ledgers, job._sinks), ended(ledgers))
+        ledgers = JobLedgers.at(self._run.location, self._run.spark)
+        return report_facts(look(ledgers, self._run.sinks), ended(ledgers))
 
 
 def _query(plan: QueryPlan, chain: Chain) -> dict[str, Any]:
     guarantees = {(link.kind, link.name): str(link.guarantee) for link in chain.links}
     operators: list[dict[str, Any]] = []
-    with contextlib.suppress(Exception):  # Spark's own plan, in words that are nobody's promise
+    with contextlib.suppress(Exception):  # Spark's own plan, whose format is not stable
         operators = operators_of(plan.frame)
     return {
         "uid": plan.uid,

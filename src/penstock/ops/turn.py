@@ -1,34 +1,46 @@
-"""A job's turn among several supervisors: the lease is opened before anything is touched, and given back at the end.
+"""A driver's turn: waited for as a standby, taken and held by the lease, given back at the end.
 
-| the job | then whoever waits |
+A driver waits for its supervisor, where it is a standby, and for the lease, where another supervisor holds the job's.
+`take_turn` comes first in `Job.run` and in the drop-in: before the job is in the registry, a port is opened, a
+generation registered, a checkpoint or a sink written to. Meanwhile it prepares all it can and touches nothing. What the
+program does before `run` happens in every driver.
+
+| the job | a driver that waits |
 |---|---|
-| was stopped, cancelled, is done, or failed for good | ends as well: the job is over, wherever it ran |
-| ends because its process was sent SIGTERM or SIGINT | takes over at once |
-| crashed, so that its supervisor starts it again | takes over if that takes longer than the lease |
+| was stopped or cancelled, is done, or failed for good | ends as well: the job is over, wherever it ran |
+| ends because its process got SIGTERM or SIGINT | takes over at once |
+| crashed, so that its supervisor restarts it | takes over if that takes longer than the lease |
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
 import os
 import socket
 import sys
+import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.lease import LeaseLog, Standing, Word
 from penstock.checkpoint.open import require_trust
-from penstock.engine.restarts import classify, error_chain
+from penstock.engine.restarts import classify, error_chain, jvm_gone
 from penstock.errors import JobStopped, PenstockError, Superseded
+from penstock.job.session import writer_modules
+from penstock.ops.prefetch import LATER
 from penstock.ops.process import lifeline
 from penstock.ops.process.lease_holder import LeaseHolder
 from penstock.ops.process.lease_rules import Verdict
 from penstock.ops.process.lifeline import status_of
 from penstock.ops.process.registry import expected_run
+from penstock.spark.masters import runs_tasks_itself
 from penstock.storage.local import LocalStorage
 from penstock.storage.open import storage_at
 
@@ -37,12 +49,82 @@ if TYPE_CHECKING:
 
     from penstock.config import Checkpoints
     from penstock.config.settings import Settings
+    from penstock.contracts.sink import TwoPhaseSink
+    from penstock.contracts.source import Source
 
 log = logging.getLogger("penstock")
 
+_KEEP_WARM_SECONDS = 40.0  # Spark ends Python workers that were idle for a minute
+_HERE = LATER
+#: What each Python worker loads.
+_WORKER = ("penstock.engine.task",)
+
+
+def take_turn(
+    spark: SparkSession,
+    sinks: Iterable[TwoPhaseSink],
+    sources: Mapping[str, Source] | None = None,
+    look: Callable[[], None] = lambda: None,
+    lease: JobLease | None = None,
+) -> None:
+    """Return when this driver is the one that runs the job; meanwhile keep warm what it will need. `look` asks other
+    systems whether they are there, and so opens what connections it can. SIGTERM ends a standby. Where the job has
+    ended elsewhere, or its supervisor can wait for the lease without a driver, this process ends here."""
+    modules = [*_WORKER, *writer_modules(sinks)]
+    if not lifeline.is_standby() and (lease is None or lease.take_or_leave()):
+        if lifeline.connected() and runs_tasks_itself(spark.sparkContext.master):
+            threading.Thread(target=_start_workers, args=(spark, modules), name="penstock-workers", daemon=True).start()
+        return
+    warm: list[Callable[[], None]] = [partial(source.warm_up, spark, uid) for uid, source in (sources or {}).items()]
+    turn = threading.Event()
+    arguments = (turn, spark, modules, warm, look)
+    threading.Thread(target=_keep_warm, args=arguments, name="penstock-standby", daemon=True).start()
+    lifeline.await_turn()
+    if lease is not None:
+        lease.wait()
+    turn.set()
+
+
+def _start_workers(spark: SparkSession, modules: Sequence[str]) -> None:
+    """During recovery, so that the first epoch finds them. Where this fails, the first epoch starts them."""
+    from penstock.spark.rehearsal import warm_workers
+
+    try:
+        warm_workers(spark, modules)
+    except Exception as error:
+        log.debug("Python workers could not be started ahead: %r", error)
+
+
+def _keep_warm(
+    turn: threading.Event,
+    spark: SparkSession,
+    modules: Sequence[str],
+    once: Sequence[Callable[[], None]],
+    look: Callable[[], None],
+) -> None:
+    """Failures do not matter here: the start itself reports what is wrong."""
+    from penstock.spark.rehearsal import warm_up, warm_workers
+
+    for name in (*_HERE, *modules):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    steps: Sequence[Callable[[], None]] = (lambda: warm_up(spark, modules), *once, look)
+    while not turn.is_set():
+        for step in steps:
+            try:
+                step()
+            except Exception as error:
+                log.debug("a standby could not warm up: %r", error)
+                if jvm_gone(error) and not turn.is_set():
+                    lifeline.report_error(error, classify(error))
+                    os._exit(lifeline.CRASHED)  # it can no longer take over; another standby can
+        lifeline.report_ready()
+        steps = (lambda: warm_workers(spark, modules), look)
+        turn.wait(_KEEP_WARM_SECONDS)
+
 
 class TurnEnd(StrEnum):
-    """Why a job that ran has ended, in the words that the lease keeps."""
+    """Why a job that ran has ended, as the lease records it."""
 
     DONE = "done"
     STOPPED = "stopped"
@@ -67,7 +149,7 @@ class JobLease:
         self.lease = LeaseHolder(words, me, socket.gethostname(), seconds, lost=_end_process, seen=self._tell)
 
     def take_or_leave(self) -> bool:
-        """Whether the lease is held now. Where somebody else has it and the supervisor can wait alone, this process
+        """Whether the lease is held now. Where another driver has it and the supervisor can wait alone, this process
         ends."""
         self.lease.learn(lifeline.known_turn(), lifeline.expired_lease())
         verdict = self.lease.take_or_wait()
@@ -80,13 +162,13 @@ class JobLease:
 
     def wait(self) -> None:
         """Return when the lease is held. Where the job has ended elsewhere, this process ends."""
-        self.lease.learn(lifeline.known_turn(), lifeline.expired_lease())  # a standby was told with its turn
+        self.lease.learn(lifeline.known_turn(), lifeline.expired_lease())  # a standby learns them with its turn
         if not self.lease.wait():
             self._go()
 
     @property
     def goes_on(self) -> bool:
-        """Whether the job that this driver runs was begun by another supervisor."""
+        """Whether another supervisor began the job that this driver runs."""
         word = self.lease.word
         return word is not None and word.began != self.lease.me
 
@@ -119,43 +201,43 @@ def lease_of(name: str, settings: Settings, checkpoints: Checkpoints, spark: Spa
 
 @contextmanager
 def held(lease: JobLease | None, end: Callable[[], TurnEnd]) -> Iterator[None]:
-    """While the job runs. At its end the lease says what whoever waits is to do; `end` tells how a job ended that did
-    not fail. A run that was superseded by one that has the lease ends with `LeaseLost`."""
+    """Hold the lease while the job runs. At the end the lease tells waiting drivers what to do; `end` says how a job
+    ended that did not fail. A run superseded by the lease's new holder raises `LeaseLost`."""
     if lease is None:
         yield
         return
-    mine = lease.lease
+    hold = lease.lease
     try:
         yield
     except JobStopped:
-        mine.close(end().standing, end())
+        hold.close(end().standing, end())
         raise
     except (KeyboardInterrupt, SystemExit):
-        mine.close(Standing.RELEASED, TurnEnd.HANDED_OVER)
+        hold.close(Standing.RELEASED, TurnEnd.HANDED_OVER)
         raise
     except BaseException as error:
-        if any(isinstance(cause, Superseded) for cause in error_chain(error)) and mine.is_lost():
-            mine.close(None)
-            raise mine.taken_error() from error
+        if any(isinstance(cause, Superseded) for cause in error_chain(error)) and hold.is_lost():
+            hold.close(None)
+            raise hold.taken_error() from error
         if status_of(error) != lifeline.CRASHED:
-            mine.close(Standing.ENDED, TurnEnd.FAILED)
-        else:  # its supervisor starts it again; where there is none, somebody else may
-            mine.close(None if lifeline.connected() else Standing.RELEASED, TurnEnd.HANDED_OVER)
+            hold.close(Standing.ENDED, TurnEnd.FAILED)
+        else:  # its supervisor restarts it; without one, another driver may take over
+            hold.close(None if lifeline.connected() else Standing.RELEASED, TurnEnd.HANDED_OVER)
         raise
-    mine.close(end().standing, end())
+    hold.close(end().standing, end())
 
 
 def settings_of_turn(lease: JobLease | None, settings: Settings) -> Settings:
-    """The settings for a run that begins now. A savepoint to start from is for whoever begins the job: to restore it
-    once more in a takeover would take the job back to it."""
+    """The settings for a run that begins now. Only the driver that begins a job restores its savepoint: a takeover
+    that restored it again would set the job back."""
     if lease is None or not lease.goes_on or settings.recovery.path is None:
         return settings
-    log.warning("the job was begun elsewhere and goes on from its checkpoint, not from %s", settings.recovery.path)
+    log.warning("the job began elsewhere and resumes from its checkpoint, not from %s", settings.recovery.path)
     return replace(settings, recovery=replace(settings.recovery, path=None))
 
 
 def _end_process(error: PenstockError) -> None:
-    """At once: whatever this driver still did, it would do beside another one."""
+    """At once: anything more that this driver did would happen beside another one."""
     log.error("%s", error)
     lifeline.report_error(error, classify(error))
     for stream in (sys.stdout, sys.stderr):

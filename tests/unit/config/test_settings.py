@@ -90,7 +90,7 @@ def test_a_job_uses_them(file: Write) -> None:
     file(f"{INTERVAL}: 3 s\nrestart-strategy.type: off")
     job = Job("job")
     assert job.checkpoints.interval_seconds == 3
-    assert job._restart == RestartStrategy.none()
+    assert job.settings.restart == RestartStrategy.none()
 
 
 FLINK = """

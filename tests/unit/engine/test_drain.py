@@ -14,11 +14,10 @@ import pytest
 
 from penstock.checkpoint.spark_log import END_OF_TIME
 from penstock.config import Checkpoints
-from penstock.engine.drain import final_epoch
 from penstock.engine.protocol import Resume
 from penstock.engine.query import QueryRunner
 from penstock.engine.restarts import ErrorClass, classify
-from penstock.engine.steering import Steering
+from penstock.engine.steering import Steering, final_epoch
 from penstock.errors import JobDrained, LedgerError, PreCommitFailed, SavepointError, Superseded
 from penstock.events import Events
 from penstock.failpoints import InjectedFault, hooked
@@ -348,7 +347,8 @@ def test_of_several_queries_none_closes_a_window_before_all_can_and_the_error_na
 ) -> None:
     told: list[str] = []
     runners = [Played(uid, told, fails.get(uid, "")) for uid in ("a", "b")]
-    steering = Steering("job", cast("Any", runners), cast("Any", None), Checkpoints(), Events(), lambda: None)
+    steering = Steering("job", Checkpoints())
+    steering.begin(cast("Any", runners), cast("Any", None), Events())
     final: Future[str] = Future()
     steering._final = ("/savepoints", Kind.NATIVE, final, lambda _: None)
     steering.end(None)

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from penstock.config.restart_strategy import RestartStrategy
-from penstock.engine.group import EndRequest, QueryGroup
 from penstock.engine.query import QueryRunner
 from penstock.engine.restarts import Restarts
+from penstock.engine.run import QueryGroup
+from penstock.engine.steering import EndRequest
 from penstock.errors import DataError, PenstockError, Superseded, SystemUnavailable
 from penstock.events import Events
 
@@ -231,7 +232,7 @@ def test_cancel_while_waiting_to_restart_settles_too() -> None:
 
 
 def test_cancel_does_not_wait_for_an_epoch_that_hangs(monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.engine.group._CANCEL_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.engine.run._CANCEL_SECONDS", 0.0)
     world = World()
     world.query("a", "stuck")
     world.before = lambda: setattr(world, "asked", EndRequest.CANCEL)

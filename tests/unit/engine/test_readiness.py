@@ -9,9 +9,9 @@ import pytest
 
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.contracts.sink import Finding
-from penstock.engine import readiness
-from penstock.engine.readiness import Readiness
+from penstock.engine import run as readiness
 from penstock.engine.restarts import Restarts
+from penstock.engine.run import Readiness
 from penstock.errors import SystemUnavailable, TopicMissing
 from penstock.events import Events
 

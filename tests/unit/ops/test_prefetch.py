@@ -25,7 +25,7 @@ def test_clients_are_loaded_for_those_that_use_them() -> None:
     """In a process of its own: this one has loaded everything."""
     program = """
 import sys, threading
-from penstock.job import prefetch
+from penstock.ops import prefetch
 {first}
 prefetch.begin()
 for thread in threading.enumerate():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from penstock.ops import standby
+from penstock.ops import attach, turn
 from penstock.ops.process import lifeline
 from penstock.sinks.kafka import KafkaSink
 from penstock.spark import rehearsal
@@ -29,13 +29,13 @@ class World:
         self.source: Any = SimpleNamespace(warm_up=lambda spark, uid: self.done.append(uid))
         self.ended: list[int] = []
         patch.setattr(lifeline, "_turn", self.turn)
-        patch.setattr(standby, "_KEEP_WARM_SECONDS", 0.01)
-        patch.setattr(standby, "_HERE", ("penstock.no_such_module",))
+        patch.setattr(turn, "_KEEP_WARM_SECONDS", 0.01)
+        patch.setattr(turn, "_HERE", ("penstock.no_such_module",))
         patch.setattr(lifeline, "report_ready", lambda: self.told.append("ready"))
         patch.setattr(lifeline, "report_running", lambda: self.told.append("running"))
         patch.setattr(rehearsal, "warm_up", self._warm_up)
         patch.setattr(rehearsal, "warm_workers", lambda spark, modules: self.done.append("workers"))
-        patch.setattr(standby.os, "_exit", self.ended.append)  # type: ignore[attr-defined]
+        patch.setattr(turn.os, "_exit", self.ended.append)  # type: ignore[attr-defined]
 
     def _warm_up(self, spark: Any, modules: list[str]) -> None:
         self.modules = modules
@@ -50,7 +50,7 @@ class World:
         spark: Any = None
         sinks = [KafkaSink("out", servers="nowhere:1")]
         given = (spark, sinks, {"in": self.source}, self.look)
-        thread = threading.Thread(target=standby.take_turn, args=given, daemon=True)
+        thread = threading.Thread(target=turn.take_turn, args=given, daemon=True)
         thread.start()
         return thread
 
@@ -127,9 +127,9 @@ def test_workers_start_beside_what_follows(
     """Where somebody waits for a driver that is started again, and the workers are this machine's."""
     monkeypatch.setattr(lifeline, "_turn", None)
     monkeypatch.setattr(lifeline, "connected", lambda: supervised)
-    monkeypatch.setattr(standby.threading, "Thread", AtOnce)  # type: ignore[attr-defined]
+    monkeypatch.setattr(turn.threading, "Thread", AtOnce)  # type: ignore[attr-defined]
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
-    standby.take_turn(spark, [KafkaSink("out", servers="nowhere:1")])
+    turn.take_turn(spark, [KafkaSink("out", servers="nowhere:1")])
     assert world.done == (["workers"] if started else [])
 
 
@@ -138,7 +138,7 @@ def test_workers_that_do_not_start_are_left_to_the_first_epoch(world: World, mon
         raise RuntimeError("no process left")
 
     monkeypatch.setattr(rehearsal, "warm_workers", fail)
-    standby._start_workers(SimpleNamespace(), [])  # type: ignore[arg-type]
+    turn._start_workers(SimpleNamespace(), [])  # type: ignore[arg-type]
     assert world.done == []
 
 
@@ -150,5 +150,5 @@ def test_any_other_driver_goes_on_at_once(world: World, monkeypatch: pytest.Monk
 
 def test_the_supervisor_is_told_when_the_job_runs(world: World) -> None:
     for event in ("started", "recovered", "committed"):
-        standby.report_running({"event": event})
+        attach.report_running({"event": event})
     assert world.told == ["running"]

@@ -302,7 +302,7 @@ class Supervisor:
 class Standby:
     """Keeps one driver ready beside the active one: starts it once the job runs, replaces it when it dies, hands it
     over when it is needed. A standby loads the program and warms up, and touches nothing before it takes over: see
-    `ops.standby`. Nothing that happens to it affects the active driver. Every method returns at once."""
+    `ops.turn`. Nothing that happens to it affects the active driver. Every method returns at once."""
 
     def __init__(
         self,

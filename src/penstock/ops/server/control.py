@@ -10,49 +10,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from penstock.engine.control import Steerable
 from penstock.errors import ControlError, JobStopped, PenstockError
 from penstock.ops.process.registry import Registration, State, error_fields, now_ms
-from penstock.progress import Progress, Step, silent
+from penstock.progress import Progress, Step
 
 MAX_ANSWERS = 1000
 """Answers that are kept; a request that is repeated after that many others counts as a new one."""
 MOST_RUNNING = 16  # each has a thread
-
-
-class Steerable(Protocol):
-    """A running job, called from threads that are not its own. Every method raises a `PenstockError` where it cannot
-    do what it is asked."""
-
-    name: str
-
-    def savepoint(self, directory: str | None = None, *, kind: str = "native", progress: Progress = silent) -> str:
-        """Take a savepoint while the job goes on. Blocks; returns its path. `progress` is told how far it is."""
-
-    def checkpoint(self) -> int:
-        """Complete a checkpoint now. Blocks; returns its number."""
-
-    def stop_with_savepoint(
-        self,
-        directory: str | None = None,
-        *,
-        drain: bool = False,
-        kind: str = "native",
-        cancel: bool = False,
-        progress: Progress = silent,
-    ) -> str:
-        """Finish the epoch under way, take a savepoint, end. Blocks until there is a path; the job then ends, and with
-        `cancel` it counts as cancelled."""
-
-    def stop(self) -> None:
-        """Ask for a clean end; returns at once."""
-
-    def cancel(self) -> None:
-        """Ask for an end without waiting for the epoch under way; returns at once."""
-
-    def status(self) -> dict[str, Any]:
-        """`{"state": "RUNNING", "queries": {uid: {"epoch": 12, "generation": 3, …}}, "restarts": 0}`; never blocks."""
 
 
 _BY_EVENT = {"started": State.RUNNING, "opened": State.RUNNING, "restarting": State.RESTARTING}

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.checkpoint import layout
 from penstock.checkpoint.decision import Outcome
 from penstock.checkpoint.record import CheckpointRecord, records
+from penstock.engine.control import Insight
 from penstock.engine.settlement import JobLedgers
 from penstock.errors import PenstockError
 from penstock.ops.process.registry import Entry, Registry, State, now_ms
@@ -27,24 +28,6 @@ from penstock.storage.local import LocalStorage
 from penstock.storage.storage import local_path
 
 MOST_CACHED = 16  # past runs whose history stays in memory
-
-
-class Insight(Protocol):
-    """What a running job tells of itself beyond `Steerable`, called from threads that are not its own. Nothing here
-    waits for an epoch or runs Spark jobs."""
-
-    def plan(self) -> dict[str, Any]:
-        """Queries with sources, operators and sinks, the weakest link, settings; the same during a run."""
-
-    def positions(self) -> dict[str, dict[str, Any]]:
-        """By query: its `watermark`, and under `sources`, by uid, partitions with `offset`, `end` and `lag`. May ask
-        other systems for a moment."""
-
-    def reading(self, query: str, epoch: int) -> bool:
-        """Whether an epoch that is being prepared still reads its sources, as far as Spark says."""
-
-    def transactions(self) -> dict[str, Any]:
-        """What is open in other systems, and what the ledger says of it. May take seconds."""
 
 
 @dataclass(frozen=True)

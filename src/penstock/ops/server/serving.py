@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.ops.process.registry import Registry, register_driver
 from penstock.ops.server import history, traces
-from penstock.ops.server.control import Lifecycle, Operations, Steerable
+from penstock.ops.server.control import Lifecycle, Operations
 from penstock.ops.server.history import HistoryWriter
 from penstock.ops.server.metrics import Metrics
 from penstock.ops.server.run_view import RunView
-from penstock.ops.server.runs import Insight, OneRun, Run
+from penstock.ops.server.runs import OneRun, Run
 from penstock.processes import raise_file_limit
 from penstock.secrets import masked
 from penstock.storage.storage import local_path
@@ -30,6 +30,7 @@ from penstock.storage.storage import local_path
 if TYPE_CHECKING:
     from penstock.config.operations import Rest
     from penstock.config.settings import Settings
+    from penstock.engine.control import Insight, Steerable
     from penstock.events import Events
     from penstock.ops.server.connections import Server
     from penstock.ops.server.web import Asgi
