@@ -36,8 +36,6 @@ OTHERS = {
     ("ops/server/own.py", "{}/inflight"): "an address of the REST interface",
     ("ops/server/commands.py", "{}/state/lookup"): "an address of the REST interface",
     ("cli/jobs.py", "/jobs/{}/checkpoints"): "an address of the REST interface",
-    ("cli/top_facts.py", "{}/epochs"): "an address of the REST interface",
-    ("cli/top_facts.py", "{}/inflight"): "an address of the REST interface",
 }
 
 
