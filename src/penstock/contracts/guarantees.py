@@ -1,4 +1,4 @@
-"""What each link of the chain promises, and what the whole chain therefore gives."""
+"""The guarantees of a chain's links, and of the whole chain."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Guarantee(IntEnum):
-    """Ordered: a chain gives the least of its links."""
+    """Ordered: a chain has the least guarantee of its links."""
 
     AT_MOST_ONCE = 0
     AT_LEAST_ONCE = 1
-    EFFECTIVELY_ONCE = 2  # idempotent: a replay converges, and may be seen on the way
+    EFFECTIVELY_ONCE = 2  # idempotent: a replay converges, but readers may see intermediate states
     EXACTLY_ONCE = 3
 
     def __str__(self) -> str:
@@ -26,7 +26,7 @@ class Guarantee(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One part of the chain: what it is, what it promises, why, and what would lift it."""
+    """One part of the chain: its guarantee, the reason, and what would raise it."""
 
     kind: str  # "source", "engine" or "sink"
     name: str
@@ -43,16 +43,16 @@ class Chain:
 
     @property
     def weakest(self) -> Link:
-        """The first of those that promise least."""
+        """The first link with the least guarantee."""
         return min(self.links, key=lambda link: link.guarantee)
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the whole chain gives."""
+        """The guarantee of the whole chain."""
         return self.weakest.guarantee
 
     def require(self, wanted: Guarantee) -> None:
-        """Refuse to start a job that asks for more than its weakest link gives."""
+        """Refuse to start a job that asks for more than its weakest link guarantees."""
         if self.guarantee < wanted:
             link = self.weakest
             raise GuaranteeError(
@@ -71,22 +71,22 @@ class Chain:
 
 
 def wanted(mode: str) -> Guarantee:
-    """What a job of this mode asks of its chain."""
+    """The guarantee that a job of this mode asks of its chain."""
     return Guarantee[str(mode).upper()]
 
 
 def engine_link(checkpoints: Checkpoints) -> Link:
-    """What Spark and the epochs promise in this mode."""
+    """The guarantee of Spark and the epochs in this mode."""
     guarantee = wanted(str(checkpoints.mode))
     if guarantee is Guarantee.EXACTLY_ONCE:
         because = "positions and state in the checkpoint, one decision per epoch"
         if checkpoints.unaligned:
-            because += ", rows that a sink does not take in time wait in the in-flight log"
+            because += ", rows that a slow sink has not taken wait in the in-flight log"
         elif checkpoints.max_concurrent > 1:
             because += f", up to {checkpoints.max_concurrent} epochs at a time"
         return Link("engine", "spark", guarantee, because)
     if guarantee is Guarantee.AT_LEAST_ONCE:
         because = "mode at_least_once: rows are visible without a decision, an epoch that replays repeats them"
     else:
-        because = "mode at_most_once: an epoch that was begun is never written again, what it lost is dropped"
+        because = "mode at_most_once: an epoch that has begun is never written again, and its lost rows are dropped"
     return Link("engine", "spark", guarantee, because, "set mode=exactly_once.")

@@ -1,11 +1,11 @@
-"""What a sink is, and the two-phase contract that users may implement for their own systems.
+"""Sinks, and the two-phase contract that users may implement for their own systems.
 
 A sink object is a description: small, picklable, without connections. In a task it opens a `Writer`, in the driver
-a `Committer`; the two share nothing but the committables that writers hand back, because either may die at any time.
+a `Committer`; the two share only the committables that writers return, because either may die at any time.
 
     task    open_writer ── write… ── pre_commit ──▶ Committable          (or abort)
     driver  open_committer ── seal ── [decision in the ledger] ── commit  (or abort)
-    restart open_committer ── commit what was decided ── abort_dangling what was not
+    restart open_committer ── commit decided ones ── abort_dangling all others
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SinkScope:
-    """Which sink of which run: what a committer is opened with.
-
-    `prefix` names everything this sink ever leaves in the other system, over all generations.
-    """
+    """Identifies a sink of one run, for its committer. `prefix` begins the names of everything that this sink creates
+    in the other system, in all generations."""
 
     job: str
     uid: str
@@ -38,16 +36,16 @@ class SinkScope:
 
     @property
     def prefix(self) -> str:
-        # A colon stands in no name, so no two of job and uid make the same prefix.
+        # No name has a colon, so no two pairs of job and uid have the same prefix.
         return f"{self.job}:{self.uid}"
 
 
 @dataclass(frozen=True, slots=True)
 class WriterScope:
-    """Which writer of which attempt: what a writer is opened with, in a task.
+    """Identifies one attempt of a writer, in a task.
 
     (`generation`, `epoch`, `attempt`, `partition`, `task_attempt`) is unique over all runs: two attempts of one task
-    never share a name. `hints` is what the sink's committer wanted its writers to know this epoch.
+    never share a name. `hints` come from the sink's committer (`Committer.hints`).
     """
 
     sink: SinkScope
@@ -60,7 +58,7 @@ class WriterScope:
 
 @dataclass(frozen=True, slots=True)
 class CheckContext:
-    """The numbers a start-up check compares a system's limits with."""
+    """The numbers that a start-up check compares with a system's limits."""
 
     job: str
     interval_seconds: float
@@ -69,7 +67,7 @@ class CheckContext:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something a check wants a person to know; anything worse is raised as an error."""
+    """A warning from a check; anything worse is raised as an error."""
 
     sink: str
     message: str
@@ -77,10 +75,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something that is open in the other system, for people to look at.
+    """An open writer in the other system, for display.
 
-    `payload` is the part of its committable's payload that names it, so that the ledger can be asked about it. What
-    the name does not tell is None. `started` is in seconds since 1970; `details` holds no secret."""
+    `payload` is the part of its committable's payload that names it, for a lookup in the ledger. Numbers that the name
+    does not hold are None. `started` is in seconds since 1970; `details` holds no secret."""
 
     name: str
     generation: int
@@ -92,49 +90,41 @@ class Leftover:
 
 
 __all__ = [
-    "CheckContext",
-    "Committable",
-    "Committer",
-    "Finding",
-    "Leftover",
-    "Outcome",
-    "Sink",
-    "SinkScope",
-    "TwoPhaseSink",
-    "Writer",
-    "WriterScope",
-]
+    "CheckContext", "Committable", "Committer", "Finding", "Leftover", "Outcome", "Sink", "SinkScope", "TwoPhaseSink",
+    "Writer", "WriterScope",
+]  # fmt: skip
 
 
 class Writer(ABC):
-    """One task's hand on the target. Used by one thread, from open to pre_commit or abort."""
+    """One task's side of the target. Used by one thread, from open to pre_commit or abort."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Hand over rows. May buffer; must not make anything visible."""
+        """Take rows. May buffer; must not make anything visible."""
 
     @abstractmethod
     def pre_commit(self) -> Mapping[str, Any]:
-        """Flush and leave everything prepared: afterwards a commit can only fail if the other system loses it."""
+        """Flush and prepare: afterwards a commit can only fail if the other system loses the prepared rows. Returns the
+        payload of the committable, which must suffice to commit or abort from any process."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Undo what this writer did. Called after any failure; must not raise for what is already gone."""
+        """Undo this writer's work. Called after any failure; must not raise if it is already gone."""
 
 
 class Committer(ABC):
-    """The driver's hand on the target. Every method is idempotent and may be called from any process.
+    """The driver's side of the target. Every method is idempotent and may be called from any process.
 
-    `fences_older_runs` may be set where, once `abort_dangling` has returned, no writer of an older generation can
-    prepare anything any more. Otherwise `abort_dangling` is called about once a minute, for as long as a run lasts."""
+    Set `fences_older_runs` if no writer of an older generation can prepare anything once `abort_dangling` has returned.
+    Otherwise `abort_dangling` is called about once a minute during a run."""
 
     fences_older_runs: ClassVar[bool] = False
 
     def hints(self) -> Mapping[str, Any]:
-        """What this epoch's writers should know; travels to every task, so keep it small.
+        """Information for this epoch's writers; travels to every task, so keep it small.
 
-        An epoch waits for it: say what is known, and where the other system has to be asked, ask for seconds at most.
-        A writer must be able to do without."""
+        An epoch waits for it: return what is known, and spend seconds at most on asking the other system. A writer must
+        work without it."""
         return {}
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
@@ -142,35 +132,34 @@ class Committer(ABC):
         return committables
 
     def release(self) -> None:  # noqa: B027 - most hold nothing
-        """Let go of what `seal` holds open for the commit: another committer will do it, and must not wait for us."""
+        """Release what `seal` holds open for the commit: another committer will commit, and must not wait."""
 
     @abstractmethod
     def commit(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, Outcome]:
-        """Make all visible, in parallel where possible; by writer number, what is proven of each. Raises nothing
-        that concerns a single committable: what could not be proven by the deadline is UNKNOWN."""
+        """Make all visible, in parallel if possible; returns the proven outcome by writer number. Raises nothing that
+        concerns a single committable: an outcome that is not proven by the deadline is UNKNOWN."""
 
     @abstractmethod
     def abort(self, committables: Sequence[Committable], deadline: Deadline) -> None:
-        """Undo what was prepared and will never be decided."""
+        """Undo prepared committables that will never be decided."""
 
     @abstractmethod
     def abort_dangling(self, keep: Collection[Committable], deadline: Deadline) -> int:
-        """Find by prefix whatever this and older generations left open, except `keep`, abort it so that its writer,
-        should it still live, can do nothing more, and return how many there were. Never touches newer generations."""
+        """Find by prefix everything that this and older generations left open, except `keep`; abort it so that a
+        surviving writer can do nothing more; return the number. Never touches newer generations."""
 
     def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
-        """Of an epoch that was committed before: by writer number, those whose rows the other system has proven to have
-        lost since, as a database does when a replica that is behind takes its place. Each with what to do there so that
-        the loss counts as known. What has only fallen back to prepared is committed once more, so this is asked before
-        leftovers are aborted."""
+        """The committables of a committed epoch whose rows the other system has provably lost since, for example after
+        a failover to a replica that was behind: by writer number, with the command that acknowledges the loss there.
+        Those that have only fallen back to prepared are committed again, so this runs before leftovers are aborted."""
         return {}
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover] | None:
-        """What `abort_dangling` would find with nothing to keep, left as it is; None where the sink cannot say."""
+        """What `abort_dangling` would abort with nothing to keep; changes nothing. None if the sink cannot tell."""
         return None
 
     def evidence(self, committables: Sequence[Committable], deadline: Deadline) -> Mapping[int, str]:
-        """By writer number, for a person who has to judge where nothing can be proven: what is seen in the target."""
+        """By writer number, what the target shows, for an operator who must judge an unproven outcome."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - a committer without connections has nothing to do
@@ -182,29 +171,28 @@ class Sink(ABC):
 
     @abstractmethod
     def link(self, uid: str) -> Link:
-        """What this sink promises and why, for the weakest-link computation."""
+        """This sink's guarantee and its reason, for the weakest-link computation."""
 
     @abstractmethod
     def shape(self, frame: DataFrame) -> DataFrame:
-        """The columns and types the writer takes, from what the user gave; `SchemaMismatch` where that cannot be."""
+        """The columns and types that the writer takes, from the user's frame; `SchemaMismatch` if it does not fit."""
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        """Connect, compare what the other system allows with what the job needs, write nothing. Raises a
-        `ConfigurationError` or `SystemUnavailable` for what cannot work."""
+        """Connect and compare the other system's limits with the job's needs; write nothing. Raises a
+        `ConfigurationError` or `SystemUnavailable` if the sink cannot work."""
         return ()
 
     def describe(self) -> str:
-        """One line for people; never a secret."""
+        """One line for messages; never a secret."""
         return type(self).__name__
 
 
 class TwoPhaseSink(Sink):
     """A sink whose system can prepare now and commit later. Extend this for your own.
 
-    `shapes_once` may be set where `shape` depends on the frame's columns alone and changes nothing outside of the sink,
-    and where all that committers hint can be written as JSON. `shape` is then called, and the sink pickled, once in a
-    start of a query instead of in every epoch, which makes short epochs shorter. It does not count for a class that
-    overrides `shape`: that one has to say it again."""
+    Set `shapes_once` if `shape` depends only on the frame's columns and has no effect outside the sink, and if the
+    committers' hints can be written as JSON. Then `shape` is called, and the sink pickled, once per start of a query
+    instead of in every epoch, which shortens short epochs. A class that overrides `shape` must set it again."""
 
     shapes_once: ClassVar[bool] = False
 
@@ -215,24 +203,24 @@ class TwoPhaseSink(Sink):
         return frame
 
     def redirected(self, suffix: str) -> TwoPhaseSink:
-        """The same sink with its output put aside: a topic, table or folder named like its own with `suffix` behind.
-        For a fork of a job, which must not write where the job does."""
+        """The same sink with another output: a topic, table or folder with `suffix` behind its name. For a fork of a
+        job, which must not write to the job's output."""
         raise ConfigurationError(
             f"{type(self).__name__} cannot redirect its output, so a job with it cannot be forked.",
-            to_do="give the fork a sink that can, or override TwoPhaseSink.redirected(suffix).",
+            to_do="use a sink that can for the fork, or override TwoPhaseSink.redirected(suffix).",
         )
 
     @abstractmethod
     def open_writer(self, scope: WriterScope) -> Writer:
-        """In a task: begin. Called once the first row is there, so that empty partitions cost nothing."""
+        """In a task: begin. Called with the first row, so that empty partitions cost nothing."""
 
     @abstractmethod
     def open_committer(self, scope: SinkScope) -> Committer:
-        """In the driver: what commits, aborts and finds leftovers."""
+        """In the driver: commits, aborts and finds leftovers."""
 
     def open_direct_writer(self, scope: WriterScope) -> Writer:
-        """In a task of a job that asks for at-least-once only: a writer whose `pre_commit` has made the rows visible
-        when it returns. Unless a sink knows a shorter way, each task commits by itself."""
+        """In a task of a job in mode at_least_once: a writer whose `pre_commit` makes the rows visible. Unless a sink
+        has a shorter way, each task commits by itself."""
         return CommittingWriter(self, scope)
 
 
@@ -240,8 +228,8 @@ _COMMIT_SECONDS = 60.0
 
 
 class CommittingWriter(Writer):
-    """At-least-once through a two-phase sink: a task that commits what it has prepared, by itself and at once. Nobody
-    decides: should the task or the driver die afterwards, the epoch replays and its rows come again."""
+    """At-least-once through a two-phase sink: a task commits its own prepared rows at once, without a decision. If the
+    task or the driver dies afterwards, the epoch replays and its rows come again."""
 
     def __init__(self, sink: TwoPhaseSink, scope: WriterScope) -> None:
         self._sink, self._scope, self._rows = sink, scope, 0
@@ -265,7 +253,7 @@ class CommittingWriter(Writer):
             raise PreCommitFailed(
                 f"Writer {scope.partition} of sink {scope.sink.uid!r} could not commit in its task: {outcome.value}.",
                 safe="the epoch is not complete and replays; rows that became visible come again.",
-                to_do="nothing, if the target system was away for a moment; else see that it answers.",
+                to_do="nothing, if the target system was briefly unavailable; otherwise see that it answers.",
             )
         return {}
 

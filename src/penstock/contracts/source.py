@@ -1,4 +1,4 @@
-"""What a source is: a description that becomes an ordinary streaming DataFrame."""
+"""Sources: descriptions that become ordinary streaming DataFrames."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpochRead:
-    """What one position of an epoch reads: from `start` (None: the beginning) to `end`. `notes` is the folder in which
-    Spark's source keeps its own."""
+    """The read of one source in an epoch: from `start` (None: the beginning) to `end`. `notes` is the folder of Spark's
+    source's own log."""
 
     spark: SparkSession
     epoch: int
@@ -39,12 +39,12 @@ class Source(ABC):
         """The streaming DataFrame."""
 
     def link(self, uid: str) -> Link:
-        """Replayable sources promise exactly-once: the same positions give the same rows."""
+        """Replayable sources guarantee exactly-once: the same positions give the same rows."""
         return Link("source", uid, Guarantee.EXACTLY_ONCE, f"replayable, {self.describe()}")
 
     def link_beside(self, uid: str, others: Sequence[Source]) -> Link:
-        """The same in a job that reads `others` as well: one for each other place where a query reads a source, this
-        one included."""
+        """The same in a job that also reads `others`: one for each other place where a query reads a source, possibly
+        this one again."""
         return self.link(uid)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
@@ -52,8 +52,8 @@ class Source(ABC):
         return ()
 
     def warm_up(self, spark: SparkSession, uid: str) -> None:  # noqa: B027 - most have nothing to load
-        """In a driver that waits for its turn: have loaded and connected what reading needs, and write nothing. What
-        it raises means nothing: the start will tell."""
+        """In a standby driver: load and connect what reading needs; write nothing. Its errors are ignored: the start
+        will raise them."""
 
     def finished(self, offset: Any) -> bool:
         """Whether `offset` (Spark's JSON for this source after an epoch) is the end of a bounded input."""
@@ -61,79 +61,79 @@ class Source(ABC):
 
     @property
     def bounded(self) -> bool:
-        """Whether it comes to an end."""
+        """Whether the input ends."""
         return False
 
     @property
     def ends_with_what_is_there(self) -> bool:
-        """Bounded by what is there when the query starts, so that only Spark can tell where it ends."""
+        """Bounded by the input that exists when the query starts, so that only Spark knows its end."""
         return False
 
     @property
     def paced_by_position(self) -> bool:
-        """Whether its reader must be told where the query stands, which Spark before 4.2 does not do in a run over
-        what is there now."""
+        """Whether its reader needs the query's position, which Spark before 4.2 does not pass in a run over available
+        input."""
         return False
 
     @property
     def verifies(self) -> bool:
-        """Whether `verify` is to be asked before each epoch that reads something."""
+        """Whether to call `verify` before each epoch that reads something."""
         return False
 
     def verify(self, uid: str, read: EpochRead) -> None:  # noqa: B027 - most leave it to Spark
-        """Raise where Spark does not read all that the positions of an epoch name; nothing has been written yet."""
+        """Raise if Spark does not read everything between an epoch's positions; nothing has been written yet."""
 
     @property
     def identified(self) -> bool:
-        """Whether a part of it that was deleted and created again under its name can be told from the former one, by
-        `identities`; then `parts` and `refuse_replaced` are asked, too."""
+        """Whether `identities` distinguishes a part that was deleted and created again under its name; then `parts`
+        and `refuse_replaced` are called, too."""
         return False
 
     def parts(self, offset: Any) -> Mapping[str, Any]:
-        """The parts that `offset` (Spark's JSON for this source after an epoch) has positions in, with these."""
+        """The parts with their positions in `offset` (Spark's JSON for this source after an epoch)."""
         return {}
 
     def identities(self, names: Collection[str], *, subscribed: bool = False) -> Mapping[str, str]:
-        """The id of each of these parts, which no other part ever has; a part that has none, or is not there, is left
-        out. `subscribed`: also of all others that a query would read if it started now."""
+        """The unique id of each of these parts, without parts that have none or do not exist. `subscribed`: also of all
+        others that a query would read if it started now."""
         return {}
 
     def refuse_replaced(self, uid: str, replaced: Mapping[str, tuple[str, str]]) -> None:  # noqa: B027
-        """Raise, unless the user has accepted that positions go on in parts that have another id (the second) than the
-        one that they were written for (the first)."""
+        """Raise, unless the user has accepted that positions continue in parts with another id (the second) than the
+        one they were written for (the first)."""
 
     def start(self, job: str, uid: str, readers: Sequence[str]) -> None:  # noqa: B027 - most need nothing beside Spark
-        """The job begins to run: start what must run beside its queries. `readers` names every place where a query
-        reads this source."""
+        """The job begins: start what must run beside its queries. `readers` names every place where a query reads this
+        source."""
 
-    def completed(self, uid: str, reader: str, offset: Any) -> None:  # noqa: B027 - most are never told
-        """What `reader` has read up to `offset` is committed, and no restart asks for it again."""
+    def completed(self, uid: str, reader: str, offset: Any) -> None:  # noqa: B027 - most need no notice
+        """The rows that `reader` has read up to `offset` are committed; no restart reads them again."""
 
     def stop(self) -> None:  # noqa: B027 - most have started nothing
-        """The job has ended, well or not. Called once for each source, also where `start` failed."""
+        """The job has ended, with or without an error. Called once for each source, also if `start` failed."""
 
-    def publish(self, job: str, uid: str, offset: Any) -> None:  # noqa: B027 - most sources have nobody to tell
-        """Tell the world how far a committed epoch has come (lag tools). Best effort: never the truth, never fatal."""
+    def publish(self, job: str, uid: str, offset: Any) -> None:  # noqa: B027 - most have no lag tools
+        """Publish the positions of a committed epoch, for lag tools. Best effort: never the truth, never fatal."""
 
     def read_positions(self, offset: Any) -> Mapping[str, Any]:
-        """Each partition and how far it was read, from `offset` (Spark's JSON for this source after an epoch)."""
+        """The position of each partition, from `offset` (Spark's JSON for this source after an epoch)."""
         return _flatten(json.loads(offset) if isinstance(offset, str) else offset)
 
     def end_positions(self, offset: Any, deadline: Deadline) -> Mapping[str, int]:
-        """Where each partition of `offset` ends now, as far as it can be told before the deadline. For people who look:
-        never called by an epoch."""
+        """The current end of each partition of `offset`, as far as known by the deadline. For display: no epoch calls
+        it."""
         return {}
 
     def jars(self) -> Sequence[str]:
-        """Names of the locked jar sets this source needs, see `penstock.supply.jars`."""
+        """Names of the locked jar sets that this source needs, see `penstock.supply.jars`."""
         return ()
 
     def spark_conf(self) -> Mapping[str, str]:
-        """Session settings this source wants; never override the user's."""
+        """Session settings for this source; they never override the user's."""
         return {}
 
     def describe(self) -> str:
-        """One line for people; never a secret."""
+        """One line for messages; never a secret."""
         return type(self).__name__
 
 
@@ -149,5 +149,5 @@ def _flatten(offset: Any, name: str = "") -> dict[str, Any]:
 
 
 def reader_name(query: str, position: int) -> str:
-    """A query may read one source at several positions, each as far as it has come."""
+    """A query may read one source in several places, each at its own position."""
     return f"{query}[{position}]"
