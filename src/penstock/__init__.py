@@ -28,7 +28,7 @@ if typing.TYPE_CHECKING:
     from penstock.sources.datagen import DataGenSource
     from penstock.sources.files import FileSource
     from penstock.sources.kafka.source import KafkaSource
-    from penstock.sources.socket.source import SocketSource
+    from penstock.sources.socket import SocketSource
 
 __version__ = "0.1.0"
 
@@ -89,7 +89,7 @@ _WHERE = {
     "RestartStrategy": "penstock.config.restart_strategy",
     "Retention": "penstock.config",
     "Sink": "penstock.contracts.sink",
-    "SocketSource": "penstock.sources.socket.source",
+    "SocketSource": "penstock.sources.socket",
     "Source": "penstock.contracts.source",
     "StateBackend": "penstock.config",
     "TwoPhaseSink": "penstock.contracts.sink",

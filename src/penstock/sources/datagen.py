@@ -102,7 +102,7 @@ class DataGenSource(Source):
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
         from pyspark.sql import functions as f
 
-        from penstock.sources.datagen_reader import DataGen
+        from penstock.sources.readers import DataGen
         from penstock.sources.spark_reader import register
 
         register(spark, DataGen)

@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from penstock.sources.datagen_reader import DataGen, NumberReader, Range, numbers
+from penstock.sources.readers import DataGen, NumberReader, Range, numbers
 
 
 @given(start=st.integers(0, 10**12), rows=st.integers(0, 5_000), partitions=st.integers(1, 600))

@@ -26,9 +26,9 @@ from penstock.errors import (
     ValueTooLarge,
 )
 from penstock.failpoints import InjectedFault, hooked
-from penstock.sources.socket.journal import Journal, journal_id
-from penstock.sources.socket.journal_reader import JournalReader
-from penstock.sources.socket.receiver import Receiver, whole_lines
+from penstock.sources.journal import Journal, JournalReader
+from penstock.sources.socket import Receiver, whole_lines
+from penstock.storage.local import LocalTree
 from tests.support.line_server import LineServer
 from tests.support.waiting import until
 
@@ -36,7 +36,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
-from penstock.sources.socket.reader import JournalledLines, LineReader, decode
+from penstock.sources.readers import JournalledLines, LineReader, decode
 from penstock.spark.executors import TaskFault, fault_in
 
 
@@ -63,8 +63,8 @@ def receive(server: LineServer, tmp_path: Path) -> Iterator[Callable[..., Receiv
 
 def content(folder: Path) -> bytes:
     reader = JournalReader(folder)
-    start = reader.start()
-    return b"".join(frame.payload for frame in reader.frames(start, reader.bounded(start, 1 << 30)))
+    start = reader.extent()[0]
+    return b"".join(frame.lines for frame in reader.frames(start, reader.bounded(start, 1 << 30)))
 
 
 def test_lines_are_whole_whatever_the_pieces_they_come_in(
@@ -129,12 +129,9 @@ def test_a_full_disk_holds_the_sender_up_and_loses_nothing(
     server.send(b"before\n")
     until(lambda: content(tmp_path) == b"before\n", "the first line", 20)
     end = JournalReader(tmp_path).bounded(0, 1000)
-    real = os.pwrite
 
-    def full(handle: int, data: bytes, at: int) -> int:
-        if len(data) != 4096:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(handle, data, at)
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     def complained() -> bool:
         try:
@@ -144,32 +141,29 @@ def test_a_full_disk_holds_the_sender_up_and_loses_nothing(
         return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
+        patch.setattr(os, "fsync", full)
         server.send(b"during\n")
         until(complained, "the complaint", 20)
-        assert JournalReader(tmp_path).bounded(0, 1000) == end, "what is there is still given"
     until(lambda: content(tmp_path) == b"before\nduring\n", "the line that had to wait", 20)
 
 
-def test_lines_are_not_doubled_where_readers_cannot_be_told_of_them(
+def test_lines_are_not_doubled_where_their_name_cannot_be_synced(
     server: LineServer, receive: Callable[..., Receiver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receive()
     server.send(b"before\n")
     until(lambda: content(tmp_path) == b"before\n", "the first line", 20)
-    real, refused = os.pwrite, threading.Event()
+    real, refused = LocalTree.sync, threading.Event()
 
-    def refuse(handle: int, data: bytes, at: int) -> int:
-        if len(data) != 4096:
-            return real(handle, data, at)
+    def refuse(tree: LocalTree, folder: str) -> None:
         refused.set()
         raise OSError(errno.EIO, "the disk is broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", refuse)
+        patch.setattr(LocalTree, "sync", refuse)
         server.send(b"once\n")
         assert refused.wait(20)
-    until(lambda: content(tmp_path) != b"before\n", "the line that readers had to wait for", 20)
+    assert LocalTree.sync is real
     server.send(b"after\n")
     until(lambda: content(tmp_path).endswith(b"after\n"), "the last line", 20)
     assert content(tmp_path) == b"before\nonce\nafter\n"
@@ -187,7 +181,7 @@ def test_lines_are_not_doubled_by_any_failure_after_the_sync(
     with hooked("journal.synced", fail):
         receive()
         server.send(b"once\n")
-        until(lambda: (tmp_path / "state").exists() and content(tmp_path) != b"", "the line", 20)
+        until(lambda: (tmp_path / "owner").exists() and content(tmp_path) != b"", "the line", 20)
         server.send(b"after\n")
         until(lambda: content(tmp_path).endswith(b"after\n"), "the last line", 20)
     assert content(tmp_path) == b"once\nafter\n"
@@ -198,7 +192,7 @@ def test_lines_before_one_without_end_are_kept(
 ) -> None:
     receive(longest=10)
     server.send(b"one\ntwo\n" + b"x" * 20)
-    until(lambda: (tmp_path / "state").exists() and content(tmp_path) == b"one\ntwo\n", "the lines", 20)
+    until(lambda: (tmp_path / "owner").exists() and content(tmp_path) == b"one\ntwo\n", "the lines", 20)
 
 
 def test_without_a_journal_lines_lie_where_nobody_else_looks(server: LineServer) -> None:
@@ -361,7 +355,7 @@ def test_without_a_journal_positions_never_come_again(server: LineServer, tmp_pa
         source = SocketSource("127.0.0.1", server.port)
         source.start("j", "s", [])
         folder = source._place("s")
-        starts.append(JournalReader(folder).start())
+        starts.append(JournalReader(folder).extent()[0])
         assert rows(reader(folder, strict=False), 0, starts[0]) == []
         source.stop()
         assert not folder.exists()
@@ -385,9 +379,3 @@ def test_a_journal_that_was_begun_anew_is_not_read_at_the_old_position(tmp_path:
         source.refuse_replaced("s", {"journal": (before["journal"], now["journal"])})
     assert source.identified
     assert not SocketSource("localhost", 9999).identified
-
-
-def test_a_journal_of_an_earlier_version_has_no_id(tmp_path: Path) -> None:
-    assert journal_id(tmp_path) is None
-    (tmp_path / "journal.json").write_text('{"version": 1, "job": "j", "source": "s"}')
-    assert journal_id(tmp_path) is None

@@ -179,7 +179,7 @@ def test_spark_is_told_of_it() -> None:
 
 
 def test_a_source_that_the_driver_plans_is_refused_where_python_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.sources.datagen_reader import DataGen
+    from penstock.sources.readers import DataGen
     from penstock.sources.spark_reader import register
 
     session: Any = None

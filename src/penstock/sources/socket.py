@@ -1,0 +1,342 @@
+"""Lines of text from a TCP server, as in the classic word count; with a journal, exactly once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.option import size
+from penstock.contracts.guarantees import Guarantee, Link
+from penstock.contracts.source import Source
+from penstock.errors import (
+    AccessDenied,
+    ConfigurationError,
+    PenstockError,
+    PositionsLost,
+    Superseded,
+    SystemUnavailable,
+    ValueTooLarge,
+)
+from penstock.sources.journal import Journal, claim_journal, journal_id
+from penstock.sources.spark_reader import register, stream_reader
+from penstock.storage.private import require_own
+from penstock.storage.storage import local_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.contracts.sink import CheckContext, Finding
+
+log = logging.getLogger("penstock")
+
+_TAKE = 256 << 10  # bytes taken at a time: one frame of the journal, one sync
+_CONNECT_SECONDS, _LOOK_SECONDS = 10.0, 0.2  # to connect; until a stop is noticed
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # between two tries to connect
+_DISK_PAUSE = 0.5  # between two tries to write
+
+
+class SocketSource(Source):
+    """Connects to `host:port` and reads lines: `value string, received timestamp`, one row a line. It is connected
+    while the job runs, and tries again and again where the server is not there or goes away.
+
+    `journal` is a folder on the driver's local disk, one for each source. Every line is durable there before Spark
+    learns of it, so a crash neither loses nor repeats it: exactly once *from the moment it was received*. Lines that a
+    server sends while no job is connected, or that are on their way when the driver dies, are lost: plain TCP has no
+    way to ask again. Without a journal every line that was received and not yet written is lost with the driver: at
+    most once.
+
+    `received` is the moment of receipt, the same in every replay. Bytes after the last newline of a connection are
+    dropped. `keep` is how much of what is committed stays in the journal, for a restore from an older savepoint.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        journal: str | os.PathLike[str] | None = None,
+        max_bytes_per_epoch: int | str = "16mb",
+        keep: int | str = "64mb",
+        max_line_bytes: int | str = "1mb",
+    ) -> None:
+        self.host = host
+        self.port = int(port)
+        self.journal = None if journal is None else local_path(os.fspath(journal))
+        self.max_bytes_per_epoch = size(max_bytes_per_epoch, "max_bytes_per_epoch")
+        self.keep = size(keep, "keep")
+        self.max_line_bytes = size(max_line_bytes, "max_line_bytes")
+        if not host or not 0 < self.port < 65536 or self.max_bytes_per_epoch < 1 or self.max_line_bytes < 1:
+            raise ConfigurationError(
+                f"SocketSource cannot work with {host!r}, port {port}, {self.max_bytes_per_epoch} bytes per epoch and"
+                f" {self.max_line_bytes} bytes per line.",
+                to_do="give a host, a port from 1 to 65535, and at least one byte.",
+            )
+        if journal is not None and self.journal is None:
+            raise ConfigurationError(
+                f"{journal} cannot be the journal of a socket: it is not on a local disk.",
+                to_do="give a folder on the driver's machine; it has to sync what it writes, and to lock.",
+            )
+        self._folders: dict[str, Path] = {}
+        self._receivers: dict[str, Receiver] = {}
+        self._committed: dict[str, dict[str, tuple[int, ...]]] = {}  # of each reader, the last two epochs
+
+    def load(self, spark: SparkSession, uid: str) -> DataFrame:
+        from penstock.sources.readers import JournalledLines
+
+        register(spark, JournalledLines)
+        options = {
+            "folder": str(self._place(uid)),
+            "strict": "true" if self.journal is not None else "false",
+            "most": str(self.max_bytes_per_epoch),
+        }
+        return stream_reader(spark, uid).format(JournalledLines.name()).options(**options).load()
+
+    def link(self, uid: str) -> Link:
+        if self.journal is None:
+            return Link(
+                "source",
+                uid,
+                Guarantee.AT_MOST_ONCE,
+                f"{self.describe()} cannot send a line again, and there is no journal",
+                "give the source a journal=, a folder on the driver's disk; or ask for mode=at_most_once.",
+            )
+        because = f"replayable from the moment of receipt, {self.describe()}, journal in {self.journal}"
+        return Link("source", uid, Guarantee.EXACTLY_ONCE, because)
+
+    def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
+        """Looks the host up and the journal over. It does not connect: many a server takes one connection only."""
+        if self.journal is not None:
+            nearest = next(folder for folder in (self.journal, *self.journal.parents) if folder.exists())
+            if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+                raise AccessDenied(
+                    f"{nearest} is not a folder that this user may write, so the journal of {uid!r} cannot be in it.",
+                    to_do="grant the right to write, or choose another folder.",
+                )
+            if nearest == self.journal:
+                require_own(nearest)
+            claim_journal(self.journal, context.job, uid, create=False)
+        try:
+            socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise SystemUnavailable(
+                f"The host {self.host!r} of source {uid!r} is not known: {error}.",
+                safe="nothing was started.",
+                to_do="correct the name, or see to the name service.",
+            ) from error
+        return ()
+
+    @property
+    def identified(self) -> bool:
+        return self.journal is not None
+
+    def parts(self, offset: Any) -> Mapping[str, Any]:
+        return {"journal": offset["position"]} if offset["position"] else {}
+
+    def identities(self, names: Collection[str], *, subscribed: bool = False) -> Mapping[str, str]:
+        identity = None if self.journal is None else journal_id(self.journal)
+        return {} if identity is None else {"journal": identity}
+
+    def refuse_replaced(self, uid: str, replaced: Mapping[str, tuple[str, str]]) -> None:
+        raise PositionsLost(
+            f"The journal {self.journal} of source {uid!r} is not the one that the checkpoint's positions belong to: it"
+            " was deleted, or replaced, and begun anew.",
+            safe="nothing was skipped; the job stops before lines that it would have left out.",
+            to_do="bring back the journal that belongs to this checkpoint; or give the query another uid to start over"
+            " with what is there.",
+        )
+
+    def start(self, job: str, uid: str, readers: Sequence[str]) -> None:
+        # Without a journal, positions follow the clock: those of an earlier run must never come again.
+        first = time.time_ns() if self.journal is None else 0
+
+        def open_journal() -> Journal:
+            return Journal(self._place(uid), job=job, source=uid, start=first)
+
+        self._committed[uid] = dict.fromkeys(readers, ())
+        receiver = Receiver(self.host, self.port, open_journal, longest_line=self.max_line_bytes)
+        receiver.start()
+        self._receivers[uid] = receiver
+
+    def completed(self, uid: str, reader: str, offset: Any) -> None:
+        positions = self._committed.get(uid)
+        if positions is None or uid not in self._receivers:
+            return
+        # Spark has not logged the epoch that is just committed, and might ask for it again; not for those before it.
+        positions[reader] = (*positions.get(reader, ())[-1:], int(offset["position"]))
+        if all(len(epochs) == 2 for epochs in positions.values()):
+            free = min(epochs[0] for epochs in positions.values())
+            self._receivers[uid].trim(free - (self.keep if self.journal is not None else 0))
+
+    def stop(self) -> None:
+        for uid in list(self._receivers):
+            self._receivers.pop(uid).stop()
+            if self.journal is None:
+                shutil.rmtree(self._place(uid), ignore_errors=True)
+
+    def describe(self) -> str:
+        return f"lines from {self.host}:{self.port}"
+
+    def __repr__(self) -> str:
+        return f"SocketSource({self.describe()})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_receivers": {}}  # a thread and its connection stay in their process
+
+    def _place(self, uid: str) -> Path:
+        if self.journal is not None:
+            return self.journal
+        if uid not in self._folders:
+            self._folders[uid] = Path(tempfile.gettempdir()) / f"penstock-lines-{uuid.uuid4().hex}"
+        return self._folders[uid]
+
+
+class Receiver:
+    """Receives lines into a journal, in a thread of the driver: one connection at a time, renewed when it ends, until
+    `stop`.
+
+    A line counts as received when the journal has it durably; what the connection held beyond that is lost with it.
+    While the disk is slow or full nothing more is taken from the connection, which holds the sender up instead."""
+
+    def __init__(self, host: str, port: int, open_journal: Callable[[], Journal], *, longest_line: int) -> None:
+        self._host, self._port = host, port
+        self._open_journal, self._longest = open_journal, longest_line
+        self._journal: Journal | None = None
+        self._guard = threading.Lock()  # this thread appends, the queries' threads trim
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"penstock-socket-{port}", daemon=True)
+        self._silent = False
+
+    def start(self) -> None:
+        """Open the journal and begin. Raises what no later try can cure; anything else is tried again."""
+        self._try_to_open(log.warning)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when nothing is received any more; everything received is in the journal."""
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        with self._guard:
+            if self._journal is not None:
+                self._journal.close()
+                self._journal = None
+
+    def trim(self, position: int) -> None:
+        """Let go of what lies before `position`. Never fatal: it is tried again with the next epoch."""
+        with self._guard:
+            try:
+                if self._journal is not None:
+                    self._journal.trim(position)
+            except PenstockError as error:
+                log.warning("the journal could not be trimmed: %s", error)
+
+    def _try_to_open(self, report: Callable[..., None]) -> None:
+        try:
+            journal = self._open_journal()
+        except PenstockError as error:
+            if not error.retryable:
+                raise
+            report("%s", error)
+            return
+        with self._guard:
+            self._journal = journal
+
+    def _run(self) -> None:
+        try:
+            while self._journal is None and not self._ending.wait(_DISK_PAUSE):
+                self._try_to_open(log.debug)
+            pause = _FIRST_PAUSE
+            while self._journal is not None and not self._ending.is_set():
+                pause = _FIRST_PAUSE if self._connection(self._journal) else min(pause * 2, _LONGEST_PAUSE)
+                self._ending.wait(pause)
+        except Superseded as error:
+            log.warning("%s", error)
+        except PenstockError as error:
+            log.error("nothing more is received from %s:%d: %s", self._host, self._port, error)
+            with self._guard:
+                if self._journal is not None:
+                    self._journal.report(error)
+
+    def _connection(self, journal: Journal) -> bool:
+        """One connection, from its beginning to its end; False where there was none."""
+        try:
+            with socket.create_connection((self._host, self._port), _CONNECT_SECONDS) as connection:
+                # Where no process listens on a port of this machine, TCP may connect a socket to itself.
+                if connection.getsockname() == connection.getpeername():
+                    return False
+                log.info("receiving from %s:%d", self._host, self._port)
+                self._silent = False
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                connection.settimeout(_LOOK_SECONDS)
+                self._receive(connection, journal)
+                return True
+        except OSError as error:
+            if not self._silent:
+                log.warning("no connection to %s:%d, trying on: %s", self._host, self._port, error)
+            self._silent = True
+            return False
+
+    def _receive(self, connection: socket.socket, journal: Journal) -> None:
+        rest = b""
+        while not self._ending.is_set():
+            try:
+                taken = connection.recv(_TAKE)
+            except TimeoutError:
+                continue
+            if not taken:
+                break
+            lines, rest = whole_lines(rest + taken)
+            if lines and not self._append(lines, journal):
+                return
+            if len(rest) > self._longest:
+                raise ValueTooLarge(
+                    f"A line from {self._host}:{self._port} is longer than {self._longest:,} bytes.",
+                    safe="all lines before it are in the journal; nothing of this one is.",
+                    to_do="see that the sender ends its lines, or raise max_line_bytes, and start the job again.",
+                )
+        if rest:
+            log.warning("the connection ended within a line: %d bytes without a newline are dropped", len(rest))
+
+    def _append(self, lines: bytes, journal: Journal) -> bool:
+        """Append as often as it takes, while the sender waits; False where a stop comes first. Lines that are in the
+        journal are never appended again, whatever failed after that."""
+        failing, before = False, journal.end
+        while True:
+            try:
+                with self._guard:
+                    if journal.end == before:
+                        journal.append(lines)
+                    else:
+                        journal.settle()
+                    if failing:
+                        journal.report(None)
+                return True
+            except Superseded:
+                raise
+            except PenstockError as error:
+                if not error.retryable:
+                    raise
+                if not failing:
+                    log.warning("%s", error)
+                failing = True
+                with self._guard:
+                    journal.report(error)
+            if self._ending.wait(_DISK_PAUSE):
+                if journal.end == before:
+                    log.warning("stopped with %d bytes received that could not be kept", len(lines))
+                return False
+
+
+def whole_lines(data: bytes) -> tuple[bytes, bytes]:
+    """What ends with a newline, and the line after it that is not finished."""
+    cut = data.rfind(b"\n") + 1
+    return data[:cut], data[cut:]
