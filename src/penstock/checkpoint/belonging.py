@@ -6,7 +6,6 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.layout import FIRST
 from penstock.errors import LedgerCorrupt, LedgerError, UidChanged
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ def check_sources(ledger: Ledger, log: SparkLog, query: str, sources: tuple[str,
     on another history says nothing: a restore has put the positions into the program's order."""
     newest = ledger.newest_generation()
     before = ledger.generation(newest) if newest else None
-    if before is None or before.get("history", FIRST) != history_of(log):  # earlier versions did not say
+    if before is None or before["history"] != history_of(log):
         return
     if tuple(before["sources"]) != sources and log.query_id() is not None:
         raise UidChanged(

@@ -83,7 +83,7 @@ class DecisionId:
 class Decision:
     """The commit point of an epoch over all its sinks, once durable. `watermark` is the one batch N leads to, None
     where it is not known for sure. `parallelism` is the number of tasks that Spark reckoned with when it planned the
-    epoch: some sources deal their rows out by it. None in a decision by an earlier version, and in a drained one."""
+    epoch: some sources deal their rows out by it. None in a drained one."""
 
     id: DecisionId
     committables: tuple[Committable, ...]

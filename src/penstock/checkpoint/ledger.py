@@ -174,7 +174,7 @@ class Ledger:
         notes: Mapping[str, str] | None = None,
     ) -> None:
         """The commit point: when this returns, the decision is durable. When it raises, it may or may not be."""
-        # What an epoch of Spark's has and a drained one has not. An older Penstock reads past it.
+        # An epoch of Spark's has these, a drained one has not.
         more: dict[str, Any] = {}
         if offsets is not None:
             more = {"offsets": offsets, "history": history, "stateful": stateful}
@@ -297,8 +297,8 @@ class Ledger:
 class Manifest:
     """A decision as it stands in the ledger. `barrier` is a digest of the input positions it was made for, `offsets`
     the positions themselves, as Spark wrote them; `history` the folder they were in. `stateful`: the query has state.
-    `notes` are those of sources that read files: by name a digest and, where it is not too long, the text. All of these
-    are not known of a decision by an earlier version."""
+    `notes` are those of sources that read files: by name a digest and, where it is not too long, the text. A drained
+    epoch has none of these."""
 
     decision: Decision
     query: str | None

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.backlog import Backlog, log_of, with_prepared
 from penstock.checkpoint.decision import Committable, Outcome, WriterId
 from penstock.checkpoint.inflight_log import confirm, make_folder
-from penstock.checkpoint.layout import BACKLOG, CLAIMS, DRAIN, EPOCHS, LEDGER, LOGS
+from penstock.checkpoint.layout import BACKLOG, DRAIN, LOGS
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine.drainer import Drainer, WriteTurn
@@ -27,7 +26,6 @@ from penstock.engine.driver import Timing
 from penstock.engine.task import Route, Writing
 from penstock.errors import PenstockError, UidChanged
 from penstock.failpoints import failpoint
-from penstock.storage.storage import AlreadyExists
 
 if TYPE_CHECKING:
     from penstock.checkpoint.ledger import Ledger
@@ -92,7 +90,6 @@ class InFlight:
         for uid in self._sinks:
             folder = f"{query_id}/{uid}"
             backlog = self._backlogs[uid] = Backlog(self._storage, folder, f"{self._location}/{folder}/{LOGS}")
-            self._adopt_earlier_decisions(folder)
             if self._limits.logged:
                 make_folder(backlog.logs)
 
@@ -303,17 +300,6 @@ class InFlight:
             if backlog.count:
                 backlog.wait(_LOOK_EVERY)
                 return
-
-    def _adopt_earlier_decisions(self, folder: str) -> None:
-        """A drainer used to number its runs by itself, in a ledger of its own. What it claimed and decided counts: all
-        of those numbers come before today's, which begin at 10⁹."""
-        for kind in (CLAIMS, EPOCHS):
-            for name in self._storage.list(f"{folder}/{LEDGER}/{kind}"):
-                data = self._storage.read(f"{folder}/{LEDGER}/{kind}/{name}")
-                if data is not None:
-                    with suppress(AlreadyExists):
-                        self._storage.create(f"{folder}/{DRAIN}/{kind}/{name}", data)
-                self._storage.delete(f"{folder}/{LEDGER}/{kind}/{name}")
 
     def _drained_before(self, uid: str) -> bool:
         return bool(self._storage.list(f"{self._id}/{uid}/{DRAIN}"))

@@ -90,7 +90,7 @@ class Positions:
         it there."""
         before = completed(self._ledger, epoch - 1, self._log.query_id())
         if before is None or before.file is None:
-            return  # it was not decided, or by an earlier version
+            return  # it was not decided, or its manifest is not intact
         decided = self._log.parse_barrier(epoch - 1, before.file.encode())
         if self._log.parse_barrier(epoch - 1, text.encode()).offsets != decided.offsets:
             raise self.overwritten(epoch - 1)

@@ -160,7 +160,7 @@ def _global_epochs(root: Tree, number: int | None) -> tuple[str, dict[str, int]]
             to_do="name one of those, or take a savepoint.",
         )
     epochs = {uid: int(one["epoch"]) for uid, one in body["queries"].items()}
-    return str(body.get("history", layout.FIRST)), epochs
+    return str(body["history"]), epochs
 
 
 def _query_epoch(root: Tree, uid: str, number: int | None, path: str) -> tuple[str, dict[str, int]]:

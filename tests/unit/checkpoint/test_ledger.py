@@ -170,7 +170,7 @@ def test_a_generation_is_known_again_by_the_run_that_registered_it() -> None:
     assert not any(one.is_of(1, run) for run in ("a", "z", ""))
     assert not one.is_of(2, "m"), "there is none"
     assert one.register(FACTS) == 2
-    assert not one.is_of(2, "m"), "one of an earlier version has no such fact"
+    assert not one.is_of(2, "m"), "a drainer's registration has no such fact"
 
 
 class NoDeletes(MemoryStorage):

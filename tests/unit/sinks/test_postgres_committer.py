@@ -6,7 +6,6 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -15,7 +14,6 @@ import pytest
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Leftover, SinkScope
 from penstock.deadline import Deadline
-from penstock.engine.settlement import same_transaction
 from penstock.errors import (
     AccessDenied,
     ConstraintViolated,
@@ -678,36 +676,3 @@ def test_closing_does_not_wait_for_a_server_that_does_not_answer(database: Datab
     answered.set()
     committing.join()
     assert closed
-
-
-# Committables of earlier versions
-
-
-def earlier(one: Committable) -> Committable:
-    """The same in the words of versions that had a committer for PostgreSQL alone."""
-    payload = {"rows": 1, **one.payload}
-    if payload["kind"] == "prepared":
-        payload = {name: payload[name] for name in ("kind", "writer", "at", "rows")}
-    return replace(one, payload=payload)
-
-
-def test_committables_of_the_version_before_are_committed(database: Database, committer: SqlCommitter[Any]) -> None:
-    ones = [earlier(prepare(database, 0)), earlier(stage(database, 1)), NOTHING]
-    assert committer.seal(ones, soon()) == ones
-    assert committer.commit(7, ones, soon()) == dict.fromkeys([0, 1, 9], Outcome.COMMITTED)
-    assert database.now.rows == [1, 0]
-    assert committer.commit(7, ones[:2], soon()) == dict.fromkeys(range(2), Outcome.ALREADY_COMMITTED)
-
-
-def test_committables_of_the_version_before_are_aborted_or_kept(
-    database: Database, committer: SqlCommitter[Any]
-) -> None:
-    ones = [earlier(one) for one in (prepare(database, 0), stage(database, 1), prepare(database, 2))]
-    left = committer.leftovers(soon())
-    assert [[same_transaction(leftover, one) for one in ones].count(True) for leftover in left] == [1] * 3, (
-        "the ledger knows each"
-    )
-    committer.abort(ones[:2], soon())
-    assert committer.abort_dangling([ones[2]], soon()) == 0
-    assert (list(database.now.prepared), database.now.staged) == ([name_of(ones[2])], {})
-    assert committer.commit(7, ones[:2], soon()) == {0: Outcome.LOST, 1: Outcome.LOST}
