@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.sources.kafka.source import TUNED
+from penstock.sources.kafka import TUNED
 from tasks import FIELDS, KEYS, Task
 
 #: Larger fetches, as Penstock's source and Spark's are given. How long an empty fetch waits is left alone: Flink's

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from flink_sql import PRODUCER
-from penstock.sources.kafka.source import TUNED
+from penstock.sources.kafka import TUNED
 from penstock.spark.session import session
 from tasks import Task, shape
 

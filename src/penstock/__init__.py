@@ -27,7 +27,7 @@ if typing.TYPE_CHECKING:
     from penstock.sinks.write_ahead import WriteAheadSink
     from penstock.sources.datagen import DataGenSource
     from penstock.sources.files import FileSource
-    from penstock.sources.kafka.source import KafkaSource
+    from penstock.sources.kafka import KafkaSource
     from penstock.sources.socket import SocketSource
 
 __version__ = "0.1.0"
@@ -79,7 +79,7 @@ _WHERE = {
     "IcebergSink": "penstock.sinks.tables",
     "Job": "penstock.job.job",
     "KafkaSink": "penstock.sinks.kafka",
-    "KafkaSource": "penstock.sources.kafka.source",
+    "KafkaSource": "penstock.sources.kafka",
     "Mode": "penstock.config",
     "MySqlSink": "penstock.sinks.mysql",
     "Outcome": "penstock.checkpoint.decision",

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.contracts.sink import CheckContext
 from penstock.errors import AccessDenied, SystemUnavailable, TopicMissing
-from penstock.sources.kafka.source import KafkaSource
+from penstock.sources.kafka import KafkaSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -31,7 +31,7 @@ from penstock.checkpoint.record import global_numbers, read_global
 from penstock.config import Mode
 from penstock.errors import LedgerError
 from penstock.sinks.kafka.sink import KafkaSink
-from penstock.sources.kafka.source import KafkaSource
+from penstock.sources.kafka import KafkaSource
 from penstock.storage.storage import AlreadyExists
 
 if TYPE_CHECKING:

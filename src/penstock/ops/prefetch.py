@@ -14,7 +14,7 @@ LATER = ("penstock.savepoints.restore", "penstock.ops.server.app", "uvicorn")
 _KAFKA = ("penstock.kafka.connections", "confluent_kafka.admin", "kafka", "kafka.admin", "kafka.protocol.admin")
 FOR = {
     "penstock.sinks.kafka.sink": (*_KAFKA, "penstock.sinks.kafka.committer"),
-    "penstock.sources.kafka.source": ("confluent_kafka.admin", "penstock.sources.kafka.check"),
+    "penstock.sources.kafka": ("confluent_kafka.admin",),
 }
 
 

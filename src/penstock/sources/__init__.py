@@ -1,6 +1,5 @@
-"""Where rows come from: `kafka`, `files`, `socket`, `datagen`, and any stream of Spark's (`frame`).
+"""Where rows come from: `kafka`, `files`, `socket` (and its `journal`), `datagen`, any stream of Spark's (`streams`).
 
-Each is a `penstock.contracts.source.Source`. What imports PySpark is in a module apart, so that describing a job
-imports no Spark. `spark_reader` is how sources reach Spark. May import spark, kafka, epoch, contracts, storage and
-lower.
+Each is a `penstock.contracts.source.Source`. `readers` holds the data sources that import PySpark, apart, so that
+describing a job imports no Spark. May import spark, kafka, contracts, checkpoint, storage and lower.
 """

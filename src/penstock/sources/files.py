@@ -14,7 +14,7 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.source import Source
 from penstock.errors import BarrierOverwritten, ConfigurationError, FilesMissing
 from penstock.secrets import masked
-from penstock.sources.spark_reader import stream_reader
+from penstock.sources.streams import stream_reader
 from penstock.spark.query import current_execution
 from penstock.storage.storage import local_path
 

@@ -27,7 +27,7 @@ from penstock.errors import (
     ValueTooLarge,
 )
 from penstock.sources.journal import Journal, claim_journal, journal_id
-from penstock.sources.spark_reader import register, stream_reader
+from penstock.sources.streams import register, stream_reader
 from penstock.storage.private import require_own
 from penstock.storage.storage import local_path
 

@@ -17,9 +17,9 @@ from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext
 from penstock.errors import AccessDenied, ConfigurationError, SystemUnavailable, TopicRecreated
 from penstock.kafka.settings import for_java, for_librdkafka, split_options
-from penstock.sources.kafka import group
-from penstock.sources.kafka.group import GroupPublisher
-from penstock.sources.kafka.source import TUNED, KafkaSource
+from penstock.sources import kafka_group as group
+from penstock.sources.kafka import TUNED, KafkaSource
+from penstock.sources.kafka_group import GroupPublisher
 
 SECRET = 's3cr"et\\'
 
@@ -238,7 +238,7 @@ class Described:
 
 def test_ids_are_those_of_the_topics_that_are_there_and_have_one() -> None:
     pytest.importorskip("confluent_kafka")
-    from penstock.sources.kafka.check import topic_ids
+    from penstock.sources.kafka import topic_ids
 
     client: Any = Described(orders="o1", old="A" * 22, returns="r1")
     assert topic_ids(client, "h:1", ["orders", "old", "gone"], None) == {"orders": "o1"}
@@ -257,7 +257,7 @@ def test_a_broker_that_is_not_there() -> None:
 
 def test_a_refused_login_is_told_from_silence() -> None:
     confluent_kafka = pytest.importorskip("confluent_kafka")
-    from penstock.sources.kafka.check import translate_error
+    from penstock.sources.kafka import translate_error
 
     silence = confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT)
     refused = confluent_kafka.KafkaError(confluent_kafka.KafkaError._AUTHENTICATION)

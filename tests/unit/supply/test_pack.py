@@ -180,7 +180,7 @@ def test_spark_is_told_of_it() -> None:
 
 def test_a_source_that_the_driver_plans_is_refused_where_python_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.sources.readers import DataGen
-    from penstock.sources.spark_reader import register
+    from penstock.sources.streams import register
 
     session: Any = None
     monkeypatch.setenv("PYSPARK_PYTHON", PYTHON)

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
+from penstock.contracts.sink import Finding
 from penstock.contracts.source import Source
-from penstock.errors import ConfigurationError, TopicRecreated
+from penstock.errors import (
+    AccessDenied,
+    ConfigurationError,
+    PenstockError,
+    SystemUnavailable,
+    TopicMissing,
+    TopicRecreated,
+)
 from penstock.kafka.connections import librdkafka_admin
 from penstock.kafka.settings import for_java, for_librdkafka, split_options
-from penstock.sources.kafka.group import AdminSender, GroupPublisher
-from penstock.sources.spark_reader import stream_reader
+from penstock.sources.kafka_group import AdminSender, GroupPublisher
+from penstock.sources.streams import stream_reader
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.contracts.sink import CheckContext, Finding
+    from penstock.contracts.sink import CheckContext
     from penstock.deadline import Deadline
 
 #: Java's defaults are made for many small polls. An epoch reads a known range as fast as it can: fewer, larger fetches
@@ -32,6 +41,7 @@ TUNED: Mapping[str, str] = {
 }
 
 _COMMITTED = "read_committed"
+_PATIENCE = 10.0  # seconds for an answer that a query waits for
 
 
 class KafkaSource(Source):
@@ -160,8 +170,6 @@ class KafkaSource(Source):
         return {topic: own for topic, own in positions.items() if any(own.values())}
 
     def identities(self, names: Collection[str], *, subscribed: bool = False) -> Mapping[str, str]:
-        from penstock.sources.kafka.check import topic_ids
-
         if not subscribed:
             return topic_ids(self._admin(), self.servers, names, None)
         return topic_ids(self._admin(), self.servers, {*names, *self.topics}, self.pattern)
@@ -185,9 +193,6 @@ class KafkaSource(Source):
         return self._looker
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        from penstock.contracts.sink import Finding
-        from penstock.sources.kafka.check import check_topics
-
         for_java(self._client_options)  # what cannot be translated is said before anything connects
         settings = for_librdkafka(self.servers, self._client_options)
         found = check_topics(settings, self.topics, self.pattern, uid, min(10.0, context.timeout_seconds))
@@ -213,8 +218,6 @@ class KafkaSource(Source):
         self._looker = None
 
     def end_positions(self, offset: Any, deadline: Deadline) -> Mapping[str, int]:
-        from penstock.sources.kafka.ends import end_offsets
-
         if not offset:
             return {}
         return end_offsets(self._admin(), json.loads(offset) if isinstance(offset, str) else offset, deadline)
@@ -230,8 +233,119 @@ class KafkaSource(Source):
         return f"KafkaSource({self.describe()})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_publishers": {},
-            "_looker": None,
-        }  # a thread and its connection stay in their process
+        return {**self.__dict__, "_publishers": {}, "_looker": None}  # threads and connections stay in their process
+
+
+def check_topics(
+    settings: Mapping[str, str], topics: Sequence[str], pattern: str | None, uid: str, patience: float
+) -> Sequence[Finding]:
+    """`SystemUnavailable`, `AccessDenied` or `TopicMissing`; for a pattern that matches nothing yet, a finding."""
+    heard: list[Any] = []
+    client = librdkafka_admin(settings, heard.append)
+    from confluent_kafka import KafkaException, TopicCollection
+
+    try:
+        listed = client.list_topics(timeout=patience).topics
+        if pattern is not None:
+            if not any(re.fullmatch(pattern, name) for name in listed):
+                return (Finding(uid, f"no topic matches {pattern} yet"),)
+            return ()
+        # Asked by name as well: a topic this user may not see is absent from the list, but not missing.
+        missing = [name for name in topics if name not in listed]
+        if missing:
+            for name, future in client.describe_topics(TopicCollection(missing), request_timeout=patience).items():
+                _require_topic(name, future, settings["bootstrap.servers"])
+    except KafkaException as error:
+        client.poll(1.0)  # callbacks run only in here: what the client heard meanwhile may explain its silence
+        raise translate_error(error.args[0], heard, settings["bootstrap.servers"]) from error
+    return ()
+
+
+def topic_ids(client: AdminClient, servers: str, names: Collection[str], pattern: str | None) -> dict[str, str]:
+    """The id of each of these topics, and of those that match `pattern`. A topic that is not there is left out, and so
+    are all where the brokers give topics no ids (before Kafka 2.8)."""
+    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+    try:
+        listed = client.list_topics(timeout=_PATIENCE).topics if pattern is not None else {}
+        wanted = {*names, *(name for name in listed if re.fullmatch(pattern or "", name))}
+        found = {}
+        answers = client.describe_topics(TopicCollection(sorted(wanted)), request_timeout=_PATIENCE) if wanted else {}
+        for name, future in answers.items():
+            try:
+                found[name] = str(future.result().topic_id)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+    except KafkaException as error:
+        raise translate_error(error.args[0], (), servers, safe="nothing was decided.") from error
+    return {name: own for name, own in found.items() if own.strip("A")}  # 16 zero bytes: no id
+
+
+def _require_topic(name: str, future: Any, servers: str) -> None:
+    from confluent_kafka import KafkaError, KafkaException
+
+    try:
+        future.result()
+    except KafkaException as error:
+        code = error.args[0].code()
+        if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise TopicMissing(
+                f"There is no topic {name!r} at {servers}.", to_do="create the topic, or correct its name."
+            ) from error
+        raise
+
+
+def translate_error(
+    error: Any, heard: Sequence[Any], servers: str, *, safe: str = "nothing was started."
+) -> PenstockError:
+    """One of our errors for one of librdkafka's. A refused login shows only as silence of the request, so what the
+    client `heard` meanwhile counts as well."""
+    from confluent_kafka import KafkaError
+
+    refused = {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+    }
+    for fault in (error, *heard):
+        if fault.code() in refused:
+            return AccessDenied(
+                f"Kafka at {servers} refused: {fault.str()}.",
+                safe=safe,
+                to_do="check user, password and mechanism, and the right to read and describe the topics.",
+            )
+    detail = heard[-1].str() if heard else error.str()
+    return SystemUnavailable(
+        f"Kafka at {servers} does not answer: {detail}.",
+        safe=safe,
+        to_do="check that the brokers run, that this machine reaches them, and security.protocol.",
+    )
+
+
+def end_offsets(client: AdminClient, read: Mapping[str, Mapping[str, Any]], deadline: Deadline) -> dict[str, int]:
+    """The end of each partition that `read` names, up to which committed rows can be read, as `TOPIC-PARTITION`; those
+    that did not answer in time are left out."""
+    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+    from confluent_kafka.admin import OffsetSpec
+
+    latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    asked = {
+        TopicPartition(topic, int(partition)): latest for topic, partitions in read.items() for partition in partitions
+    }
+    if not asked:
+        return {}
+    patience = max(0.1, deadline.remaining())
+    found = {}
+    try:
+        answers = client.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=patience)
+    except KafkaException:
+        return {}
+    for place, future in answers.items():
+        try:
+            found[f"{place.topic}-{place.partition}"] = int(future.result(timeout=patience).offset)
+        except (KafkaException, TimeoutError):
+            continue
+    return found
