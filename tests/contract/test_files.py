@@ -17,7 +17,7 @@ from penstock.deadline import Deadline
 from penstock.errors import PreCommitFailed, StorageFull
 from penstock.sinks.files import FileSink
 from penstock.sinks.files.commit import KEPT_RECEIPTS, FileCommitter
-from penstock.storage.arrow import ArrowTree
+from penstock.storage.hadoop import ArrowTree
 from penstock.testing.sink_contract import LOST, SinkContract
 from tests.support.named_rows import TEXT, NamedRows
 
@@ -246,7 +246,7 @@ def test_what_tasks_left_on_hdfs_is_synced_by_the_driver_before_the_decision(
     from pyarrow.fs import LocalFileSystem
 
     synced: list[str] = []
-    monkeypatch.setattr("penstock.storage.arrow.hsync", synced.append)
+    monkeypatch.setattr("penstock.storage.hadoop.hsync", synced.append)
     storage = ArrowTree(LocalFileSystem(), str(tmp_path), address="hdfs://nn/out/")
     monkeypatch.setattr("penstock.sinks.files.task_tree", lambda path: storage)
     told = Story()

@@ -24,7 +24,7 @@ from penstock.savepoints.savepoint import Savepoint
 from penstock.sinks.files import FileSink
 from penstock.sinks.write_ahead.commit import RowLog
 from penstock.spark_state.metadata import read_metadata
-from penstock.storage.arrow import ArrowTree
+from penstock.storage.hadoop import ArrowTree
 from penstock.storage.local import LocalStorage, LocalTree
 from penstock.storage.local import LocalTree as Output
 

@@ -24,8 +24,7 @@ from penstock.checkpoint import layout
 from penstock.checkpoint.decision import Claim, Committable, Decision, DecisionId, Outcome, WriterId
 from penstock.checkpoint.layout import seal, unseal
 from penstock.errors import LedgerError, StorageNotAtomic
-from penstock.storage.probe import PROBES, race
-from penstock.storage.storage import AlreadyExists, Storage, tidying
+from penstock.storage.storage import PROBES, AlreadyExists, Storage, race, tidying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

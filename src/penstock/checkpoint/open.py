@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import STATE_FORMAT, SparkLog
 from penstock.errors import StorageNotAtomic, StorageNotCoherent
+from penstock.storage.durable import mount_of
 from penstock.storage.local import LocalStorage
-from penstock.storage.mounts import mount_of
 from penstock.storage.open import storage_at
 from penstock.storage.storage import Storage
 

@@ -3,6 +3,10 @@
 A file's bytes are synced through the file, its name through the folder that holds it, and that folder's own name
 through the folder above. Whoever finds a folder cannot know whether its name was ever synced: the process that made it
 may have died in between. So `ensure_folder` syncs the whole way up, once for every folder and process.
+
+`mount_of` says whether a folder shows at once what other machines have created in it. A run learns by a listing that a
+newer one has taken over, and what was decided. A client of a network file system may answer from its cache, by default
+for up to a minute. One machine cannot try that, so the mount's own options tell.
 """
 
 from __future__ import annotations
@@ -10,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +29,11 @@ if TYPE_CHECKING:
 #: which hands a sync on to the one it writes to.
 _LOCAL = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994, 0x858458F6, 0x794C7630})
 _AT_ONCE = 8
+_TABLE = Path("/proc/self/mountinfo")
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+_CACHING = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs")
+_FRESH = frozenset({"noac", "actimeo=0", "acdirmax=0"})
+"""Each of them makes a client ask the server for every listing. A kernel shows `actimeo=0` as what it stands for."""
 
 _settled: set[tuple[str, int, int]] = set()
 
@@ -109,3 +120,43 @@ def ensure_folder(folder: Path) -> None:
                 raise
         found.append(mark)
     _settled.update(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """What is mounted at `point`: the kind of file system, and its options."""
+
+    point: str
+    kind: str
+    options: frozenset[str]
+
+    @property
+    def keeps_listings(self) -> bool:
+        """Whether what it lists may be old. Of sshfs no option tells: its cache is in the program that serves it."""
+        return self.kind in _CACHING and not self.options & _FRESH
+
+
+def mount_of(folder: Path) -> Mount | None:
+    """The mount that `folder`, which need not exist yet, is on; None where this system does not tell."""
+    try:
+        lines = _TABLE.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    path = folder.resolve()
+    found: Mount | None = None
+    for line in lines:
+        mount = _parse(line)
+        if mount is not None and path.is_relative_to(mount.point):
+            # Of mounts over each other the last one is seen.
+            found = mount if found is None or len(mount.point) >= len(found.point) else found
+    return found
+
+
+def _parse(line: str) -> Mount | None:
+    """`36 35 98:0 / /mnt rw,noatime shared:1 - nfs4 server:/export rw,vers=4.2,acdirmax=60`"""
+    own, _, rest = line.partition(" - ")
+    fields, more = own.split(), rest.split()
+    if len(fields) < 6 or len(more) < 3:
+        return None
+    point = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[4])
+    return Mount(point, more[0], frozenset(more[2].split(",")))

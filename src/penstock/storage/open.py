@@ -62,7 +62,7 @@ def task_tree(location: str) -> Tree:
         return LocalTree(path)
     from pyarrow.fs import FileSystem
 
-    from penstock.storage.arrow import ArrowTree
+    from penstock.storage.hadoop import ArrowTree
 
     scheme, _, rest = location.partition("://")
     address = f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}"

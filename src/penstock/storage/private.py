@@ -1,5 +1,5 @@
-"""Folders and files of this user on this machine, closed to others, in places that others may have been to before; and
-locks between this user's processes."""
+"""Folders and files that only this user can read, in places that other users may write to; and locks between this
+user's processes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def own_folder(path: Path) -> Path:
-    """Have `path` as a folder of this user's that nobody else can look into. Folders above it that are missing are made
-    the same way. Raises `PermissionError` for one that is somebody else's or a link to one: its owner could put other
-    files in the place of ours."""
+    """Make `path` a folder that only this user can look into, and missing folders above it in the same way. Raises
+    `PermissionError` for a folder of another user or a link to one: its owner could exchange our files."""
     if not path.parent.exists():
         own_folder(path.parent)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
-        found = path.stat()
-        if found.st_uid != os.geteuid():
+        status = path.stat()
+        if status.st_uid != os.geteuid():
             raise PermissionError(f"{path} belongs to another user") from None
-        if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(f"{path} is not a folder") from None
-        if stat.S_IMODE(found.st_mode) & 0o077:
+        if stat.S_IMODE(status.st_mode) & _OTHERS:
             path.chmod(0o700)
     return path
 
@@ -43,8 +42,8 @@ def create_own(path: Path, flags: int = os.O_EXCL) -> int:
 
 
 def read_own(path: Path, errors: str = "strict") -> str:
-    """What this user wrote there; root may read what anybody wrote. Raises `PermissionError` for what somebody else has
-    put there, `OSError` for a link; `errors` says what becomes of what is not UTF-8."""
+    """The text of this user's file; root may read any user's. Raises `PermissionError` for a file of another user,
+    `OSError` for a link; `errors` is for bytes that are not UTF-8."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8", errors=errors) as file:
         owner, me = os.fstat(file.fileno()).st_uid, os.geteuid()
         if owner != me and me != 0:
@@ -53,18 +52,18 @@ def read_own(path: Path, errors: str = "strict") -> str:
 
 
 def read_trusted(path: Path) -> str:
-    """What nobody but this user can have written there: for what is carried out and not only read, root is no
-    exception. Raises `PermissionError` otherwise, `OSError` for a link."""
+    """The text of a file that only this user can have written, for what is executed; root is no exception. Raises
+    `PermissionError` otherwise, `OSError` for a link."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), encoding="utf-8") as file:
-        found = os.fstat(file.fileno())
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
             raise PermissionError(f"{path} can be written by another user")
         return file.read()
 
 
 def make_private(folder: Path) -> None:
-    """`folder` is there, this user's, and closed to others, and so are the files that are in it. Raises what
-    `require_own` raises."""
+    """Make `folder`, and close it and the files in it to other users. Raises `AccessDenied` where it is another
+    user's."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.mkdir(folder, stat.S_IRWXU)
@@ -76,13 +75,12 @@ def make_private(folder: Path) -> None:
 
 
 def require_own(folder: Path) -> None:
-    """Raises `AccessDenied` where the folder is another user's: who owns it reads, deletes and exchanges what is kept
-    there."""
+    """Raises `AccessDenied` where the folder is another user's: its owner can read and exchange what is in it."""
     owner = folder.stat().st_uid
     if owner != os.geteuid():
         raise AccessDenied(
-            f"The folder {folder} belongs to user {owner}, and lines would be kept there as user {os.geteuid()}.",
-            safe="nothing was received; the folder is as it was.",
+            f"The folder {folder} belongs to user {owner}, and this process runs as user {os.geteuid()}.",
+            safe="nothing was written; the folder is as it was.",
             to_do="name a folder that does not exist yet or belongs to the user who runs the job, or give it to them.",
         )
 
@@ -101,14 +99,14 @@ def _close(path: Path) -> None:
     except PermissionError as error:
         raise AccessDenied(
             f"{path} is open to other users and cannot be closed to them: {error.strerror}.",
-            safe="nothing was received; what is there is as it was.",
+            safe="nothing was written; what is there is as it was.",
             to_do="take the rights of other users away, or name another folder.",
         ) from error
 
 
 @contextmanager
 def only_one(path: Path) -> Iterator[None]:
-    """Holds the lock file `path` alone among all processes of this machine; waits for whoever has it."""
+    """Holds the lock file `path` alone among all processes of this machine; waits for the process that has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # released by closing, also when this process dies

@@ -2,7 +2,18 @@
 
 Keys come from where the AWS libraries look: environment, shared files, web identity, container and instance. They are
 never an argument here, so they reach no ledger and no log. A client is made once for a process, and made anew when its
-keys have expired, so that keys which somebody renews outside are found without a restart.
+keys have expired, so that keys which are renewed outside are found without a restart.
+
+What S3 and its client library refuse becomes an error of ours:
+
+| answer | becomes | tried again |
+|---|---|---|
+| a token that has expired | `CredentialsExpired` | yes, with keys looked up anew |
+| no keys at all, a wrong key, a missing right | `AccessDenied` | no |
+| there is no such bucket | `ConfigurationError` | no |
+| a quota is used up | `StorageFull` | yes |
+| slow down, an error of the server, no connection, no end | `SystemUnavailable` | yes |
+| anything else | `SystemUnavailable` with the server's words | yes |
 """
 
 from __future__ import annotations
@@ -17,14 +28,25 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from penstock.errors import ConfigurationError, CredentialsExpired, MissingExtra, PenstockError
+from penstock.errors import (
+    AccessDenied,
+    ConfigurationError,
+    CredentialsExpired,
+    MissingExtra,
+    PenstockError,
+    StorageFull,
+    SystemUnavailable,
+)
 from penstock.naming import safe_name
-from penstock.storage.s3_faults import translated
 
 SCHEMES = frozenset({"s3", "s3a"})
 MARK = "penstock-writer"  # the object's metadata that tells whose upload it was
 
 _GONE = frozenset({"NoSuchUpload", "NoSuchKey", "NotFound", "404"})
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
+_DENIED = frozenset({"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AllAccessDisabled", "403"})
+_FULL = frozenset({"QuotaExceeded", "XMinioStorageFull", "507"})
+_SAFE = "nothing that is not decided is visible, and what is decided is completed by the next try."
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60
 _ATTEMPTS = 4  # of one request, with a growing pause of some seconds: so a store that asks to slow down is answered
 
@@ -254,3 +276,55 @@ def _require_gone(error: Any) -> None:
 
 def _meet(one: str, other: str) -> bool:
     return one.startswith(other) or other.startswith(one)
+
+
+def translated(error: Exception, what: str) -> PenstockError | None:
+    """The error of ours; None for one that is neither S3's nor its library's."""
+    from botocore import exceptions as library
+
+    if isinstance(error, library.ClientError):
+        return _of_code(str(error.response.get("Error", {}).get("Code", "")), error, what)
+    if isinstance(error, (library.NoCredentialsError, library.PartialCredentialsError)):
+        return _denied(error, what)
+    if isinstance(error, (library.BotoCoreError, library.HTTPClientError)):
+        return SystemUnavailable(
+            f"S3 could not be reached while {what}: {error}.",
+            safe=_SAFE,
+            to_do="see that the endpoint and region are right and answer; the job tries again by its restart strategy.",
+        )
+    return None
+
+
+def _of_code(code: str, error: Exception, what: str) -> PenstockError:
+    if code in _EXPIRED:
+        return CredentialsExpired(
+            f"The keys for S3 have expired while {what}: {error}.",
+            safe=_SAFE,
+            to_do="renew them where the AWS libraries find them; the next try looks there again.",
+        )
+    if code in _DENIED:
+        return _denied(error, what)
+    if code == "NoSuchBucket":
+        return ConfigurationError(
+            f"There is no such bucket, while {what}.", safe=_SAFE, to_do="create the bucket, or name another."
+        )
+    if code in _FULL:
+        return StorageFull(
+            f"No space is left in the bucket while {what}: {error}.",
+            safe=_SAFE,
+            to_do="free space or raise the quota; the job goes on from the same positions.",
+        )
+    return SystemUnavailable(
+        f"S3 refused while {what}: {error}.",
+        safe=_SAFE,
+        to_do="nothing if it was busy for a moment: the job tries again by its restart strategy; else read its answer.",
+    )
+
+
+def _denied(error: Exception, what: str) -> AccessDenied:
+    return AccessDenied(
+        f"S3 refused access while {what}: {error}.",
+        safe=_SAFE,
+        to_do="see that the AWS libraries find keys where the driver and the workers run, and that these may read, "
+        "write, delete and list objects and list and abort multipart uploads in the bucket.",
+    )

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
+RACERS, PROBES = 4, 3  # creates of one name at a time; races at a start
+
 
 class AlreadyExists(Exception):
     """Somebody else created that name first. Not an error by itself: the caller decides."""
@@ -172,3 +174,32 @@ def same_place(one: str, other: str) -> bool:
     if path is not None and its is not None:
         return path.resolve() == its.resolve()
     return one.rstrip("/") == other.rstrip("/")
+
+
+def race(storage: Storage, name: str) -> list[bytes]:
+    """What those wrote whose create of `name` succeeded. Losers may fail in any way that storage under contention has;
+    where nobody won, the first such error is raised."""
+    start = threading.Barrier(RACERS)
+    won: list[bytes] = []
+    failed: list[Exception] = []
+
+    def run(number: int) -> None:
+        data = b"%d" % number
+        start.wait()
+        try:
+            storage.create(name, data)
+        except AlreadyExists:
+            return
+        except Exception as error:
+            failed.append(error)
+        else:
+            won.append(data)
+
+    threads = [threading.Thread(target=run, args=(number,), name="penstock-probe") for number in range(RACERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if not won and failed:
+        raise failed[0]
+    return won

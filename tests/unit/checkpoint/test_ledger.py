@@ -19,8 +19,7 @@ from penstock.checkpoint.open import require_trust
 from penstock.config import Checkpoints
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture, StorageNotAtomic
 from penstock.storage.local import LocalStorage
-from penstock.storage.probe import RACERS
-from penstock.storage.storage import AlreadyExists, MemoryStorage
+from penstock.storage.storage import RACERS, AlreadyExists, MemoryStorage
 
 DATA = Path(__file__).parents[2] / "data"
 BODY = {"text": "Zażółć 日本", "number": 12.5, "none": None, "list": [1, "a", {"b": True}]}

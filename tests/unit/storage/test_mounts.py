@@ -13,8 +13,8 @@ from penstock.config import Checkpoints
 from penstock.config.operations import Availability
 from penstock.errors import StorageNotCoherent
 from penstock.ops.turn import lease_of
-from penstock.storage import mounts
-from penstock.storage.mounts import mount_of
+from penstock.storage import durable as mounts
+from penstock.storage.durable import mount_of
 
 ROOT = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro"
 NO_SPARK: Any = None  # an address with a scheme needs none
