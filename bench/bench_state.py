@@ -23,8 +23,7 @@ from memory import PeakMemory
 from neighbours import Neighbours
 from penstock.config.state import PROVIDER, PROVIDERS, Backend
 from penstock.savepoints.canonical import export, load
-from penstock.savepoints.rows import count_rows, read_rows
-from penstock.savepoints.stores import find_places, list_rows
+from penstock.savepoints.stores import count_rows, find_places, list_rows, read_rows
 from penstock.spark.session import session
 from penstock.spark_state.rewrite import rewrite
 from penstock.storage.local import LocalTree

@@ -191,7 +191,7 @@ def test_a_bucket_that_is_not_there_is_named(server: S3Server) -> None:
 
 def test_the_in_flight_log_on_s3(harness: S3Harness) -> None:
     """Through pyarrow, as tasks write it and the driver reads it."""
-    from penstock.checkpoint.inflight_log import LogWriter, confirm, read_log
+    from penstock.checkpoint.inflight import LogWriter, confirm, read_log
 
     where, rows = f"s3a://lake/{harness.folder}/log", harness.rows(1_000)
     writer = LogWriter(where, "e0000000001/w00000.arrow", rows.schema)

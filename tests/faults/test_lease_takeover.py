@@ -24,7 +24,7 @@ LEASE = "-Dhigh-availability.lease=10s"
 #: Holds the lease as a job does, over a folder; runs until it is told to end.
 PROGRAM = """
 import os, pathlib, signal, sys, time
-from penstock.checkpoint.lease import LeaseLog
+from penstock.checkpoint.lease_log import LeaseLog
 from penstock.job import lease as job_lease
 from penstock.ops.turn import JobLease, TurnEnd, held
 from penstock.ops.process import lifeline

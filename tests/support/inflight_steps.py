@@ -215,8 +215,8 @@ class OneAfterTheOther(contextlib.nullcontext[Any]):
 def led(monkeypatch: pytest.MonkeyPatch) -> Files:
     """Everything in memory, and the drainer's threads led by the test."""
     files = Files()
-    monkeypatch.setattr("penstock.checkpoint.inflight_log.task_tree", lambda _: files)
-    monkeypatch.setattr("penstock.checkpoint.backlog.task_tree", lambda _: files)
+    monkeypatch.setattr("penstock.checkpoint.inflight.task_tree", lambda _: files)
+    monkeypatch.setattr("penstock.checkpoint.inflight.task_tree", lambda _: files)
     for of_a_disk in ("confirm", "make_folder"):
         monkeypatch.setattr(f"penstock.engine.inflight.{of_a_disk}", lambda *_: None)
     monkeypatch.setattr(Drainer, "start", lambda _: None)

@@ -13,7 +13,7 @@ import pytest
 from pyarrow.fs import LocalFileSystem
 
 from penstock.checkpoint.decision import Committable
-from penstock.checkpoint.inflight_log import LogFile, read_log
+from penstock.checkpoint.inflight import LogFile, read_log
 from penstock.checkpoint.layout import seal
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline

@@ -21,8 +21,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.belonging import history_of, overwritten
 from penstock.checkpoint.decision import CheckpointState, counts, honoured, next_epoch
+from penstock.checkpoint.open import history_of, overwritten
 from penstock.checkpoint.spark_files import lost_state
 from penstock.checkpoint.spark_log import commit_text, state_format_of
 from penstock.errors import StateLost

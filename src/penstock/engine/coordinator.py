@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.belonging import check_sources, history_of, mismatch
 from penstock.checkpoint.decision import (
     CheckpointState,
     Committable,
@@ -24,6 +23,7 @@ from penstock.checkpoint.decision import (
     next_epoch,
 )
 from penstock.checkpoint.log_repair import finish, look, query_of, refuse_lost_state, restore
+from penstock.checkpoint.open import check_sources, history_of, mismatch
 from penstock.config import Checkpoints
 from penstock.deadline import Deadline
 from penstock.engine import protocol

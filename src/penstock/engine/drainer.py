@@ -19,9 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.backlog import Entry, log_of
 from penstock.checkpoint.decision import CheckpointState, Committable, Decision, DecisionId, Outcome, WriterId
-from penstock.checkpoint.inflight_log import read_log
+from penstock.checkpoint.inflight import Entry, log_of, read_log
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
 from penstock.engine import protocol
@@ -34,7 +33,7 @@ from penstock.failpoints import failpoint
 from penstock.logs import bound
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.backlog import Backlog
+    from penstock.checkpoint.inflight import Backlog
     from penstock.checkpoint.ledger import Ledger
     from penstock.contracts.sink import Committer
     from penstock.events import Events

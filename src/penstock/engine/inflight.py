@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.backlog import Backlog, log_of, with_prepared
 from penstock.checkpoint.decision import Committable, Outcome, WriterId
-from penstock.checkpoint.inflight_log import confirm, make_folder
+from penstock.checkpoint.inflight import Backlog, confirm, log_of, make_folder, with_prepared
 from penstock.checkpoint.layout import BACKLOG, DRAIN, LOGS
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline

@@ -19,9 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.backlog import Entry, drained_up_to, read_entry
 from penstock.checkpoint.decision import CheckpointState, Committable, Decision, DecisionId, Outcome, WriterId, honoured
 from penstock.checkpoint.history import Histories
+from penstock.checkpoint.inflight import Entry, drained_up_to, read_entry
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.log_repair import finish as finish_log
 from penstock.checkpoint.log_repair import look, query_of, restore

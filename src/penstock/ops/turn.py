@@ -29,7 +29,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.lease import LeaseLog, Standing, Word
+from penstock.checkpoint.lease_log import LeaseLog, Standing, Word
 from penstock.checkpoint.open import require_trust
 from penstock.engine.restarts import classify, error_chain, jvm_gone
 from penstock.errors import JobStopped, PenstockError, Superseded

@@ -2,6 +2,6 @@
 
 `savepoint` is the format. `take.Taker` makes one, `restorable.open_restorable` finds what can be restored from,
 `mapping.compare` says what goes where in a program, and `restore.Restorer` makes it the job's checkpoint. `canonical`
-is state as Parquet; `stores` and `rows` look into state without the job. May import spark_state, spark, epoch,
-checkpoint, storage and lower.
+is state as Parquet; `stores` looks into state without the job. May import spark_state, spark, checkpoint, storage and
+lower.
 """

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.belonging import overwritten
 from penstock.checkpoint.decision import CheckpointState, honoured, next_epoch
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.log_repair import completed, query_of
+from penstock.checkpoint.open import overwritten
 from penstock.checkpoint.record import CheckpointRecord, global_numbers, read_global
 from penstock.checkpoint.spark_files import needed
 from penstock.checkpoint.spark_log import SparkLog

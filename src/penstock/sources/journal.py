@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.inflight_log import LogFile, LogWriter, read_log
+from penstock.checkpoint.inflight import LogFile, LogWriter, read_log
 from penstock.deadline import Deadline
 from penstock.errors import (
     ConfigurationError,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint.backlog import Backlog, Entry, drained_up_to, log_of, with_prepared
 from penstock.checkpoint.decision import Committable
+from penstock.checkpoint.inflight import Backlog, Entry, drained_up_to, log_of, with_prepared
 from penstock.checkpoint.layout import seal, unseal
 from penstock.errors import LedgerCorrupt
 from penstock.storage.storage import AlreadyExists, MemoryStorage

@@ -6,9 +6,9 @@ import hashlib
 
 import pytest
 
-from penstock.checkpoint.belonging import check_sources, history_of, mismatch, overwritten
 from penstock.checkpoint.decision import Decision, DecisionId
 from penstock.checkpoint.ledger import Ledger, Manifest
+from penstock.checkpoint.open import check_sources, history_of, mismatch, overwritten
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.errors import LedgerCorrupt, UidChanged
 from penstock.storage.storage import MemoryStorage

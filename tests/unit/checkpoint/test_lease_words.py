@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.checkpoint.lease import LeaseLog, Standing, Word
+from penstock.checkpoint.lease_log import LeaseLog, Standing, Word
 from penstock.errors import LedgerCorrupt, LedgerError, LedgerFromTheFuture
 from penstock.storage.local import LocalStorage
 from penstock.storage.storage import MemoryStorage

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 
 from penstock import FileSink
-from penstock.checkpoint.belonging import check_sources
 from penstock.checkpoint.decision import CheckpointState, Committable, Decision, DecisionId, Outcome, honoured
 from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.open import check_sources
 from penstock.cli import program
 from penstock.contracts.sink import Committer, Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline

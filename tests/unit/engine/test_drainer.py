@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.checkpoint.backlog import Backlog
 from penstock.checkpoint.decision import CheckpointState, Claim, Committable, Decision, DecisionId, Outcome, honoured
+from penstock.checkpoint.inflight import Backlog
 from penstock.checkpoint.ledger import Ledger
 from penstock.contracts.sink import Committer, SinkScope, Writer, WriterScope
 from penstock.deadline import Deadline

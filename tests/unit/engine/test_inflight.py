@@ -10,9 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.checkpoint.backlog import Backlog, log_of
 from penstock.checkpoint.decision import Committable
-from penstock.checkpoint.inflight_log import LogFile, LogWriter, read_log
+from penstock.checkpoint.inflight import Backlog, LogFile, LogWriter, log_of, read_log
 from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
 from penstock.engine.attempt import Gate
@@ -62,7 +61,7 @@ def test_a_log_of_version_1_is_read() -> None:
 
 
 def test_a_log_of_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.checkpoint.inflight_log.INFLIGHT_VERSION", 2)
+    monkeypatch.setattr("penstock.checkpoint.inflight.INFLIGHT_VERSION", 2)
     file = logged(tmp_path, batch(1))
     monkeypatch.undo()
     with pytest.raises(LedgerFromTheFuture):

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.decision import Committable
-from penstock.checkpoint.inflight_log import LogWriter
+from penstock.checkpoint.inflight import LogWriter
 from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
 from penstock.contracts.sink import SinkScope, WriterScope

@@ -15,9 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.checkpoint.backlog import Backlog
 from penstock.checkpoint.decision import CheckpointState, Committable, WriterId
-from penstock.checkpoint.inflight_log import LogWriter
+from penstock.checkpoint.inflight import Backlog, LogWriter
 from penstock.checkpoint.ledger import Ledger
 from penstock.config import Checkpoints
 from penstock.contracts.sink import SinkScope, WriterScope

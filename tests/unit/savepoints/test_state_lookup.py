@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 from penstock.checkpoint.layout import seal
 from penstock.cli.main import app
 from penstock.errors import ConfigurationError, LedgerCorrupt, LedgerFromTheFuture, SavepointIncomplete
-from penstock.savepoints.rows import parse_key, read_rows
 from penstock.savepoints.savepoint import METADATA, Kind, SavedQuery, Savepoint
-from penstock.savepoints.stores import choose_rows, find_places, list_rows
+from penstock.savepoints.stores import choose_rows, find_places, list_rows, parse_key, read_rows
 from penstock.spark_state.store_rows import visible_columns
 from penstock.storage.local import LocalTree
 from tests.support.state_files import HASHMAP, KEY, PARTITIONS, PROVIDER, aggregation

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.checkpoint.decision import Committable, Outcome
-from penstock.checkpoint.inflight_log import LogWriter
+from penstock.checkpoint.inflight import LogWriter
 from penstock.contracts.sink import Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PreCommitFailed, StorageFull, SystemUnavailable

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpoint import inflight_log
+from penstock.checkpoint import inflight
 from penstock.errors import (
     AccessDenied,
     ConfigurationError,
@@ -415,7 +415,7 @@ def test_a_stored_journal_of_version_1_can_be_read(tmp_path: Path) -> None:
 
 def test_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(inflight_log, "INFLIGHT_VERSION", 2)
+        patch.setattr(inflight, "INFLIGHT_VERSION", 2)
         opened(tmp_path / "file").append(b"one\n")
     with pytest.raises(LedgerFromTheFuture, match="has version 2"):
         content(tmp_path / "file")

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.lease import LeaseLog, Standing, Word
+from penstock.checkpoint.lease_log import LeaseLog, Standing, Word
 from penstock.errors import LeaseLost, LedgerCorrupt, LedgerFromTheFuture
 from penstock.ops.process.lease_rules import LATE_PATIENCE, Holding, Verdict, Watching, lease_clock
 from penstock.ops.process.lifeline import LeaseReport

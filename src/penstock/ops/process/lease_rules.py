@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from penstock.checkpoint.lease import Standing, Word
+from penstock.checkpoint.lease_log import Standing, Word
 
 RENEW_AFTER = 1 / 3
 RETRY_AFTER = 1 / 12

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from penstock.checkpoint.lease import LeaseLog, Standing, Word
+from penstock.checkpoint.lease_log import LeaseLog, Standing, Word
 from penstock.config.levels import OPTIONS_VARIABLE
 from penstock.config.settings import resolve
 from penstock.errors import JobStopped, LeaseLost, LedgerError, LedgerFromTheFuture, PenstockError, Superseded

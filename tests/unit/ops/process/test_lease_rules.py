@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.checkpoint.lease import Standing, Word
+from penstock.checkpoint.lease_log import Standing, Word
 from penstock.ops.process.lease_rules import STOP_AFTER, Holding, Verdict, Watching
 
 D = 6.0
