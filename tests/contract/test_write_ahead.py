@@ -354,9 +354,9 @@ def test_the_log_may_be_anywhere_arrow_reaches(tmp_path: Path, monkeypatch: pyte
     """The road HDFS and object stores take, over pyarrow's own local file system."""
     from pyarrow.fs import LocalFileSystem
 
-    from penstock.checkpoint import inflight_log as log
+    from penstock.checkpoint import inflight as log
     from penstock.sinks.write_ahead import commit as row_log
-    from penstock.storage.arrow import ArrowTree
+    from penstock.storage.hadoop import ArrowTree
 
     def arrow(location: str) -> ArrowTree:
         return ArrowTree(LocalFileSystem(), str(tmp_path / location.rpartition("/")[2]))

@@ -29,8 +29,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.belonging import mismatch
 from penstock.checkpoint.log_repair import completed
+from penstock.checkpoint.open import mismatch
 from penstock.errors import BarrierOverwritten, JobStopped, LedgerError
 from penstock.storage.storage import AlreadyExists
 

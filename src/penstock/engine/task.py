@@ -20,7 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable
-from penstock.checkpoint.inflight_log import LogWriter
+from penstock.checkpoint.inflight import LogWriter
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.engine.checksum import FLAT, HASH_COLUMN, checksum_of, sum_of_hashes
 from penstock.errors import PenstockError, from_json

@@ -42,8 +42,8 @@ from penstock.sinks.tables.target import (
     token_of,
     translate_errors,
 )
-from penstock.storage.arrow import ObjectTree
 from penstock.storage.durable import ensure_folder, sync
+from penstock.storage.hadoop import ObjectTree
 from penstock.storage.local import LocalTree
 from penstock.storage.tree import Tree
 

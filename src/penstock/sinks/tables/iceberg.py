@@ -49,8 +49,8 @@ from penstock.sinks.tables.target import (
     private_folder,
     translate_errors,
 )
-from penstock.storage.arrow import ArrowTree, ObjectTree
 from penstock.storage.durable import ensure_folder, sync
+from penstock.storage.hadoop import ArrowTree, ObjectTree
 from penstock.storage.local import LocalTree
 from penstock.storage.tree import Tree
 

@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable, Outcome
-from penstock.checkpoint.inflight_log import LogFile, LogWriter, read_log
+from penstock.checkpoint.inflight import LogFile, LogWriter, read_log
 from penstock.contracts.sink import Committer, Leftover, SinkScope, Writer, WriterScope
 from penstock.errors import LedgerError, PenstockError, PreCommitFailed
 from penstock.failpoints import failpoint
