@@ -109,7 +109,7 @@ class Histories:
     def record(self, restored: Restored) -> None:
         """Make it the one that counts; its number is a reserved one, and its folders are whole."""
         self.refuse_newer(restored.number)
-        with contextlib.suppress(AlreadyExists):  # by this restore, which was not told: the number is its own
+        with contextlib.suppress(AlreadyExists):  # by this restore, whose reply was lost: the number is its own
             self._storage.create(
                 numbered(RESTORES, restored.number), seal(_KINDS[RESTORES], dataclasses.asdict(restored))
             )

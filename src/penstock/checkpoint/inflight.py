@@ -7,7 +7,7 @@ backlog of one sink, the complete epochs whose rows are in such files and not ye
 
 A log file is an Arrow IPC stream, buffers compressed with lz4, the rows' hashes as last column; the schema's metadata
 carries the format's version. A CRC-32 over its bytes is kept with the decision that names the file, so that a file that
-was cut off, altered or exchanged is told from the one that was decided.
+was cut off, altered or exchanged differs from the one that was decided.
 
 A record is created once. Epochs are delivered in order, and the mark comes before the record and its files are
 removed; so a record at or below the newest mark, left or made again by a run that was interrupted, counts as delivered.
@@ -67,8 +67,8 @@ def make_folder(location: str) -> None:
 
 
 def confirm(location: str, files: Iterable[LogFile]) -> None:
-    """In the driver, before a decision relies on them: each file is there, as long as its writer said, closed, and its
-    name durable; its bytes its writer has synced. `StorageNotShared` where one is not there.
+    """In the driver, before a decision relies on them: each file is there, as long as its writer reported, closed, and
+    its name durable; its bytes its writer has synced. `StorageNotShared` where one is not there.
 
     Their checksums are proven when they are delivered: to read every byte again here would cost each epoch more than
     all the rest."""

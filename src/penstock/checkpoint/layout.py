@@ -1,4 +1,4 @@
-"""Where everything stands in a checkpoint, and how durable files are sealed. Nobody else spells these names.
+"""Where everything is in a checkpoint, and how durable files are sealed. No other module spells these names.
 
     STORAGE/JOB/
       queries/UID.json                        what the job consists of
@@ -23,7 +23,7 @@
     OUTPUT/_penstock/                         what the file and table sinks keep beside their data
 
 A sealed file is one line of JSON with its format's name and version, and a SHA-256 of its body: a half-written or
-altered file is told from a good one, and a file of a newer version is refused, never misread.
+altered file is recognised, and a file of a newer version is refused, never misread.
 """
 
 from __future__ import annotations

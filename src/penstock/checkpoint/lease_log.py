@@ -1,11 +1,11 @@
-"""The lease of a job, as it stands in storage: which of several supervisors runs it. A log of small sealed files.
+"""The lease of a job in storage: which of several supervisors runs it. A log of small sealed files.
 
-    lease/0000000012.json      the twelfth word: who holds the lease and for how long, or that it was given back
+    lease/0000000012.json      the twelfth word: its holder and for how long, or that it was released
 
 The file with the highest number is what counts. To take the lease, to renew it and to give it back are one and the same
-step: to create the next number, which only one can. So a holder that renews and somebody who takes over can never both
-succeed. No time in these files is ever compared with a clock: how long a lease lasts, each side measures by itself, see
-`penstock.ops.process.lease_rules`.
+step: to create the next number, which only one can. So a holder that renews and a successor that takes over can never
+both succeed. No time in these files is ever compared with a clock: how long a lease lasts, each side measures by
+itself, see `penstock.ops.process.lease_rules`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _KIND = "lease"
-_KEEP = 20  # words: whoever lists, and then reads, must find what it has listed
+_KEEP = 20  # words: a process that lists and then reads must find what it has listed
 _LOOKS = 5
 
 
 class Standing(StrEnum):
-    """What a word says. HELD: the holder runs the job. RELEASED: it was shut down, anybody may go on. ENDED: the job
-    itself is over, nobody is to go on."""
+    """What a word says. HELD: the holder runs the job. RELEASED: it was shut down, any supervisor may go on. ENDED: the
+    job itself is over, no supervisor may go on."""
 
     HELD = "held"
     RELEASED = "released"
@@ -120,14 +120,15 @@ class LeaseLog:
         )
 
     def say(self, word: Word) -> bool:
-        """Say the next word; False if somebody else has said it, or one after it. After an error it may be said or not:
-        only `newest` tells."""
+        """Write the next word; False if another process has written it, or a later one. After an error it may be there
+        or not: only `newest` tells."""
         stamped = replace(word, written=self._now())
         try:
             self._storage.create(layout.numbered(layout.LEASE, word.number), seal(_KIND, stamped.body()))
         except AlreadyExists:
             return False
-        # A word that was said, outdated and forgotten leaves its number free again, for one who slept that long.
+        # A word that was written, outdated and deleted leaves its number free again, for a process that slept that
+        # long.
         numbers = self._numbers()
         if numbers[-1:] != [word.number]:
             return False

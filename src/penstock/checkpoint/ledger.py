@@ -5,7 +5,7 @@
     claims/00000007.json               what it found, and the decision it honours
     epochs/0000000012.g00000007.json   manifest: the decision to commit epoch 12, by generation 7
     begun/0000000012.<query id>.json   at most once: epoch 12 was begun and is never begun again
-    rulings/0000000012.<random>.json   somebody's word on writers of epoch 12 of which nothing can be proven
+    rulings/0000000012.<random>.json   an operator's ruling on writers of epoch 12 whose outcome cannot be proven
 
 How a file is sealed, and what its folder is called, says `layout`.
 """
@@ -110,7 +110,7 @@ class Ledger:
         return max(self._numbered(layout.GENERATIONS), default=0)
 
     def generation(self, number: int) -> dict[str, Any] | None:
-        """What generation `number` said of itself."""
+        """The facts that generation `number` registered."""
         return self._body("generation", f"{layout.GENERATIONS}/{number:08d}.json")
 
     def is_of(self, number: int, run: str) -> bool:
@@ -294,7 +294,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A decision as it stands in the ledger. `barrier` is a digest of the input positions it was made for, `offsets`
+    """A decision in the ledger. `barrier` is a digest of the input positions it was made for, `offsets`
     the positions themselves, as Spark wrote them; `history` the folder they were in. `stateful`: the query has state.
     `notes` are those of sources that read files: by name a digest and, where it is not too long, the text. A drained
     epoch has none of these."""

@@ -24,8 +24,8 @@ ATOMIC_SCHEMES = frozenset({"hdfs", "s3a", "s3"})
 
 
 def ledger_at(location: str, spark: SparkSession, *, retained: int, trusted: Collection[str] = ()) -> Ledger:
-    """The ledger. On storage that is not a local disk only where somebody answers for atomic creates, the storage
-    itself or the user by `trusted`, and only after seeing that they seem to be."""
+    """The ledger. On storage that is not a local disk only where atomic creates are promised, by the storage
+    itself or by the user with `trusted`, and only after a race of creates has had one winner."""
     storage = storage_at(location, spark)
     ledger = Ledger(storage, retained=retained)
     require_trust(storage, trusted)
@@ -35,7 +35,7 @@ def ledger_at(location: str, spark: SparkSession, *, retained: int, trusted: Col
 
 
 def require_trust(storage: Storage, trusted: Collection[str]) -> None:
-    """A race that nobody lost proves little: a store that looks first and writes then passes it on a quiet day. So
+    """A race proves little: a store that checks first and writes then passes it on a quiet day. So
     only schemes whose way of creating is known to be one step are tried at all. Of a mounted folder the kind of its
     mount is what is to be trusted: a local disk, or one that shows what other machines create."""
     if isinstance(storage, LocalStorage):
@@ -44,7 +44,7 @@ def require_trust(storage: Storage, trusted: Collection[str]) -> None:
     if storage.scheme in ATOMIC_SCHEMES or storage.scheme in trusted:
         return
     raise StorageNotAtomic(
-        f"Nobody answers for {storage.location} that of two creates of one file only one succeeds.",
+        f"{storage.location} does not promise that of two creates of one file only one succeeds.",
         safe="nothing was started.",
         to_do="keep checkpoints on a local or mounted disk, HDFS or S3; or, where its vendor promises a rename in one"
         f" step that never overwrites, say penstock.ledger.trusted-schemes={storage.scheme}.",
@@ -96,8 +96,8 @@ def history_of(log: SparkLog) -> str:
 
 
 def overwritten(log: SparkLog, epoch: int, manifest: Manifest | None) -> dict[str, str]:
-    """What another driver has written over of the files that `manifest` was decided on, and what belongs there. Of a
-    file that is lost nothing is said here: it is written again."""
+    """What another driver has written over of the files that `manifest` was decided on, and what belongs there. Lost
+    files are left out: they are written again."""
     found: dict[str, str] = {}
     if manifest is None or manifest.barrier is None:
         return found

@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SinkShare:
-    """What one sink was given in an epoch. `writers` counts those with rows; `bytes` is None where nobody knows."""
+    """What one sink was given in an epoch. `writers` counts those with rows; `bytes` is None where it is not known."""
 
     sink: str
     rows: int
@@ -71,7 +71,7 @@ class PartitionCut:
     """When one source partition was read up to the barrier. Times count from the barrier.
 
     `started_ms` is when a task began to read it, `waited_ms` how long it then waited for the slowest. `source` is the
-    source's uid, None where it cannot be told; `rows` None where the source does not count."""
+    source's uid, None where it is not known; `rows` None where the source does not count."""
 
     partition: str
     source: str | None
@@ -125,7 +125,7 @@ class CheckpointRecord:
     Times are seconds since 1970: the barrier taken over, the decision durable, the end. `positions` are the input
     positions at the cut, as Spark logged them: uid and offset of each source, the uid None for a source that the job
     does not know, the offset None for one without data yet. `state` is empty for a query without state, None where
-    Spark has not said; `alignment` None where it could not be measured."""
+    Spark has not reported it; `alignment` None where it could not be measured."""
 
     query: str
     epoch: int

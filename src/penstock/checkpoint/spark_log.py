@@ -42,14 +42,14 @@ _NOTE = re.compile(r"^(\d+)(?:\.compact)?$")  # of a source: where it began, or 
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """What `offsets/N` says: a digest of it all, Spark's metadata, an offset a source (None: no data yet), and all of
-    it as it stands there."""
+    it as Spark wrote it."""
 
     digest: str
     metadata: dict[str, Any]
     offsets: tuple[Any, ...]
     text: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """Where it was asked for: the files in which sources that read files have noted what their positions stand for."""
+    """Where it was asked for: the files in which sources that read files have noted what their positions mean."""
 
     @property
     def cut(self) -> tuple[Any, ...]:
@@ -100,14 +100,14 @@ class SparkLog:
         return (barrier, True) if barrier > committed else (committed + 1, False)
 
     def torn(self) -> list[str]:
-        """The newest files of the log that were begun and never finished: nobody can read them, Spark neither."""
+        """The newest files of the log that were begun and never finished, which Spark cannot read either."""
         found = [f"{folder}/{number}" for folder in (OFFSETS, COMMITS) for number in self._torn_in(folder)]
         newest = [max(notes)[1] for source in self.names(SOURCES) if (notes := self._notes(layout.source(source)))]
         found += [name for name in newest if self._storage.read(name) == b""]
         return found + [QUERY_ID] * (self._storage.read(QUERY_ID) == b"")
 
     def damaged(self) -> bool:
-        """Whether Spark cannot go on from its log as it stands: files are torn, or missing in its middle."""
+        """Whether Spark cannot go on from its log: files are torn, or missing in its middle."""
         before = self.next_epoch()[0] - 1
         return (before >= 0 and not self.has_barrier(before)) or bool(self.torn())
 
@@ -250,7 +250,7 @@ class SparkLog:
         self._storage.delete(name)
 
     def sync(self) -> None:
-        """Make durable what Spark has written of this checkpoint, as far as its file system can be told to: state and
+        """Make durable what Spark has written of this checkpoint, as far as its file system can: state and
         the sources' own logs belong to a decision as the barrier does."""
         if self._synced is None or (self._synced and self._grows()):
             self._synced = self._storage.sync()
@@ -330,7 +330,7 @@ def commit_text(watermark: int) -> str:
 
 
 def _is_torn(data: bytes) -> bool:
-    """Whether the end of a file of the log is missing. Of a version that is not v1 only the empty file can be told."""
+    """Whether the end of a file of the log is missing. In a version other than v1 only an empty file is recognised."""
     version, _, body = data.partition(b"\n")
     if not _VERSION.match(version):
         return True

@@ -225,7 +225,7 @@ def describe_setting(key: str, text: str, where: str) -> str:
 
 
 def read_texts(texts: Texts) -> Level:
-    """From a file or `-D`. A key that nobody knows is an error that suggests another spelling."""
+    """From a file or `-D`. An unknown key is an error that suggests another spelling."""
     values: dict[tuple[Part, str], Value] = {}
     spark: dict[str, str] = {}
     ignored: list[str] = []
@@ -266,7 +266,7 @@ def read_code(
 
 
 def _text(value: Any, option: Option) -> str:
-    """A value of Python's as it would stand in a file."""
+    """A value of Python's as one would write it in a file."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:

@@ -86,9 +86,9 @@ AVAILABILITY_OPTIONS = (
 
 @dataclass(frozen=True)
 class Rest:
-    """`port` 0 is a free one. `address` is what others are told, where it is not `bind_address`; `hosts` are more names
-    that requests may be meant for. `open_reads`: on this machine, reading needs no token. `certificate` and `key` are
-    PEM files: with them it is asked by HTTPS, and not otherwise."""
+    """`port` 0 is a free one. `address` is the one that others use, where it is not `bind_address`; `hosts` are more
+    names that requests may be meant for. `open_reads`: on this machine, reading needs no token. `certificate` and `key`
+    are PEM files: with them it is asked by HTTPS, and not otherwise."""
 
     bind_address: str = "127.0.0.1"
     address: str | None = None
@@ -149,7 +149,7 @@ REST_OPTIONS = (
     ),
     _rest(
         "penstock.control.open-reads", "open_reads", "false", boolean,
-        "Whether any user of this machine may read where the job stands without the token. Errors are never told"
+        "Whether any user of this machine may read the job's progress without the token. Errors are never shown"
         " without it, and a job that listens beyond this machine asks for it all the same.",
         "test_reading_may_be_open_but_never_shows_an_error",
     ),

@@ -18,8 +18,8 @@ class Recovery:
     """What `penstock run -s` and its companions, or their keys in a file, ask for.
 
     `restore_id` is made once for one wish to restore and is the same after every restart of the driver, so a job
-    that has restored by this id already goes on from its own checkpoint. None: nobody made one, as with a path that
-    stands in a file.
+    that has restored by this id already goes on from its own checkpoint. None for a path that
+    a file sets.
     """
 
     path: str | None = None

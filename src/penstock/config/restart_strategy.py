@@ -173,7 +173,7 @@ RESTART_OPTIONS = (
     Option(
         "restart-strategy.type", "restart", "type", "Job(restart=RestartStrategy.…)", EXPONENTIAL, _type,
         "`none` (also `off`, `disable`), `fixed-delay`, `failure-rate` or `exponential-delay`. What no restart can"
-        " cure is never retried, whatever stands here.",
+        " cure is never retried, whatever is set here.",
         (f"{_UNIT}test_none", f"{_UNIT}test_what_no_retry_can_cure_is_not_retried"),
         ("restart-strategy",),
     ),

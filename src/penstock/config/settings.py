@@ -36,21 +36,21 @@ log = logging.getLogger("penstock")
 _MEMORY = "memory:"
 _KIND: tuple[Part, str] = ("checkpoints", "storage_kind")
 _FOLDER: tuple[Part, str] = ("checkpoints", "storage")
-_logged: set[str] = set()  # a program that makes many jobs is told once
+_logged: set[str] = set()  # a program that makes many jobs logs each once
 
 Values = dict[tuple[Part, str], Value]
 
 
 @dataclass(frozen=True)
 class SparkSetting:
-    """A Spark setting that follows from an option. `side` names the option where somebody has set it; without one it
-    is a default, which gives way to whatever Spark was told."""
+    """A Spark setting that follows from an option. `side` names the option where it is set; without one it is a
+    default, which gives way to Spark's own settings."""
 
     value: str
     side: str | None
 
     def agrees(self, key: str, other: str, where: str) -> bool:
-        """Whether this is what Spark was told too. If not, and it was asked for: an error that names both."""
+        """Whether Spark's own setting is the same. If not, and the option is set: an error that names both."""
         if _plain(other) == _plain(self.value):
             return True
         if self.side is not None:
@@ -63,13 +63,13 @@ class Settings:
     """What a job runs with, and where it came from."""
 
     checkpoints: Checkpoints
-    state_backend: StateBackend | None  # None: Spark was told which, by its own name
+    state_backend: StateBackend | None  # None: Spark's own setting names it
     restart: RestartStrategy
     recovery: Recovery
     availability: Availability
     rest: Rest
     log: Log
-    spark: Mapping[str, str]  # from `-D` and the code: wins over whatever else Spark was told
+    spark: Mapping[str, str]  # from `-D` and the code: wins over all other settings of Spark
     spark_file: Mapping[str, str]  # from the file: gives way to spark-submit
     spark_origin: Mapping[str, str]
     derived_spark: Mapping[str, SparkSetting]
@@ -79,7 +79,7 @@ class Settings:
 
     @property
     def state_request(self) -> dict[str, Any]:
-        """`partitions` and `backend`, each only where somebody asked for it, by our name or Spark's."""
+        """`partitions` and `backend`, each only where it is set, by our name or Spark's."""
         known = {**self.spark_file, **self.spark}
         known |= {key: setting.value for key, setting in self.derived_spark.items() if setting.side is not None}
         found: dict[str, Any] = {}
@@ -241,7 +241,7 @@ def _recovery(values: Values) -> Recovery:
 def _spark_settings(
     values: Values, backend: StateBackend | None, conf: Mapping[str, str], origin: Mapping[str, str]
 ) -> dict[str, SparkSetting]:
-    """Everything that follows. `backend` is None where only Spark was told which: then no default of ours belongs to
+    """Everything that follows. `backend` is None where Spark's own setting names it: then no default of ours belongs to
     it. `conf` is what the user gave by Spark's own names, `origin` says where."""
     kind = values["state", "kind"]
     wanted: dict[str, SparkSetting] = {}

@@ -76,8 +76,8 @@ class StateBackend:
         """State in RocksDB on the executors' disks, for state larger than memory.
 
         `changelog`: each epoch writes the changes, not RocksDB's files; shorter epochs, longer recovery.
-        `managed_memory` (the default): all RocksDBs of an executor share one bounded memory, `memory_limit` large
-        (Spark's 500 MB if not said); `write_buffer_ratio` of it for writes, `high_priority_ratio` for indexes.
+        `managed_memory` (the default): all RocksDBs of an executor share one bounded memory, `memory_limit` large (500
+        MB, Spark's default, if not given); `write_buffer_ratio` of it for writes, `high_priority_ratio` for indexes.
         """
         return cls(Backend.ROCKSDB, changelog, managed_memory, memory_limit, write_buffer_ratio, high_priority_ratio)
 
@@ -189,7 +189,7 @@ STATE_OPTIONS = (
     ),
     Option(
         "parallelism.default", "spark", PARTITIONS, f'Job(conf={{"{PARTITIONS}": …}})', "", _partitions,
-        "Partitions of a shuffle, and so of state. Unless said: the cores of a local master, Spark's 200 on a cluster;"
+        "Partitions of a shuffle, and so of state. Default: the cores of a local master, Spark's 200 on a cluster;"
         " Flink has 1. A checkpoint keeps the number it began with.",
         (f"{_BACKENDS}test_parallelism_is_the_number_of_state_partitions",),
     ),

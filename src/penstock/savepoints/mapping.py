@@ -73,7 +73,7 @@ class RestoreMapping:
         )
 
     def require(self, where: str) -> None:
-        """Raise `NotRestorable`, with all that stands in the way, if anything does."""
+        """Raise `NotRestorable`, with everything that prevents the restore, if anything does."""
         if self.problems:
             raise NotRestorable(
                 f"The program cannot take over {where}:\n"

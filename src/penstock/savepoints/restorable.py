@@ -1,4 +1,4 @@
-"""What a job can be restored from, told by its path.
+"""What a job can be restored from, by its path.
 
 | path | what it is |
 |---|---|
@@ -225,7 +225,7 @@ def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) 
 
 
 def _sources(root: Tree, uid: str, epoch: int, ledger: Ledger, offsets: Sequence[Any]) -> tuple[str | None, ...]:
-    """The uids behind the positions: from the checkpoint's record, or from what the last run said of itself."""
+    """The uids behind the positions: from the checkpoint's record, or from the facts that the last run registered."""
     name = f"{uid}/{layout.record_file(epoch)}"
     data = root.storage.read(name)
     if data is not None:
@@ -241,7 +241,7 @@ def _sources(root: Tree, uid: str, epoch: int, ledger: Ledger, offsets: Sequence
     if len(known) == len(offsets):
         return known
     raise SavepointError(
-        f"It is not known which source of query {uid!r} stands at which position of epoch {epoch}.",
+        f"It is not known which source of query {uid!r} each position of epoch {epoch} belongs to.",
         safe="nothing was started or changed.",
         to_do="restore a checkpoint whose record (checkpoints/chk-N.json) is still there, or a savepoint.",
     )

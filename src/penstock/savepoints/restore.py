@@ -84,7 +84,7 @@ class Restorer:
 
     def restore(self, recovery: Recovery, plans: Mapping[str, QueryPlan], asked: Mapping[str, Any]) -> RestoreResult:
         """Do what `recovery` says, once: a start with the same restore id, or from the same savepoint where none is
-        given, goes on from the job's own checkpoint. `asked`: `partitions` and `backend`, where somebody asked."""
+        given, goes on from the job's own checkpoint. `asked`: `partitions` and `backend`, where they are set."""
         assert recovery.path is not None
         done = self._histories.find(recovery.restore_id) if recovery.restore_id else None
         if done is not None:
@@ -154,7 +154,7 @@ class Restorer:
             found = plan_operators(plan.frame, plan.output_mode)
             operators = [json.loads(json.dumps(asdict(one))) for one in found]
         except Exception as error:
-            log.warning("query %s: its stateful operators could not be told beforehand: %s", plan.uid, error)
+            log.warning("query %s: its stateful operators could not be read beforehand: %s", plan.uid, error)
             operators = None
         return ProgramQuery(
             list(plan.positions), list(plan.sinks), operators, asked.get("partitions"), asked.get("backend")

@@ -6,7 +6,7 @@
 | `STORAGE/JOB`, `STORAGE/JOB/chk-N` | every query's at its newest complete epoch, or at checkpoint N |
 | a checkpoint of Spark's | its newest complete batch |
 
-What there is, is told from small files. Rows of a canonical savepoint are read by Arrow, all others by Spark.
+Small files tell what there is. Rows of a canonical savepoint are read by Arrow, all others by Spark.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _epochs(folder: Tree, uids: list[str], number: int) -> dict[str, int | None]
 
 def parse_key(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """What `--key` means: a JSON object with some or all columns of the key, or, where the key has one column, its
-    value, as JSON or as it stands."""
+    value, as JSON or as plain text."""
     names = [str(entry["name"]) for entry in schema["fields"]]
     try:
         value = json.loads(text)

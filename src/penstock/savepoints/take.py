@@ -1,7 +1,7 @@
-"""Taking a savepoint: the queries stand between two epochs only while files are linked; the rest happens beside them.
+"""Takes savepoints: the queries pause between two epochs only while files are linked; the rest runs beside them.
 
 1. *Hold*: every query finishes the epoch under way and begins no other. Then what is complete is a consistent cut over
-   all queries: nobody has read a row that is not in the savepoint's past.
+   all queries: none has read a row that is not in the savepoint's past.
 2. *Copy* what the epoch consists of. On a local disk state is linked, not copied.
 3. *Release*. From here on the job runs as before.
 4. Checksums; for a canonical savepoint, state is written out as Parquet from the copy.
@@ -47,7 +47,7 @@ _TRIES = 3  # a file that Spark's cleaning takes away between listing and linkin
 
 @dataclass(frozen=True, slots=True)
 class HeldQuery:
-    """A query that stands still: where Spark's checkpoint is, and the newest complete epoch there."""
+    """A paused query: where Spark's checkpoint is, and the newest complete epoch there."""
 
     plan: QueryPlan
     location: str
@@ -56,7 +56,7 @@ class HeldQuery:
 
 
 Hold = Callable[[], AbstractContextManager[Sequence[HeldQuery]]]
-"""Entered, the queries stand still and are given; left, they go on."""
+"""Pauses the queries and yields them; they go on when it is left."""
 
 
 @dataclass(frozen=True, slots=True)

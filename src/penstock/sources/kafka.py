@@ -193,7 +193,7 @@ class KafkaSource(Source):
         return self._looker
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        for_java(self._client_options)  # what cannot be translated is said before anything connects
+        for_java(self._client_options)  # raises what cannot be translated before anything connects
         settings = for_librdkafka(self.servers, self._client_options)
         found = check_topics(settings, self.topics, self.pattern, uid, min(10.0, context.timeout_seconds))
         if not found and self.identified and not self.identities((), subscribed=True):

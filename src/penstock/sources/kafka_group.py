@@ -1,4 +1,4 @@
-"""Positions of committed epochs, told to a Kafka consumer group so that ordinary lag tools see them.
+"""Publishes positions of committed epochs to a Kafka consumer group, where lag tools see them.
 
 They are a mirror, never the truth: Spark's checkpoint decides where a job goes on. So everything here is best effort,
 beside the epoch, and a broker that goes on refusing is mentioned once in the log and asked again later.
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two updates: lag tools look every few seconds, and an epoch must not cost a request.
 PAUSE = 1.0
-#: Seconds a request may take: long enough for a group coordinator to move, and nobody waits for it.
+#: Seconds a request may take: long enough for a group coordinator to move; no epoch waits for it.
 PATIENCE = 10.0
 #: Failures in a row before it is worth a line: a group's coordinator may move, or be new and still loading.
 PATIENT_TRIES = 3
@@ -67,7 +67,7 @@ class GroupPublisher:
                 self._newest = self._newest or positions  # tried again after the pause, unless newer ones came
             if self._failures == PATIENT_TRIES:
                 log.warning(
-                    "positions could not be told to consumer group %s, lag tools will not see this job: %s",
+                    "positions could not be published to consumer group %s, lag tools will not see this job: %s",
                     self._group,
                     error,
                 )

@@ -112,7 +112,7 @@ class FrameSource(Source):
 
 
 def as_source(given: Any, uid: str, replayable: bool | None, known: Lineage) -> Source:
-    """`given` as a source; an error where what is said does not fit together. `known`: what was read before."""
+    """`given` as a source; an error where the arguments contradict each other. `known`: what was read before."""
     if isinstance(given, Source):
         if replayable is not None:
             raise ConfigurationError(

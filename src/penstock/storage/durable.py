@@ -1,8 +1,8 @@
 """Names that survive a power cut, on this machine's disks.
 
 A file's bytes are synced through the file, its name through the folder that holds it, and that folder's own name
-through the folder above. Whoever finds a folder cannot know whether its name was ever synced: the process that made it
-may have died in between. So `ensure_folder` syncs the whole way up, once for every folder and process.
+through the folder above. A process that finds a folder cannot know whether its name was ever synced: the one that made
+it may have died in between. So `ensure_folder` syncs the whole way up, once for every folder and process.
 
 `mount_of` says whether a folder shows at once what other machines have created in it. A run learns by a listing that a
 newer one has taken over, and what was decided. A client of a network file system may answer from its cache, by default
@@ -33,7 +33,8 @@ _TABLE = Path("/proc/self/mountinfo")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 _CACHING = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs")
 _FRESH = frozenset({"noac", "actimeo=0", "acdirmax=0"})
-"""Each of them makes a client ask the server for every listing. A kernel shows `actimeo=0` as what it stands for."""
+"""Each of them makes a client ask the server for every listing. A kernel shows `actimeo=0` as the options that it
+sets."""
 
 _settled: set[tuple[str, int, int]] = set()
 
@@ -100,7 +101,7 @@ def sync_below(root: Path | str, known: Mapping[str, object]) -> dict[str, objec
 
 
 def ensure_folder(folder: Path) -> None:
-    """`folder` is there, and a power cut does not take its name or those above it, whoever made them."""
+    """`folder` is there, and a power cut does not take its name or those above it, whichever process made them."""
     folder = folder.absolute()
     fresh: set[Path] = set()
     if not folder.is_dir():

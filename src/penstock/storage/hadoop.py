@@ -7,7 +7,7 @@ one step.
 `s3a`, `s3`: S3 has no rename; the object is put under its name on the condition that there is none (`If-None-Match`).
 The option is one that a connector must refuse where it does not send the condition.
 
-Any other scheme is written as on HDFS, and nobody answers for it: a file system that does not say otherwise inherits
+Any other scheme is written as on HDFS, without a promise: a file system that does not override it inherits
 Hadoop's own rename, which looks for the target first and renames then. So it is refused unless the user vouches for it,
 see `checkpoint.open`. Whatever a storage says of itself, `Ledger.prove_atomic` lets several creates race at every
 start.
@@ -208,7 +208,7 @@ class HadoopStorage(Storage):
     @contextmanager
     def errors(self, what: str, creating: str | None = None) -> Iterator[None]:
         """Hadoop's refusals as the ledger's. `AlreadyExists` only of the name being created: a file in the place of
-        its folder is refused with the same exception, and is no sign that somebody else was first."""
+        its folder is refused with the same exception, and is no sign that another process was first."""
         from py4j.protocol import Py4JJavaError
 
         try:
@@ -403,7 +403,7 @@ class ArrowTree(Tree):
 
 
 class ObjectTree(ArrowTree):
-    """Objects with long names. It has no folders, and nobody may ask it for a rename, which such storage does not have:
+    """Objects with long names. It has no folders and no rename, which such storage cannot do in one step:
     the step from unseen to seen is a table's log."""
 
     def create_folder(self, name: str) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _IMMUTABLE = (".sst", ".zip", ".delta", ".snapshot", ".changelog", ".parquet")
-"""Endings of files that nobody ever rewrites under their name."""
+"""Endings of files that are never rewritten under their name."""
 
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
 
@@ -59,7 +59,7 @@ class LocalStorage(Storage):
                 try:
                     os.link(aside, target)
                 except FileExistsError:
-                    sync(target.parent)  # whoever was first may have died before it did this
+                    sync(target.parent)  # the process that was first may have died before it did this
                     raise AlreadyExists(name) from None
             finally:
                 with contextlib.suppress(FileNotFoundError):

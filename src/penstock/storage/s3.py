@@ -130,7 +130,7 @@ class S3Folder:
     # Multipart uploads
 
     def begin(self, name: str, mark: str) -> str:
-        """The id of a new upload. Nobody sees anything of it before it is completed."""
+        """The id of a new upload. Nothing of it is visible before it is completed."""
         with self._errors(f"beginning an upload of {name}") as client:
             return str(client.create_multipart_upload(**self._at(name), Metadata={MARK: mark})["UploadId"])
 

@@ -32,7 +32,7 @@ RACERS, PROBES = 4, 3  # creates of one name at a time; races at a start
 
 
 class AlreadyExists(Exception):
-    """Somebody else created that name first. Not an error by itself: the caller decides."""
+    """The name exists already. Not an error by itself: the caller decides."""
 
 
 class Storage(ABC):
@@ -74,8 +74,8 @@ class Storage(ABC):
         """The folder and all that is in it, hidden files too, are gone when this returns. Whether it was there."""
 
     def settle(self, folder: str) -> None:
-        """The names found in `folder` survive a power cut, whoever created them. Only a disk of this machine shows
-        names before they are durable."""
+        """The names found in `folder` survive a power cut, whichever process created them. Only a disk of this machine
+        shows names before they are durable."""
         return
 
 
@@ -178,7 +178,7 @@ def same_place(one: str, other: str) -> bool:
 
 def race(storage: Storage, name: str) -> list[bytes]:
     """What those wrote whose create of `name` succeeded. Losers may fail in any way that storage under contention has;
-    where nobody won, the first such error is raised."""
+    where none succeeded, the first such error is raised."""
     start = threading.Barrier(RACERS)
     won: list[bytes] = []
     failed: list[Exception] = []

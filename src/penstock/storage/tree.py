@@ -45,7 +45,7 @@ class StagedFile(ABC):
     @abstractmethod
     def finish(self) -> int:
         """After the stream is closed: make bytes and name durable and return the size. `FileNotFoundError` if
-        somebody removed the file meanwhile."""
+        the file was removed meanwhile."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -83,8 +83,8 @@ class Tree:
         raise self._refusal("sync")
 
     def secure(self, name: str) -> None:
-        """In the driver: a complete file that somebody else has left, such as a task, survives a power cut. Nothing to
-        do where `StagedFile.finish` has seen to that."""
+        """In the driver: a complete file that another process, such as a task, has left survives a power cut. Nothing
+        to do where `StagedFile.finish` has seen to that."""
         return
 
     def write_durably(self, name: str, content: bytes) -> None:
@@ -95,7 +95,7 @@ class Tree:
         raise self._refusal("read")
 
     def open(self, name: str) -> Any:
-        """The file for reading from any place in it; whoever opens it closes it."""
+        """The file for reading from any place in it; the caller closes it."""
         raise self._refusal("open")
 
     def remove(self, name: str) -> bool:
@@ -134,8 +134,8 @@ class Tree:
         raise self._refusal("fetch")
 
     def sync_all(self, progress: Progress = silent) -> None:
-        """Every file in here, and every folder up to one that survives it, survives a power cut, whoever wrote it:
-        Spark syncs nothing that it writes."""
+        """Every file in here, and every folder up to one that survives it, survives a power cut, whichever process
+        wrote it: Spark syncs nothing that it writes."""
         raise self._refusal("sync_all")
 
     def digest(self, name: str) -> str:

@@ -301,7 +301,7 @@ def test_a_group_that_cannot_be_reached_is_tried_again_and_mentioned_once(caplog
         publisher.close()
     assert tried == [{"orders": {"0": 1}}] * 6
     assert [record.message for record in caplog.records if record.name.startswith("penstock")] == [
-        "positions could not be told to consumer group g, lag tools will not see this job: no coordinator"
+        "positions could not be published to consumer group g, lag tools will not see this job: no coordinator"
     ]
 
 
