@@ -75,12 +75,12 @@ class Histories:
 
     def kept(self) -> list[str]:
         """The histories that are still there, newest first: the one that counts, and the one before."""
-        there = [FIRST, *(one.history for one in self.all())]
+        there = [FIRST, *(restored.history for restored in self.all())]
         return there[: -_KEPT - 1 : -1]
 
     def find(self, id: str) -> Restored | None:
         """The restore that was asked for under this id, if it was carried out."""
-        return next((one for one in self.all() if one.id == id), None)
+        return next((restored for restored in self.all() if restored.id == id), None)
 
     def reserve(self, history: str) -> int:
         """Begin a restore that builds folders of this name; its number. Restores that began before it end."""
@@ -147,5 +147,5 @@ class Histories:
 
 
 def _known(body: Mapping[str, Any]) -> dict[str, Any]:
-    known = {one.name for one in dataclasses.fields(Restored)}
+    known = {field.name for field in dataclasses.fields(Restored)}
     return {key: value for key, value in body.items() if key in known}

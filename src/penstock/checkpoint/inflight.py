@@ -182,12 +182,12 @@ def _corrupt(where: str, why: str) -> LedgerCorrupt:
     )
 
 
-def log_of(one: Committable) -> LogFile:
-    return LogFile.of(one.payload["log"])
+def log_of(committable: Committable) -> LogFile:
+    return LogFile.of(committable.payload["log"])
 
 
-def with_prepared(one: Committable, prepared: Committable | None) -> Committable:
-    return one.with_payload(prepared=None if prepared is None else dict(prepared.payload))
+def with_prepared(committable: Committable, prepared: Committable | None) -> Committable:
+    return committable.with_payload(prepared=None if prepared is None else dict(prepared.payload))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +199,11 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        return sum(log_of(one).bytes for one in self.committables)
+        return sum(log_of(committable).bytes for committable in self.committables)
 
     @property
     def prepared(self) -> tuple[Committable, ...]:
-        return tuple(found for one in self.committables if (found := one.at_sink) is not None)
+        return tuple(found for committable in self.committables if (found := committable.at_sink) is not None)
 
     @property
     def at_sink(self) -> bool:
@@ -242,7 +242,7 @@ class Backlog:
 
     @property
     def bytes(self) -> int:
-        return sum(one.bytes for one in self.entries())
+        return sum(entry.bytes for entry in self.entries())
 
     def first(self) -> Entry | None:
         return next(iter(self.entries()), None)
@@ -269,7 +269,16 @@ class Backlog:
             return False
         body = {
             "epoch": epoch,
-            "committables": [[one.sink, one.writer, one.rows, one.checksum, dict(one.payload)] for one in committables],
+            "committables": [
+                [
+                    committable.sink,
+                    committable.writer,
+                    committable.rows,
+                    committable.checksum,
+                    dict(committable.payload),
+                ]
+                for committable in committables
+            ],
         }
         entry, fresh = Entry(epoch, tuple(committables)), True
         try:
@@ -292,7 +301,7 @@ class Backlog:
     def forget(self, entry: Entry) -> None:
         """Remove the record and the log of a marked epoch, and older marks."""
         self._storage.delete(numbered(f"{self._folder}/{BACKLOG}", entry.epoch))
-        self.remove_logs([log_of(one).name for one in entry.committables])
+        self.remove_logs([log_of(committable).name for committable in entry.committables])
         for number in numbers(self._storage.list(f"{self._folder}/{DRAINED}")):
             if number < self._drained:
                 self._storage.delete(numbered(f"{self._folder}/{DRAINED}", number))
@@ -308,8 +317,8 @@ class Backlog:
     def remove_strays(self, generation: int, keep: Collection[Committable]) -> None:
         """Remove log files that no epoch needs, of attempts that failed in this and older runs."""
         tree = task_tree(self.logs)
-        needed = {log_of(one).name for one in keep if one.logged}
-        needed.update(log_of(one).name for entry in self.entries() for one in entry.committables)
+        needed = {log_of(committable).name for committable in keep if committable.logged}
+        needed.update(log_of(committable).name for entry in self.entries() for committable in entry.committables)
         for name in tree.file_names(""):
             match = _LOG.match(name)
             if match and int(match[2]) <= generation and name not in needed:

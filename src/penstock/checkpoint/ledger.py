@@ -191,8 +191,15 @@ class Ledger:
             "watermark": decision.watermark,
             "decided": self._now(),
             "committables": [
-                [one.sink, one.writer, one.rows, one.checksum, one.format, dict(one.payload)]
-                for one in decision.committables
+                [
+                    committable.sink,
+                    committable.writer,
+                    committable.rows,
+                    committable.checksum,
+                    committable.format,
+                    dict(committable.payload),
+                ]
+                for committable in decision.committables
             ],
         }
         name = f"{layout.EPOCHS}/{decision.id.epoch:010d}.g{decision.id.generation:08d}.json"
@@ -211,7 +218,11 @@ class Ledger:
 
     def decisions_since(self, epoch: int, query: str | None) -> tuple[Decision, ...]:
         """All decisions for `epoch` and later ones that were made for this Spark query."""
-        return tuple(one.decision for one in self._manifests(lambda found, _: found >= epoch) if one.query == query)
+        return tuple(
+            manifest.decision
+            for manifest in self._manifests(lambda found, _: found >= epoch)
+            if manifest.query == query
+        )
 
     def decisions_before(self, epoch: int, query: str | None) -> Iterator[Decision]:
         """Of each epoch before this one, newest first, the decision for this Spark query that counts; each is read when
@@ -251,7 +262,7 @@ class Ledger:
 
     def rule(self, epoch: int, query: str | None, committables: Sequence[Committable], outcome: Outcome) -> None:
         """Keep a person's word on how these ended."""
-        writers = [[one.sink, one.writer, dict(one.payload)] for one in committables]
+        writers = [[committable.sink, committable.writer, dict(committable.payload)] for committable in committables]
         body = {"epoch": epoch, "query": query, "outcome": outcome.value, "writers": writers, "ruled": self._now()}
         self._storage.create(f"{layout.RULINGS}/{epoch:010d}.{secrets.token_hex(6)}.json", seal("ruling", body))
 
@@ -260,10 +271,12 @@ class Ledger:
         names = [name for name in self._storage.list(layout.RULINGS) if name.startswith(f"{epoch:010d}.")]
         bodies = [body for name in names if (body := self._body("ruling", f"{layout.RULINGS}/{name}")) is not None]
         found: dict[WriterId, Outcome] = {}
-        for body in sorted((one for one in bodies if one["query"] == query), key=lambda one: float(one["ruled"])):
-            for one in committables:
-                if [one.sink, one.writer, dict(one.payload)] in body["writers"]:
-                    found.setdefault(one.id, Outcome(body["outcome"]))
+        for body in sorted(
+            (ruling for ruling in bodies if ruling["query"] == query), key=lambda one: float(one["ruled"])
+        ):
+            for committable in committables:
+                if [committable.sink, committable.writer, dict(committable.payload)] in body["writers"]:
+                    found.setdefault(committable.id, Outcome(body["outcome"]))
         return found
 
     def prune(self, epoch: int) -> None:

@@ -125,7 +125,7 @@ def _state_lost(ledger: Ledger, log: SparkLog, epoch: int) -> str | None:
     if epoch < 0 or not log.storage.forgetful:
         return None
     sizes = log.storage.sizes(layout.STATE)
-    if not sizes and any(one.stateful for one in ledger.manifests(epoch) if one.query == log.query_id()):
+    if not sizes and any(manifest.stateful for manifest in ledger.manifests(epoch) if manifest.query == log.query_id()):
         return f"{layout.STATE}, all of it"
     return lost_state(log.storage, epoch, sizes)
 
@@ -184,7 +184,7 @@ def restore_barrier(ledger: Ledger, copy: SparkLog, epoch: int) -> None:
 
 
 def _manifest(ledger: Ledger, decided: DecisionId) -> Manifest | None:
-    return next((one for one in ledger.manifests(decided.epoch) if one.decision.id == decided), None)
+    return next((manifest for manifest in ledger.manifests(decided.epoch) if manifest.decision.id == decided), None)
 
 
 def _commit_before(

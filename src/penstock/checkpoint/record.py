@@ -105,11 +105,11 @@ class Alignment:
             return cls((), unknown=unknown)
         last = ordered[0]
         # Of an even number the lower one: with two partitions, the mean would hide what one of them waits for.
-        median = statistics.median_low(one.took_ms for one in ordered)
+        median = statistics.median_low(partition.took_ms for partition in ordered)
         return cls(
             tuple(
-                dataclasses.replace(one, waited_ms=round(last.reached_ms - one.reached_ms, 3))
-                for one in ordered[:MOST_PARTITIONS]
+                dataclasses.replace(partition, waited_ms=round(last.reached_ms - partition.reached_ms, 3))
+                for partition in ordered[:MOST_PARTITIONS]
             ),
             slowest=last.partition,
             skew=round(last.took_ms / max(median, 1.0), 2),
@@ -151,19 +151,23 @@ class CheckpointRecord:
 
     @property
     def rows(self) -> int:
-        return sum(one.rows for one in self.sinks)
+        return sum(share.rows for share in self.sinks)
 
     @property
     def read_ms(self) -> float | None:
         """From the barrier until the last source partition was read up to it; None where it was not measured."""
-        return max((one.reached_ms for one in self.alignment.partitions), default=None) if self.alignment else None
+        return (
+            max((partition.reached_ms for partition in self.alignment.partitions), default=None)
+            if self.alignment
+            else None
+        )
 
     @property
     def state_bytes(self) -> int | None:
         """Over all operators; None where it is not known of one of them, or of none."""
-        if not self.state or any(one.state_bytes is None for one in self.state):
+        if not self.state or any(store.state_bytes is None for store in self.state):
             return None
-        return sum(one.state_bytes or 0 for one in self.state)
+        return sum(store.state_bytes or 0 for store in self.state)
 
     def summary(self) -> dict[str, Any]:
         """The main numbers, for an event."""
@@ -181,11 +185,13 @@ class CheckpointRecord:
             "precommit_ms": self.precommit_ms,
             "commit_ms": self.commit_ms,
             "inflight_bytes": self.inflight_bytes,
-            "state_rows": None if state is None else sum(one.rows for one in state),
+            "state_rows": None if state is None else sum(store.rows for store in state),
             "state_bytes": self.state_bytes,
             "slowest": aligned.slowest if aligned else None,
             "skew": aligned.skew if aligned else None,
-            "waited_ms": max((one.waited_ms for one in aligned.partitions), default=None) if aligned else None,
+            "waited_ms": max((partition.waited_ms for partition in aligned.partitions), default=None)
+            if aligned
+            else None,
         }
 
     def extent(self) -> dict[str, Any]:
@@ -230,15 +236,17 @@ class CheckpointRecord:
 def shares_of(committables: Iterable[Committable]) -> tuple[SinkShare, ...]:
     """What each sink was given. `bytes` where every writer's payload says so, under that name."""
     by_sink: dict[str, list[Committable]] = {}
-    for one in committables:
-        by_sink.setdefault(one.sink, []).append(one)
-    return tuple(_share(sink, [one for one in own if one.rows]) for sink, own in sorted(by_sink.items()))
+    for committable in committables:
+        by_sink.setdefault(committable.sink, []).append(committable)
+    return tuple(
+        _share(sink, [committable for committable in own if committable.rows]) for sink, own in sorted(by_sink.items())
+    )
 
 
 def _share(sink: str, writers: Sequence[Committable]) -> SinkShare:
-    sizes = [one.payload.get("bytes") for one in writers]
-    known = bool(sizes) and all(isinstance(one, int) for one in sizes)
-    return SinkShare(sink, sum(one.rows for one in writers), len(writers), sum(sizes) if known else None)  # type: ignore[arg-type]
+    sizes = [writer.payload.get("bytes") for writer in writers]
+    known = bool(sizes) and all(isinstance(size, int) for size in sizes)
+    return SinkShare(sink, sum(writer.rows for writer in writers), len(writers), sum(sizes) if known else None)  # type: ignore[arg-type]
 
 
 def records(storage: Storage) -> list[CheckpointRecord]:

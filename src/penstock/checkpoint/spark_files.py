@@ -164,7 +164,7 @@ def tables_of(picture: bytes) -> set[str] | None:
             if version not in ("v1", "v2"):
                 return None
             parsed: Mapping[str, list[Mapping[str, str]]] = json.loads(body)
-            return {one["dfsSstFileName"] for one in parsed.get("sstFiles") or []}
+            return {file["dfsSstFileName"] for file in parsed.get("sstFiles") or []}
     except (ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return None
 

@@ -129,13 +129,15 @@ def load(
     holds everything of the checkpoint but its state. It is complete when this returns, and of no use before."""
     origin, goal = tree_at(folder, spark), tree_at(target, spark)
     body = read_layout(origin)
-    operators = tuple(parse_operator(one) for one in body["operators"])
+    operators = tuple(parse_operator(operator) for operator in body["operators"])
     plan = RewritePlan.of(body["conf"], operators, partitions, backend)
     require_spread_by_key(body["conf"], operators)
     plan.require_writer(version_of(spark), operators)
     plan.describe(goal, batch, operators)
     with open_work_session(spark) as work:
-        found = {(one["id"], store["name"]): store for one in body["operators"] for store in one["stores"]}
+        found = {
+            (operator["id"], store["name"]): store for operator in body["operators"] for store in operator["stores"]
+        }
 
         def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
             return spread_rows(work, origin, found[operator.id, store.name], plan.partitions)
@@ -171,7 +173,7 @@ def spread_rows(work: SparkSession, origin: Tree, store: dict[str, Any], partiti
     from pyspark.sql.types import StructType
 
     partition = number_columns(store["partition_schema"])
-    ordered = _order_counts([one["name"] for one in store["families"]])
+    ordered = _order_counts([family["name"] for family in store["families"]])
     columns: list[tuple[str, Any]] = [(PARTITION, partition)] if partition["fields"] else []
     columns += [(KEY, "binary"), (VALUE, "binary")]
     columns += [(_POSITION, "long")] if ordered else []
@@ -179,9 +181,9 @@ def spread_rows(work: SparkSession, origin: Tree, store: dict[str, Any], partiti
     spread_by = f.col(PARTITION) if partition["fields"] else f.struct().alias(PARTITION)
     frames = [
         work.read.schema(schema)
-        .parquet(f"{origin.location}/{safe_name(one['folder'], LAYOUT)}")
-        .select(spread_by, KEY, VALUE, f.lit(one["name"]).alias(FAMILY), *([_POSITION] if ordered else []))
-        for one in store["families"]
+        .parquet(f"{origin.location}/{safe_name(family['folder'], LAYOUT)}")
+        .select(spread_by, KEY, VALUE, f.lit(family["name"]).alias(FAMILY), *([_POSITION] if ordered else []))
+        for family in store["families"]
     ]
     frame = spread_over(functools.reduce(lambda left, right: left.union(right), frames), partitions)
     return frame.sortWithinPartitions(_POSITION).drop(_POSITION) if ordered else frame
@@ -212,7 +214,7 @@ def _order_counts(families: Sequence[str]) -> bool:
 
 def _index(operator: OperatorMetadata, store: Store) -> int:
     before = operator.stores[: operator.stores.index(store)]
-    return sum(len(one.families) for one in before)
+    return sum(len(store.families) for store in before)
 
 
 def _describe_store(store: Store, raw: DataFrame) -> dict[str, Any]:
@@ -228,13 +230,13 @@ def _describe_store(store: Store, raw: DataFrame) -> dict[str, Any]:
 def parse_operator(body: dict[str, Any]) -> OperatorMetadata:
     stores = tuple(
         Store(
-            safe_part(one["name"], LAYOUT),
-            one["prefix_columns"],
-            one["partitions"],
-            tuple(Family(family["name"], family["key"], family["value"]) for family in one["families"]),
-            tuple(safe_name(name, LAYOUT) for name in one["schema_files"]),
+            safe_part(store["name"], LAYOUT),
+            store["prefix_columns"],
+            store["partitions"],
+            tuple(Family(family["name"], family["key"], family["value"]) for family in store["families"]),
+            tuple(safe_name(name, LAYOUT) for name in store["schema_files"]),
         )
-        for one in body["stores"]
+        for store in body["stores"]
     )
     files = {safe_name(name, LAYOUT): base64.b64decode(data) for name, data in body["files"].items()}
     return OperatorMetadata(

@@ -136,9 +136,10 @@ def _sources(
         found.lines.append(ReportLine(uid, f"source {_source_name(name)}", fate, detail))
     for name, positions in free.items():
         for _ in positions:
-            hint = f"the program reads {[_source_name(one) for one in program.sources]}: give the source its uid back"
+            reads = [_source_name(source) for source in program.sources]
+            hint = f"the program reads {reads}: give the source its uid back"
             _leave(found, uid, f"source {_source_name(name)}", allow, hint)
-    if None in program.sources and any(one is None for one in chosen) and len(saved.sources) > 1:
+    if None in program.sources and any(position is None for position in chosen) and len(saved.sources) > 1:
         found.problems.append(
             f"query {uid!r} reads a stream without a uid, and there are several: read it by job.read(…, uid=…)"
         )
@@ -155,20 +156,23 @@ def _operators(
     found: RestoreMapping, uid: str, saved: SavedQuery, program: ProgramQuery, allow: bool
 ) -> list[int] | None:
     if program.operators is None:
-        for one in saved.operators:
-            found.lines.append(ReportLine(uid, _operator(one), Fate.KEPT, "Spark compares its columns when it starts"))
+        for operator in saved.operators:
+            found.lines.append(
+                ReportLine(uid, _operator(operator), Fate.KEPT, "Spark compares its columns when it starts")
+            )
         return None
     chosen: list[int] = []
     left = list(saved.operators)
-    for one in program.operators:
+    for operator in program.operators:
         same = next(
-            (before for before in left if before["name"] == one["name"] and not columns_changed(before, one)), None
+            (before for before in left if before["name"] == operator["name"] and not columns_changed(before, operator)),
+            None,
         )
         if same is None:
-            similar = next((before for before in left if before["name"] == one["name"]), None)
+            similar = next((before for before in left if before["name"] == operator["name"]), None)
             if similar is not None:
                 left.remove(similar)
-                what = columns_changed(similar, one)
+                what = columns_changed(similar, operator)
                 found.lines.append(ReportLine(uid, _operator(similar), Fate.IMPOSSIBLE, what))
                 found.problems.append(
                     f"query {uid!r}: the state of operator {similar['id']} ({similar['name']}) was kept under other"
@@ -176,23 +180,25 @@ def _operators(
                     " start over"
                 )
             else:
-                found.lines.append(ReportLine(uid, _operator(one), Fate.IMPOSSIBLE, "it has no state in the savepoint"))
+                found.lines.append(
+                    ReportLine(uid, _operator(operator), Fate.IMPOSSIBLE, "it has no state in the savepoint")
+                )
                 found.problems.append(
-                    f"query {uid!r}: operator {one['id']} ({one['name']}) is new; Spark cannot add a stateful operation"
-                    " to a query that goes on. Put it into a query of its own, with a uid of its own"
+                    f"query {uid!r}: operator {operator['id']} ({operator['name']}) is new; Spark cannot add a"
+                    " stateful operation to a query that goes on. Put it into a query of its own, with a uid of its own"
                 )
             continue
         left.remove(same)
         chosen.append(int(same["id"]))
         found.lines.append(ReportLine(uid, _operator(same), Fate.KEPT))
-    for one in left:
-        _leave(found, uid, _operator(one), allow, "bring the operation back")
-    return chosen if chosen != sorted(int(one["id"]) for one in saved.operators) else None
+    for operator in left:
+        _leave(found, uid, _operator(operator), allow, "bring the operation back")
+    return chosen if chosen != sorted(int(operator["id"]) for operator in saved.operators) else None
 
 
 def columns_changed(saved: Mapping[str, Any], program: Mapping[str, Any]) -> str:
     """How the columns of two operators differ; empty if they do not, as far as is known."""
-    stores = {one["name"]: one for one in program["stores"]}
+    stores = {store["name"]: store for store in program["stores"]}
     for before in saved["stores"]:
         now = stores.get(before["name"])
         if now is None:
@@ -206,19 +212,19 @@ def columns_changed(saved: Mapping[str, Any], program: Mapping[str, Any]) -> str
 
 def _columns(schema: Mapping[str, Any]) -> list[Any]:
     """What must stay: the types, in their order. Spark does not look at the names of key columns either."""
-    return [_plain(one["type"]) for one in schema.get("fields", [])]
+    return [_plain(column["type"]) for column in schema.get("fields", [])]
 
 
 def _plain(kind: Any) -> Any:
     if not isinstance(kind, Mapping):
         return kind
     if kind.get("type") == "struct":
-        return ["struct", [_plain(one["type"]) for one in kind.get("fields", [])]]
+        return ["struct", [_plain(column["type"]) for column in kind.get("fields", [])]]
     return {key: _plain(value) for key, value in kind.items() if key not in ("containsNull", "valueContainsNull")}
 
 
 def _show_columns(schema: Mapping[str, Any]) -> str:
-    columns = ", ".join(f"{one['name']} {_type_name(one['type'])}" for one in schema.get("fields", []))
+    columns = ", ".join(f"{column['name']} {_type_name(column['type'])}" for column in schema.get("fields", []))
     return f"({columns})"
 
 

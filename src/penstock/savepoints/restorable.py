@@ -112,7 +112,7 @@ def _retained(path: str, rest: str, number: int | None, spark: SparkSession, at_
         _refuse_waiting(root, uid)
     queries = {uid: _query(root, uid, folders[uid], epoch, spark) for uid, epoch in epochs.items()}
     job = root.location.rpartition("/")[2]
-    identity = f"{job}-{layout.checkpoint_name('-'.join(str(one) for one in epochs.values()))}-{history}"
+    identity = f"{job}-{layout.checkpoint_name('-'.join(str(epoch) for epoch in epochs.values()))}-{history}"
     barriers = [SparkLog(folders[uid].storage).barrier(epoch) for uid, epoch in epochs.items()]
     drained = any(barrier is not None and barrier.drains is not None for barrier in barriers)
     saved = Savepoint(identity, Kind.NATIVE, job, 0.0, "", str(spark.version), queries, {}, drained)

@@ -152,7 +152,7 @@ class Restorer:
         operators: list[dict[str, Any]] | None
         try:
             found = plan_operators(plan.frame, plan.output_mode)
-            operators = [json.loads(json.dumps(asdict(one))) for one in found]
+            operators = [json.loads(json.dumps(asdict(operator))) for operator in found]
         except Exception as error:
             log.warning("query %s: its stateful operators could not be read beforehand: %s", plan.uid, error)
             operators = None
@@ -217,7 +217,10 @@ class Restorer:
             data = target.storage.read(layout.offsets(epoch))
             assert data is not None
             version, metadata, offsets = split_offsets(data)
-            chosen = ["-" if one is None or one >= len(offsets) else offsets[one] for one in mapping.sources]
+            chosen = [
+                "-" if position is None or position >= len(offsets) else offsets[position]
+                for position in mapping.sources
+            ]
             target.put(layout.offsets(epoch), join_offsets(version, metadata, chosen))
         notes = target.files(layout.SOURCES)
         if notes:
@@ -235,7 +238,7 @@ class Restorer:
         if chosen is None:
             relocate(target, epoch)
             return
-        before = {one.id: one for one in read_metadata(source, epoch)}
+        before = {operator.id: operator for operator in read_metadata(source, epoch)}
         for new, old in enumerate(chosen):
             replace(before[old], id=new).write(target)
 
@@ -251,7 +254,7 @@ class Restorer:
             if query is None:
                 continue
             epoch, pending = spark_log.next_epoch()
-            decided = [one.id.epoch for one in ledger.decisions_since(min(saved.epoch + 1, epoch - 1), query)]
+            decided = [decision.id.epoch for decision in ledger.decisions_since(min(saved.epoch + 1, epoch - 1), query)]
             begun = epoch if pending and not decided else epoch - 1  # without decisions, what is begun may be visible
             newest = max([begun, *decided])
             if newest > saved.epoch:

@@ -167,5 +167,5 @@ def _query(body: Mapping[str, Any]) -> SavedQuery:
 
 
 def _known(kind: Any, body: Mapping[str, Any]) -> dict[str, Any]:
-    known = {one.name for one in dataclasses.fields(kind)}
+    known = {field.name for field in dataclasses.fields(kind)}
     return {key: value for key, value in body.items() if key in known}

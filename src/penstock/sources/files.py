@@ -226,7 +226,7 @@ def noted_files(notes: Storage, start: int, end: int) -> set[str]:
         number = min(wanted)
         name = str(number)
         if name not in names:
-            later = next((one for one in compact if one >= number), None)
+            later = next((compacted for compacted in compact if compacted >= number), None)
             if later is None:
                 return files  # Spark cannot read the epoch either, and says so
             name = f"{later}.compact"
@@ -238,7 +238,7 @@ def noted_files(notes: Storage, start: int, end: int) -> set[str]:
 
 def _entries(data: bytes, wanted: set[int]) -> list[tuple[str, int]]:
     entries = [json.loads(line) for line in data.decode().splitlines()[1:] if line.strip()]
-    return [(str(one["path"]), int(one["batchId"])) for one in entries if int(one["batchId"]) in wanted]
+    return [(str(entry["path"]), int(entry["batchId"])) for entry in entries if int(entry["batchId"]) in wanted]
 
 
 def listed_files(spark: SparkSession) -> list[set[str]]:

@@ -105,19 +105,19 @@ def ensure_folder(folder: Path) -> None:
     folder = folder.absolute()
     fresh: set[Path] = set()
     if not folder.is_dir():
-        fresh = {one for one in (folder, *folder.parents) if not one.exists()}
+        fresh = {place for place in (folder, *folder.parents) if not place.exists()}
         folder.mkdir(parents=True, exist_ok=True)
     found = []
-    for one in (folder, *folder.parents):
-        status = one.stat()
-        mark = (str(one), status.st_dev, status.st_ino)
-        if one not in fresh and mark in _settled:
+    for place in (folder, *folder.parents):
+        status = place.stat()
+        mark = (str(place), status.st_dev, status.st_ino)
+        if place not in fresh and mark in _settled:
             break
         try:
-            sync(one.parent)
+            sync(place.parent)
         except OSError:
             # A folder above that this user may not read was there before the job, and is not ours to sync.
-            if one in fresh:
+            if place in fresh:
                 raise
         found.append(mark)
     _settled.update(found)

@@ -125,7 +125,7 @@ class S3Folder:
         """Of all objects whose names begin so."""
         with self._errors(f"listing {start}") as client:
             pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self._prefix + start)
-            return [self._name(one["Key"]) for page in pages for one in page.get("Contents", ())]
+            return [self._name(entry["Key"]) for page in pages for entry in page.get("Contents", ())]
 
     # Multipart uploads
 
@@ -152,7 +152,9 @@ class S3Folder:
             pages = client.get_paginator("list_parts").paginate(**self._at(name), UploadId=upload)
             try:
                 return [
-                    Part(one["PartNumber"], one["ETag"], one["Size"]) for page in pages for one in page.get("Parts", ())
+                    Part(part["PartNumber"], part["ETag"], part["Size"])
+                    for page in pages
+                    for part in page.get("Parts", ())
                 ]
             except client.exceptions.ClientError as error:
                 _require_gone(error)
@@ -184,10 +186,10 @@ class S3Folder:
                 Bucket=self.bucket, Prefix=self._prefix + start, PaginationConfig={"MaxItems": most}
             )
             return [
-                Upload(self._name(one["Key"]), one["UploadId"], one["Initiated"].timestamp())
+                Upload(self._name(upload["Key"]), upload["UploadId"], upload["Initiated"].timestamp())
                 for page in pages
-                for one in page.get("Uploads", ())
-                if one["Key"].startswith(self._prefix + start)
+                for upload in page.get("Uploads", ())
+                if upload["Key"].startswith(self._prefix + start)
             ]
 
     def days_until_aborted(self) -> int | None:
