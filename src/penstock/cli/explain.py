@@ -109,8 +109,7 @@ def state(
 
     With --operator, --store or --key, show rows. The job is not started; Spark is, where rows are not in Parquet.
     """
-    from penstock.savepoints.rows import count_rows, read_rows
-    from penstock.savepoints.stores import choose_rows, find_places, list_rows
+    from penstock.savepoints.stores import choose_rows, count_rows, find_places, list_rows, read_rows
     from penstock.storage.storage import local_path
 
     output = Output.choose(as_json)

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.config.state import PROVIDERS, Backend
 from penstock.errors import ConfigurationError, ConnectorMissing
-from penstock.sources.read_limits import remembering
+from penstock.sources.readers import remembering
 from penstock.spark import session
 from penstock.spark_state.metadata import DEFAULT, Family, OperatorMetadata, Store
 from penstock.spark_state.rewrite import RewritePlan, require_reader
