@@ -21,7 +21,7 @@ from penstock.job.callbacks import Callback, Callbacks
 from penstock.job.session import JobSession
 from penstock.naming import check_name
 from penstock.progress import Progress, silent
-from penstock.sources.frame import as_source
+from penstock.sources.streams import as_source
 from penstock.spark.query import Lineage
 
 if TYPE_CHECKING:
