@@ -172,7 +172,7 @@ def new_cluster_id() -> str:
 def answers_kafka(port: int, timeout: float = 1.0) -> bool:
     """Whether a plain-text Kafka listener answers an ApiVersions request on `port`.
 
-    A broker opens its listeners only after it has recovered its logs and joined the cluster: who answers can serve.
+    A broker opens its listeners only after it has recovered its logs and joined the cluster, so it can serve then.
     """
     answer = exchange(port, _API_VERSIONS, 8, timeout)
     return len(answer) == 8 and struct.unpack(">ii", answer)[1] == 7
@@ -193,10 +193,10 @@ def archive_path(java: JavaHome, jars: str = _JARS) -> Path:
 
 
 def archive_options(java: JavaHome, to_write: Path | None = None, jars: str = _JARS) -> list[str]:
-    """Arguments for Java: use the archive, or else write a new one to `to_write`, if given, at the end."""
-    found = archive_path(java, jars)
-    if found.exists():
-        return ["-Xshare:auto", f"-XX:SharedArchiveFile={found}"]
+    """Arguments for Java: use the archive, or else write a new one to `to_write` at the end."""
+    archive = archive_path(java, jars)
+    if archive.exists():
+        return ["-Xshare:auto", f"-XX:SharedArchiveFile={archive}"]
     return [f"-XX:ArchiveClassesAtExit={to_write}"] if to_write is not None else []
 
 

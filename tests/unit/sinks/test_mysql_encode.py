@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import DataError, SchemaMismatch
-from penstock.sinks.mysql.types import Statement, chunks, lines
+from penstock.sinks.mysql.types import chunks, lines, load_statement
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
@@ -101,9 +101,9 @@ def test_decimals_of_whole_hundreds_are_digits_too() -> None:
 
 
 def test_the_statements_name_columns_and_turn_digits_into_bytes() -> None:
-    made = Statement("`d`.`t`", ("id", "odd `name`", "raw"), ("bigint", "string", "binary"))
-    assert made.load().endswith("(`id`, `odd ``name```, @b2) SET `raw` = UNHEX(@b2)")
-    assert "TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n'" in made.load()
+    statement = load_statement("`d`.`t`", ("id", "odd `name`", "raw"), ("bigint", "string", "binary"))
+    assert statement.endswith("(`id`, `odd ``name```, @b2) SET `raw` = UNHEX(@b2)")
+    assert "TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n'" in statement
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

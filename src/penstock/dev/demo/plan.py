@@ -42,7 +42,7 @@ def moments(kills: int, rows: int, chance: random.Random) -> list[Moment]:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One restart after a kill: how long until the first commit of new rows, and what was found to do before."""
+    """One restart after a kill: how long until the first commit of new rows, and what recovery did before."""
 
     seconds: float
     actions: tuple[str, ...]
@@ -63,7 +63,7 @@ class Progress:
     runs: int = 0
     _began: float = 0.0
     _actions: list[str] = field(default_factory=list)
-    _has_committed: bool = False  # this run has committed something of its own
+    _has_committed: bool = False  # this run has committed an epoch
 
     def note_start(self, now: float) -> None:
         self.runs += 1
@@ -93,7 +93,7 @@ class Progress:
             if not event.get("recovery"):
                 yield from self._note_recovery(float(event["time"]))
         elif name == "stopped" and not event.get("error"):
-            yield from self._note_recovery(float(event["time"]))  # nothing was left to do
+            yield from self._note_recovery(float(event["time"]))  # there was nothing left to commit
         elif name == "failed":
             yield f"{query or 'job'} failed: {event.get('error', 'no reason given')}"
 

@@ -78,19 +78,19 @@ class Truth:
         np.add.at(sums, self._codes, self._amounts)
         return {str(self._names[at]): (int(counts[at]), int(sums[at])) for at in np.flatnonzero(counts)}
 
-    def judge_payments(self, found: pa.Table) -> Verdict:
-        """Whether `found` (id, account, amount) is every payment, exactly once, unaltered."""
-        return compare(self.payments, found.select(["id", "account", "amount"]))
+    def judge_payments(self, rows: pa.Table) -> Verdict:
+        """Whether `rows` (id, account, amount) are every payment, exactly once, unaltered."""
+        return compare(self.payments, rows.select(["id", "account", "amount"]))
 
-    def judge_totals(self, found: pa.Table) -> TotalsVerdict:
-        """Whether `found` (account, n, total), in the order each account's rows were written, are true running totals.
+    def judge_totals(self, rows: pa.Table) -> TotalsVerdict:
+        """Whether `rows` (account, n, total), in the order each account's rows were written, are true running totals.
 
         An account's payments arrive in the order of their ids, whatever the epochs were. So after n of them its total
         is the sum of its first n payments, and nothing else: a lost or repeated payment makes every later row wrong.
         """
-        codes = pc.fill_null(pc.index_in(found.column("account"), value_set=pa.array(self._names)), -1).to_numpy()
-        n = found.column("n").to_numpy()
-        totals = found.column("total").to_numpy()
+        codes = pc.fill_null(pc.index_in(rows.column("account"), value_set=pa.array(self._names)), -1).to_numpy()
+        n = rows.column("n").to_numpy()
+        totals = rows.column("total").to_numpy()
         sizes = np.bincount(self._codes, minlength=ACCOUNTS)
         starts = np.concatenate([[0], np.cumsum(sizes)])
         by_account = np.argsort(self._codes, kind="stable")

@@ -86,9 +86,6 @@ class MySqlDialect(Dialect[Session]):
     def connect(self, deadline: Deadline) -> Session:
         return Session(self.login, seconds=deadline.remaining())
 
-    def quote(self, name: str) -> str:
-        return quoted(name, "`")
-
     def elsewhere(self, payload: Mapping[str, Any]) -> MySqlDialect | None:
         database, table = payload.get("target") or self.names.target
         if [database, table] == self.names.target:
@@ -278,7 +275,7 @@ class MySqlDialect(Dialect[Session]):
 
     def move(self, connection: Session, committable: Committable) -> int:
         payload, target = committable.payload, self.names.quoted(self.names.table)
-        columns = [self.quote(name) for name in payload["columns"]]
+        columns = [quoted(name, "`") for name in payload["columns"]]
         key = {name.lower() for name in payload["key"]}
         # Read in the order of loading, so of several rows with one key the last one stays.
         source = ", ".join(f"s.{column}" for column in columns)

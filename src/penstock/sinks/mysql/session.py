@@ -10,20 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock import errors
 from penstock.deadline import Deadline
-from penstock.errors import (
-    AccessDenied,
-    ConfigurationError,
-    ConstraintViolated,
-    DataError,
-    PenstockError,
-    PreCommitFailed,
-    SchemaMismatch,
-    StorageFull,
-    SystemUnavailable,
-    TableMissing,
-    ValueTooLarge,
-)
 from penstock.sinks.sql.faults import ErrorMapper, Fault, Rule, missing_extra
 
 SYSTEM = "MySQL"
@@ -58,37 +46,37 @@ _BROKEN_RULE = _codes(DUPLICATE, 1022, 1048, 1216, 1217, 1263, 1364, 1451, 1452,
 _BROKEN_RULE += _codes(1442, 1643, 1644, 1761, 1762, 1859)  # also what a trigger raises
 #: By the server's error codes.
 RULES = (
-    Rule(AccessDenied, _codes(1044, 1045, 1129, 1130, 1142, 1143, 1227, 1370, 1396, 1401, 1698, 1820, 3118)),
-    Rule(StorageFull, match="No space left|Errcode: 28|error code: 28"),
-    Rule(StorageFull, _codes(1021, 1041, 1114, 1037, 1038)),
-    Rule(SystemUnavailable, lost=True),
-    Rule(SystemUnavailable, _codes(*_AWAY)),
-    Rule(TableMissing, _codes(1049), to_do="create the database ({text}), or name another."),
-    Rule(TableMissing, _codes(NO_TABLE), to_do="create it, or say create=True ({text})."),
-    Rule(SchemaMismatch, _codes(1054, 1109, 1110, 1136, 1166, 1305, 1425, 1426, 1906, 3105)),
-    Rule(ConstraintViolated, _BROKEN_RULE),
+    Rule(errors.AccessDenied, _codes(1044, 1045, 1129, 1130, 1142, 1143, 1227, 1370, 1396, 1401, 1698, 1820, 3118)),
+    Rule(errors.StorageFull, match="No space left|Errcode: 28|error code: 28"),
+    Rule(errors.StorageFull, _codes(1021, 1041, 1114, 1037, 1038)),
+    Rule(errors.SystemUnavailable, lost=True),
+    Rule(errors.SystemUnavailable, _codes(*_AWAY)),
+    Rule(errors.TableMissing, _codes(1049), to_do="create the database ({text}), or name another."),
+    Rule(errors.TableMissing, _codes(NO_TABLE), to_do="create it, or say create=True ({text})."),
+    Rule(errors.SchemaMismatch, _codes(1054, 1109, 1110, 1136, 1166, 1305, 1425, 1426, 1906, 3105)),
+    Rule(errors.ConstraintViolated, _BROKEN_RULE),
     Rule(
-        ValueTooLarge,
+        errors.ValueTooLarge,
         _codes(1074, 1118, 1153, 1162, 1301, 1406, 3150, 3157),
         say="{text}.",
         to_do="widen the column, raise the server's max_allowed_packet, or shorten such values in the query.",
     ),
-    Rule(DataError, _codes(1264, 1265, 1292, 1300, 1365, 1366, 1367, 1411, 1416, 1441, 1690, 1977)),
-    Rule(DataError, _codes(3140, 3156, 3643, 3854, 3902, 3988)),
+    Rule(errors.DataError, _codes(1264, 1265, 1292, 1300, 1365, 1366, 1367, 1411, 1416, 1441, 1690, 1977)),
+    Rule(errors.DataError, _codes(3140, 3156, 3643, 3854, 3902, 3988)),
     Rule(
-        ConfigurationError,
+        errors.ConfigurationError,
         _codes(1665),
         happened="{system} at {where} cannot write its binary log: {text}.",
         to_do="set binlog_format to ROW or MIXED on the server.",
     ),
     Rule(
-        ConfigurationError,
+        errors.ConfigurationError,
         _codes(1148, 3948, 4166),
         happened="{system} at {where} does not allow LOAD DATA LOCAL INFILE, the way rows are written: {text}.",
         to_do=ALLOW_LOADING,
     ),
     Rule(
-        PreCommitFailed,
+        errors.PreCommitFailed,
         _codes(LOCK_TIMEOUT),
         to_do="look for two rows of one epoch with the same unique key, or for another program that holds locks on the "
         "table; mode='staged' lets the driver write alone.",
@@ -109,15 +97,17 @@ def mapper(where: str, table: str) -> ErrorMapper:
     return ErrorMapper(SYSTEM, where, table, RULES, (ServerError,), fault_of)
 
 
-def refused_rows(errors: ErrorMapper, warnings: Sequence[tuple[str, int, str]], sent: int, taken: int) -> PenstockError:
+def refused_rows(
+    mapped: ErrorMapper, warnings: Sequence[tuple[str, int, str]], sent: int, taken: int
+) -> errors.PenstockError:
     """The server loads what it can and only warns about the rest; here every warning is an error and rolls back."""
     if not warnings:
-        return errors.error(PreCommitFailed, f"{sent} rows were sent and {taken} arrived", doing="loading rows")
+        return mapped.error(errors.PreCommitFailed, f"{sent} rows were sent and {taken} arrived", doing="loading rows")
     # A violated constraint explains more than the values that were changed on the way to it.
     _, code, text = next((warning for warning in warnings if str(warning[1]) in _BROKEN_RULE), warnings[0])
     more = f"; {len(warnings) - 1} more such warnings" if len(warnings) > 1 else ""
-    error = errors.explain(fault(code, text + more), "loading rows")
-    return errors.error(DataError, f"{text}{more} (warning {code})") if error.retryable else error
+    error = mapped.explain(fault(code, text + more), "loading rows")
+    return mapped.error(errors.DataError, f"{text}{more} (warning {code})") if error.retryable else error
 
 
 #: Seconds to connect; the client's default.

@@ -9,16 +9,18 @@ kernels, without a Python object per row; the joined column's buffer goes to the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import DataError, SchemaMismatch
 from penstock.sinks.files.text import digits_of
 from penstock.sinks.sql.tables import Column, quoted
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import DataType
 
 _TYPES = {
@@ -88,8 +90,7 @@ def of_spark(name: str, kind: DataType) -> str:
 
 def of_arrow(name: str, kind: pa.DataType) -> str:
     """As `of_spark`, of what reaches a writer."""
-    from pyarrow import types as t
-
+    t = pa.types
     if t.is_dictionary(kind):
         kind = kind.value_type
     if t.is_decimal(kind):
@@ -129,9 +130,6 @@ def _base(column: Column) -> str:
 
 def bent(values: pa.Array, column: Column) -> str | None:
     """What the server would make of one of `values`, without an error or a warning; None if it keeps them all."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     base = _base(column)
     if base == "timestamp" and not column.nullable and values.null_count:
         return "null would become the present moment"
@@ -177,27 +175,20 @@ def refusal(kind: str, column: Column) -> str | None:
 # Rows as text
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """How rows of one schema go into one table."""
-
-    table: str  # quoted
-    columns: tuple[str, ...]  # as the table spells them
-    kinds: tuple[str, ...]
-
-    def load(self) -> str:
-        taken, made = [], []
-        for number, (name, kind) in enumerate(zip(self.columns, self.kinds, strict=True)):
-            if kind == "binary":  # bytes travel as hexadecimal digits: the text's character set is not theirs
-                taken.append(f"@b{number}")
-                made.append(f"{quoted(name, '`')} = UNHEX(@b{number})")
-            else:
-                taken.append(quoted(name, "`"))
-        return (
-            f"LOAD DATA LOCAL INFILE 'penstock' INTO TABLE {self.table} CHARACTER SET utf8mb4"
-            " FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n'"
-            f" ({', '.join(taken)})" + (f" SET {', '.join(made)}" if made else "")
-        )
+def load_statement(table: str, columns: Sequence[str], kinds: Sequence[str]) -> str:
+    """The LOAD DATA for rows of `kinds` into a quoted `table`, with `columns` as the table spells them."""
+    targets, settings = [], []
+    for number, (name, kind) in enumerate(zip(columns, kinds, strict=True)):
+        if kind == "binary":  # bytes travel as hexadecimal digits: the text's character set is not theirs
+            targets.append(f"@b{number}")
+            settings.append(f"{quoted(name, '`')} = UNHEX(@b{number})")
+        else:
+            targets.append(quoted(name, "`"))
+    return (
+        f"LOAD DATA LOCAL INFILE 'penstock' INTO TABLE {table} CHARACTER SET utf8mb4"
+        " FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n'"
+        f" ({', '.join(targets)})" + (f" SET {', '.join(settings)}" if settings else "")
+    )
 
 
 def chunks(batch: pa.RecordBatch, most: int = CHUNK) -> Iterator[pa.RecordBatch]:
@@ -209,16 +200,12 @@ def chunks(batch: pa.RecordBatch, most: int = CHUNK) -> Iterator[pa.RecordBatch]
 
 def lines(batch: pa.RecordBatch) -> memoryview:
     """Fields ended by tabs, rows by newlines, null as `\\N`."""
-    import pyarrow.compute as pc
-
     fields = [_field(batch.column(number), name) for number, name in enumerate(batch.schema.names)]
     fields[-1] = pc.binary_join_element_wise(fields[-1], "", "\n")
     return _bytes_of(pc.binary_join_element_wise(*fields, "\t"))
 
 
 def _bytes_of(joined: pa.Array) -> memoryview:
-    import numpy as np
-
     _, offsets, data = joined.buffers()
     bounds = np.frombuffer(offsets, np.int32)
     return memoryview(data)[int(bounds[joined.offset]) : int(bounds[joined.offset + len(joined)])]
@@ -234,8 +221,6 @@ def _field(column: pa.Array, name: str) -> pa.Array:
 def _text(column: pa.Array, name: str) -> pa.Array:
     """A column as strings that the server understands, nulls still null; `DataError` for a value that no server
     takes."""
-    import pyarrow as pa
-
     kind = of_arrow(name, column.type)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -262,8 +247,6 @@ def _text(column: pa.Array, name: str) -> pa.Array:
 
 
 def _refuse_not_finite(column: pa.Array, name: str) -> None:
-    import pyarrow.compute as pc
-
     bad = pc.invert(pc.is_finite(column))
     if pc.any(bad).as_py():
         value = column.filter(bad)[0].as_py()
@@ -276,9 +259,6 @@ def _refuse_not_finite(column: pa.Array, name: str) -> None:
 
 def _escaped(text: pa.Array) -> pa.Array:
     """Searching for a character is far cheaper than replacing none."""
-    import numpy as np
-    import pyarrow.compute as pc
-
     data = text.buffers()[2]
     if data is None or not data.size:
         return text
@@ -291,9 +271,6 @@ def _escaped(text: pa.Array) -> pa.Array:
 
 def _hexadecimal(column: pa.Array) -> Any:
     """Two digits for every byte: the same offsets, doubled."""
-    import numpy as np
-    import pyarrow as pa
-
     digits = np.frombuffer(b"0123456789ABCDEF", np.uint8)
     pairs = np.stack([np.repeat(digits, 16), np.tile(digits, 16)], axis=1)  # byte → its two digits
     _, offsets, data = column.buffers()

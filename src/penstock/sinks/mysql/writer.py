@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import ConstraintViolated, DataError, PenstockError
 from penstock.sinks.mysql.dialect import MySqlDialect
 from penstock.sinks.mysql.session import NO_TABLE, SYSTEM, ServerError, Session, refused_rows
 from penstock.sinks.mysql.tables import Names, RowColumns, Table
-from penstock.sinks.mysql.types import CHUNK, Statement, bent, chunks, lines, of_arrow
+from penstock.sinks.mysql.types import CHUNK, bent, chunks, lines, load_statement, of_arrow
 from penstock.sinks.sql.dialect import NOTHING, payload_of
 from penstock.sinks.sql.faults import ErrorMapper
 from penstock.sinks.sql.tables import require_values
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _UNDO_SECONDS = 10.0
 _LOAD_SECONDS = 120.0  # for an answer to some megabytes of rows
@@ -37,8 +36,8 @@ class Loader:
     """Collects small batches and sends them in statements of some megabytes. If the server does not store every row
     exactly as it was sent, that is an error, and the caller rolls back."""
 
-    def __init__(self, session: Session, statement: Statement, mapper: ErrorMapper) -> None:
-        self._session, self._statement, self._mapper = session, statement.load(), mapper
+    def __init__(self, session: Session, statement: str, mapper: ErrorMapper) -> None:
+        self._session, self._statement, self._mapper = session, statement, mapper
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = self.rows = 0
 
@@ -136,7 +135,7 @@ class MySqlWriter(Writer):
         if self._scope.hints.get("fence") is None:  # no driver has created the tables
             self._dialect.create(session, since=self._at)
         into = self._open_staging(session, table) if self._staged else self._open_transaction(session)
-        return Loader(session, Statement(self._names.quoted(into), self._columns, kinds), self._mapper)
+        return Loader(session, load_statement(self._names.quoted(into), self._columns, kinds), self._mapper)
 
     def _require_kept(self, batch: pa.RecordBatch) -> None:
         """Refuse values that the server would change without a warning."""

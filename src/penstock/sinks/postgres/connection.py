@@ -15,20 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from penstock import errors
 from penstock.deadline import Deadline
-from penstock.errors import (
-    AccessDenied,
-    ConfigurationError,
-    ConstraintViolated,
-    DataError,
-    PenstockError,
-    PreCommitFailed,
-    SchemaMismatch,
-    StorageFull,
-    SystemUnavailable,
-    TableMissing,
-    ValueTooLarge,
-)
 from penstock.secrets import hide, is_secret
 from penstock.sinks.sql.faults import NO_CODE, ErrorMapper, Fault, Rule, missing_extra
 
@@ -101,7 +89,7 @@ class Server:
             text: str = client().make_conninfo(conninfo, **{**timeouts, **self.options, "client_encoding": "UTF8"})
         except client().psycopg.Error:
             # libpq's message repeats what it could not parse, which may be a password.
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"PostgreSQL's client cannot parse the connection parameters ({self}).",
                 safe="nothing was started.",
                 to_do="write postgresql://user@host:5432/database or libpq's keywords, with special characters of a "
@@ -233,88 +221,88 @@ _ON_A_KEY = "inserting index tuple"  # it waited for another transaction that ha
 #: By SQLSTATE, which no server's language changes.
 RULES = (
     Rule(
-        SchemaMismatch,
+        errors.SchemaMismatch,
         (NO_CODE,),
         match=r'does not exist in target table|relation "[^"]*" does not exist',  # ADBC
         say="the table, or a column, was dropped while rows were written.",
     ),
     Rule(
-        AccessDenied,
+        errors.AccessDenied,
         (NO_CODE,),
         match="authentication failed|no password|pg_hba|does not exist|not permitted|permission denied",
     ),
-    Rule(SystemUnavailable, (NO_CODE,)),
+    Rule(errors.SystemUnavailable, (NO_CODE,)),
     # Binary rows that do not match the column. A pooler uses the first code for all its own errors.
     Rule(
-        SchemaMismatch,
+        errors.SchemaMismatch,
         ("08P01",),
         match="in message|message format",
         say="a column was changed while rows were written: {text}",
     ),
-    Rule(SchemaMismatch, ("22P03",), say="a column was changed while rows were written: {text}"),
+    Rule(errors.SchemaMismatch, ("22P03",), say="a column was changed while rows were written: {text}"),
     Rule(
-        ConfigurationError,
+        errors.ConfigurationError,
         ("08P01",),
         match="statement pooling",
         happened="The pooler at {where} has pool_mode=statement, in which there are no transactions: {text}",
         to_do="have it pool by transaction or by session, or connect to PostgreSQL itself.",
     ),
-    Rule(SystemUnavailable, ("08", "57P01", "57P02", "57P03", "57P05", "53300", "25006", "58")),
+    Rule(errors.SystemUnavailable, ("08", "57P01", "57P02", "57P03", "57P05", "53300", "25006", "58")),
     Rule(
-        PreCommitFailed,
+        errors.PreCommitFailed,
         (LOCKED, DEADLOCK),
         context=_ON_A_KEY,
         say="another open transaction holds a row with the same unique key: {text}",
         to_do="end that transaction; the epoch replays.",
     ),
     Rule(
-        PreCommitFailed,
+        errors.PreCommitFailed,
         (LOCKED, DEADLOCK),
         say="another open transaction holds a lock: {text}",
         to_do="end that transaction; the epoch replays.",
     ),
-    Rule(AccessDenied, ("28", "42501", "3D")),
-    Rule(TableMissing, ("42P01", "3F"), to_do="create it, or start the job with create=True, which does it."),
-    Rule(PreCommitFailed, ("42P07", "42710"), say="{text} (SQLSTATE {code})"),  # another process was faster
-    Rule(SchemaMismatch, ("42",)),
+    Rule(errors.AccessDenied, ("28", "42501", "3D")),
+    Rule(errors.TableMissing, ("42P01", "3F"), to_do="create it, or start the job with create=True, which does it."),
+    Rule(errors.PreCommitFailed, ("42P07", "42710"), say="{text} (SQLSTATE {code})"),  # another process was faster
+    Rule(errors.SchemaMismatch, ("42",)),
     # Also raised by triggers and the functions that they call.
-    Rule(ConstraintViolated, ("23", "44", "P0", "09", "21", "27", "38", "39")),
-    Rule(ValueTooLarge, ("54",), to_do="filter or shorten such rows, or drop the index that has the limit."),
+    Rule(errors.ConstraintViolated, ("23", "44", "P0", "09", "21", "27", "38", "39")),
+    Rule(errors.ValueTooLarge, ("54",), to_do="filter or shorten such rows, or drop the index that has the limit."),
     Rule(
-        DataError,
+        errors.DataError,
         ("22021",),
         match="0x00",
         to_do="PostgreSQL cannot store the character NUL in text: remove it with translate(column, '\\0', '').",
     ),
-    Rule(DataError, ("22",)),
-    Rule(StorageFull, ("53100",)),
+    Rule(errors.DataError, ("22",)),
+    Rule(errors.StorageFull, ("53100",)),
     Rule(
-        PreCommitFailed,
+        errors.PreCommitFailed,
         ("53200",),
         match="prepared",
         to_do="raise max_prepared_transactions above the number of writers.",
     ),
     Rule(
-        ConfigurationError,
+        errors.ConfigurationError,
         ("55000",),
         doing="preparing",
         happened="The PostgreSQL server at {where} allows no prepared transactions (max_prepared_transactions is 0).",
         to_do=f"set max_prepared_transactions and restart the server, or {_STAGED}",
     ),
     Rule(
-        ConfigurationError,
+        errors.ConfigurationError,
         ("0A000",),
         doing="preparing",
         happened="PostgreSQL cannot prepare a transaction on {table}: {text}",
         to_do=_STAGED,
     ),
     Rule(
-        ConfigurationError,
+        errors.ConfigurationError,
         ("0A", "55000"),
         happened="PostgreSQL cannot do this with {table}: {text}",
         to_do="change the table or its settings, such as row security or a publication without replica identity.",
     ),
-    Rule(PreCommitFailed, say="{text} (SQLSTATE {code})"),
+    Rule(errors.PreCommitFailed, say="{text} (SQLSTATE {code})"),
 )
 
 
@@ -347,10 +335,10 @@ def is_on_a_key(fault: Fault) -> bool:
     return fault.code in (LOCKED, DEADLOCK) and _ON_A_KEY in fault.context
 
 
-def same_key(errors: ErrorMapper, fault: Fault) -> PenstockError:
+def same_key(mapped: ErrorMapper, fault: Fault) -> errors.PenstockError:
     """Two writers of one epoch have a row with the same key. They would wait for each other forever."""
-    return errors.error(
-        ConstraintViolated,
+    return mapped.error(
+        errors.ConstraintViolated,
         f"two writers of one epoch have rows with the same unique key ({fault.context.splitlines()[0]}).",
         to_do="make the key unique in the query, or bring rows with one key into one partition with "
         "df.repartition('key'), or say mode='upsert'.",

@@ -60,9 +60,6 @@ class PostgresDialect(Dialect[Line]):
         line.connect()
         return line
 
-    def quote(self, name: str) -> str:
-        return quoted(name)
-
     # The sink's own tables
 
     def mode(self, connection: Line) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, TableMissing
 from penstock.sinks.postgres.connection import NOW, mapper
 from penstock.sinks.postgres.types import PgColumn, Route, column_type, refusal
@@ -17,7 +19,6 @@ from penstock.sinks.sql.dialect import MARKERS, SINKS
 from penstock.sinks.sql.tables import compare, quoted
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from penstock.contracts.sink import CheckContext
@@ -201,7 +202,6 @@ def new_table(place: Place, schema: StructType, key: Sequence[str]) -> str:
 
 def arrow_schema(schema: StructType, shaped: StructType) -> tuple[Any, list[str]]:
     """The Arrow schema in which a shaped frame reaches the writers, and the frame's types for messages."""
-    import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_type
 
     fields = [(field.name, to_arrow_type(field.dataType, timezone="UTC")) for field in shaped.fields]

@@ -1,8 +1,8 @@
 """Which values a PostgreSQL column takes, and in which Arrow type they travel.
 
 Rows go as binary COPY, whose bytes the server takes as they are: an int32 for a bigint would be refused, or misread. So
-every column is brought into the exact type its target wants. What is not safe is refused: a number that would be
-rounded, a time whose zone somebody would have to guess.
+every column is cast to the exact type of its target. Unsafe casts are refused: a number that would be rounded, a time
+whose zone would be a guess.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from penstock.errors import SchemaMismatch
 from penstock.sinks.sql.tables import Column
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import DataType
 
 #: Types whose binary form is their text.
@@ -25,7 +27,7 @@ TEXTUAL = ("text", "varchar", "bpchar", "name", "citext", "json", "xml")
 
 @dataclass(frozen=True, slots=True)
 class PgColumn(Column):
-    """A column of a PostgreSQL table. `base` is the type's own name below any domain, `element` that of an array."""
+    """A column of a PostgreSQL table. `base` is the type's name below any domain, `element` that of an array."""
 
     base: str = ""
     element: str = ""
@@ -36,7 +38,7 @@ class PgColumn(Column):
 
     @property
     def definition(self) -> str:
-        """Type and collation of the same column in another table, which then tells the same values apart."""
+        """Type and collation of the same column in another table, which then compares values in the same way."""
         return f"{self.type} COLLATE {self.collation}" if self.collation else self.type
 
 
@@ -57,42 +59,40 @@ class Route:
     text_only: bool = False
 
 
-def route(given: pa.DataType, column: PgColumn) -> Route:
+def route(kind: pa.DataType, column: PgColumn) -> Route:
     """The way from an Arrow type into a column; `Refused` if there is none."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(given):
-        return route(given.value_type, column)
+    if pa.types.is_dictionary(kind):
+        return route(kind.value_type, column)
     if column.element:
-        if pa.types.is_null(given):
+        if pa.types.is_null(kind):
             return _cast(pa.list_(_simple(pa.null(), column.element, None) or pa.string()), column)
-        if not (pa.types.is_list(given) or pa.types.is_large_list(given)):
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             raise Refused("an array is wanted")
-        inner = _simple(given.value_type, column.element, column.scale)
+        inner = _simple(kind.value_type, column.element, column.scale)
         if inner is None:
-            raise Refused(f"its elements are {given.value_type}")
+            raise Refused(f"its elements are {kind.value_type}")
         return _cast(pa.list_(inner), column)
-    is_text = pa.types.is_string(given) or pa.types.is_large_string(given)
-    if column.base == "jsonb" and (is_text or pa.types.is_null(given)):
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if column.base == "jsonb" and (is_text or pa.types.is_null(kind)):
         return Route(_as_jsonb, _same)
     if column.base == "uuid" and is_text:
         return Route(lambda values: _as_uuid(values, column.name), _same)
-    if column.enum and (is_text or pa.types.is_null(given)):
+    if column.enum and (is_text or pa.types.is_null(kind)):
         return _cast(pa.string(), column)
-    simple = _simple(given, column.base, column.scale)
+    simple = _simple(kind, column.base, column.scale)
     if simple is not None:
         return _cast(simple, column)
     if is_text and column.base not in _FIXED:
         return Route(_same, _same, text_only=True)  # inet, ranges, geometry …: the server reads the text
-    if pa.types.is_null(given):
+    if pa.types.is_null(kind):
         return _cast(pa.string(), column)
-    raise Refused(_why(given, column))
+    raise Refused(_why(kind, column))
 
 
-def refusal(given: pa.DataType, column: PgColumn) -> str | None:
-    """Why `given` cannot go into `column`; None if it can."""
+def refusal(kind: pa.DataType, column: PgColumn) -> str | None:
+    """Why `kind` cannot go into `column`; None if it can."""
     try:
-        route(given, column)
+        route(kind, column)
     except Refused as reason:
         return str(reason)
     return None
@@ -103,8 +103,6 @@ def _same(values: pa.Array) -> pa.Array:
 
 
 def _cast(wanted: pa.DataType, column: PgColumn) -> Route:
-    import pyarrow as pa
-
     def change(values: pa.Array) -> pa.Array:
         values = values if values.type == wanted else values.cast(wanted)
         _require_storable(values.flatten() if pa.types.is_list(wanted) else values, column)
@@ -114,12 +112,9 @@ def _cast(wanted: pa.DataType, column: PgColumn) -> Route:
 
 
 def _require_storable(values: pa.Array, column: PgColumn) -> None:
-    """`Unstorable` for what the server would change without a word, and for what the client refuses without a reason.
-    A varchar takes text that is too long if only blanks are behind its limit, and cuts them. Dates and times begin in
-    4714 BC; of those before that, one means -infinity."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+    """`Unstorable` for values that the server would change silently, and for those that the client refuses without a
+    reason. A varchar cuts blanks beyond its limit. Dates and times begin in 4714 BC; one before that means
+    -infinity."""
     if column.width is not None:
         longest = pc.max(pc.utf8_length(values)).as_py()
         if longest is not None and longest > column.width:
@@ -129,15 +124,15 @@ def _require_storable(values: pa.Array, column: PgColumn) -> None:
     if pa.types.is_date32(values.type) or pa.types.is_timestamp(values.type):
         days = pa.types.is_date32(values.type)
         first, last = (_FIRST_DAY, _LAST_DAY) if days else (_FIRST_DAY * _DAY, None)
-        found = pc.min_max(values.cast(pa.int32() if days else pa.int64())).as_py()
-        if found["min"] is not None and (found["min"] < first or (last is not None and found["max"] > last)):
+        span = pc.min_max(values.cast(pa.int32() if days else pa.int64())).as_py()
+        if span["min"] is not None and (span["min"] < first or (last is not None and span["max"] > last)):
             raise Unstorable(f"out of range: column {column.name!r} is {column.type}, which begins in 4714 BC.")
 
 
 _FIRST_DAY, _LAST_DAY = -2_440_588, 2_145_042_905  # that a date can hold, from 1970
 _DAY = 86_400_000_000  # microseconds
 
-#: Types with a binary form of their own, into which text is not simply read.
+#: Types with a binary form, into which the server does not read text.
 _FIXED = frozenset(
     (
         "bool", "int2", "int4", "int8", "float4", "float8", "numeric", "bytea", "date", "timestamp", "timestamptz",
@@ -148,8 +143,6 @@ _FIXED = frozenset(
 
 @functools.cache
 def _fixed() -> dict[str, Any]:
-    import pyarrow as pa
-
     return {
         "bool": pa.bool_(), "int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64(),
         "float4": pa.float32(), "float8": pa.float64(), "bytea": pa.binary(), "date": pa.date32(),
@@ -158,31 +151,29 @@ def _fixed() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _simple(given: pa.DataType, base: str, scale: int | None) -> pa.DataType | None:
-    """The Arrow type in which a value of `given` goes into a column of type `base`; None if it cannot."""
-    import pyarrow as pa
-
+def _simple(kind: pa.DataType, base: str, scale: int | None) -> pa.DataType | None:
+    """The Arrow type in which a value of `kind` goes into a column of type `base`; None if it cannot."""
     kinds = pa.types
     if base in TEXTUAL:
-        fits = kinds.is_string(given) or kinds.is_large_string(given) or kinds.is_null(given)
+        fits = kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_null(kind)
         return pa.string() if fits else None
     wanted = _fixed().get(base)
     if wanted is None:
         return None
-    if kinds.is_null(given):
+    if kinds.is_null(kind):
         return wanted
     if base == "numeric":
-        if kinds.is_decimal(given):
-            return given if scale is None or given.scale <= scale else None
-        return pa.decimal128(20, 0) if kinds.is_integer(given) and (scale is None or scale >= 0) else None
+        if kinds.is_decimal(kind):
+            return kind if scale is None or kind.scale <= scale else None
+        return pa.decimal128(20, 0) if kinds.is_integer(kind) and (scale is None or scale >= 0) else None
     if kinds.is_integer(wanted):
-        return wanted if kinds.is_integer(given) and given.bit_width <= wanted.bit_width else None
+        return wanted if kinds.is_integer(kind) and kind.bit_width <= wanted.bit_width else None
     if kinds.is_floating(wanted):
-        narrow = kinds.is_floating(given) and given.bit_width <= wanted.bit_width
-        exact = kinds.is_integer(given) and given.bit_width <= wanted.bit_width // 2
+        narrow = kinds.is_floating(kind) and kind.bit_width <= wanted.bit_width
+        exact = kinds.is_integer(kind) and kind.bit_width <= wanted.bit_width // 2
         return wanted if narrow or exact else None
     if kinds.is_timestamp(wanted):
-        return wanted if kinds.is_timestamp(given) and (given.tz is None) == (wanted.tz is None) else None
+        return wanted if kinds.is_timestamp(kind) and (kind.tz is None) == (wanted.tz is None) else None
     same = {
         "bool": kinds.is_boolean,
         "bytea": lambda kind: kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind),
@@ -190,45 +181,34 @@ def _simple(given: pa.DataType, base: str, scale: int | None) -> pa.DataType | N
         "time": kinds.is_time,
         "interval": kinds.is_duration,
     }[base]
-    return wanted if same(given) else None
+    return wanted if same(kind) else None
 
 
-def _why(given: pa.DataType, column: PgColumn) -> str:
-    import pyarrow as pa
-
-    if column.base in ("timestamp", "timestamptz") and pa.types.is_timestamp(given):
-        return "one has a time zone and the other has not; say which is meant with a cast"
-    if column.base == "numeric" and pa.types.is_decimal(given):
+def _why(kind: pa.DataType, column: PgColumn) -> str:
+    if column.base in ("timestamp", "timestamptz") and pa.types.is_timestamp(kind):
+        return "one has a time zone and the other has not; cast it to the one that is meant"
+    if column.base == "numeric" and pa.types.is_decimal(kind):
         return "digits behind the point would be cut off"
-    if column.base == "numeric" and pa.types.is_floating(given):
+    if column.base == "numeric" and pa.types.is_floating(kind):
         return "cast it to a decimal, so that it is plain how it is rounded"
-    if pa.types.is_integer(given) and column.base in ("int2", "int4"):
+    if pa.types.is_integer(kind) and column.base in ("int2", "int4"):
         return "it is too narrow"
     return "the types do not fit"
 
 
 def _as_jsonb(values: pa.Array) -> pa.Array:
     """The binary form of jsonb: a version byte, then the text."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     version = pa.scalar(b"\x01", pa.binary())
     return pc.binary_join_element_wise(version, values.cast(pa.string()).cast(pa.binary()), b"")
 
 
 def _span_text(values: pa.Array) -> pa.Array:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     counted = values.cast(pa.duration("us")).cast(pa.int64()).cast(pa.string())
     return pc.binary_join_element_wise(counted, pa.scalar("microseconds"), " ")
 
 
 def _as_uuid(values: pa.Array, name: str) -> pa.Array:
     """The sixteen bytes of each uuid, from its usual text with or without dashes."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     plain = pc.replace_substring(values.cast(pa.string()), "-", "")
     wrong = pc.invert(pc.match_substring_regex(plain, "^[0-9a-fA-F]{32}$"))
     if pc.any(wrong).as_py():
@@ -256,9 +236,9 @@ def column_type(kind: DataType) -> str:
     if isinstance(kind, ArrayType):
         inner = _atomic(kind.elementType)
         return f"{inner}[]" if inner is not None else "jsonb"
-    found = _atomic(kind)
-    if found is not None:
-        return found
+    atomic = _atomic(kind)
+    if atomic is not None:
+        return atomic
     name = kind.simpleString()
     if name.startswith(("struct", "map", "variant")):
         return "jsonb"

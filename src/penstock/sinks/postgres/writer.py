@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pyarrow as pa
+
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, EpochError, PenstockError, TableMissing
 from penstock.sinks.postgres import tables
@@ -32,8 +34,6 @@ from penstock.sinks.sql.faults import Fault
 from penstock.sinks.sql.tables import literal, numbers_in, quoted, require_values, staging_name, writer_name
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from penstock.sinks.postgres.sink import PostgresSink
 
 #: A writer's last read of its fence must see the newest value, whatever the server's default is.
@@ -102,7 +102,6 @@ class TextSession:
 
 def csv_of(rows: pa.Table) -> memoryview:
     """`rows` as PostgreSQL reads CSV: text in quotes, null as nothing at all, bytes in hexadecimal."""
-    import pyarrow as pa
     from pyarrow import csv
 
     for number, field in enumerate(rows.schema):
@@ -339,7 +338,6 @@ class PostgresWriter(Writer):
     def _load(self) -> None:
         if not self._waiting:
             return
-        import pyarrow as pa
 
         session = self._open_session()
         rows = pa.Table.from_batches(self._waiting)
@@ -400,6 +398,4 @@ class PostgresWriter(Writer):
 
 
 def _changed(column: pa.ChunkedArray, change: Callable[[pa.Array], pa.Array]) -> pa.ChunkedArray:
-    import pyarrow as pa
-
     return pa.chunked_array([change(chunk) for chunk in column.chunks])

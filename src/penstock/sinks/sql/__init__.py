@@ -1,6 +1,6 @@
 """What the SQL sinks share: one committer, one move of staged rows, one mapper of errors, over a `Dialect`.
 
-    dialect     the verbs (prepare, commit, rollback, recover, move, fence, prune, quote), and what markers prove
+    dialect     the verbs (prepare, commit, rollback, recover, move, fence, prune), and what markers prove
     committer   `SqlCommitter`: hints, seal, commit, abort, sweep, leftovers, pruning; the move of staging tables
     faults      `ErrorMapper`: a driver's errors become Penstock's by a table of `Rule`s
     tables      modes, names of transactions and staging tables, columns and keys, nested columns as JSON

@@ -97,10 +97,6 @@ class Dialect(ABC, Generic[C]):
     def connect(self, deadline: Deadline) -> C:
         """A new connection of the driver's."""
 
-    @abstractmethod
-    def quote(self, name: str) -> str:
-        """`name` as an identifier in a statement."""
-
     def acknowledge(self, committable: Committable, epoch: int) -> str:
         """Where the sink looks back: the statement by which an operator accepts that a committed writer was lost."""
         raise NotImplementedError

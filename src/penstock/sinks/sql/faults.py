@@ -10,59 +10,51 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.errors import (
-    AccessDenied,
-    ConstraintViolated,
-    DataError,
-    MissingExtra,
-    PenstockError,
-    PreCommitFailed,
-    SchemaMismatch,
-    StorageFull,
-    SystemUnavailable,
-    TableMissing,
-    ValueTooLarge,
-)
+from penstock import errors
 
 NOTHING_VISIBLE = "nothing of this epoch is visible."
 #: In a rule's codes: the driver gave none, as where no server was reached.
 NO_CODE = "none"
 
 # What happened, what is safe, what to do.
-_WORDS: dict[type[PenstockError], tuple[str, str, str]] = {
-    SystemUnavailable: (
+_WORDS: dict[type[errors.PenstockError], tuple[str, str, str]] = {
+    errors.SystemUnavailable: (
         "{system} at {where} does not answer: {text}",
         "what was committed stays committed, what was prepared stays prepared; nothing else is visible.",
         "check that the address is right and the server runs; the job tries again by its restart strategy.",
     ),
-    AccessDenied: (
+    errors.AccessDenied: (
         "{system} at {where} refused: {text}",
         NOTHING_VISIBLE,
         "check user, password and the rights on the table and its schema.",
     ),
-    TableMissing: ("The {system} table {table} does not exist.", NOTHING_VISIBLE, "create it, or say create=True."),
-    ConstraintViolated: (
+    errors.TableMissing: (
+        "The {system} table {table} does not exist.",
+        NOTHING_VISIBLE,
+        "create it, or say create=True.",
+    ),
+    errors.ConstraintViolated: (
         "Rows for the {system} table {table} break one of its rules: {text}",
         NOTHING_VISIBLE,
         "correct the rows in the query, or the table's rule, and start the job again.",
     ),
-    SchemaMismatch: (
+    errors.SchemaMismatch: (
         "Rows do not fit into the {system} table {table}: {text}",
         NOTHING_VISIBLE,
         "if the table was altered, alter it back or change the query; then start the job again.",
     ),
-    DataError: (
+    errors.DataError: (
         "A row cannot be stored in the {system} table {table}: {text}",
         NOTHING_VISIBLE,
         "correct or filter such rows in the query, and start the job again.",
     ),
-    ValueTooLarge: ("A row is too large for the {system} table {table}: {text}", NOTHING_VISIBLE, ""),
-    StorageFull: (
+    errors.ValueTooLarge: ("A row is too large for the {system} table {table}: {text}", NOTHING_VISIBLE, ""),
+    errors.StorageFull: (
         "{system} at {where} has no space left: {text}",
         "what was committed stays committed; nothing else is visible.",
         "free some space on the database's disk; the job tries again by its restart strategy.",
     ),
-    PreCommitFailed: (
+    errors.PreCommitFailed: (
         "{system} failed while {doing} for {table}: {text}",
         NOTHING_VISIBLE,
         "nothing: the epoch replays.",
@@ -86,7 +78,7 @@ class Rule:
     """Faults whose code begins with one of `codes` (any code, if there are none) are errors of `kind`; where given,
     also `match` (a pattern in the text), `context` (a part of it), `doing` and `lost` must fit."""
 
-    kind: type[PenstockError]
+    kind: type[errors.PenstockError]
     codes: tuple[str, ...] = ()
     match: str = ""
     context: str = ""
@@ -119,8 +111,8 @@ class ErrorMapper:
     read: Callable[[Exception], Fault]
 
     def error(
-        self, kind: type[PenstockError], text: str = "", *, doing: str = "", happened: str = "", to_do: str = ""
-    ) -> PenstockError:
+        self, kind: type[errors.PenstockError], text: str = "", *, doing: str = "", happened: str = "", to_do: str = ""
+    ) -> errors.PenstockError:
         """An error of `kind`, by default in the words that all SQL sinks share."""
         words, safe, usual = _WORDS.get(kind, ("", NOTHING_VISIBLE, ""))
         text = (happened or words).format(
@@ -128,19 +120,19 @@ class ErrorMapper:
         )
         return kind(text, safe=safe, to_do=to_do or usual)
 
-    def explain(self, fault: Fault, doing: str) -> PenstockError:
+    def explain(self, fault: Fault, doing: str) -> errors.PenstockError:
         """The error for a fault while `doing` something; a retryable one where no rule fits."""
-        rule = next((each for each in self.rules if each.fits(fault, doing)), Rule(PreCommitFailed))
+        rule = next((each for each in self.rules if each.fits(fault, doing)), Rule(errors.PreCommitFailed))
         text = rule.say.format(text=fault.text, code=fault.code)
         to_do = rule.to_do.format(text=fault.text)
         return self.error(rule.kind, text, doing=doing, happened=rule.happened, to_do=to_do)
 
     def is_away(self, error: Exception) -> bool:
         """Whether a client's error means that the server cannot be reached on this connection any more."""
-        return isinstance(self.explain(self.read(error), ""), SystemUnavailable)
+        return isinstance(self.explain(self.read(error), ""), errors.SystemUnavailable)
 
     @contextlib.contextmanager
-    def mapped(self, doing: str, known: Callable[[Fault], PenstockError | None] | None = None) -> Iterator[None]:
+    def mapped(self, doing: str, known: Callable[[Fault], errors.PenstockError | None] | None = None) -> Iterator[None]:
         """The client's errors inside become Penstock's; `known` comes before the rules."""
         try:
             yield
@@ -148,25 +140,25 @@ class ErrorMapper:
             fault = self.read(error)
             raise (known(fault) if known else None) or self.explain(fault, doing) from error
 
-    def not_all(self, sent: int, there: int) -> PenstockError:
+    def not_all(self, sent: int, there: int) -> errors.PenstockError:
         """The server accepted rows without an error, and did not store all of them."""
         return self.error(
-            ConstraintViolated,
+            errors.ConstraintViolated,
             f"{sent} were sent, and by the server's count {there} are there.",
             to_do="find the trigger or rule of the table that drops or redirects rows; do that in the query, and start "
             "the job again.",
         )
 
-    def fenced(self, writer: str) -> PenstockError:
-        return PreCommitFailed(
+    def fenced(self, writer: str) -> errors.PenstockError:
+        return errors.PreCommitFailed(
             f"The {self.system} writer {writer} is fenced: its driver, or a newer run, swept before it prepared.",
             safe="its rows are rolled back; nothing of them is visible.",
             to_do="nothing: the run that swept continues in its place.",
         )
 
 
-def missing_extra(system: str, extra: str, error: ImportError) -> MissingExtra:
-    return MissingExtra(
+def missing_extra(system: str, extra: str, error: ImportError) -> errors.MissingExtra:
+    return errors.MissingExtra(
         f"Writing to {system} needs a client library that cannot be imported ({error}).",
         safe="nothing was started.",
         to_do=f"pip install 'penstock[{extra}]' where the driver and the tasks run.",
