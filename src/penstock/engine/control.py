@@ -74,8 +74,6 @@ class Insight(Protocol):
 class Hooks:
     """Called in every process; they do nothing until operations set them, see `ops.attach_process`."""
 
-    before_java: Callable[[], None] = lambda: None
-    """A job is about to start Java, and waits for it."""
     before_dropin: Callable[[SparkSession, Iterable[TwoPhaseSink]], None] = lambda spark, sinks: None
     """Returns when the drop-in may touch its checkpoint and its sink."""
     dropin_ready: Callable[[], None] = lambda: None

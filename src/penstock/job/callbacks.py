@@ -1,7 +1,7 @@
-"""The user's own functions, called when a checkpoint is complete or was given up.
+"""The user's functions, called when a checkpoint completes or is aborted.
 
-They run in a thread of their own, one after the other, in the order of the checkpoints: slow or failing ones hold up
-nothing and break nothing. What one raises is logged with its trace and told as the event `callback_failed`.
+They run in one thread, in the order of the checkpoints, so slow or failing ones neither delay nor break the job. An
+error is logged with its trace and emitted as the event `callback_failed`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-_END_SECONDS = 10.0  # how long the end of a job waits for callbacks that are still to be called
+_END_SECONDS = 10.0  # how long the end of a job waits for outstanding callbacks
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What a callback is told. `error` is None for a complete checkpoint."""
+    """The argument of a callback. `error` is None for a complete checkpoint."""
 
     query: str
     epoch: int
@@ -47,7 +47,7 @@ class Callbacks:
 
     @contextmanager
     def following(self, events: Events) -> Iterator[None]:
-        """While this lasts, listen to these events; at its end, call what is still to be called."""
+        """Listen to these events meanwhile; at the end, wait for outstanding callbacks."""
         if not self.complete and not self.aborted:
             yield
             return
@@ -66,7 +66,7 @@ class Callbacks:
         if kind not in ("completed", "checkpoint_failed", "failed") or event.get("epoch") is None:
             return
         if kind == "failed" and str(event["error"]).startswith(("JobStopped", "CheckpointExpired", "SystemUnavail")):
-            return  # a stop is no failure, and those of a checkpoint were told as such
+            return  # a stop is no failure, and a checkpoint's own failure was an event before
         info = CheckpointInfo(
             query=event["query"],
             epoch=event["epoch"],

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock import __version__
-from penstock.engine.control import hooks
 from penstock.spark.executors import check_executors, importable
 from penstock.spark.masters import refuse_connect, require_shared
 from penstock.spark.session import ensure_jars, running_session, session
@@ -35,8 +34,6 @@ class JobSession:
         jars = tuple(jars)
         if self._spark is None:
             running = running_session()
-            if running is None:
-                hooks.before_java()
             self._spark = session(
                 self._name,
                 conf={**(conf or {}), **self._settings.spark},

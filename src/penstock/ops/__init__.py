@@ -19,15 +19,9 @@ if TYPE_CHECKING:
 
 
 def attach_process() -> None:
-    """Prepare this process for the jobs and drop-ins of a program that a supervisor has started. Loads little: the
-    program comes first."""
-    hooks.before_java, hooks.before_dropin, hooks.dropin_ready = _prefetch, _take_turn, lifeline.report_running
-
-
-def _prefetch() -> None:
-    from penstock.ops import prefetch
-
-    prefetch.begin()
+    """Let the drop-ins of a program that a supervisor started wait for their turn. Loads little: the program comes
+    first."""
+    hooks.before_dropin, hooks.dropin_ready = _take_turn, lifeline.report_running
 
 
 def _take_turn(spark: SparkSession, sinks: Iterable[TwoPhaseSink]) -> None:

@@ -5,21 +5,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from penstock.deadline import Deadline
+from penstock.engine.settlement import JobLedgers
 from penstock.engine.steering import EndRequest
-from penstock.ops.insight import JobInsight
 from penstock.ops.process import lifeline
 from penstock.ops.process.lifeline import stop_on_signals
+from penstock.ops.server.runs import report_facts
 from penstock.ops.server.serving import serving
+from penstock.ops.transactions import ended, look
 from penstock.ops.turn import TurnEnd, held, lease_of, settings_of_turn, take_turn
+from penstock.secrets import masked
+from penstock.spark.status import SparkStatus, is_reading, operators_of
 
 if TYPE_CHECKING:
+    from penstock.contracts.guarantees import Chain
+    from penstock.contracts.plan import QueryPlan
+    from penstock.engine.query import QueryRunner
     from penstock.engine.run import JobRun
     from penstock.engine.steering import Steering
 
+log = logging.getLogger("penstock")
+
+_END_SECONDS = 2.0  # to ask sources where they end
 _TURN_ENDS = {
     EndRequest.NONE: TurnEnd.DONE,
     EndRequest.STOP: TurnEnd.STOPPED,
@@ -56,3 +70,87 @@ def report_running(event: Mapping[str, Any]) -> None:
 
 def _turn_end(steering: Steering) -> TurnEnd:
     return TurnEnd.HANDED_OVER if steering.signalled else _TURN_ENDS[steering.request]
+
+
+class JobInsight:
+    """`control.Insight` of one run, for the server's threads: no epoch waits for it, and it runs no Spark job."""
+
+    def __init__(self, run: JobRun) -> None:
+        self._run = run
+
+    def plan(self) -> dict[str, Any]:
+        run, chains = self._run, self._run.chains
+        weakest = min((chain.weakest for chain in chains.values()), key=lambda link: link.guarantee, default=None)
+        web: Any = None
+        with contextlib.suppress(Exception):  # it may be off
+            web = run.spark.sparkContext.uiWebUrl
+        return {
+            "plan": {
+                "queries": [_query(plan, chains[uid]) for uid, plan in run.plans.items()],
+                "weakest": None
+                if weakest is None
+                else {
+                    "kind": weakest.kind,
+                    "uid": weakest.name,
+                    "guarantee": str(weakest.guarantee),
+                    "why": weakest.because,
+                },
+            },
+            "spark_ui": web,
+        }
+
+    def positions(self) -> dict[str, dict[str, Any]]:
+        deadline = Deadline(_END_SECONDS)
+        return {runner.plan.uid: _positions(runner, deadline) for runner in self._run.runners}
+
+    def reading(self, query: str, epoch: int) -> bool:
+        group = next((runner.run_id for runner in self._run.runners if runner.plan.uid == query), None)
+        return group is not None and is_reading(SparkStatus.of(self._run.spark), group, epoch)
+
+    def transactions(self) -> dict[str, Any]:
+        ledgers = JobLedgers.at(self._run.location, self._run.spark)
+        return report_facts(look(ledgers, self._run.sinks), ended(ledgers))
+
+
+def _query(plan: QueryPlan, chain: Chain) -> dict[str, Any]:
+    guarantees = {(link.kind, link.name): str(link.guarantee) for link in chain.links}
+    operators: list[dict[str, Any]] = []
+    with contextlib.suppress(Exception):  # Spark's own plan, whose format is not stable
+        operators = operators_of(plan.frame)
+    return {
+        "uid": plan.uid,
+        "guarantee": str(chain.guarantee),
+        "sources": [
+            {"uid": uid, "describe": masked(source.describe()), "guarantee": guarantees.get(("source", uid))}
+            for uid, source in plan.sources.items()
+        ],
+        "operators": operators,
+        "sinks": [
+            {"uid": uid, "describe": masked(sink.describe()), "guarantee": guarantees.get(("sink", uid))}
+            for uid, sink in plan.sinks.items()
+        ],
+    }
+
+
+def _positions(runner: QueryRunner, deadline: Deadline) -> dict[str, Any]:
+    barrier = runner.barrier
+    if barrier is None:
+        return {}
+    sources: dict[str, list[dict[str, Any]]] = {}
+    for uid, offset in zip(runner.plan.positions, barrier.offsets, strict=False):
+        if uid is not None and offset is not None:
+            source = runner.plan.sources[uid]
+            ends: Mapping[str, int] = {}
+            try:
+                ends = source.end_positions(offset, deadline)
+            except Exception as error:  # a system that does not answer shows no lag
+                log.debug("where source %s ends is not known: %r", uid, error)
+            sources[uid] = [_partition(name, at, ends.get(name)) for name, at in source.read_positions(offset).items()]
+    watermark = int(barrier.metadata.get("batchWatermarkMs", 0) or 0)
+    return {"watermark": watermark or None, "sources": sources}
+
+
+def _partition(name: str, offset: Any, end: int | None) -> dict[str, Any]:
+    lag = max(0, end - offset) if end is not None and isinstance(offset, int) else None
+    shown = offset if isinstance(offset, int | float | str) else json.dumps(offset)
+    return {"partition": name, "offset": shown, "end": end, "lag": lag}

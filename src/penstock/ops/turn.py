@@ -34,7 +34,6 @@ from penstock.checkpoint.open import require_trust
 from penstock.engine.restarts import classify, error_chain, jvm_gone
 from penstock.errors import JobStopped, PenstockError, Superseded
 from penstock.job.session import writer_modules
-from penstock.ops.prefetch import LATER
 from penstock.ops.process import lifeline
 from penstock.ops.process.lease_holder import LeaseHolder
 from penstock.ops.process.lease_rules import Verdict
@@ -55,7 +54,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 _KEEP_WARM_SECONDS = 40.0  # Spark ends Python workers that were idle for a minute
-_HERE = LATER
+#: What a start loads in this process.
+_HERE = ("penstock.savepoints.restore", "penstock.ops.server.app", "uvicorn")
 #: What each Python worker loads.
 _WORKER = ("penstock.engine.task",)
 
