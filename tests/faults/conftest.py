@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.dev.broker import Broker
-from tests.support.case import Case
+from tests.support.fault_case import Case
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,9 +12,9 @@ import pytest
 from penstock import CheckpointInfo
 from penstock.errors import CheckpointExpired
 from penstock.failpoints import hooked
-from tests.support.case import Case, Running, running
+from tests.support.failpoint_actions import worker_failpoints
+from tests.support.fault_case import Case, Running, running
 from tests.support.kafka import assert_nothing_open
-from tests.support.points import worker_failpoints
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock import processes
-from tests.support.case import Case
 from tests.support.cluster_chaos import CONF, EXECUTOR_MEMORY
+from tests.support.fault_case import Case
 from tests.support.processes import JobProcess
 from tests.support.servers.spark import SparkCluster, SparkWorker
 from tests.support.waiting import until

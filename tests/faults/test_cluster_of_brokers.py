@@ -15,8 +15,8 @@ import pytest
 
 from penstock.dev.broker import Broker
 from tests.support.brokers import Blow, Roles
-from tests.support.case import Case, Endless
-from tests.support.points import DRIVER, WORKER, at, feed_until, started_anew, worker_failpoints
+from tests.support.failpoint_actions import DRIVER, WORKER, at, feed_until, started_anew, worker_failpoints
+from tests.support.fault_case import Case, Endless
 from tests.support.servers.kafka_cluster import Cluster
 
 if TYPE_CHECKING:

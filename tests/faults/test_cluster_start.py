@@ -14,9 +14,9 @@ from penstock import processes
 from penstock.caches import user_cache
 from penstock.dev.server import free_port
 from penstock.spark.python_daemon import MODULE
-from tests.support.case import SCRIPT, Case
 from tests.support.cluster_chaos import CONF, EXECUTOR_MEMORY
 from tests.support.environments import another_python
+from tests.support.fault_case import SCRIPT, Case
 from tests.support.processes import JobProcess, command
 from tests.support.servers.spark import SparkCluster, SparkWorker
 from tests.support.supervised import MAIN

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from penstock.failpoints import POINTS
-from tests.support.case import Case
-from tests.support.points import LOGGED
+from tests.support.failpoint_actions import LOGGED
+from tests.support.fault_case import Case
 from tests.support.processes import JobProcess
 from tests.support.waiting import until
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.errors import ReplayDiffers
-from tests.support.case import Case, running
+from tests.support.fault_case import Case, running
 from tests.support.kafka import assert_nothing_open, open_transactions, read_committed, transactions
 from tests.support.waiting import until
 

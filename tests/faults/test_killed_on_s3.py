@@ -16,8 +16,8 @@ import pytest
 from penstock import failpoints
 from penstock.storage.s3 import S3Folder
 from penstock.supply.jars import jar_set
+from tests.support.failpoint_actions import DRIVER, WORKER
 from tests.support.jobs import on_s3
-from tests.support.points import DRIVER, WORKER
 from tests.support.processes import JobProcess
 from tests.support.s3_lake import lake
 from tests.support.servers.s3 import S3Server

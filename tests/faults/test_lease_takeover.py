@@ -15,7 +15,7 @@ import pytest
 from penstock.checkpoint import layout
 from penstock.ops.process.lifeline import LOST_TURN
 from penstock.ops.process.registry import HOME_VARIABLE, Registry, State
-from tests.support.case import SCRIPT, Case
+from tests.support.fault_case import SCRIPT, Case
 from tests.support.supervised import OFTEN, Supervised
 from tests.support.waiting import until
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.case import Case, running
+from tests.support.fault_case import Case, running
 from tests.support.kafka import assert_nothing_open
 from tests.support.waiting import until
 

@@ -26,8 +26,8 @@ from penstock.savepoints.savepoint import Kind, read, verify
 from penstock.savepoints.take import HeldQuery, Taker
 from penstock.sinks.files import FileSink
 from penstock.storage.local import LocalTree
+from tests.support.failpoint_actions import LOGGED
 from tests.support.kafka_harness import KafkaHarness
-from tests.support.points import LOGGED
 from tests.support.postgres import PostgresHarness
 from tests.support.power import Disk, PowerCut, fails
 from tests.support.servers.postgres import Postgres

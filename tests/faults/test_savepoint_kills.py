@@ -17,7 +17,7 @@ from penstock.errors import SavepointIncomplete
 from penstock.failpoints import POINTS
 from penstock.savepoints import savepoint as savepoints
 from penstock.storage.local import LocalTree
-from tests.support.case import Case
+from tests.support.fault_case import Case
 
 SAVEPOINT = [name for name, process in POINTS.items() if process == "savepoint"]
 RESTORE = [name for name, process in POINTS.items() if process == "restore"]

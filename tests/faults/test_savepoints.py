@@ -20,9 +20,9 @@ from penstock.savepoints import savepoint as savepoints
 from penstock.spark.settings import remember_defaults
 from penstock.storage.local import LocalTree
 from penstock.supply.versions import installed_version
-from tests.support.case import Case, Running, running
+from tests.support.failpoint_actions import mostly_long
+from tests.support.fault_case import Case, Running, running
 from tests.support.kafka import Tail, assert_nothing_open, create_topic, read_committed
-from tests.support.points import mostly_long
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.failpoints import hooked
-from tests.support.case import Case, running
+from tests.support.failpoint_actions import mostly_long, worker_failpoints
+from tests.support.fault_case import Case, running
 from tests.support.kafka import open_transactions, transactions
-from tests.support.points import mostly_long, worker_failpoints
 from tests.support.processes import JobProcess
 from tests.support.waiting import until
 

@@ -18,7 +18,7 @@ import pytest
 from penstock import failpoints
 from penstock.ops.process.lifeline import CRASHED, FAILED, GAVE_UP
 from penstock.processes import end_session, session_members
-from tests.support.case import SCRIPT, Case
+from tests.support.fault_case import SCRIPT, Case
 from tests.support.processes import command, descendants
 from tests.support.supervised import OFTEN, Supervised
 from tests.support.waiting import until

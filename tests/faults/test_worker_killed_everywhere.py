@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.dev.broker import Broker
-from tests.support.case import Case, Endless
-from tests.support.points import DRIVER, WORKER, at, feed_until, mostly_long, started_anew, worker_failpoints
+from tests.support.failpoint_actions import DRIVER, WORKER, at, feed_until, mostly_long, started_anew, worker_failpoints
+from tests.support.fault_case import Case, Endless
 from tests.support.processes import kill_workers
 
 if TYPE_CHECKING:

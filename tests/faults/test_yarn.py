@@ -9,7 +9,7 @@ import pytest
 
 from penstock import failpoints
 from penstock.processes import session_members
-from tests.support.case import Case
+from tests.support.fault_case import Case
 from tests.support.servers.hadoop import Hadoop
 from tests.support.waiting import until
 from tests.support.yarn import SETTINGS, Application, client_environment, send

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.case import Case, running
+from tests.support.fault_case import Case, running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

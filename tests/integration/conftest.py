@@ -10,7 +10,7 @@ import pytest
 
 from penstock import failpoints
 from penstock.errors import DevelopmentError
-from tests.support.running import CrashAt, Kafka, Watched
+from tests.support.run_job import CrashAt, Kafka, Watched
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

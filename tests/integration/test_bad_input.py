@@ -30,7 +30,7 @@ from penstock.errors import (
 )
 from penstock.failpoints import InjectedFault, hooked
 from tests.support.disks import SmallDisk
-from tests.support.running import Checkpoint, CrashAt, Kafka, Numbers, Watched, failing, run_all, until
+from tests.support.run_job import Checkpoint, CrashAt, Kafka, Numbers, Watched, failing, run_all, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,7 +13,7 @@ from penstock import Checkpoints, FileSink, Job, KafkaSource, RestartStrategy
 from penstock.checkpoint.record import Alignment, CheckpointRecord, records
 from penstock.spark.status import measure
 from penstock.storage.local import LocalStorage
-from tests.support.running import Kafka, Numbers, Watched, until
+from tests.support.run_job import Kafka, Numbers, Watched, until
 
 if TYPE_CHECKING:
     import pyarrow as pa

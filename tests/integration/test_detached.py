@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = f"""
 import signal, sys
 sys.path.insert(0, {str(ROOT)!r})
-from tests.support.steered import Steered
+from tests.support.fake_job import Steered
 from penstock.config.settings import resolve
 from penstock.ops.process import lifeline
 from penstock.events import Events

@@ -11,7 +11,7 @@ import pytest
 import penstock
 from penstock import KafkaSink
 from penstock.errors import ConfigurationError, TopicMissing
-from tests.support.running import CrashAt, Kafka, Numbers, until
+from tests.support.run_job import CrashAt, Kafka, Numbers, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

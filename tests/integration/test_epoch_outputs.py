@@ -14,7 +14,7 @@ from penstock import Checkpoints, Epoch, FileSink, Job, KafkaSink, RestartStrate
 from penstock.engine.restarts import ErrorClass, classify
 from penstock.errors import ConfigurationError, DuplicateUid, PreCommitFailed
 from penstock.failpoints import InjectedFault
-from tests.support.running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
+from tests.support.run_job import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

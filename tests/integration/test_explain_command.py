@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.errors import GuaranteeError, TopicMissing
-from tests.support.running import Kafka
+from tests.support.run_job import Kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow.dataset as ds
 
 from penstock import Checkpoints, DataGenSource, FileSink, Job
-from tests.support.running import run_all
+from tests.support.run_job import run_all
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from penstock.storage.hadoop import HadoopStorage
 from penstock.storage.local import LocalStorage
 from penstock.storage.open import storage_at
 from penstock.storage.storage import AlreadyExists, MemoryStorage, Storage
-from tests.support.running import CrashAt, Numbers, failing, run_all
+from tests.support.run_job import CrashAt, Numbers, failing, run_all
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject

@@ -13,7 +13,7 @@ import pytest
 from penstock import Checkpoints, FileSink, Job, KafkaSink, KafkaSource
 from penstock.errors import TopicRecreated
 from penstock.testing.oracle import compare, per_key_order
-from tests.support.running import Checkpoint, Kafka, Numbers, Watched, failing, run_all, until
+from tests.support.run_job import Checkpoint, Kafka, Numbers, Watched, failing, run_all, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

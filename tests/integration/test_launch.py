@@ -21,7 +21,7 @@ import pytest
 import penstock
 from penstock.spark.session import session as make_session
 from tests.support.quick_jvm import VARIABLE as QUICK_JVM
-from tests.support.running import PATIENCE, Kafka, until
+from tests.support.run_job import PATIENCE, Kafka, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

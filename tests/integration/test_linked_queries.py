@@ -15,7 +15,7 @@ from penstock.failpoints import InjectedFault
 from penstock.storage.local import LocalStorage
 from tests.support.jobs.chain import Chain, assert_consistent, build, records
 from tests.support.kafka import Input, Tail, assert_copied, assert_counted, assert_nothing_open, counted, read_committed
-from tests.support.running import CrashAt, Kafka, Numbers, Watched, run_all
+from tests.support.run_job import CrashAt, Kafka, Numbers, Watched, run_all
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ import pytest
 from penstock import Checkpoints, Job, MySqlSink, RestartStrategy, Source
 from penstock.errors import SchemaMismatch
 from penstock.failpoints import InjectedFault
-from tests.support.running import CrashAt, Numbers, failing, run_all
+from tests.support.run_job import CrashAt, Numbers, failing, run_all
 from tests.support.servers.mariadb import MariaDb
 
 if TYPE_CHECKING:

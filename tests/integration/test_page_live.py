@@ -29,7 +29,7 @@ from playwright.sync_api import expect
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
-    from tests.support.running import Kafka
+    from tests.support.run_job import Kafka
 
 PATIENCE = 90_000  # milliseconds, for whatever only waits for this machine
 TABS = ("Overview", "Checkpoints", "Transactions", "State", "Exceptions", "Savepoints", "Configuration")

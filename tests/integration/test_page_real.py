@@ -17,8 +17,8 @@ import pytest
 from penstock.errors import PreCommitFailed
 from penstock.ops.process.registry import Entry, Registry, State, history_folder
 from tests.support.browser import Watch, serious_findings
+from tests.support.fake_job import served
 from tests.support.own_home import use_own_home
-from tests.support.steered import served
 from tests.support.ui_client import Ui, a_story, ui
 from tests.support.waiting import until
 

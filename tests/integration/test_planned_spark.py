@@ -20,7 +20,7 @@ from penstock.engine.streaming import planned_once
 from penstock.engine.task import Assignment, parse
 from penstock.errors import PreCommitFailed, StrayTask, from_json
 from penstock.failpoints import InjectedFault
-from tests.support.running import Checkpoint, CrashAt, Numbers, failing, run_all, until
+from tests.support.run_job import Checkpoint, CrashAt, Numbers, failing, run_all, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ from psycopg.types.json import set_json_loads
 
 from penstock import Checkpoints, Job, PostgresSink, Source
 from penstock.errors import SchemaMismatch
-from tests.support.running import CrashAt, Numbers, failing, run_all
+from tests.support.run_job import CrashAt, Numbers, failing, run_all
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

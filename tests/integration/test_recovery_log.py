@@ -14,8 +14,8 @@ from penstock import Checkpoints, FileSink, FileSource, Job, KafkaSink, RestartS
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.errors import CheckpointBehind, ReplayDiffers
 from penstock.failpoints import InjectedFault, hooked
-from tests.support.points import mostly_long
-from tests.support.running import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
+from tests.support.failpoint_actions import mostly_long
+from tests.support.run_job import Checkpoint, CrashAt, Event, Kafka, Numbers, failing, run_all
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

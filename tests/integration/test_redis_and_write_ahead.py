@@ -18,7 +18,7 @@ import pytest
 from penstock import Checkpoints, Epoch, Job, Mode, RedisSink, RestartStrategy, WriteAheadSink
 from penstock.errors import GuaranteeError, SchemaMismatch
 from penstock.failpoints import InjectedFault
-from tests.support.running import CrashAt, Numbers, failing, run_all
+from tests.support.run_job import CrashAt, Numbers, failing, run_all
 from tests.support.servers.redis import RedisServer
 
 if TYPE_CHECKING:

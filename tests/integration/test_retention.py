@@ -15,7 +15,7 @@ from penstock import Checkpoints, FileSink, Job, KafkaSink, KafkaSource, Restart
 from penstock.engine.retention import RETAINED_BATCHES
 from penstock.failpoints import ONCE, RELEASE, VARIABLE, InjectedFault, hooked
 from tests.support.kafka import Input, assert_copied, assert_nothing_open
-from tests.support.running import Checkpoint, CrashAt, Kafka, Numbers, Watched, run_all, until
+from tests.support.run_job import Checkpoint, CrashAt, Kafka, Numbers, Watched, run_all, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
 from penstock.ops.process.registry import Registry
-from tests.support.running import Kafka, Watched, until
+from tests.support.run_job import Kafka, Watched, until
 from tests.support.ui_client import request, ui
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from penstock import Checkpoints, DataGenSource, FileSink, Job
 from penstock.config.levels import FILE_VARIABLE, OPTIONS_VARIABLE
 from penstock.spark import settings as settle
-from tests.support.running import Watched, until
+from tests.support.run_job import Watched, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

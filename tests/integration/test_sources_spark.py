@@ -26,7 +26,7 @@ from penstock.errors import (
     UidChanged,
 )
 from tests.support.line_server import LineServer
-from tests.support.running import CrashAt, Event, Watched, failing, run_all
+from tests.support.run_job import CrashAt, Event, Watched, failing, run_all
 
 pytest.importorskip("pyspark")
 

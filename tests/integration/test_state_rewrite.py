@@ -29,7 +29,7 @@ from penstock.spark_state.rewrite import CODEC, STRICT, rewrite
 from penstock.spark_state.store_rows import JOIN_FORMAT
 from penstock.storage.hadoop import HadoopStorage, HadoopTree
 from penstock.storage.local import LocalTree
-from tests.support.points import mostly_long
+from tests.support.failpoint_actions import mostly_long
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

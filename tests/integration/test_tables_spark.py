@@ -20,7 +20,7 @@ from penstock.deadline import Deadline
 from penstock.errors import SchemaMismatch
 from penstock.failpoints import InjectedFault
 from penstock.supply.jars import jar_set
-from tests.support.running import CrashAt, Numbers, failing, run_all
+from tests.support.run_job import CrashAt, Numbers, failing, run_all
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

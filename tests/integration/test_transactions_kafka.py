@@ -17,7 +17,7 @@ from penstock.failpoints import InjectedFault
 from penstock.sinks.kafka.pool import POOL
 from tests.support.command import run_command
 from tests.support.kafka import open_transactions, transactions
-from tests.support.running import CrashAt, Kafka, Numbers, failing, run_all
+from tests.support.run_job import CrashAt, Kafka, Numbers, failing, run_all
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

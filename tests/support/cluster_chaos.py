@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.dev.broker import Broker
-from tests.support.case import Case
+from tests.support.fault_case import Case
 from tests.support.kafka import open_transactions, read_committed
 from tests.support.processes import JobProcess
 from tests.support.servers.spark import SparkCluster

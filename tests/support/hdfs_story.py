@@ -22,8 +22,8 @@ from penstock.storage.hadoop import hsync
 from penstock.storage.open import storage_at, tree_at
 from penstock.storage.storage import AlreadyExists
 from penstock.supply.jars import jar_set
-from tests.support.case import Running
-from tests.support.running import Numbers
+from tests.support.fault_case import Running
+from tests.support.run_job import Numbers
 
 ROWS = 3_000
 

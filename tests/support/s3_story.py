@@ -23,7 +23,7 @@ from penstock.storage.open import storage_at, tree_at
 from penstock.storage.s3 import S3Folder
 from penstock.supply.jars import jar_set
 from tests.support.hdfs_story import outcome_of, savepoints
-from tests.support.running import Numbers
+from tests.support.run_job import Numbers
 from tests.support.waiting import until
 
 ROWS = 1_500

@@ -19,7 +19,7 @@ import pyspark
 from penstock import processes
 from penstock.config.levels import OPTIONS_VARIABLE
 from penstock.supply.jars import jar_set
-from tests.support.case import SCRIPT, Case
+from tests.support.fault_case import SCRIPT, Case
 from tests.support.servers.hadoop import Hadoop, NodeManager
 from tests.support.waiting import until
 

@@ -37,7 +37,7 @@ from penstock.savepoints import savepoint
 from penstock.savepoints.savepoint import Kind, Savepoint
 from penstock.spark_state.work_session import count_tasks, tell_tasks
 from penstock.storage.local import LocalTree
-from tests.support.steered import Steered, served
+from tests.support.fake_job import Steered, served
 from tests.support.waiting import until
 
 ID = "ab" * 16

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from penstock import Checkpoints, FileSink, Job, RestartStrategy
-from tests.support.running import Numbers
+from tests.support.run_job import Numbers
 
 ROWS, PER_EPOCH = 1_000, 100
 CHECKPOINTS, FILES = "s3a://lake/checkpoints", "s3://lake/files"

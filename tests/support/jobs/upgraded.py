@@ -20,7 +20,7 @@ from penstock import Checkpoints, DataGenSource, FileSink, Job, RestartStrategy,
 from penstock.config.levels import OPTIONS_VARIABLE
 from penstock.spark.session import session
 from penstock.supply.versions import version_of
-from tests.support.running import Event, Watched
+from tests.support.run_job import Event, Watched
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

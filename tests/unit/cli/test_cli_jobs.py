@@ -21,8 +21,8 @@ from penstock.ops.process.registry import Entry, Registry, State
 from penstock.processes import mark
 from penstock.progress import Step
 from tests.support.command import run_command
+from tests.support.fake_job import Served, Steered, served
 from tests.support.own_home import use_own_home
-from tests.support.steered import Served, Steered, served
 
 Invoke = Callable[..., tuple[int, str, str]]
 

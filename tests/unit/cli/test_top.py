@@ -25,7 +25,7 @@ from penstock.ops.process.registry import Entry, Registry, State, now_ms
 from penstock.processes import mark
 from penstock.progress import Step
 from tests.support.command import run_command
-from tests.support.steered import Steered, served
+from tests.support.fake_job import Steered, served
 
 Invoke = Callable[..., tuple[int, str, str]]
 ID = "ab" * 16

@@ -16,7 +16,7 @@ from penstock.kafka import errors
 from penstock.sinks.kafka import KafkaSink, transactions
 from penstock.sinks.kafka.committer import KafkaCommitter, judge, leftover
 from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
-from tests.support.sleeping import sleeping
+from tests.support.fake_sleep import sleeping
 
 P, E, S = 7, 3, 1000
 OURS = {"producer_id": P, "producer_epoch": E, "started": S}

@@ -21,7 +21,7 @@ from penstock.sinks.kafka import transactions
 from penstock.sinks.kafka.committer import KafkaCommitter
 from penstock.sinks.kafka.pool import Key, Pool
 from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
-from tests.support.sleeping import sleeping
+from tests.support.fake_sleep import sleeping
 
 EPOCHS = 3
 FATES = ("answered", "lost", "late")

@@ -18,8 +18,8 @@ from penstock.sinks.mysql.dialect import MySqlDialect
 from penstock.sinks.mysql.session import DEADLOCK, LOCK_TIMEOUT, ServerError
 from penstock.sinks.mysql.tables import Names
 from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY, SqlCommitter
+from tests.support.fake_sleep import record_pauses
 from tests.support.mysql_model import CUT, LOGIN, NAMES, Branch, Marker, Server
-from tests.support.sleeping import record_pauses
 
 NOTHING = Committable("out", 9, 0, 0, {"writer": None})
 AT = "2026-02-02"

@@ -27,8 +27,8 @@ from penstock.failpoints import hooked
 from penstock.sinks.postgres.dialect import PostgresDialect
 from penstock.sinks.sql.committer import KEPT_EPOCHS, PRUNE_EVERY, SqlCommitter
 from penstock.sinks.sql.tables import staging_prefix
+from tests.support.fake_sleep import record_pauses, sleeping
 from tests.support.postgres_model import SCOPE, Database, cut, gid
-from tests.support.sleeping import record_pauses, sleeping
 
 NOTHING = Committable("out", 9, 0, 0, {"writer": None})
 

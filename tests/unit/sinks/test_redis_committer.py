@@ -15,7 +15,7 @@ from penstock.deadline import Deadline
 from penstock.errors import AccessDenied, OutcomeUnknown, PreCommitFailed, SystemUnavailable
 from penstock.sinks.redis.client import ABORT, APPLY, Layout
 from penstock.sinks.redis.committer import KEPT_EPOCHS, NothingToCommit, RedisCommitter
-from tests.support.sleeping import record_pauses, sleeping
+from tests.support.fake_sleep import record_pauses, sleeping
 
 URL = "redis://alice:s3cret@db.example:6380/2"
 BASE = Layout("penstock:job:out")

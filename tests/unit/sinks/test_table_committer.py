@@ -20,8 +20,8 @@ from penstock.sinks.tables.columns import types_of
 from penstock.sinks.tables.committer import TableCommitter
 from penstock.sinks.tables.target import Change, History, Known, Target, Written, marker_name, private_folder
 from penstock.storage.tree import Tree
+from tests.support.fake_sleep import record_pauses, sleeping
 from tests.support.memory_files import MemoryFiles
-from tests.support.sleeping import record_pauses, sleeping
 
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string())])
 SCOPE = SinkScope("job", "out", 3)

@@ -17,7 +17,7 @@ from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, PreCommitFailed, StorageFull, SystemUnavailable
 from penstock.sinks.write_ahead import WriteAheadSink
 from penstock.sinks.write_ahead.commit import KEPT_EPOCHS, HandingCommitter, LoggingWriter, RowLog
-from tests.support.sleeping import record_pauses, sleeping
+from tests.support.fake_sleep import record_pauses, sleeping
 
 BATCH = pa.RecordBatch.from_pydict({"id": [1, 2, 3]})
 

@@ -12,7 +12,7 @@ import pytest
 from penstock.ops.server import web
 from penstock.ops.server.client import Client
 from penstock.ops.server.web import CODE_SECONDS, LINK_USED, SESSION_SECONDS, Access
-from tests.support.steered import served
+from tests.support.fake_job import served
 from tests.support.ui_client import Ui, a_story, request, ui
 
 INDEX = b"<!doctype html><title>Penstock</title>"

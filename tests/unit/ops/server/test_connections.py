@@ -17,7 +17,7 @@ import pytest
 
 from penstock.ops.server import connections
 from penstock.ops.server.client import Client, NoAnswer
-from tests.support.steered import Served, served
+from tests.support.fake_job import Served, served
 
 HALF = b"GET /overview HTTP/1.1\r\nHost: localhost\r\nX-A: "
 

@@ -17,7 +17,7 @@ from penstock.events import Events
 from penstock.ops.process.registry import State
 from penstock.ops.server.metrics import BUCKETS, FAMILIES, JOB_LABEL, Metrics
 from penstock.ops.server.run_view import RunView
-from tests.support.steered import Served, served
+from tests.support.fake_job import Served, served
 
 PAGE = Path(__file__).parents[4] / "docs" / "reference" / "metrics.md"
 

@@ -11,7 +11,7 @@ from penstock.ops.server import web
 from penstock.ops.server.app import openapi
 from penstock.ops.server.ui import ui_application
 from penstock.ops.server.web import Access
-from tests.support.steered import served
+from tests.support.fake_job import served
 
 REFERENCE = Path(__file__).parents[4] / "docs" / "reference" / "rest.md"
 

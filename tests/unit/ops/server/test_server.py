@@ -18,7 +18,7 @@ from penstock.ops.process.registry import Registry, State, expect_run, history_f
 from penstock.ops.server import serving as served_by
 from penstock.ops.server.client import Client, NoAnswer
 from penstock.ops.server.control import Lifecycle
-from tests.support.steered import Served, Steered, served
+from tests.support.fake_job import Served, Steered, served
 from tests.support.waiting import until
 
 

@@ -22,7 +22,7 @@ from penstock.errors import ControlError, PreCommitFailed
 from penstock.ops.process.registry import Entry, Registry, State, history_folder
 from penstock.ops.server import commands, control, history, own
 from penstock.ops.server import ui as ui_server
-from tests.support.steered import Served, served
+from tests.support.fake_job import Served, served
 from tests.support.ui_client import a_story, request, ui
 from tests.support.ui_link import link_of
 from tests.support.waiting import until

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from penstock.ops.server.serving import serving
-from tests.support import steered
-from tests.support.steered import Served, Steered
+from tests.support import fake_job
+from tests.support.fake_job import Served, Steered
 from tests.support.ui_client import Ui, a_story, checkpoint, request, ui
 from tests.support.waiting import until
 
@@ -59,13 +59,13 @@ class Insight:
 @pytest.fixture
 def insight(monkeypatch: pytest.MonkeyPatch) -> Insight:
     given = Insight()
-    monkeypatch.setattr(steered, "serving", lambda job, settings, events: serving(job, settings, events, given))
+    monkeypatch.setattr(fake_job, "serving", lambda job, settings, events: serving(job, settings, events, given))
     return given
 
 
 @pytest.fixture
 def living(insight: Insight) -> Iterator[Served]:
-    with steered.served(Steered()) as job:
+    with fake_job.served(Steered()) as job:
         a_story(job.events.emit)
         yield job
 

@@ -15,7 +15,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.support.case import Case
+    from tests.support.fault_case import Case
 
 #: Passed only with the in-flight log.
 LOGGED = [name for name in POINTS if name.startswith(("inflight.", "drain.")) or name == "task.logged"]

@@ -24,7 +24,7 @@ from tests.support.kafka import (
     open_transactions,
 )
 from tests.support.processes import JobProcess
-from tests.support.running import Watched
+from tests.support.run_job import Watched
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
