@@ -22,8 +22,7 @@ from penstock.contracts.sink import TwoPhaseSink
 from penstock.dev.broker import Broker
 from penstock.errors import SavepointIncomplete
 from penstock.failpoints import POINTS, InjectedFault, hooked
-from penstock.savepoints.savepoint import Kind, read, verify
-from penstock.savepoints.take import HeldQuery, Taker
+from penstock.savepoints.savepoint import HeldQuery, Kind, Taker, read, verify
 from penstock.sinks.files import FileSink
 from penstock.storage.local import LocalTree
 from tests.support.failpoint_actions import LOGGED

@@ -23,7 +23,7 @@ from penstock.engine.steering import cut_final, final_epoch, is_due, not_held, r
 from penstock.engine.streaming import with_verification
 from penstock.errors import JobStopped, PenstockError, PreCommitFailed
 from penstock.logs import bound
-from penstock.savepoints.take import HeldQuery
+from penstock.savepoints.savepoint import HeldQuery
 from penstock.spark import liveness
 from penstock.spark.executors import fault_in
 from penstock.spark.liveness import Liveness, callback_server

@@ -29,8 +29,7 @@ from penstock.config.option import one_of
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, JobDrained, PenstockError, SavepointError
 from penstock.progress import Progress, silent
-from penstock.savepoints.savepoint import Kind
-from penstock.savepoints.take import HeldQuery, TakenSavepoint, Taker
+from penstock.savepoints.savepoint import HeldQuery, Kind, TakenSavepoint, Taker
 from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:

@@ -7,31 +7,57 @@
 
 `_metadata` is one sealed line of JSON, created in one step. A folder without it is no savepoint, however much is in it:
 nothing ever reads one. No path inside is absolute, so a savepoint may be copied, moved and renamed.
+
+`Taker` takes one. The queries pause between two epochs only while files are linked; the rest runs beside them.
+
+1. *Hold*: every query finishes the epoch under way and begins no other. Then what is complete is a consistent cut over
+   all queries: none has read a row that is not in the savepoint's past.
+2. *Copy* what the epoch consists of. On a local disk state is linked, not copied.
+3. *Release*. From here on the job runs as before.
+4. Checksums; for a canonical savepoint, state is written out as Parquet from the copy.
+5. `_metadata`, in one step. Before it there is no savepoint, whatever dies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import re
 import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import layout
 from penstock.checkpoint.layout import SAVEPOINT, seal, unseal
-from penstock.errors import SavepointCorrupt, SavepointIncomplete
+from penstock.checkpoint.ledger import Ledger
+from penstock.checkpoint.log_repair import restore_barrier
+from penstock.checkpoint.spark_files import needed
+from penstock.checkpoint.spark_log import SparkLog
+from penstock.config.state import PARTITIONS, backend_of
+from penstock.contracts.sink import SinkScope
+from penstock.errors import PenstockError, SavepointCorrupt, SavepointError, SavepointIncomplete
+from penstock.failpoints import failpoint
 from penstock.naming import safe_name, safe_part
 from penstock.progress import Progress, silent
+from penstock.spark_state.metadata import read_metadata
+from penstock.storage.open import storage_at, tree_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import SparkSession
 
+    from penstock.contracts.plan import QueryPlan
     from penstock.storage.tree import Tree
 
 METADATA = SAVEPOINT
 _KIND = "savepoint"
+_TRIES = 3  # Spark may delete a file between listing and linking
 _NAME = re.compile(r"^savepoint-.+-[0-9a-f]{12}$")
 
 
@@ -139,8 +165,6 @@ def verify(folder: Tree, saved: Savepoint, progress: Progress = silent) -> None:
 def dispose(path: str, spark: SparkSession | None = None) -> int:
     """Delete a savepoint, finished or not, and say how many files it had. `_metadata` goes first: from then on it is
     none. A folder that is not one is refused."""
-    from penstock.storage.open import tree_at
-
     folder = tree_at(path, spark)
     files = folder.files()
     if METADATA in files:
@@ -169,3 +193,155 @@ def _query(body: Mapping[str, Any]) -> SavedQuery:
 def _known(kind: Any, body: Mapping[str, Any]) -> dict[str, Any]:
     known = {field.name for field in dataclasses.fields(kind)}
     return {key: value for key, value in body.items() if key in known}
+
+
+@dataclass(frozen=True, slots=True)
+class HeldQuery:
+    """A paused query: where Spark's checkpoint is, and the newest complete epoch there."""
+
+    plan: QueryPlan
+    location: str
+    epoch: int
+    generation: int
+
+
+Hold = Callable[[], AbstractContextManager[Sequence[HeldQuery]]]
+"""Pauses the queries and yields them; they go on when it is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenSavepoint:
+    """A finished savepoint. `held_ms` is how long the queries paused, `waited_ms` of it for the epoch under way
+    to end."""
+
+    path: str
+    savepoint: Savepoint
+    held_ms: float
+    waited_ms: float
+    total_ms: float
+
+
+class Taker:
+    """Takes savepoints of one job."""
+
+    def __init__(self, job: str, spark: SparkSession, hold: Hold, *, mode: str) -> None:
+        self._job, self._spark, self._hold, self._mode = job, spark, hold, mode
+
+    def take(self, directory: str, kind: Kind, *, drained: bool = False, progress: Progress = silent) -> TakenSavepoint:
+        """Raises `SavepointError`, or what storage and state refuse with; then there is no savepoint, and the job is
+        as it was."""
+        made, name = new_name(self._job)
+        path = f"{directory.rstrip('/')}/{name}"
+        folder = tree_at(path, self._spark)
+        began = time.monotonic()
+        try:
+            with self._hold() as held_queries:
+                held = time.monotonic()
+                failpoint("savepoint.held")
+                for held_query in held_queries:
+                    self._copy(held_query, folder, progress)
+                released = time.monotonic()
+            failpoint("savepoint.copied")
+            queries = {held_query.plan.uid: self._describe(held_query, folder) for held_query in held_queries}
+            if kind is Kind.CANONICAL:
+                for held_query in held_queries:
+                    self._write_out(held_query, folder, progress)
+            files = folder.files()
+            digests = folder.digests(files, progress)
+            folder.sync_all(progress)
+            saved = Savepoint(
+                made,
+                kind,
+                self._job,
+                time.time(),
+                _version(),
+                str(self._spark.version),
+                queries,
+                {file: (size, digests[file]) for file, size in files.items()},
+                drained,
+                self._mode,
+            )
+            failpoint("savepoint.checked")
+            folder.storage.create(METADATA, saved.to_bytes())
+            failpoint("savepoint.written")
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                folder.delete()
+            if isinstance(error, PenstockError) or not isinstance(error, Exception):
+                raise
+            raise SavepointError(
+                f"The savepoint of job {self._job!r} in {directory} could not be made: {type(error).__name__}: {error}",
+                safe="the job goes on as it was; earlier savepoints are untouched.",
+                to_do="see the cause, then ask for the savepoint again.",
+            ) from error
+        ended = time.monotonic()
+        return TakenSavepoint(
+            path,
+            saved,
+            held_ms=round((released - began) * 1000, 1),
+            waited_ms=round((held - began) * 1000, 1),
+            total_ms=round((ended - began) * 1000, 1),
+        )
+
+    def _copy(self, held_query: HeldQuery, folder: Tree, progress: Progress) -> None:
+        source = tree_at(held_query.location, self._spark)
+        target = folder.at(layout.saved_checkpoint(held_query.plan.uid))
+        for attempt in range(1, _TRIES + 1):
+            try:
+                target.take(source, {name: name for name in needed(source, held_query.epoch)}, progress)
+                return
+            except (FileNotFoundError, PenstockError) as error:
+                vanished = isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
+                if not vanished or attempt == _TRIES:
+                    raise
+                target.delete()
+
+    def _describe(self, held_query: HeldQuery, folder: Tree) -> SavedQuery:
+        from penstock.spark_state.metadata import read_operators
+
+        copy = folder.at(layout.saved_checkpoint(held_query.plan.uid))
+        spark_log = SparkLog(copy.storage)
+        ledger = storage_at(f"{held_query.location.rstrip('/').rpartition('/')[0]}/{layout.LEDGER}", self._spark)
+        restore_barrier(Ledger(ledger), spark_log, held_query.epoch)
+        barrier = spark_log.barrier(held_query.epoch)
+        query_id = spark_log.query_id()
+        assert barrier is not None
+        assert query_id is not None
+        conf: dict[str, Any] = barrier.metadata.get("conf", {})
+        stateful = bool(copy.names(layout.STATE))
+        found = read_operators(self._spark, copy.location, held_query.epoch) if stateful else ()
+        for described in read_metadata(copy, held_query.epoch):
+            if described.version > 1:  # Spark names schema files by full paths; a savepoint has none
+                copy.put(layout.operator_description(described.id, described.number), described.body("."))
+        return SavedQuery(
+            epoch=held_query.epoch,
+            query_id=query_id,
+            generation=held_query.generation,
+            sources=tuple(held_query.plan.positions),
+            sinks={
+                uid: SavedSink(type(sink).__name__, sink.describe(), SinkScope(self._job, uid, 0).prefix)
+                for uid, sink in held_query.plan.sinks.items()
+            },
+            watermark=spark_log.committed_watermark(held_query.epoch),
+            backend=backend_of(conf) if stateful else None,
+            partitions=int(conf[PARTITIONS]) if stateful else None,
+            output_mode=held_query.plan.output_mode,
+            operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in found),
+        )
+
+    def _write_out(self, held_query: HeldQuery, folder: Tree, progress: Progress) -> None:
+        from penstock.savepoints.canonical import export
+
+        uid = held_query.plan.uid
+        copied = f"{layout.saved_checkpoint(uid)}/{layout.STATE}"
+        if folder.names(copied):
+            checkpoint, state = layout.saved_checkpoint(uid), layout.saved_state(uid)
+            source, target = f"{folder.location}/{checkpoint}", f"{folder.location}/{state}"
+            export(self._spark, source, held_query.epoch, target, progress)
+            folder.delete(copied)
+
+
+def _version() -> str:
+    from penstock import __version__
+
+    return __version__
