@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from penstock.caches import user_cache
 from penstock.errors import DevelopmentError
+from penstock.naming import user_cache
 from penstock.storage.private import only_one
 
 VERSION = "2.2.0"

@@ -1,6 +1,6 @@
 """Exactly-once for PySpark Structured Streaming: checkpoints you can steer, and sinks that commit in two phases.
 
-A name is imported when it is first used: every Python worker of a job imports this package, and needs little of it.
+Names are imported on first use: every Python worker of a job imports this package, and needs little of it.
 """
 
 import importlib
@@ -33,77 +33,44 @@ if typing.TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "CheckpointInfo",
-    "Checkpoints",
-    "Committable",
-    "Committer",
-    "DataGenSource",
-    "DeltaSink",
-    "Epoch",
-    "FileSink",
-    "FileSource",
-    "Guarantee",
-    "IcebergSink",
-    "Job",
-    "KafkaSink",
-    "KafkaSource",
-    "Mode",
-    "MySqlSink",
-    "Outcome",
-    "PenstockError",
-    "PostgresSink",
-    "RedisSink",
-    "RestartStrategy",
-    "Retention",
-    "Sink",
-    "SocketSource",
-    "Source",
-    "StateBackend",
-    "TwoPhaseSink",
-    "WriteAheadSink",
-    "Writer",
-    "exactly_once",
-]
+    "CheckpointInfo", "Checkpoints", "Committable", "Committer", "DataGenSource", "DeltaSink", "Epoch", "FileSink",
+    "FileSource", "Guarantee", "IcebergSink", "Job", "KafkaSink", "KafkaSource", "Mode", "MySqlSink", "Outcome",
+    "PenstockError", "PostgresSink", "RedisSink", "RestartStrategy", "Retention", "Sink", "SocketSource", "Source",
+    "StateBackend", "TwoPhaseSink", "WriteAheadSink", "Writer", "exactly_once",
+]  # fmt: skip
 
-_WHERE = {
-    "CheckpointInfo": "penstock.job.callbacks",
-    "Checkpoints": "penstock.config",
-    "Committable": "penstock.checkpoint.decision",
-    "Committer": "penstock.contracts.sink",
-    "DataGenSource": "penstock.sources.datagen",
-    "DeltaSink": "penstock.sinks.tables",
-    "Epoch": "penstock.engine.preparation",
-    "FileSink": "penstock.sinks.files",
-    "FileSource": "penstock.sources.files",
-    "Guarantee": "penstock.contracts.guarantees",
-    "IcebergSink": "penstock.sinks.tables",
-    "Job": "penstock.job.job",
-    "KafkaSink": "penstock.sinks.kafka",
-    "KafkaSource": "penstock.sources.kafka",
-    "Mode": "penstock.config",
-    "MySqlSink": "penstock.sinks.mysql",
-    "Outcome": "penstock.checkpoint.decision",
-    "PenstockError": "penstock.errors",
-    "PostgresSink": "penstock.sinks.postgres",
-    "RedisSink": "penstock.sinks.redis",
-    "RestartStrategy": "penstock.config.restart_strategy",
-    "Retention": "penstock.config",
-    "Sink": "penstock.contracts.sink",
-    "SocketSource": "penstock.sources.socket",
-    "Source": "penstock.contracts.source",
-    "StateBackend": "penstock.config",
-    "TwoPhaseSink": "penstock.contracts.sink",
-    "WriteAheadSink": "penstock.sinks.write_ahead",
-    "Writer": "penstock.contracts.sink",
-    "exactly_once": "penstock.job.dropin",
+_MODULES = {
+    "penstock.checkpoint.decision": "Committable Outcome",
+    "penstock.config": "Checkpoints Mode Retention StateBackend",
+    "penstock.config.restart_strategy": "RestartStrategy",
+    "penstock.contracts.guarantees": "Guarantee",
+    "penstock.contracts.sink": "Committer Sink TwoPhaseSink Writer",
+    "penstock.contracts.source": "Source",
+    "penstock.engine.preparation": "Epoch",
+    "penstock.errors": "PenstockError",
+    "penstock.job.callbacks": "CheckpointInfo",
+    "penstock.job.dropin": "exactly_once",
+    "penstock.job.job": "Job",
+    "penstock.sinks.files": "FileSink",
+    "penstock.sinks.kafka": "KafkaSink",
+    "penstock.sinks.mysql": "MySqlSink",
+    "penstock.sinks.postgres": "PostgresSink",
+    "penstock.sinks.redis": "RedisSink",
+    "penstock.sinks.tables": "DeltaSink IcebergSink",
+    "penstock.sinks.write_ahead": "WriteAheadSink",
+    "penstock.sources.datagen": "DataGenSource",
+    "penstock.sources.files": "FileSource",
+    "penstock.sources.kafka": "KafkaSource",
+    "penstock.sources.socket": "SocketSource",
 }
+_WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> typing.Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_WHERE[name]), name)
-    return found
+    value = globals()[name] = getattr(importlib.import_module(_WHERE[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

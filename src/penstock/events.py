@@ -1,4 +1,4 @@
-"""What happens in a job, told to whoever listens: a file of JSON lines, callbacks, the log.
+"""The events of a job, for its listeners: a file of JSON lines, callbacks, the log.
 
 Listeners never disturb the protocol: an error in one is logged, once, and the epoch goes on.
 """
@@ -34,14 +34,14 @@ class Events:
         self._file: TextIO | None = None
         path = os.environ.get(FILE_VARIABLE)
         if path:
-            # Lives as long as the job. Errors may quote rows, so it is made for its owner's eyes only.
-            self._file = open(path, "a", buffering=1, encoding="utf-8", opener=_made_private)  # noqa: SIM115
+            # Open as long as the job runs. Errors may quote rows, so only its owner can read it.
+            self._file = open(path, "a", buffering=1, encoding="utf-8", opener=_create_private)  # noqa: SIM115
 
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
     def emit(self, event: str, **fields: Any) -> None:
-        # Errors are told in the words of other systems, which may quote an address with its password.
+        # Errors quote other systems, whose messages may hold an address with its password.
         fields = {name: masked(value) if isinstance(value, str) else value for name, value in fields.items()}
         body = {"time": self._now(), "event": event, **fields}
         log.debug("%s %s", event, fields)
@@ -63,5 +63,5 @@ class Events:
             log.warning("an event listener failed and is reported once: %r", error)
 
 
-def _made_private(path: str, flags: int) -> int:
+def _create_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)

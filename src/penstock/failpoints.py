@@ -14,8 +14,8 @@ Each entry is `name=action` with an optional `@N`: only the N-th passing in this
 With `PENSTOCK_FAILPOINTS_ONCE=DIR` an action happens once over all processes: the first to create
 `DIR/<name>` acts, later ones pass. That is how a test kills a driver at one step and lets its successor through.
 
-`hooked` calls a test's own function instead, in the process that passes the point. Off, a point costs two
-comparisons with None.
+`hooked` calls a test's function instead, in the process that passes the point. Off, a point costs two comparisons with
+None.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VARIABLE = "PENSTOCK_FAILPOINTS"
 ONCE = "PENSTOCK_FAILPOINTS_ONCE"
 RELEASE = "PENSTOCK_FAILPOINTS_RELEASE"
 
-#: Every point there is, with the process it stands in. Fault tests walk this table, so a new point is tested by itself.
+#: Every point, with the process that passes it. Fault tests walk this table, so a new point is tested automatically.
 POINTS: dict[str, str] = {
     # recovery, in the driver, before the query starts
     "recover.registered": "driver",  # generation registered, nothing looked at yet
@@ -66,11 +66,11 @@ POINTS: dict[str, str] = {
     "drain.decided": "driver",  # the decision to deliver it is durable
     "drain.committed": "driver",  # delivered and visible, not yet marked
     "drain.marked": "driver",  # marked as drained, the log not removed
-    # a savepoint, in the driver, when somebody asks for one
-    "savepoint.held": "savepoint",  # the queries stand still, nothing is copied
+    # a savepoint, in the driver, on request
+    "savepoint.held": "savepoint",  # the queries are paused, nothing is copied
     "savepoint.copied": "savepoint",  # all files copied, the queries go on, no checksums yet
     "savepoint.checked": "savepoint",  # complete but for its `_metadata`
-    "savepoint.written": "savepoint",  # there, nobody told
+    "savepoint.written": "savepoint",  # complete, not reported
     # a restore, in the driver, before anything starts
     "restore.verified": "restore",  # the savepoint is whole and fits, nothing copied
     "restore.copied": "restore",  # copied beside the job's checkpoint
@@ -136,7 +136,7 @@ def reload() -> None:
 
 @contextlib.contextmanager
 def hooked(name: str, hook: Callable[[], None]) -> Iterator[None]:
-    """While this lasts, `hook` is called, once, when this process passes `name`: to kill something else, just then."""
+    """While the block lasts, call `hook`, once, when this process passes `name`: to kill something else, just then."""
     global _hooks
     if name not in POINTS:
         raise ConfigurationError(f"{name!r} is not a failpoint.", to_do="take a name from POINTS.")
@@ -148,7 +148,7 @@ def hooked(name: str, hook: Callable[[], None]) -> Iterator[None]:
 
 
 def active(name: str) -> bool:
-    """Whether anybody asks for something at `name`; for code that only takes a detour so as to pass it."""
+    """Whether the point `name` is set; for code that only takes a detour so as to pass it."""
     return (_rules is not None and name in _rules) or (_hooks is not None and name in _hooks)
 
 

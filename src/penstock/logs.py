@@ -1,7 +1,7 @@
-"""Log lines that machines read: one JSON object each, with the job, query, epoch and sink that it is about.
+"""Log lines for machines: one JSON object each, with the job, query, epoch and sink that it is about.
 
-What a line is about is said by whoever does the work, with `bound`, and holds for every line that the same thread logs
-meanwhile, also for those of a sink's own client. Text stays as the program has set its logging up.
+`bound` sets those for every line that its thread logs meanwhile, including those of a sink's client library. Text lines
+stay as the program has configured its logging.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _of_process: dict[str, Any] = {}
 
 @contextmanager
 def bound(**fields: Any) -> Iterator[None]:
-    """While this lasts, lines of this thread are about these `FIELDS`, too. One that is None says nothing."""
+    """While the block lasts, lines of this thread carry these `FIELDS`, too. None is left out."""
     known = {name: value for name, value in fields.items() if value is not None}
     token = _context.set({**_context.get({}), **known})
     try:
@@ -48,7 +48,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": masked(_message(record)),
         }
-        # What the call itself says of its line, with `extra`, wins.
+        # `extra` of the call itself wins.
         extra = {name: value for name, value in vars(record).items() if name not in _PLAIN}
         about = {**_of_process, **_context.get({}), **extra}
         body.update({name: _plain(about.pop(name)) for name in FIELDS if about.get(name) is not None})
@@ -75,7 +75,7 @@ class MaskedFormatter(logging.Formatter):
 
 
 def set_up(job: str, *, as_json: bool) -> None:
-    """What this process logs to its terminal from now on; see `log_as_json` and `mask_log`."""
+    """Configure what this process logs to its terminal; see `log_as_json` and `mask_log`."""
     if as_json:
         log_as_json(job=job)
     else:
@@ -83,8 +83,8 @@ def set_up(job: str, *, as_json: bool) -> None:
 
 
 def mask_log() -> None:
-    """From now on what this process logs to its terminal as text is masked, whichever library says it. Handlers that
-    the program makes later stay as they are, as do files."""
+    """Mask the text that this process logs to its terminal, from any library. Handlers that the program adds later are
+    not changed, nor are files."""
     for handler in (*logging.getLogger().handlers, logging.lastResort):
         if isinstance(handler, logging.StreamHandler) and handler.stream in _terminal():
             inner = handler.formatter or logging.Formatter()
@@ -93,14 +93,14 @@ def mask_log() -> None:
 
 
 def log_as_json(*, job: str | None = None) -> None:
-    """From now on what this process logs to its terminal is JSON; calling it again changes only the job's name.
+    """Log to this process's terminal as JSON; calling it again changes only the job's name.
 
-    Handlers of the program's own that write to stdout or stderr stay, with their levels. Where it has none, one is made
-    for stderr, and Penstock tells from INFO on. Files and other handlers stay as they are."""
+    The program's handlers for stdout or stderr stay, with their levels. Where it has none, one is added for stderr, and
+    Penstock logs from INFO on. Files and other handlers are not changed."""
     if job is not None:
         _of_process["job"] = job
     root = logging.getLogger()
-    handlers = [one for one in root.handlers if type(one) is logging.StreamHandler]
+    handlers = [handler for handler in root.handlers if type(handler) is logging.StreamHandler]
     if not handlers:
         handlers = [logging.StreamHandler()]
         root.addHandler(handlers[0])
@@ -118,7 +118,7 @@ def is_json() -> bool:
 
 
 def plain_text(text: str) -> str:
-    """Without what could move the cursor or change colours: names and errors come from anywhere."""
+    """Without control characters, which could steer the terminal: names and errors come from anywhere."""
     return "".join(character if character.isprintable() or character in "\n\t" else "�" for character in text)
 
 
@@ -140,8 +140,8 @@ def _plain(value: Any) -> Any:
 
 
 def _exception(error: BaseException) -> dict[str, Any]:
-    found: dict[str, Any] = {"type": type(error).__name__, "message": masked(str(error))}
+    fields: dict[str, Any] = {"type": type(error).__name__, "message": masked(str(error))}
     if isinstance(error, PenstockError):
-        found |= {"happened": error.happened, "safe": error.safe, "to_do": error.to_do}
-    found["trace"] = masked("".join(traceback.format_exception(error)))
-    return found
+        fields |= {"happened": error.happened, "safe": error.safe, "to_do": error.to_do}
+    fields["trace"] = masked("".join(traceback.format_exception(error)))
+    return fields

@@ -1,8 +1,9 @@
-"""Names: those that users give, and those of files that come out of a file (a ledger, a savepoint, Spark's checkpoint).
+"""Names and folders: names that users choose, names of files inside files (a ledger, a savepoint, Spark's checkpoint),
+and the user's cache.
 
-What a user names becomes folders, file names and transactional ids. And whoever can write a file that names others must
-not be able to name a place outside the folder it speaks of. Every storage checks every name it is given, so there is no
-door beside; savepoints are checked as they are read, too, before anything is copied.
+A user's name becomes folders, file names and transactional ids. A file that names other files must not be able to name
+one outside its folder: every storage checks every name, and savepoints are checked again as they are read, before
+anything is copied.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError, UnsafeName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FORBIDDEN = frozenset("\0\\\n\r")
 
 
 def check_name(name: str, what: str) -> str:
-    """`name`, if it can stand in a path and in an id of another system; otherwise an error that says what may."""
+    """`name`, if it is fit for a path and for an id in another system; otherwise an error that says what is."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"{name!r} cannot be a {what}.",
@@ -30,7 +34,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def safe_name(name: Any, where: str) -> str:
-    """`name` as it is, where it leads to something below the folder `where`; "" is that folder itself."""
+    """`name`, if it lies below the folder `where`; "" is that folder itself."""
     if name == "":
         return ""
     if not isinstance(name, str) or _FORBIDDEN & set(name) or {"", ".", ".."} & set(name.split("/")):
@@ -39,14 +43,14 @@ def safe_name(name: Any, where: str) -> str:
 
 
 def safe_part(name: Any, where: str) -> str:
-    """`name` as it is, where it is one file or folder directly in `where`."""
+    """`name`, if it is a file or folder directly in `where`."""
     if not safe_name(name, where) or "/" in name:
         raise _unsafe(name, where)
     return str(name)
 
 
 def refuse_link(path: Path) -> None:
-    """Neither Spark nor Penstock makes links, and one leads wherever its maker likes."""
+    """Neither Spark nor Penstock creates links, and a link may lead anywhere."""
     if path.is_symlink():
         raise _unsafe(f"{path.name} -> {os.readlink(path)}", str(path.parent))
 
@@ -57,3 +61,14 @@ def _unsafe(name: Any, where: str) -> UnsafeName:
         safe="nothing was read or written under that name.",
         to_do="do not use the savepoint or ledger that names it: Penstock did not write that. Restore it from a copy.",
     )
+
+
+def user_cache(environ: Mapping[str, str] | None = None) -> Path:
+    """`$PENSTOCK_CACHE`, else `$XDG_CACHE_HOME/penstock`, else `~/.cache/penstock`; not created here. For what can
+    always be made again: it may be deleted while no Penstock process runs."""
+    environ = os.environ if environ is None else environ
+    if folder := environ.get("PENSTOCK_CACHE"):
+        return Path(folder).expanduser().absolute()
+    if folder := environ.get("XDG_CACHE_HOME"):
+        return Path(folder).expanduser().absolute() / "penstock"
+    return Path.home() / ".cache" / "penstock"

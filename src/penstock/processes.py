@@ -1,7 +1,7 @@
-"""Processes of this machine, as the system tells of them: by `/proc`, or by `ps` where there is none.
+"""Processes of this machine, as `/proc` shows them, or `ps` where there is none.
 
-A number is given out again after a while. So what must be a certain process is known by its number and a `mark`, which
-no later process with that number has. There is no other reader of `/proc`.
+Process ids are reused. So a certain process is identified by its id and a `mark`, which no later process with that id
+has. Nothing else reads `/proc`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _STATE, _PARENT, _START = 0, 1, 19  # where `stat` has them, counted from behind
 _ENDED = "ZX"  # a zombie, or being removed
 _POLL_SECONDS = 0.02
 _MOST_FILES = 1 << 16
-_KILL_SECONDS = 10.0  # after SIGKILL only a process stuck in the kernel is still there, which nobody can mend
+_KILL_SECONDS = 10.0  # after SIGKILL only a process stuck in the kernel is still there, and nothing helps that
 
 
 def mark(pid: int) -> str | None:
-    """Text that no other process with this number ever has; None if none runs (a zombie does not)."""
+    """Text that no other process with this id ever has; None if none runs (a zombie does not)."""
     if not _has_proc():
         return _mark_by_ps(pid)
     fields = stat_fields(pid)
@@ -37,18 +37,18 @@ def is_running(pid: int | None, marked: str | None) -> bool:
 
 
 def exists(pid: int) -> bool:
-    """Whether there is a process of that number, whosever it is."""
+    """Whether there is a process with that id, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's, but there
+        pass  # another user's
     return True
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as it may, within reason: some libraries walk through all numbers."""
+    """Let this process open as many files as it may, within reason: some libraries walk through all descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -58,7 +58,7 @@ def raise_file_limit() -> None:
 
 def start_time(pid: int) -> float | None:
     """When the process began, in seconds since 1970: infinite for one that has ended and only waits to be reaped,
-    None where that cannot be found out."""
+    None where that is unknown."""
     fields = stat_fields(pid)
     if not fields:
         return None
@@ -110,25 +110,25 @@ def all_running() -> list[int]:
 def session_members(leader: int) -> list[int]:
     """Living processes of the session that `leader` opened, also when it is gone itself. Spark's Python workers form
     a process group of their own, so the session is what still names them."""
-    found = []
+    members = []
     for pid in all_running():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getsid(pid) == leader:
-                found.append(pid)
-    return found
+                members.append(pid)
+    return members
 
 
 def end_session(leader: int, patience: float) -> list[int]:
-    """Wait for the session to empty, and kill what is left after `patience` seconds. Returns what had to be killed,
-    once all is gone."""
+    """Wait for the session to empty, and kill what is left after `patience` seconds. Returns the killed, once all are
+    gone."""
     killed: set[int] = set()
     end = time.monotonic() + patience
-    while left := session_members(leader):
+    while members := session_members(leader):
         if time.monotonic() >= end:
-            for pid in left:
+            for pid in members:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            killed.update(left)
+            killed.update(members)
             if time.monotonic() >= end + _KILL_SECONDS:
                 break
         time.sleep(_POLL_SECONDS)
@@ -167,8 +167,8 @@ def _boot() -> str:
 
 
 def _mark_by_ps(pid: int) -> str | None:
-    found = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    letter, _, began = found.stdout.strip().partition(" ")
+    result = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    letter, _, began = result.stdout.strip().partition(" ")
     return None if not began or letter.startswith("Z") else " ".join(began.split())
 
 

@@ -1,9 +1,9 @@
-"""What is a secret, for everybody who shows a setting, a message or an address. There is no other list.
+"""Secrets in settings, messages and addresses, and how to hide them. There is no other list.
 
 A setting is known by its name: of Kafka's clients, S3A, Azure, Google's storage, JDBC, Redis, Spark, libpq, with any
 prefix before it and in any spelling (`ssl.key.password`, `ssl_key_password`, `keyPassword`). A text is searched for
-what stands in it: passwords of addresses and of connection strings, signed links, private keys. Where it is not clear,
-rather too much is hidden than too little. What only says where a secret lies, such as a file's path, is shown.
+passwords of addresses and of connection strings, signed links, private keys. In doubt it is hidden. What only says
+where a secret is, such as a file's path, is shown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HARMLESS = re.compile(
 )
 _REALLY = re.compile(r"\b(access|private)\.?key\.id$")  # not a secret by itself, but half of one
 
-# A text may quote a row, which a stranger has written. So each pattern reads it in one pass: what repeats is possessive
+# A text may quote a row, which may hold anything. So each pattern reads it in one pass: what repeats is possessive
 # or bounded, and where it stops, no other attempt has begun before.
 _RUN = re.compile(r"[^\s'\"]++")
 _USER = re.compile(  # what comes before a password; that ends at the last @ of the run: it should have been encoded
@@ -63,10 +63,10 @@ def mask_setting(key: str, value: str) -> str:
 
 
 def masked(text: str) -> str:
-    """`text` with every secret that can be known by its surroundings hidden, and no longer than is of use: an error may
+    """`text` with every secret hidden that its surroundings give away, and no longer than is of use: an error may
     quote a whole row."""
     text, parts, end = _shortened(text), [], 0
-    for start, stop in sorted(_found(text)):
+    for start, stop in sorted(_spans(text)):
         if start >= end:
             parts += [text[end:start], MASK]
         end = max(end, stop)  # one may lie within another, or reach beyond it
@@ -74,30 +74,28 @@ def masked(text: str) -> str:
 
 
 def without_secrets(text: str, settings: Mapping[str, str]) -> str:
-    """`text` with the secrets of `settings` hidden, wherever they stand in it, and what `masked` finds."""
+    """`text` with the secrets of `settings` hidden, wherever they occur, and what `masked` finds."""
     return masked(hide(text, secrets_of(settings)))
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
-    """`text` with each of `secrets` hidden, as written and as it stands in an address. Those that are too short to
-    be looked for stay."""
+    """`text` with each of `secrets` hidden, as written and as encoded in an address, except those too short to find."""
     for secret in sorted(_spellings(secrets), key=len, reverse=True):
         text = text.replace(secret, MASK)
     return text
 
 
 def secrets_of(settings: Mapping[str, str]) -> set[str]:
-    """The secrets in `settings`, as written and as they stand in an address. Those that are too short to be looked for
-    are left out."""
-    found = {value for key, value in settings.items() if is_secret(key)}
-    found |= {value[start:stop].strip("\"'") for value in settings.values() for start, stop in _found(value)}
-    return _spellings(found)
+    """The secrets in `settings`, as written and as encoded in an address, except those too short to search for."""
+    values = {value for key, value in settings.items() if is_secret(key)}
+    values |= {value[start:stop].strip("\"'") for value in settings.values() for start, stop in _spans(value)}
+    return _spellings(values)
 
 
 def _spellings(secrets: Iterable[str]) -> set[str]:
-    found = set(secrets)
-    found |= {quote(secret, safe="") for secret in found}
-    return {secret for secret in found if len(secret) >= _SHORTEST}
+    spellings = set(secrets)
+    spellings |= {quote(secret, safe="") for secret in spellings}
+    return {secret for secret in spellings if len(secret) >= _SHORTEST}
 
 
 def _shortened(text: str) -> str:
@@ -109,7 +107,7 @@ def _shortened(text: str) -> str:
     return f"{kept} … ({len(text) - len(kept)} more characters)"
 
 
-def _found(text: str) -> Iterator[tuple[int, int]]:
+def _spans(text: str) -> Iterator[tuple[int, int]]:
     for run in _RUN.finditer(text):
         end = text.rfind("@", *run.span())
         if end >= 0 and (user := _USER.search(text, run.start(), end + 1)) and user.end() < end:

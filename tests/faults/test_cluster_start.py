@@ -11,8 +11,8 @@ import pyspark
 import pytest
 
 from penstock import processes
-from penstock.caches import user_cache
 from penstock.dev.server import free_port
+from penstock.naming import user_cache
 from penstock.spark.python_daemon import MODULE
 from tests.support.cluster_chaos import CONF, EXECUTOR_MEMORY
 from tests.support.environments import another_python

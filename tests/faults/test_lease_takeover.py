@@ -25,7 +25,6 @@ LEASE = "-Dhigh-availability.lease=10s"
 PROGRAM = """
 import os, pathlib, signal, sys, time
 from penstock.checkpoint.lease_log import LeaseLog
-from penstock.job import lease as job_lease
 from penstock.ops.turn import JobLease, TurnEnd, held
 from penstock.ops.process import lifeline
 from penstock.storage.local import LocalStorage

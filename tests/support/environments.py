@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from penstock.caches import user_cache
+from penstock.naming import user_cache
 from penstock.storage.private import only_one
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from penstock.caches import user_cache
+from penstock.naming import user_cache
 from penstock.supply.java import find_java
 
 ROOT = Path(__file__).parents[2]

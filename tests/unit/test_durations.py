@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock import Checkpoints, KafkaSink, RedisSink, RestartStrategy
-from penstock.durations import duration_text, seconds
+from penstock.deadline import duration_text, seconds
 from penstock.errors import ConfigurationError
 from penstock.kafka import settings as kafka
 

@@ -16,7 +16,7 @@ from penstock.ops.process.registry import error_fields
 from penstock.secrets import (
     MASK,
     MOST_CHARACTERS,
-    _found,
+    _spans,
     hide,
     is_secret,
     mask_setting,
@@ -170,7 +170,7 @@ WORST = [
 @pytest.mark.parametrize("part", WORST)
 def test_a_row_that_an_error_quotes_is_read_in_one_pass(part: str) -> None:
     """A pattern that looks back and forth would need hours for these, and hold the whole driver up."""
-    list(_found(part * (500_000 // len(part))))
+    list(_spans(part * (500_000 // len(part))))
 
 
 def test_a_long_text_is_cut_before_it_is_searched_and_no_half_of_a_secret_is_left() -> None:

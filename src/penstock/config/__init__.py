@@ -10,6 +10,6 @@ May import `storage` and what is below it. Other rooms need `resolve`, and the n
 from penstock.config.checkpoints import Checkpoints, Mode, Retention
 from penstock.config.option import size
 from penstock.config.state import StateBackend
-from penstock.durations import seconds
+from penstock.deadline import seconds
 
 __all__ = ["Checkpoints", "Mode", "Retention", "StateBackend", "seconds", "size"]

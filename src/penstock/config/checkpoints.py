@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from penstock.config.option import Option, Parser, boolean, one_of, plain, schemes, size, size_text, whole
-from penstock.durations import duration_text, seconds
+from penstock.deadline import duration_text, seconds
 from penstock.errors import ConfigurationError
 
 

@@ -15,7 +15,7 @@ from penstock.config.checkpoints import Checkpoints, contradiction_error
 from penstock.config.option import Option, Part
 from penstock.config.state import StateBackend
 from penstock.config.table import BY_KEY, BY_NAME, is_flinks, nearest
-from penstock.durations import duration_text
+from penstock.deadline import duration_text
 from penstock.errors import ConfigurationError
 from penstock.secrets import mask_setting, masked
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.config.option import Option, Parser, boolean, one_of, plain, whole
-from penstock.durations import duration_text
+from penstock.deadline import duration_text
 from penstock.errors import ConfigurationError
 
 STANDBY = "high-availability.standby"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.option import Option, Parser, number, whole, whole_or_infinite
-from penstock.durations import duration_text, seconds
+from penstock.deadline import duration_text, seconds
 from penstock.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.caches import user_cache
 from penstock.dev.broker import Broker, answers_kafka
 from penstock.dev.server import HOST, end_process, free_port, is_alive, is_free
 from penstock.errors import DevelopmentError
+from penstock.naming import user_cache
 from penstock.processes import command_line
 from penstock.storage.private import only_one
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock import durations
+from penstock import deadline
 from penstock.errors import ConfigurationError
 from penstock.secrets import mask_setting
 
@@ -88,7 +88,7 @@ def transaction_seconds(value: str | float) -> float:
     """The transaction timeout, a positive duration. Text that is a bare number means seconds here."""
     text = value.strip() if isinstance(value, str) else value
     bare = isinstance(text, str) and re.fullmatch(r"\d+(\.\d+)?", text)
-    timeout = durations.seconds(float(text) if bare else text, "transaction_timeout")
+    timeout = deadline.seconds(float(text) if bare else text, "transaction_timeout")
     if not timeout:
         raise ConfigurationError(
             f"transaction_timeout={value!r} leaves no time for any transaction.",

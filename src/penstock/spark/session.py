@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.caches import user_cache
 from penstock.config.levels import LOG_LEVEL
 from penstock.config.state import PARTITIONS
+from penstock.naming import user_cache
 from penstock.processes import usable_cores
 from penstock.secrets import is_secret, masked
 from penstock.spark.masters import (

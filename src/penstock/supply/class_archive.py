@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.caches import user_cache
+from penstock.naming import user_cache
 from penstock.storage.private import own_folder
 from penstock.supply.java import JavaHome
 

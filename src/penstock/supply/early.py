@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.caches import user_cache
+from penstock.naming import user_cache
 from penstock.secrets import masked
 from penstock.supply.notes import read_note, write_note
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import quoteattr
 
-from penstock.caches import user_cache
 from penstock.errors import ConnectorMissing, DevelopmentError
+from penstock.naming import user_cache
 from penstock.storage.private import only_one
 from penstock.supply.java import find_java
 from penstock.supply.versions import KAFKA_JARS, installed_text, installed_version

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.caches import user_cache
 from penstock.errors import DevelopmentError
+from penstock.naming import user_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

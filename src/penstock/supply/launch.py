@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.caches import user_cache
+from penstock.naming import user_cache
 from penstock.secrets import masked
 from penstock.supply import class_archive, compiler, early
 from penstock.supply.jars import jar_set

@@ -29,8 +29,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from penstock.caches import user_cache
 from penstock.errors import ArchiveMismatch, ConfigurationError
+from penstock.naming import user_cache
 from penstock.storage.private import own_folder
 
 log = logging.getLogger("penstock")

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.caches import user_cache
+from penstock.naming import user_cache
 from penstock.storage.private import own_folder
 
 _LEFT_OUT = "python"

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from penstock.caches import user_cache
 from penstock.errors import DevelopmentError
+from penstock.naming import user_cache
 from penstock.storage.private import only_one
 
 _INSTALL_SECONDS = 600.0

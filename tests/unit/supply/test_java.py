@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.caches import user_cache
 from penstock.errors import DevelopmentError
+from penstock.naming import user_cache
 from penstock.supply import java
 
 

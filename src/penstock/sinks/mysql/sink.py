@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
-from penstock.durations import seconds
+from penstock.deadline import seconds
 from penstock.errors import ConfigurationError
 from penstock.sinks.mysql.session import Login, Session
 from penstock.sinks.sql.tables import MODES, SqlMode, check_length, check_mode, quoted, require_key, split_table

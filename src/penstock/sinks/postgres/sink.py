@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
-from penstock.deadline import Deadline
-from penstock.durations import seconds
+from penstock.deadline import Deadline, seconds
 from penstock.errors import AccessDenied, SystemUnavailable, TableMissing
 from penstock.sinks.postgres import tables
 from penstock.sinks.postgres.connection import Line, Server, client, mapper

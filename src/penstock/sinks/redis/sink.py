@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
-from penstock.durations import seconds
+from penstock.deadline import seconds
 from penstock.errors import ConfigurationError
 from penstock.sinks.redis.client import alone, hash_tag, library, public_address, require_readable, translate_errors
 
