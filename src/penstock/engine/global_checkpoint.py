@@ -5,7 +5,7 @@
 Consistent means: whatever the recorded epoch of a query has consumed from a topic that another query of the job writes
 was written by that one's recorded epoch, or an earlier one. Downstream is never ahead of upstream.
 
-How the cut is taken, without stopping anybody:
+How the cut is taken, without stopping a query:
 
 1. Downstream first, its newest complete epoch. It has consumed only rows that were committed by then.
 2. Then upstream, its newest *decided* epoch. A row is committed only after its epoch is decided, so all that was
@@ -15,7 +15,7 @@ How the cut is taken, without stopping anybody:
 3. When every epoch of the cut is complete, it is written. A decided epoch always becomes complete, under its number; if
    the queries restart before, the cut is dropped and a new one taken.
 
-So it needs only numbers that the coordinators have anyway, and costs the epochs nothing.
+So it needs only numbers that the coordinators have anyway, and epochs do not wait for it.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ Cut = dict[str, "tuple[int, int]"]
 def take_cut(order: Sequence[str], fed: frozenset[str], progress: Callable[[str], QueryProgress | None]) -> Cut | None:
     """Steps 1 and 2. `order` is downstream first, `fed` the queries that feed another, `progress` is asked once for
     each, in that order. None where a query has no complete epoch yet."""
-    found: Cut = {}
+    cut: Cut = {}
     for uid in order:
         now = progress(uid)
         if now is None or now.completed < 0:
             return None
-        found[uid] = (now.decided if uid in fed else now.completed, now.generation)
-    return found
+        cut[uid] = (now.decided if uid in fed else now.completed, now.generation)
+    return cut
 
 
 class GlobalCheckpoints:
-    """Takes and writes them, in the job's own thread: call `began`, then `look` now and then, then `ended`."""
+    """Takes and writes them in the job's own thread: call `began`, then `look` now and then, then `ended`."""
 
     def __init__(
         self,
@@ -95,26 +95,26 @@ class GlobalCheckpoints:
         self._written = clock()
         self._complained = False
         if self._refused:
-            log.warning("no global checkpoints: %s. Each query stays as exact as its own guarantee says", self._refused)
+            log.warning("no global checkpoints: %s. Each query keeps its own guarantee", self._refused)
 
     @property
     def wanted(self) -> bool:
-        """A job of one query has none: its own commit log says the same."""
+        """A job of one query has none: its commit log holds the same."""
         return len(self._runners) > 1 and not self._refused
 
     @property
     def newest(self) -> int:
-        """The number of the newest one that was written, 0 before the first."""
+        """The number of the newest one written; 0 before the first."""
         if self._next is not None:
             return self._next - 1
         return max(global_numbers(self._storage), default=0)
 
     def began(self) -> None:
-        """The queries start, for the first time or again: what an older start was about to do counts no more."""
+        """The queries start or restart: a cut of an older start no longer counts."""
         self._pending = None
 
     def look(self) -> None:
-        """Take a cut if it is time for one, write it if it is complete. Raises nothing."""
+        """Take a cut if one is due, write it if it is complete. Raises nothing."""
         if not self.wanted:
             return
         if self._pending is None and self._clock() - self._written >= self._pause:
@@ -122,7 +122,7 @@ class GlobalCheckpoints:
         self._write_when_complete()
 
     def ended(self) -> None:
-        """All queries have come to rest; after a clean end nothing is decided that is not complete."""
+        """All queries are at rest; after a clean end every decided epoch is complete."""
         if not self.wanted:
             return
         self._pending = self._take()
@@ -148,38 +148,38 @@ class GlobalCheckpoints:
         if _epochs(pending) != _epochs(self._last):
             self._write(pending)
 
-    def _write(self, found: Cut) -> None:
+    def _write(self, cut: Cut) -> None:
         try:
             if self._next is None:
                 self._next = self._first_free()
             number = self._next
-            queries = {uid: {"epoch": epoch, "generation": run} for uid, (epoch, run) in found.items()}
+            queries = {uid: {"epoch": epoch, "generation": run} for uid, (epoch, run) in cut.items()}
             body = {"number": number, "queries": queries, "time": self._now(), "history": self._history}
             self._storage.create(numbered(GLOBAL, number), seal("global", body))
-            self._next, self._last, self._written = number + 1, found, self._clock()
+            self._next, self._last, self._written = number + 1, cut, self._clock()
             self._storage.delete(numbered(GLOBAL, number - self._record_count))
         except AlreadyExists:
-            self._next = None  # after whatever is there now
-            if self._is_newer(number, found):
+            self._next = None  # the next one comes after those that are there now
+            if self._is_newer(number, cut):
                 self._refused = "a newer run of the job writes them"
             log.warning("global checkpoint %d is there already%s", number, f": {self._refused}" * bool(self._refused))
-        except Exception as error:  # whatever it is, the queries do not need this record
+        except Exception as error:  # the queries do not need this record
             self._written = self._clock()
             if not self._complained:
                 self._complained = True
-                log.warning("a global checkpoint could not be written, which is said once: %s", error)
+                log.warning("a global checkpoint could not be written; reported once: %s", error)
         else:
-            self._events.emit("global_checkpoint", query=None, number=number, epochs=_epochs(found))
+            self._events.emit("global_checkpoint", query=None, number=number, epochs=_epochs(cut))
 
-    def _is_newer(self, number: int, found: Cut) -> bool:
-        """Whether a newer run has written it. Else it is of a run that does not know yet that it is superseded, or this
-        one's own, of which only the answer was lost."""
+    def _is_newer(self, number: int, cut: Cut) -> bool:
+        """Whether a newer run wrote it. Otherwise a superseded run did that does not know it yet, or this one, and only
+        the answer was lost."""
         try:
             body = read_global(self._storage, number)
         except LedgerError:
-            return True  # nobody can tell
+            return True  # it cannot be told
         queries = body["queries"] if body is not None else {}
-        return any(uid not in found or one["generation"] > found[uid][1] for uid, one in queries.items())
+        return any(uid not in cut or query["generation"] > cut[uid][1] for uid, query in queries.items())
 
     def _first_free(self) -> int:
         there = global_numbers(self._storage)
@@ -199,8 +199,8 @@ class GlobalCheckpoints:
         return ""
 
 
-def _epochs(found: Cut) -> Mapping[str, int]:
-    return {uid: epoch for uid, (epoch, _) in sorted(found.items())}
+def _epochs(cut: Cut) -> Mapping[str, int]:
+    return {uid: epoch for uid, (epoch, _) in sorted(cut.items())}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -214,15 +214,15 @@ class QueryLink:
 
 
 def find_links(plans: Iterable[QueryPlan]) -> tuple[QueryLink, ...]:
-    """All links between different queries, through Kafka topics; derived from their sources and sinks, nothing
-    connects. One that reads its own output is always consistent with itself.
+    """All links between different queries through Kafka topics, derived from their sources and sinks without
+    connecting. A query that reads its own output is always consistent with itself.
 
     A link is assumed where there may be one: a sink that takes its topic from a column may write any topic, and a
-    pattern that Python cannot read may match any. Only what cannot be read so is missed: a topic that the user reads
-    with Spark's own reader, or one cluster under two addresses.
+    pattern that Python cannot read may match any. Two links are missed: a topic that the user reads with Spark's own
+    reader, and one cluster under two addresses.
     """
     plans = list(plans)
-    found = {
+    links = {
         QueryLink(up.uid, down.uid, sink.topic or "", _committed_only(source, uid))
         for up in plans
         for sink in up.sinks.values()
@@ -232,7 +232,7 @@ def find_links(plans: Iterable[QueryPlan]) -> tuple[QueryLink, ...]:
         for uid, source in down.sources.items()
         if isinstance(source, KafkaSource) and _same_cluster(sink.servers, source.servers) and _reads(source, uid, sink)
     }
-    return tuple(sorted(found))
+    return tuple(sorted(links))
 
 
 def downstream_first(queries: Sequence[str], linked: Iterable[QueryLink]) -> tuple[str, ...] | None:
@@ -251,30 +251,30 @@ def downstream_first(queries: Sequence[str], linked: Iterable[QueryLink]) -> tup
 
 
 def find_circle(queries: Sequence[str], linked: Iterable[QueryLink]) -> list[str]:
-    """The queries that keep `downstream_first` from an answer: in a circle, or between two of them."""
-    left, linked = set(queries), list(linked)
+    """The queries that keep `downstream_first` from an answer: in a circle, or between two circles."""
+    remaining, linked = set(queries), list(linked)
     while True:
         inside = {
             uid
-            for uid in left
-            if any(link.upstream == uid and link.downstream in left for link in linked)
-            and any(link.downstream == uid and link.upstream in left for link in linked)
+            for uid in remaining
+            if any(link.upstream == uid and link.downstream in remaining for link in linked)
+            and any(link.downstream == uid and link.upstream in remaining for link in linked)
         }
-        if inside == left:
-            return sorted(left)
-        left = inside
+        if inside == remaining:
+            return sorted(remaining)
+        remaining = inside
 
 
-def _same_cluster(one: str, other: str) -> bool:
-    return bool(_addresses(one) & _addresses(other))
+def _same_cluster(sink: str, source: str) -> bool:
+    return bool(_addresses(sink) & _addresses(source))
 
 
 def _addresses(servers: str) -> set[str]:
-    found = set()
+    addresses = set()
     for server in servers.lower().split(","):
         host, _, port = server.strip().rpartition("://")[2].rpartition(":")
-        found.add(f"{_HERE.get(host, host)}:{port}")
-    return found
+        addresses.add(f"{_HERE.get(host, host)}:{port}")
+    return addresses
 
 
 def _reads(source: KafkaSource, uid: str, sink: KafkaSink) -> bool:
@@ -286,7 +286,7 @@ def _reads(source: KafkaSource, uid: str, sink: KafkaSink) -> bool:
     try:
         return re.fullmatch(options["subscribePattern"], sink.topic) is not None
     except re.error:
-        return True  # Java's patterns know more than Python's
+        return True  # a pattern that only Java understands
 
 
 def _committed_only(source: KafkaSource, uid: str) -> bool:

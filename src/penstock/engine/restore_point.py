@@ -29,7 +29,7 @@ from penstock.errors import (
     UidChanged,
     WritersLost,
 )
-from penstock.progress import Step, throttled
+from penstock.progress import throttled
 from penstock.savepoints import savepoint
 from penstock.savepoints.restore import Restorer, report_restore
 from penstock.spark.settings import require_same_parallelism
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-_TELL_SECONDS = 1.0
+_REPORT_SECONDS = 1.0
 
 
 class RestorePoint:
-    """One start of a job. `storage` is the job's folder; `allow`: what only the checkpoint knows is left behind."""
+    """One start of a job. `storage` is the job's folder; `allow`: drop queries that only the checkpoint knows."""
 
     def __init__(
         self,
@@ -69,19 +69,19 @@ class RestorePoint:
         self._current = FIRST
 
     def history(self, events: Events) -> str:
-        """Restore if it was asked for and is not done yet; the name of the history that the job goes on from."""
+        """Restore if that is asked for and not done yet; the name of the history that the job resumes from."""
         recovery, result = self._settings.recovery, None
         if recovery.path is not None:
-            tell = throttled(lambda step: _tell(events, step), _TELL_SECONDS)
+            report = throttled(lambda step: events.emit("restoring", query=None, **step.to_dict()), _REPORT_SECONDS)
             last = LastRun(tree_of(self._storage), self._plans, self._spark)
-            restorer = Restorer(self._job, self._storage.location, self._spark, last, tell)
+            restorer = Restorer(self._job, self._storage.location, self._spark, last, report)
             wanted = replace(recovery, allow_non_restored=self._allow)
             result = restorer.restore(wanted, self._plans, self._settings.state_request)
         histories = Histories(self._storage)
         current = self._current = histories.current()
         if result is not None and result.mapped is not None:
             for name in self._storage.list(QUERIES):
-                self._storage.delete(f"{QUERIES}/{name}")  # what the program takes over was settled with the restore
+                self._storage.delete(f"{QUERIES}/{name}")  # the restore has settled what the program takes over
             report_restore(result, events)
         else:
             require_same_parallelism(self._spark, self._storage.location, current, self._plans, self._settings)
@@ -91,19 +91,19 @@ class RestorePoint:
         return current
 
     def refuse_replaced(self) -> None:
-        """Call after a run has registered: where a restore has been recorded meanwhile, its history counts; one that is
-        not recorded yet never will. As with the epoch protocol, each side first writes and then looks."""
+        """Call after a run has registered: where a restore was recorded meanwhile, its history counts; one that is not
+        recorded yet never will be. As in the epoch protocol, each side first writes and then looks."""
         histories = Histories(self._storage)
         histories.void_unrecorded()
         if histories.current() != self._current:
             raise Superseded(
                 f"Job {self._job!r} was restored while this run started.",
                 safe="this run has started no query; what is restored counts.",
-                to_do="nothing, if the restored job runs; else start it again.",
+                to_do="nothing if the restored job runs; otherwise start it again.",
             )
 
     def check_uids(self) -> None:
-        """A query that only the checkpoint knows would be lost silently, a renamed one would start over."""
+        """Refuse to lose a query that only the checkpoint knows, or to start a renamed one over."""
         storage = self._storage
         known = set(query_uids(storage.list(QUERIES)))
         gone = sorted(known - self._plans.keys())
@@ -117,15 +117,11 @@ class RestorePoint:
                 to_do="give the query its former uid, or leave it behind on purpose by allow_non_restored_state=True.",
             )
         for uid in gone:
-            storage.delete(query_file(uid))  # allowed once, not asked again; its folder stays as it is
+            storage.delete(query_file(uid))  # allowed once and for all; its folder stays
         for uid, plan in self._plans.items():
             with suppress(AlreadyExists):
                 facts = {"version": QUERY_VERSION, "sources": list(plan.sources), "sinks": sorted(plan.sinks)}
                 storage.create(query_file(uid), json.dumps(facts).encode())
-
-
-def _tell(events: Events, step: Step) -> None:
-    events.emit("restoring", query=None, **step.to_dict())
 
 
 class LastRun:
@@ -149,11 +145,11 @@ class LastRun:
             )
 
     def refuse_superseded(self) -> None:
-        """`Superseded` where a run has registered since: what it does is not in the copy."""
-        for uid, own in self._generations.items():
+        """Raise `Superseded` where a run has registered since: the copy lacks what it does."""
+        for uid, generation in self._generations.items():
             newest = Ledger(self._folder.at(f"{uid}/{LEDGER}").storage).newest_generation()
-            if newest > own:
-                raise explain_stop(protocol.Fenced(own, newest), uid, self._folder.location)
+            if newest > generation:
+                raise explain_stop(protocol.Fenced(generation, newest), uid, self._folder.location)
 
     def _finish(self, ledgers: JobLedgers, query: QueryLedger) -> int:
         try:
@@ -167,11 +163,11 @@ class LastRun:
 
 
 class Claim:
-    """Claim mode: a savepoint that a job was restored from belongs to it, and goes when it is not needed any more.
+    """Claim mode: a savepoint that a job was restored from belongs to it, and is deleted when no longer needed.
 
-    It is needed until every query of the job has a complete epoch of its own after the restore: until then a restart
-    might want it, and a person certainly would. A job that dies before finds the claim in its record of the restore.
-    An event listener; it disposes of the savepoint once, in a thread of its own.
+    It is needed until every query of the job has completed an epoch after the restore: until then a restart might need
+    it. A job that dies before finds the claim in its record of the restore. An event listener; it disposes of the
+    savepoint once, in a thread of its own.
     """
 
     def __init__(self, restored: Restored, queries: Iterable[str], spark: SparkSession) -> None:
@@ -181,14 +177,14 @@ class Claim:
 
     @classmethod
     def of(cls, restored: Restored | None, queries: Iterable[str], spark: SparkSession) -> Claim | None:
-        """None where nothing is claimed, or it is gone already. Only what still is the very savepoint counts."""
+        """None where nothing is claimed, or it is gone already: another savepoint in its place does not count."""
         if restored is None or not restored.claim:
             return None
         try:
-            found = savepoint.read(tree_at(restored.source, spark))
+            claimed = savepoint.read(tree_at(restored.source, spark))
         except SavepointIncomplete:
             return None
-        return cls(restored, queries, spark) if found.id == restored.savepoint else None
+        return cls(restored, queries, spark) if claimed.id == restored.savepoint else None
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         if event["event"] != "completed" or self.thread is not None:
@@ -202,6 +198,6 @@ class Claim:
         source = self._restored.source
         try:
             savepoint.dispose(source, self._spark)
-            log.info("%s, which this job had claimed, is not needed any more and is deleted", source)
+            log.info("deleted %s, which this job had claimed and no longer needs", source)
         except Exception as error:
-            log.warning("%s, which this job had claimed, could not be deleted: %s", source, error)
+            log.warning("could not delete %s, which this job had claimed: %s", source, error)

@@ -1,21 +1,21 @@
-"""What becomes of a job's checkpoints: how many epochs Spark keeps, and how those of a cancelled job are deleted.
+"""Retention of a job's checkpoints: how many epochs Spark keeps, and how those of a cancelled job are deleted.
 
 They are deleted only after a cancel that ended cleanly, with `Retention.DELETE`. Never after a failure or a stop, never
-while a newer run of the job is registered, never while the in-flight log holds rows that are not delivered.
+while a newer run of the job is registered, never while the in-flight log holds undelivered rows.
 
-Deleting many files is not one step, and half a checkpoint is worse than none: some queries would start over and others
-go on, or go on without their state. So the first thing written is a *mark*, `deleting/….json` in the job's folder, and
-the mark is the last thing deleted. Before it the checkpoint is whole; after it the checkpoint is gone, however much of
-it is still there: every start looks for marks first and finishes what it finds begun.
+Deleting many files is not atomic, and half a checkpoint is worse than none: some queries would start over and others
+go on, or go on without their state. So the deletion first writes a *mark*, `deleting/….json` in the job's folder, and
+deletes it last. Before the mark the checkpoint is whole; after it the checkpoint is gone, whatever files are left:
+every start looks for marks first and finishes a deletion that has begun.
 
-A start may come just then. As in the epoch protocol, each side first writes and then looks: the deletion writes its
-mark, then looks for newer runs, and takes its mark back if there is one; a start registers, then looks for marks, and
-begins again if there is one. So at least one of them sees the other.
+A start may come at the same time. As in the epoch protocol, each side first writes and then looks: the deletion writes
+its mark, then looks for newer runs, and withdraws the mark if there is one; a start registers, then looks for marks,
+and starts over if there is one. So at least one of them sees the other.
 
-What is deleted is named one by one: Spark's folder, the in-flight log, manifests and claims of each query, and the
-job's own records. Links are not followed, and whatever else stands in the job's folder, such as savepoints, is left
-alone. The numbers of the runs (`ledger/generations`, some hundred bytes) stay on purpose: without them a driver that
-everybody believes dead could wake up, find no newer run than itself, and write.
+Only named parts are deleted: Spark's folder, the in-flight log, manifests and claims of each query, and the job's own
+records. Links are not followed, and other contents of the job's folder, such as savepoints, stay. The numbers of the
+runs (`ledger/generations`, some hundred bytes) stay on purpose: without them a driver that seems dead could wake up,
+find no newer run than itself, and write.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ _OF_A_QUERY = (INFLIGHT, CHECKPOINTS, f"{LEDGER}/{EPOCHS}", f"{LEDGER}/{CLAIMS}"
 
 @contextlib.contextmanager
 def retain_batches(spark: SparkSession, num_retained: int) -> Iterator[None]:
-    """While this lasts, queries that start keep so many epochs of offsets, commits and state, and at least two. What
-    the user has set for the session stays."""
+    """Let queries that start meanwhile keep so many epochs of offsets, commits and state, and at least two. What the
+    user's session sets wins."""
     if spark.conf.get(RETAINED_BATCHES, None) is not None:
         yield
         return
@@ -78,7 +78,7 @@ def retain_batches(spark: SparkSession, num_retained: int) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):  # where Spark is gone, there is nothing to put back
+        with contextlib.suppress(Exception):  # where Spark is gone, there is nothing to undo
             spark.conf.unset(RETAINED_BATCHES)
 
 
@@ -89,7 +89,7 @@ class JobFolder:
         self._storage, self._trees = storage, trees
 
     def refuse_marked(self) -> None:
-        """Call after a run has registered: where a deletion has begun meanwhile, it must begin again."""
+        """Call after a run has registered: it must start over where a deletion has begun meanwhile."""
         if self._marks():
             raise LedgerError(
                 f"The checkpoint in {self._storage.location} is being deleted.",
@@ -98,19 +98,19 @@ class JobFolder:
             )
 
     def finish_deletion(self, queries: Iterable[str]) -> bool:
-        """Call before a run starts: where the checkpoint is marked, delete what is left of it. True if it was."""
+        """Call before a run starts: where the checkpoint is marked, delete what is left. True if it was marked."""
         marks = self._marks()
         if not marks:
             return False
-        own = self._mark({})  # theirs may be taken back while this is under way
+        mark = self._mark({})  # the others may be withdrawn meanwhile
         self._delete(queries, {})
-        self._unmark(*marks, own)
-        log.warning("%s was being deleted; that is finished now, and the job starts over", self._storage.location)
+        self._unmark(*marks, mark)
+        log.warning("%s was being deleted; the deletion is finished, and the job starts over", self._storage.location)
         return True
 
     def delete(self, generations: Mapping[str, int]) -> str:
-        """Delete the checkpoint of a job that was cancelled, whose queries ran as these generations. Empty, or why it
-        is kept. Should this raise, the next start finishes it."""
+        """Delete the checkpoint of a cancelled job whose queries ran as these generations. Empty, or why it is kept. If
+        this raises, the next start finishes it."""
         reason = self._needed(generations)
         if reason:
             return reason
@@ -132,21 +132,21 @@ class JobFolder:
             log.warning("the checkpoint in %s is kept: %s", self._storage.location, reason)
 
     def _needed(self, generations: Mapping[str, int]) -> str:
-        for uid, own in generations.items():
-            if not own:
+        for uid, generation in generations.items():
+            if not generation:
                 return f"query {uid} has not run"
-            if self._newest(uid) > own:
+            if self._newest(uid) > generation:
                 return f"generation {self._newest(uid)} of query {uid} has taken over"
             waiting = self._waiting(f"{uid}/{INFLIGHT}")
             if waiting:
                 return f"{waiting} holds rows that are not delivered yet"
             for part in self._parts(uid):
                 if self._trees.is_link(f"{uid}/{part}"):
-                    return f"{uid}/{part} is, or stands in, a link, and links are not followed"
+                    return f"{uid}/{part} is a link, or inside one, and links are not followed"
         return ""
 
     def _parts(self, uid: str) -> list[str]:
-        """Every history of Spark's, and what belongs to all of them."""
+        """Every history of Spark's, and what belongs to all histories."""
         return [FIRST, *(name for name in self._storage.list(uid) if is_history(name) and name != FIRST), *_OF_A_QUERY]
 
     def _newest(self, uid: str) -> int:
@@ -161,8 +161,8 @@ class JobFolder:
         return next(filter(None, (self._waiting(f"{folder}/{name}", depth - 1) for name in below)), "")
 
     def _delete(self, queries: Iterable[str], generations: Mapping[str, int]) -> str:
-        """Delete all that is ours; stops, and says why, where a run newer than `generations` is met: this one then has
-        stood still for so long that somebody else finished the deletion and began anew."""
+        """Delete every part; stops, and says why, at a run newer than `generations`: this one was then stalled for so
+        long that another run finished the deletion and started over."""
         known = set(query_uids(self._storage.list(QUERIES)))
         for uid in sorted(known | set(queries)):
             for part in self._parts(uid):

@@ -1,4 +1,4 @@
-"""Kafka's transactions where the job's own file is not at hand: by the ledger's names, or by a prefix alone."""
+"""Kafka transactions without the job's file: found by the ledger's names, or by a prefix alone."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from penstock.sinks.kafka.sink import KafkaSink
 from penstock.sinks.kafka.transactions import Ending, TransactionClient
 
 _ID = re.compile(r"^(?P<name>.+)-g\d{6,}-[0-9a-f]{12}$")
-_TIMEOUT = 60.0  # of the empty transaction that a fence leaves behind; nobody ever writes into it
+_TIMEOUT = 60.0  # of the empty transaction that a fence leaves behind, which is never written to
 
 
 class Cluster:
-    """One cluster, asked about open transactions of ours."""
+    """Finds and ends Penstock's open transactions on one cluster."""
 
     def __init__(self, servers: str, options: Mapping[str, str]) -> None:
         self.servers, self.options = servers, dict(options)
         self._client = TransactionClient(Connections(servers, normalise(options)), transaction_timeout=_TIMEOUT)
 
     def open(self, prefix: str) -> list[Orphan]:
-        """Everything open whose id begins with `prefix` and is made as ours are. No ledger is asked."""
+        """Every open transaction whose id begins with `prefix` and has Penstock's form. No ledger is asked."""
         deadline = Deadline(LOOK_SECONDS)
         names = {name: match["name"] for name in self._client.list_open(prefix, deadline) if (match := _ID.match(name))}
         states = self._client.describe(names, deadline)
@@ -40,8 +40,8 @@ class Cluster:
         ]
 
     def sinks(self, ledgers: JobLedgers) -> dict[str, TwoPhaseSink]:
-        """A sink for each uid of the job that is not known to be of another kind, with the id prefix it was given."""
-        found: dict[str, TwoPhaseSink] = {}
+        """A sink for each uid of the job that may be Kafka, with the id prefix that its ids show."""
+        sinks: dict[str, TwoPhaseSink] = {}
         everywhere = list(self._client.list_open("", Deadline(LOOK_SECONDS)))
         for query in ledgers.queries:
             for uid in query.sinks:
@@ -49,25 +49,25 @@ class Cluster:
                 if known is None:
                     continue
                 prefix = _own_prefix(f"{ledgers.job}:{uid}", [*known, *everywhere])
-                found[uid] = KafkaSink(servers=self.servers, transactional_id_prefix=prefix, options=self.options)
-        return found
+                sinks[uid] = KafkaSink(servers=self.servers, transactional_id_prefix=prefix, options=self.options)
+        return sinks
 
     def end(self, orphans: Collection[Orphan], *, commit: bool) -> None:
-        """Without asking any ledger: commit exactly these, or abort and fence them. Raises where one would not."""
+        """Without asking a ledger: commit exactly these, or abort and fence them. Raises where one did not end so."""
         deadline = Deadline(LOOK_SECONDS)
         if commit:
             endings = [
                 Ending(orphan.id, orphan.details["producer_id"], orphan.details["producer_epoch"]) for orphan in orphans
             ]
             answers = self._client.end(endings, True, deadline)
-            left = {name for name, answer in answers.items() if not answer.done}
+            open_still = {name for name, answer in answers.items() if not answer.done}
         else:
-            left = set(self._client.fence([orphan.id for orphan in orphans], deadline))
-        if left:
+            open_still = set(self._client.fence([orphan.id for orphan in orphans], deadline))
+        if open_still:
             raise SystemUnavailable(
-                f"{len(left)} of {len(orphans)} transactions did not end as asked, among them {min(left)}.",
+                f"{len(open_still)} of {len(orphans)} transactions did not end as asked, among them {min(open_still)}.",
                 safe="the others did.",
-                to_do="list them again: what is gone has ended meanwhile, what is there may be asked again.",
+                to_do="list them again: those that are gone have ended meanwhile; repeat the command for the others.",
             )
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Cluster:
 
 
 def client_options(file: Path) -> tuple[str | None, dict[str, str]]:
-    """`bootstrap.servers`, if it is there, and the other settings in a client's properties file."""
+    """`bootstrap.servers`, if set, and the other settings of a client's properties file."""
     options: dict[str, str] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         key, equals, value = line.strip().partition("=")
@@ -110,20 +110,20 @@ def _own_prefix(name: str, ids: Iterable[str]) -> str | None:
         match = _ID.match(transactional_id)
         if match is None:
             continue
-        whole = _split(match["name"])
-        if whole is not None and whole[1] == name:
-            return whole[0]
+        parts = _split(match["name"])
+        if parts is not None and parts[1] == name:
+            return parts[0]
     return None
 
 
-def _split(made: str) -> tuple[str, str] | None:
+def _split(id_name: str) -> tuple[str, str] | None:
     """The user's part and `job:uid`, where the length at the end says which is which."""
-    rest, _, length = made.rpartition(":")
+    rest, _, length = id_name.rpartition(":")
     if not length.isdecimal() or ":" not in rest or rest[int(length) : int(length) + 1] != "-":
         return None
     return rest[: int(length)], rest[int(length) + 1 :]
 
 
-def _uid(made: str) -> str:
-    whole = _split(made)
-    return (whole[1] if whole is not None else made).rpartition(":")[2]
+def _uid(id_name: str) -> str:
+    parts = _split(id_name)
+    return (parts[1] if parts is not None else id_name).rpartition(":")[2]
