@@ -159,10 +159,7 @@ def numbers(start: int, end: int) -> pa.RecordBatch:
 TASK_BYTES = 512 << 10
 
 _LINES = pa.schema(
-    [
-        pa.field("value", pa.string(), nullable=False),
-        pa.field("received", pa.timestamp("us", tz="UTC"), nullable=False),
-    ]
+    [pa.field("value", pa.string(), nullable=False), pa.field("received", pa.timestamp("us", tz="UTC"), nullable=False)]
 )
 
 
