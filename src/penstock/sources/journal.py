@@ -25,9 +25,8 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.checkpoint.inflight import LogFile, LogWriter, read_log
 from penstock.deadline import Deadline
@@ -52,15 +51,14 @@ IDENTITY, LOCK, OWNER, ERROR = "journal.json", "lock", "owner", "error"
 VERSION = 1
 LOCK_SECONDS = 10.0  # the owner holds the lock for one append, or for good where it was stopped inside one
 
-_LOCK_PAUSE = 0.01
+_PAUSE = 0.01
 _PAGE = 4096  # of the error, always: an owner on a full disk can still report that the disk is full
 _MERGED, _SMALL = 32, (4 << 10, 64 << 10)  # so many files in a row of at most so many bytes become one
 _TRIES = 5  # a listing may be taken while files are merged or deleted
 _NAME = re.compile(r"(\d{20})-(\d{20})-([0-9a-f]{8})\.arrow")
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """Lines that became durable together."""
 
     start: int
@@ -72,8 +70,7 @@ class Frame:
         return self.start + len(self.lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A file of the journal, by its name."""
 
     start: int
@@ -113,7 +110,7 @@ class Journal:
                 first = claim_journal(folder, job, source, start=start)
                 make_private(folder)  # with the file that names its owner
                 self._lock, self._owner, self._error = (self._open(name) for name in (LOCK, OWNER, ERROR))
-                with self._locked():
+                with self._locked(owned=False):
                     self._take_over(first)
         except BaseException:
             self.close()
@@ -126,34 +123,30 @@ class Journal:
 
     def append(self, lines: bytes, received: int | None = None) -> int:
         """Add whole lines; they are durable when this returns. `received`: microseconds since 1970. `Superseded` where
-        another process has taken over. After any other error `end` tells whether the lines are in; if so, `settle`
-        makes them durable."""
-        with self._changing():
+        another process has taken over. After any other error `end` tells whether the lines are in; if so, an append of
+        nothing makes them durable."""
+        with self._locked():
             self._settle()
-            at = time.time_ns() // 1000 if received is None else received
-            self._segments.append(self._seal([Frame(self._end, at, lines)]))
-            self._end += len(lines)
-            self._settle()
-            failpoint("journal.synced")
-            with contextlib.suppress(OSError, PenstockError):  # tried again with the next append
-                self._merge()
+            if lines:
+                at = time.time_ns() // 1000 if received is None else received
+                self._segments.append(self._seal([Frame(self._end, at, lines)]))
+                self._end += len(lines)
+                self._settle()
+                failpoint("journal.synced")
+                with contextlib.suppress(OSError, PenstockError):  # tried again with the next append
+                    self._merge()
         return self._end
-
-    def settle(self) -> None:
-        """Make durable what an append that failed has left."""
-        with self._changing():
-            self._settle()
 
     def report(self, error: PenstockError | None) -> None:
         """Let readers know why nothing comes; None when lines come again."""
-        with contextlib.suppress(OSError, PenstockError), self._changing():
+        with contextlib.suppress(OSError, PenstockError), self._locked():
             self._write_error("" if error is None else error.to_json())
 
     def trim(self, position: int) -> int:
         """Delete files that end before `position`, except the newest; how many."""
         count = sum(segment.end <= position for segment in self._segments[:-1])
         if count:
-            with self._changing():
+            with self._locked():
                 self._delete(self._segments[:count])
                 del self._segments[:count]
         return count
@@ -218,37 +211,35 @@ class Journal:
             self._tree.remove(segment.name)
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        with _disk(self.folder), self._locked():
-            owner = read_owner(self._owner)
-            if owner.get("token") != self._token:
-                raise Superseded(
-                    f"Another process ({owner.get('pid', 'unknown')}) has taken over the journal {self.folder}.",
-                    safe="what is in the journal stays; this process adds nothing more.",
-                    to_do="nothing, if a newer run of the job is meant to work; otherwise stop it.",
-                )
-            yield
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, *, owned: bool = True) -> Iterator[None]:
+        """Holds the lock; `owned`: only as the owner."""
         patience = Deadline(LOCK_SECONDS)
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
+        with _disk(self.folder):
+            while not _try_lock(self._lock):
                 if patience.passed():
                     raise SystemUnavailable(
-                        f"The journal {self.folder} has been locked by process"
-                        f" {read_owner(self._owner).get('pid', 'unknown')} for {LOCK_SECONDS:g} s.",
+                        f"The journal {self.folder} has been locked by process {self._read_owner().get('pid')} for"
+                        f" {LOCK_SECONDS:g} s.",
                         safe="the journal is as it was.",
                         to_do="see whether that process was stopped in the middle of its work, and end it.",
-                    ) from None
-                time.sleep(_LOCK_PAUSE)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+                    )
+                time.sleep(_PAUSE)
+            try:
+                owner = self._read_owner()
+                if owned and owner.get("token") != self._token:
+                    raise Superseded(
+                        f"Another process ({owner.get('pid')}) has taken over the journal {self.folder}.",
+                        safe="what is in the journal stays; this process adds nothing more.",
+                        to_do="nothing, if a newer run of the job is meant to work; otherwise stop it.",
+                    )
+                yield
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _read_owner(self) -> dict[str, Any]:
+        text = os.pread(self._owner, 1000, 0)
+        owner: dict[str, Any] = json.loads(text) if text.endswith(b"}") else {}
+        return owner
 
     def _write_error(self, text: str) -> None:
         page = text.encode()
@@ -330,10 +321,10 @@ class JournalReader:
         raise self._lost(f"does not have position {at} any more")
 
     def _segments(self) -> list[Segment]:
-        for _ in range(_TRIES - 1):
+        for _ in range(_TRIES):
             with contextlib.suppress(PositionsLost):
                 return list_segments(self._folder)
-            time.sleep(_LOCK_PAUSE)
+            time.sleep(_PAUSE)
         return list_segments(self._folder)
 
     def _error(self) -> PenstockError | None:
@@ -366,12 +357,12 @@ def list_segments(folder: Path) -> list[Segment]:
     return segments
 
 
-def read_owner(handle: int) -> dict[str, Any]:
+def _try_lock(handle: int) -> bool:
     try:
-        owner: dict[str, Any] = json.loads(os.pread(handle, 1000, 0))
-        return owner
-    except ValueError:
-        return {}
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def journal_id(folder: Path) -> str | None:
