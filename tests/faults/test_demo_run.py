@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from penstock.dev.demo import run as demo
-from penstock.dev.demo.job import JobConfig
 from penstock.dev.demo.run import DemoOptions, JobProcess, run_demo
 from penstock.dev.demo.view import LiveView, View
 from penstock.processes import all_running
@@ -24,12 +23,10 @@ from penstock.processes import all_running
 STAND_IN = """
 import json, os, pathlib, subprocess, sys, time
 import pyarrow as pa, pyarrow.parquet as pq
-from penstock.dev.demo.job import JobConfig
 from penstock.dev.demo.truth import Truth
 
-config = JobConfig.read(pathlib.Path(sys.argv[1]))
+home, count = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 flaw = os.environ.get("STAND_IN_FLAW", "")
-home = pathlib.Path(config.folder)
 events = open(os.environ["PENSTOCK_EVENTS"], "a", buffering=1)
 helpers = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sleep", "600"], process_group=0)]
 (home / "helpers").open("a").write("".join(f"{one.pid}\\n" for one in helpers))
@@ -49,8 +46,8 @@ def commit(query, epoch, rows):
 say("started")
 ledger = home / "ledger"
 ledger.mkdir(exist_ok=True)
-table, size, epoch, sums = Truth(config.rows).payments, 200, 0, {}
-while epoch * size < config.rows:
+table, size, epoch, sums = Truth(count).payments, 200, 0, {}
+while epoch * size < count:
     rows = table.slice(epoch * size, size)
     touched = {}
     for row in rows.to_pylist():
@@ -172,7 +169,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(
 
 def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "COMMAND", ("true",))
-    job = JobProcess(tmp_path, tmp_path / "job.json", 1)
+    job = JobProcess(tmp_path, 1, ())
     assert job.events() == []
     file = tmp_path / "events-1.jsonl"
     file.write_text('{"event": "started"}\n{"eve')
@@ -185,10 +182,3 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path, monkeypatc
         time.sleep(0.01)
     assert job.kill() is False
     assert job.tail() == []
-
-
-def test_a_config_survives_its_file(tmp_path: Path) -> None:
-    config = JobConfig("/somewhere", 10, 2.5)
-    config.write(tmp_path / "job.json")
-    assert JobConfig.read(tmp_path / "job.json") == config
-    assert config.rows_per_epoch == 1

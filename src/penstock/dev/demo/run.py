@@ -21,11 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.dev.demo.job import JobConfig
 from penstock.dev.demo.plan import Event, Progress, moments
 from penstock.dev.demo.result import DemoResult, Outputs, judge
 from penstock.dev.demo.view import View, open_view
@@ -41,7 +40,7 @@ SILENCE_SECONDS = 180.0
 #: Between two reads of the events: short against the milliseconds that a phase of an epoch lasts.
 POLL_SECONDS = 0.002
 
-#: Followed by the path of a `JobConfig`.
+#: Followed by folder, rows and rate.
 COMMAND = (sys.executable, "-m", "penstock.dev.demo.job")
 
 
@@ -69,9 +68,9 @@ def run_demo(options: DemoOptions) -> int:
     folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     view = open_view(f"Penstock demo: {options.rows:,} rows, {options.kills} kills, seed {seed}", as_json=options.json)
     keep = True
+    sigterm = signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and service managers send it
     try:
-        with _sigterm_as_ctrl_c():
-            result = _play(options, seed, folder, view)
+        result = _play(options, seed, folder, view)
         keep = options.keep or not result.ok
         view.verdict(result)
         return 0 if result.ok else 1
@@ -79,19 +78,10 @@ def run_demo(options: DemoOptions) -> int:
         keep = options.keep
         return 130
     finally:
+        signal.signal(signal.SIGTERM, sigterm)
         view.close()
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM, as `timeout` and service managers send it, ends the job too."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _play(options: DemoOptions, seed: int, folder: Path, view: View) -> DemoResult:
@@ -128,7 +118,7 @@ class JobProcess:
     Its events and its log go to files of its own: a run that dies in the middle of a line spoils no other run's.
     """
 
-    def __init__(self, folder: Path, config: Path, number: int) -> None:
+    def __init__(self, folder: Path, number: int, arguments: Sequence[str]) -> None:
         self.log = folder / f"job-{number}.log"
         self._events = folder / f"events-{number}.jsonl"
         self._position = 0
@@ -139,7 +129,7 @@ class JobProcess:
         absolute = os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep) if entry)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*COMMAND, str(config)],
+                [*COMMAND, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -185,15 +175,14 @@ class _Run:
     def __init__(self, options: DemoOptions, folder: Path, progress: Progress, view: View) -> None:
         self.folder, self.progress, self.view = folder, progress, view
         self.job: JobProcess | None = None
-        self._config = folder / "job.json"
-        JobConfig(str(folder), options.rows, options.rate).write(self._config)
+        self._arguments = (str(folder), str(options.rows), str(options.rate))
 
     def run_until_done(self) -> None:
         """Returns once the job has processed every row; `DevelopmentError` if it fails or hangs."""
         try:
             killed = True
             while killed:
-                self.job = JobProcess(self.folder, self._config, self.progress.runs + 1)
+                self.job = JobProcess(self.folder, self.progress.runs + 1, self._arguments)
                 self.progress.note_start(self.job.began)
                 self.view.note("job started" if self.progress.runs == 1 else "job started again")
                 killed = self._watch(self.job)
