@@ -367,7 +367,7 @@ def _rights(session: Session, dialect: MySqlDialect, sink: MySqlSink, *, exists:
     raise AccessDenied(
         f"For {sink.describe()}, {text}.",
         safe="nothing was started.",
-        to_do=f"GRANT them ON {names.database}.*, where Penstock keeps its marker and staging ",
+        to_do=f"GRANT them ON {names.database}.*, where Penstock keeps its marker and staging tables.",
     )
 
 
