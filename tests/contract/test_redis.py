@@ -518,7 +518,7 @@ def test_a_wrong_password_is_named_and_no_password_is_shown(own: RedisServer, ca
     sink = RedisSink(own.url.replace("//", "//:wrong-secret@"), key="id")
     story = tell(RedisHarness(own))
     payload = {"base": "b", "name": "n", "elements": 3, "at_once": 3}
-    shown = [repr(sink), sink.describe(), str(sink.link("out")), repr(sink._target())]
+    shown = [repr(sink), sink.describe(), str(sink.link("out"))]
     for refused in (
         lambda: sink.check(CONTEXT, "out"),
         lambda: story.open_writer(sink, story.scope(), epoch=0).write(story.harness.rows(1)),

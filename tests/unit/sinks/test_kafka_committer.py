@@ -15,7 +15,7 @@ from penstock.errors import PreCommitFailed, SystemUnavailable
 from penstock.kafka import errors
 from penstock.sinks.kafka import KafkaSink, transactions
 from penstock.sinks.kafka.committer import KafkaCommitter, judge, leftover
-from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
+from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending, TransactionClient
 from tests.support.fake_sleep import sleeping
 
 P, E, S = 7, 3, 1000
@@ -34,7 +34,7 @@ def nothing_unsure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions.UNSURE, "_ids", {})
 
 
-class Fake:
+class Fake(TransactionClient):
     """A cluster: states by id, and answers to EndTxn in order (the last one repeats)."""
 
     def __init__(self, states: Mapping[str, Described] | None = None) -> None:

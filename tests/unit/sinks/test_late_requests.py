@@ -20,7 +20,7 @@ from penstock.engine import inflight as manager
 from penstock.sinks.kafka import transactions
 from penstock.sinks.kafka.committer import KafkaCommitter
 from penstock.sinks.kafka.pool import Key, Pool
-from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending
+from penstock.sinks.kafka.transactions import SILENT, Described, Ended, Ending, TransactionClient
 from tests.support.fake_sleep import sleeping
 
 EPOCHS = 3
@@ -31,7 +31,7 @@ class Harm(Exception):
     """A transaction was ended that nobody had decided, or by a request for another one."""
 
 
-class Broker:
+class Broker(TransactionClient):
     """`open` has each producer's transaction; requests that are `late` come when the test says so."""
 
     def __init__(self, fates: Iterator[str]) -> None:

@@ -23,7 +23,7 @@ URL = "redis://alice:s3cret@db.example:6380/2"
 
 def test_secrets_are_never_shown() -> None:
     sink = RedisSink(URL, prefix="totals:", options={"password": "0ther"})
-    shown = f"{sink!r} {sink} {sink.describe()} {sink.link('out')} {sink._target()!r}"
+    shown = f"{sink!r} {sink} {sink.describe()} {sink.link('out')}"
     assert "s3cret" not in shown
     assert "0ther" not in shown
     assert sink.describe() == "Redis hashes totals:<key> at db.example:6380/2"
@@ -245,7 +245,7 @@ def test_counters_are_whole_numbers() -> None:
 
 def test_rows_are_cut_into_parts_that_one_command_carries() -> None:
     many = batch(id=[f"k{n}" for n in range(20_000)], x=["v"] * 20_000)
-    target = RedisSink(URL, mode="string", key="id")._target()
+    target = RedisSink(URL, mode="string", key="id")
     parts = [rows.count for rows, _ in portions(many, target)]
     assert sum(parts) == 20_000
     assert max(parts) == 16_000 // 3
@@ -268,12 +268,12 @@ def test_rows_are_cut_into_parts_that_one_command_carries() -> None:
     ],
 )  # fmt: skip
 def test_commands_for_the_direct_road(mode: Any, ttl: float | None, wanted: list[tuple[Any, ...]]) -> None:
-    target = RedisSink(URL, mode=mode, key="id", ttl=ttl)._target()
+    target = RedisSink(URL, mode=mode, key="id", ttl=ttl)
     rows = lay_out(batch(id=["a", "b"], x=[1, None], y=[2, 4]), mode, "id", "")
     assert list(commands(rows, ["x", "y"], target)) == wanted
 
 
 def test_a_counter_of_nulls_has_no_command() -> None:
-    target = RedisSink(URL, mode="counter", key="id", ttl=5)._target()
+    target = RedisSink(URL, mode="counter", key="id", ttl=5)
     rows = lay_out(batch(id=["a", "b"], x=pa.array([None, 2], pa.int64())), "counter", "id", "")
     assert list(commands(rows, ["x"], target)) == [("INCRBY", b"b", "2"), ("PEXPIRE", b"b", 5000)]

@@ -38,14 +38,14 @@ from __future__ import annotations
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import Committer, Leftover
 from penstock.errors import PreCommitFailed, SystemUnavailable
 from penstock.failpoints import active, failpoint
-from penstock.sinks.kafka.transactions import UNSURE, Described, Ended, Ending
+from penstock.sinks.kafka.transactions import UNSURE, Described, Ending, TransactionClient
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline
@@ -54,17 +54,6 @@ if TYPE_CHECKING:
 _MOST_HINTED = 2_000
 _POLL = 0.005
 _ABORTED = ("PrepareAbort", "PrepareEpochFence", "CompleteAbort")
-
-
-class Transactions(Protocol):
-    """What a committer needs of the cluster; implemented by `TransactionClient`."""
-
-    def describe(self, ids: Iterable[str], deadline: Deadline) -> Mapping[str, Described]: ...
-    def end(self, endings: Sequence[Ending], commit: bool, deadline: Deadline) -> Mapping[str, Ended]: ...
-    def list_open(self, prefix: str, deadline: Deadline) -> Sequence[str]: ...
-    def fence(self, ids: Collection[str], deadline: Deadline) -> Collection[str]: ...
-    def evidence(self, committable: Committable, deadline: Deadline) -> str: ...
-    def close(self) -> None: ...
 
 
 def judge(payload: Mapping[str, Any], described: Described) -> Outcome | None:
@@ -90,7 +79,7 @@ def judge(payload: Mapping[str, Any], described: Described) -> Outcome | None:
 class KafkaCommitter(Committer):
     """Commits, aborts and sweeps one sink's transactions; names begin with `prefix`, `-g` and the run's generation."""
 
-    def __init__(self, client: Transactions, prefix: str, generation: int) -> None:
+    def __init__(self, client: TransactionClient, prefix: str, generation: int) -> None:
         self._client = client
         self._prefix = prefix
         self._generation = generation

@@ -173,9 +173,8 @@ def translated(error: BaseException, url: str) -> PenstockError:
     """Penstock's error for one of the client's."""
     errors = library().exceptions
     where, text = public_address(url), scrub(str(error), url)
-    if isinstance(error, errors.AuthenticationError | errors.NoPermissionError) or any(
-        word in text for word in _DENIED
-    ):
+    denied = (errors.AuthenticationError, errors.NoPermissionError)
+    if isinstance(error, denied) or any(word in text for word in _DENIED):
         return AccessDenied(
             f"Redis at {where} refused: {text}.",
             safe=_SAFE,

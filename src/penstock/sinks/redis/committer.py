@@ -40,7 +40,7 @@ from penstock.sinks.redis.client import (
 
 if TYPE_CHECKING:
     from penstock.deadline import Deadline
-    from penstock.sinks.redis.writer import RedisTarget
+    from penstock.sinks.redis.sink import RedisSink
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +57,17 @@ _OUTCOMES = {b"done": Outcome.COMMITTED, b"already": Outcome.ALREADY_COMMITTED, 
 class RedisCommitter(Committer):
     """Applies, proves, sweeps."""
 
-    def __init__(self, target: RedisTarget, scope: SinkScope) -> None:
-        self._target = target
+    def __init__(self, sink: RedisSink, scope: SinkScope) -> None:
+        self._sink = sink
         self._scope = scope
-        self._keys = Layout.of(scope, target.prefix)
-        self._client = target.connect()
+        self._keys = Layout.of(scope, sink.prefix)
+        self._client = sink.connect()
         self._newest: Committable | None = None  # that this committer has committed
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> Sequence[Committable]:
         named = [committable for committable in committables if committable.payload]
         self._look_back()
-        with translate_errors(self._target.url):
+        with translate_errors(self._sink.url):
             for start in range(0, len(named), _AT_ONCE):
                 part = named[start : start + _AT_ONCE]
                 with self._client.pipeline(transaction=False) as pipeline:
@@ -85,7 +85,7 @@ class RedisCommitter(Committer):
                         )
         if named and not self._replicated(named[0], deadline, done=()):
             raise SystemUnavailable(
-                f"Fewer than {self._target.replicas} replicas of Redis at {public_address(self._target.url)} have the "
+                f"Fewer than {self._sink.replicas} replicas of Redis at {public_address(self._sink.url)} have the "
                 "prepared rows.",
                 safe="nothing of this epoch is visible.",
                 to_do="see why replicas are unavailable or behind; the epoch replays.",
@@ -102,7 +102,7 @@ class RedisCommitter(Committer):
                 failpoint("commit.first")
         done = [c for c in committables if c.payload and outcomes[c.writer].visible]
         if done and not self._replicated(done[0], deadline, done=done):
-            log.warning("epoch %d is applied, and fewer than %d replicas have it", epoch, self._target.replicas)
+            log.warning("epoch %d is applied, and fewer than %d replicas have it", epoch, self._sink.replicas)
             return {**outcomes, **{committable.writer: Outcome.UNKNOWN for committable in done}}
         self._newest = done[-1] if done else self._newest
         return outcomes
@@ -114,7 +114,7 @@ class RedisCommitter(Committer):
         again = {c.writer: self._apply(epoch, c, deadline) for c in named if not self._has(c)}
         if Outcome.UNKNOWN in again.values():
             raise OutcomeUnknown(
-                f"Epoch {epoch} was committed to Redis at {public_address(self._target.url)}, which has fallen "
+                f"Epoch {epoch} was committed to Redis at {public_address(self._sink.url)}, which has fallen "
                 "back behind that; its prepared rows could not be applied again.",
                 safe="they stay prepared; nothing was aborted.",
                 to_do="nothing: they are applied as soon as Redis allows it.",
@@ -124,7 +124,7 @@ class RedisCommitter(Committer):
         return {c.writer: f"ZADD {Layout(c.payload['base']).done} {epoch} {c.payload['name']}" for c in lost}
 
     def _has(self, committable: Committable) -> bool:
-        with translate_errors(self._target.url):
+        with translate_errors(self._sink.url):
             done = Layout(committable.payload["base"]).done
             return self._client.zscore(done, committable.payload["name"]) is not None
 
@@ -134,7 +134,7 @@ class RedisCommitter(Committer):
         last = self._newest
         if last is not None and not self._has(last):
             raise PreCommitFailed(
-                f"The last commit to Redis at {public_address(self._target.url)} is gone: {last.payload['name']}.",
+                f"The last commit to Redis at {public_address(self._sink.url)} is gone: {last.payload['name']}.",
                 safe="nothing of this epoch is visible.",
                 to_do="see whether another server has replaced the one that had confirmed it, or it lost its data.",
             )
@@ -142,7 +142,7 @@ class RedisCommitter(Committer):
     def _replicated(self, committable: Committable, deadline: Deadline, *, done: Sequence[Committable]) -> bool:
         """Whether enough replicas have all writes so far, and the server that confirms it has these `done`: asked on
         one connection, or a failover in between would ask another server."""
-        if not self._target.replicas:
+        if not self._sink.replicas:
             return True
         layout = Layout(committable.payload["base"])
         while not deadline.passed():
@@ -151,16 +151,16 @@ class RedisCommitter(Committer):
                 with self._client.pipeline(transaction=False) as pipeline:
                     # A connection that has written nothing waits for nothing.
                     pipeline.set(layout.synced, committable.payload["name"])
-                    pipeline.execute_command("WAIT", self._target.replicas, wait)
+                    pipeline.execute_command("WAIT", self._sink.replicas, wait)
                     for c in done:
                         pipeline.zscore(layout.done, c.payload["name"])
                     _, reached, *marked = pipeline.execute()
             except (library().exceptions.RedisError, OSError) as error:
                 if not is_away(error):
-                    raise translated(error, self._target.url) from harmless(error, self._target.url)
+                    raise translated(error, self._sink.url) from harmless(error, self._sink.url)
                 time.sleep(min(deadline.remaining(), _PAUSES[1]))
                 continue
-            if reached >= self._target.replicas:
+            if reached >= self._sink.replicas:
                 return None not in marked
         return False
 
@@ -176,9 +176,9 @@ class RedisCommitter(Committer):
                 answer, *why = APPLY(self._client, keys, arguments)
             except (library().exceptions.RedisError, OSError) as error:
                 if not is_away(error):
-                    raise translated(error, self._target.url) from harmless(error, self._target.url)
+                    raise translated(error, self._sink.url) from harmless(error, self._sink.url)
                 if failures == 0:
-                    url = self._target.url
+                    url = self._sink.url
                     text = scrub(str(error), url)
                     log.warning("Redis at %s does not answer a commit, retrying: %s", public_address(url), text)
                 time.sleep(min(deadline.remaining(), _PAUSES[min(failures, len(_PAUSES) - 1)]))
@@ -204,7 +204,7 @@ class RedisCommitter(Committer):
         return self._remove(self._keys, [left.name for left in self.leftovers(deadline) if left.name not in kept])
 
     def leftovers(self, deadline: Deadline) -> Sequence[Leftover]:
-        with translate_errors(self._target.url):
+        with translate_errors(self._sink.url):
             names = sorted(name.decode() for name in self._client.hkeys(self._keys.open))
         return [
             Leftover(name, *numbers, payload={"base": self._keys.base, "name": name})
@@ -214,7 +214,7 @@ class RedisCommitter(Committer):
 
     def _remove(self, layout: Layout, names: Sequence[str]) -> int:
         removed = 0
-        with translate_errors(self._target.url):
+        with translate_errors(self._sink.url):
             for start in range(0, len(names), _AT_ONCE):
                 part = list(names[start : start + _AT_ONCE])
                 keys = [layout.open, layout.begun, *(layout.rows(name) for name in part)]

@@ -11,12 +11,18 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Committer, Finding, SinkScope, TwoPhaseSink, Writer, WriterScope
 from penstock.deadline import seconds
 from penstock.errors import ConfigurationError
-from penstock.sinks.redis.client import alone, hash_tag, library, public_address, require_readable, translate_errors
+from penstock.sinks.redis.client import (
+    alone,
+    connect,
+    hash_tag,
+    library,
+    public_address,
+    require_readable,
+    translate_errors,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from penstock.sinks.redis.writer import RedisTarget
 
 _OLDEST = (5, 0)
 _MODES = ("hash", "string", "counter")
@@ -131,67 +137,58 @@ class RedisSink(TwoPhaseSink):
         return shape(frame, self.mode, self.key)
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
-        return [Finding(uid, warning) for warning in check_server(self._target(), staged=self.staged)]
+        return [Finding(uid, warning) for warning in check_server(self)]
 
     def open_writer(self, scope: WriterScope) -> Writer:
         from penstock.sinks.redis.writer import StagingWriter
 
-        return StagingWriter(self._target(), scope) if self.staged else self.open_direct_writer(scope)
+        return StagingWriter(self, scope) if self.staged else self.open_direct_writer(scope)
 
     def open_direct_writer(self, scope: WriterScope) -> Writer:
         from penstock.sinks.redis.writer import DirectWriter
 
-        return DirectWriter(self._target())
+        return DirectWriter(self)
 
     def open_committer(self, scope: SinkScope) -> Committer:
         from penstock.sinks.redis.committer import NothingToCommit, RedisCommitter
 
-        return RedisCommitter(self._target(), scope) if self.staged else NothingToCommit()
+        return RedisCommitter(self, scope) if self.staged else NothingToCommit()
 
-    def _target(self) -> RedisTarget:
-        from penstock.sinks.redis.writer import RedisTarget
+    @property
+    def ttl_milliseconds(self) -> int | None:
+        return None if self.ttl is None else round(seconds(self.ttl, "ttl") * 1000)
 
-        ttl = None if self.ttl is None else round(seconds(self.ttl, "ttl") * 1000)
-        return RedisTarget(
-            self.url,
-            dict(self.options),
-            self.cluster,
-            self.mode,
-            self.key,
-            self.prefix,
-            ttl,
-            tuple(self.sentinels),
-            self.replicas,
-        )
+    def connect(self) -> Any:
+        return connect(self.url, self.options, cluster=self.cluster, sentinels=self.sentinels)
 
 
-def check_server(target: RedisTarget, *, staged: bool) -> list[str]:
+def check_server(sink: RedisSink) -> list[str]:
     """Warnings for the user; raises if the sink cannot work. Writes nothing."""
-    where = public_address(target.url)
+    where = public_address(sink.url)
     # Never through a cluster's client: a plain one can ask one node what it is.
-    client = target.connect() if target.sentinels else alone(target.url, target.options)
+    client = sink.connect() if sink.sentinels else alone(sink.url, sink.options)
     try:
-        with translate_errors(target.url):
+        with translate_errors(sink.url):
             info: Mapping[str, Any] = client.info()
-            if staged:
+            if sink.staged:
                 client.execute_command("EVAL", "return 1", 0)
         fsync = ""
         with contextlib.suppress(library().exceptions.RedisError):  # many hosts forbid CONFIG
             fsync = str(client.config_get("appendfsync").get("appendfsync", ""))
     finally:
         client.close()
-    _must(info, target, where, staged=staged)
-    return findings(info, fsync, where, ttl=target.ttl is not None, replicas=target.replicas)
+    _refuse(info, sink, where)
+    return findings(info, fsync, where, ttl=sink.ttl is not None, replicas=sink.replicas)
 
 
-def _must(info: Mapping[str, Any], target: RedisTarget, where: str, *, staged: bool) -> None:
+def _refuse(info: Mapping[str, Any], sink: RedisSink, where: str) -> None:
     version = str(info.get("redis_version", "0"))
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         raise ConfigurationError(f"Redis at {where} is version {version}.", to_do="use Redis 5 or newer, or Valkey.")
     is_cluster = bool(int(info.get("cluster_enabled", 0)))
-    if is_cluster != target.cluster:
+    if is_cluster != sink.cluster:
         raise ConfigurationError(
-            f"Redis at {where} is {'' if is_cluster else 'not '}a cluster, and the sink has cluster={target.cluster}.",
+            f"Redis at {where} is {'' if is_cluster else 'not '}a cluster, and the sink has cluster={sink.cluster}.",
             to_do=f"write RedisSink(…, cluster={is_cluster}).",
         )
     if info.get("role") == "slave" and not is_cluster:
@@ -199,13 +196,13 @@ def _must(info: Mapping[str, Any], target: RedisTarget, where: str, *, staged: b
             f"Redis at {where} is a replica, which takes no writes.", to_do="give the primary's address."
         )
     replicas = int(info.get("connected_slaves", 0))
-    if target.replicas > replicas and not is_cluster:
+    if sink.replicas > replicas and not is_cluster:
         raise ConfigurationError(
-            f"The sink waits for {target.replicas} replicas, and Redis at {where} has {replicas}.",
+            f"The sink waits for {sink.replicas} replicas, and Redis at {where} has {replicas}.",
             to_do="start the replicas, or wait for fewer.",
         )
     policy = str(info.get("maxmemory_policy", ""))
-    if staged and int(info.get("maxmemory", 0)) and policy.startswith("allkeys"):
+    if sink.staged and int(info.get("maxmemory", 0)) and policy.startswith("allkeys"):
         raise ConfigurationError(
             f"Redis at {where} evicts any key when memory is short (maxmemory-policy {policy}): prepared rows, or the "
             "proof that they were committed, could be lost.",

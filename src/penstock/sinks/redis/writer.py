@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import Writer, WriterScope
@@ -34,7 +34,6 @@ from penstock.sinks.redis.client import (
     RESERVED,
     VALIDATE,
     Layout,
-    connect,
     name_of,
     public_address,
     translate_errors,
@@ -46,6 +45,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
+
+    from penstock.sinks.redis.sink import RedisSink
 
 #: Limits of one script and one command: some ten milliseconds in which Redis serves no other client.
 ELEMENTS_AT_ONCE = 16_000
@@ -254,32 +255,14 @@ def _nulls(values: list[pa.Array]) -> list[bytes]:
     return [b"" if whole else digits[at * width : (at + 1) * width] for at, whole in enumerate(complete)]
 
 
-@dataclass(frozen=True)
-class RedisTarget:
-    """Where and how a sink writes; small and picklable. The address may hold a password."""
-
-    url: str = field(repr=False)
-    options: Mapping[str, Any] = field(repr=False)
-    cluster: bool
-    mode: str
-    key: str
-    prefix: str
-    ttl: int | None  # milliseconds
-    sentinels: tuple[str, ...] = ()
-    replicas: int = 0
-
-    def connect(self) -> Any:
-        return connect(self.url, self.options, cluster=self.cluster, sentinels=self.sentinels)
-
-
-def portions(batch: pa.RecordBatch, target: RedisTarget) -> Iterator[tuple[Rows, int]]:
+def portions(batch: pa.RecordBatch, sink: RedisSink) -> Iterator[tuple[Rows, int]]:
     """`batch` in parts for one command each, with their size in bytes."""
     _fits(batch)
     average = max(1, batch.nbytes // max(1, batch.num_rows))
     most = max(1, min(ELEMENTS_AT_ONCE // (AHEAD + batch.num_columns - 1), BYTES_AT_ONCE // average))
     for start in range(0, batch.num_rows, most):
         part = batch.slice(start, most)
-        yield lay_out(part, target.mode, target.key, target.prefix), part.nbytes
+        yield lay_out(part, sink.mode, sink.key, sink.prefix), part.nbytes
 
 
 def _fits(batch: pa.RecordBatch) -> None:
@@ -299,19 +282,19 @@ def _fits(batch: pa.RecordBatch) -> None:
 class StagingWriter(Writer):
     """Appends rows to a list of its own. Once that list is removed, it can append nothing more."""
 
-    def __init__(self, target: RedisTarget, scope: WriterScope) -> None:
-        self._target = target
-        self._keys = Layout.of(scope.sink, target.prefix)
+    def __init__(self, sink: RedisSink, scope: WriterScope) -> None:
+        self._sink = sink
+        self._keys = Layout.of(scope.sink, sink.prefix)
         self._name = name_of(scope)
-        self._client = target.connect()
+        self._client = sink.connect()
         self._head = ""
         self._elements = self._width = self._bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        with translate_errors(self._target.url):
+        with translate_errors(self._sink.url):
             if not self._head:
                 self._open(batch)
-            for rows, size in portions(batch, self._target):
+            for rows, size in portions(batch, self._sink):
                 length = self._client.execute_command("RPUSHX", self._keys.rows(self._name), *rows.elements)
                 self._elements += len(rows.elements)
                 self._bytes += size
@@ -322,7 +305,7 @@ class StagingWriter(Writer):
             if not self._elements:
                 self._undo()
                 return {}
-            with translate_errors(self._target.url):
+            with translate_errors(self._sink.url):
                 self._expect(self._client.llen(self._keys.rows(self._name)))
                 at_once = self._at_once()
                 self._validate(at_once)
@@ -332,17 +315,17 @@ class StagingWriter(Writer):
 
     def abort(self) -> None:
         try:
-            with translate_errors(self._target.url):
+            with translate_errors(self._sink.url):
                 self._undo()
         finally:
             self._client.close()
 
     def _open(self, batch: pa.RecordBatch) -> None:
-        fields = [name for name in batch.schema.names if name != self._target.key]
+        fields = [name for name in batch.schema.names if name != self._sink.key]
         self._width = AHEAD + len(fields)
-        head = {"mode": self._target.mode, "fields": fields}
-        if self._target.ttl is not None:
-            head["ttl"] = str(self._target.ttl)  # as text: Lua would write a large number with an exponent
+        head: dict[str, Any] = {"mode": self._sink.mode, "fields": fields}
+        if self._sink.ttl_milliseconds is not None:
+            head["ttl"] = str(self._sink.ttl_milliseconds)  # as text: Lua would write a large number with an exponent
         self._head = json.dumps(head)
         OPEN(self._client, [self._keys.open, self._keys.rows(self._name)], [self._name, self._head])
 
@@ -367,7 +350,7 @@ class StagingWriter(Writer):
             why = VALIDATE(self._client, [self._keys.rows(self._name)], [self._head, first, first + at_once - 1])
             if why:
                 raise DataError(
-                    f"Redis at {public_address(self._target.url)} cannot take a row: {why.decode(errors='replace')}.",
+                    f"Redis at {public_address(self._sink.url)} cannot take a row: {why.decode(errors='replace')}.",
                     safe="nothing of this epoch is visible.",
                     to_do="remove the key that is in the way, or give the sink another prefix.",
                 )
@@ -382,16 +365,16 @@ class DirectWriter(Writer):
     """Writes the keys themselves, pipelined: at least once for counters, convergent otherwise. Works on any Redis, also
     on a cluster."""
 
-    def __init__(self, target: RedisTarget) -> None:
-        self._target = target
-        self._client = target.connect()
+    def __init__(self, sink: RedisSink) -> None:
+        self._sink = sink
+        self._client = sink.connect()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        fields = [name for name in batch.schema.names if name != self._target.key]
-        with translate_errors(self._target.url):
-            for rows, _ in portions(batch, self._target):
+        fields = [name for name in batch.schema.names if name != self._sink.key]
+        with translate_errors(self._sink.url):
+            for rows, _ in portions(batch, self._sink):
                 with self._client.pipeline(transaction=False) as pipeline:
-                    for command in commands(rows, fields, self._target):
+                    for command in commands(rows, fields, self._sink):
                         pipeline.execute_command(*command)
                     pipeline.execute()
 
@@ -404,17 +387,17 @@ class DirectWriter(Writer):
             self._client.close()
 
 
-def commands(rows: Rows, fields: list[str], target: RedisTarget) -> Iterator[tuple[Any, ...]]:
+def commands(rows: Rows, fields: list[str], sink: RedisSink) -> Iterator[tuple[Any, ...]]:
     """The commands that write `rows`, in their order."""
     elements, width = rows.elements, rows.width
     for at in range(0, len(elements), width):
         nulls, key, values = elements[at], elements[at + 1], elements[at + AHEAD : at + width]
-        if target.mode == "string":
-            ttl = () if target.ttl is None else ("PX", target.ttl)
+        if sink.mode == "string":
+            ttl = () if sink.ttl_milliseconds is None else ("PX", sink.ttl_milliseconds)
             yield ("DEL", key) if nulls else ("SET", key, values[0], *ttl)
             continue
         flags = nulls or b"1" * len(fields)
-        if target.mode == "counter":
+        if sink.mode == "counter":
             numbers = [n for n in range(len(fields)) if flags[n] == ord("1")]
             if not numbers:
                 continue
@@ -427,5 +410,5 @@ def commands(rows: Rows, fields: list[str], target: RedisTarget) -> Iterator[tup
                 yield ("HSET", key, *pairs)
             if nulled:
                 yield ("HDEL", key, *nulled)
-        if target.ttl is not None:
-            yield ("PEXPIRE", key, target.ttl)
+        if sink.ttl_milliseconds is not None:
+            yield ("PEXPIRE", key, sink.ttl_milliseconds)
