@@ -14,7 +14,8 @@ from penstock.contracts.guarantees import Guarantee
 from penstock.contracts.sink import CheckContext, SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.errors import ConfigurationError, DataError, MissingExtra, PenstockError, SchemaMismatch
-from penstock.sinks.redis.client import Layout, hash_tag, name_of, numbers_of, public_address, translated
+from penstock.sinks.files.commit import attempt_name
+from penstock.sinks.redis.client import Layout, hash_tag, numbers_of, public_address, translated
 from penstock.sinks.redis.sink import findings
 from penstock.sinks.redis.writer import commands, lay_out, portions
 
@@ -141,8 +142,7 @@ def test_output_put_aside(prefix: str, moved: str) -> None:
 
 def test_names_carry_their_generation() -> None:
     scope = WriterScope(SinkScope("job", "uid", 12), 3, 1, 4, 7)
-    assert numbers_of(name_of(scope)) == (12, 3, 4)
-    assert name_of(scope) != name_of(scope)
+    assert numbers_of(attempt_name(scope, "0a1b")) == (12, 3, 4)
     assert numbers_of("g12-something-else") is None
 
 

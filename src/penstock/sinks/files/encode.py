@@ -51,43 +51,51 @@ class Encoder(ABC):
 
 
 class ParquetEncoder(Encoder):
-    def __init__(self, stream: Any, compression: str) -> None:
-        self._stream = stream
-        self._compression = compression
+    """Buffers rows: a row group for each of Spark's batches of some thousand rows would make tiny, slow files. Without
+    `schema` the first batch's is written; `options` are those of `pyarrow.parquet.ParquetWriter`."""
+
+    def __init__(self, stream: Any, compression: str, schema: pa.Schema | None = None, **options: Any) -> None:
+        self._stream, self._schema = stream, schema
+        self._options = {"compression": compression, **options}
         self._writer: Any = None
         self._batches: list[pa.RecordBatch] = []
-        self._bytes = 0
+        self.buffered = 0  # bytes
         self._rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        # Spark sends batches of some thousand rows; a row group for each would make tiny, slow files.
         self._batches.append(batch)
-        self._bytes += batch.nbytes
+        self.buffered += batch.nbytes
         self._rows += batch.num_rows
-        if self._bytes >= ROW_GROUP_BYTES or self._rows >= ROW_GROUP_ROWS:
-            self._write_group()
+        if self.buffered >= ROW_GROUP_BYTES or self._rows >= ROW_GROUP_ROWS:
+            self.flush()
 
-    def _write_group(self) -> None:
+    def flush(self) -> None:
+        """Write a row group from the buffer."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         if not self._batches:
             return
         if self._writer is None:
+            schema = self._batches[0].schema if self._schema is None else self._schema
             self._writer = pq.ParquetWriter(
                 self._stream,
-                self._batches[0].schema,
-                compression=self._compression,
+                schema,
                 coerce_timestamps="us",  # Spark's own precision
                 store_schema=False,  # Arrow's schema would carry this session's time zone into every reader
-                write_statistics=never_nan(self._batches[0].schema),
+                write_statistics=self.with_statistics(schema),
                 use_dictionary=repeating(self._batches[0]),
+                **self._options,
             )
         self._writer.write_table(pa.Table.from_batches(self._batches), row_group_size=ROW_GROUP_ROWS)
-        self._batches, self._bytes, self._rows = [], 0, 0
+        self._batches, self.buffered, self._rows = [], 0, 0
+
+    def with_statistics(self, schema: pa.Schema) -> list[str]:
+        """The value columns that get statistics, asked before the first row group."""
+        return never_nan(schema)
 
     def close(self) -> None:
-        self._write_group()
+        self.flush()
         if self._writer is not None:
             self._writer.close()
         self._stream.close()

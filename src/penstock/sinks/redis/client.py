@@ -24,14 +24,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from penstock.contracts.sink import SinkScope, WriterScope
+from penstock.contracts.sink import SinkScope
 from penstock.errors import (
     AccessDenied,
     ConfigurationError,
@@ -285,13 +284,6 @@ class Layout:
 
     def rows(self, name: str) -> str:
         return f"{self.base}:s:{name}"
-
-
-def name_of(scope: WriterScope) -> str:
-    return (
-        f"g{scope.sink.generation}-e{scope.epoch}-a{scope.attempt}-p{scope.partition}-t{scope.task_attempt}"
-        f"-{secrets.token_hex(6)}"
-    )
 
 
 def numbers_of(name: str) -> tuple[int, int, int] | None:

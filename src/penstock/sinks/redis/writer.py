@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed, SchemaMismatch, ValueTooLarge
+from penstock.sinks.files.commit import attempt_name
 from penstock.sinks.files.text import LOSSLESS, digits_of, keys_as_text, refuse_keys
 from penstock.sinks.redis.client import (
     ABORT,
@@ -34,7 +36,6 @@ from penstock.sinks.redis.client import (
     RESERVED,
     VALIDATE,
     Layout,
-    name_of,
     public_address,
     translate_errors,
 )
@@ -285,7 +286,7 @@ class StagingWriter(Writer):
     def __init__(self, sink: RedisSink, scope: WriterScope) -> None:
         self._sink = sink
         self._keys = Layout.of(scope.sink, sink.prefix)
-        self._name = name_of(scope)
+        self._name = attempt_name(scope, secrets.token_hex(6))
         self._client = sink.connect()
         self._head = ""
         self._elements = self._width = self._bytes = 0

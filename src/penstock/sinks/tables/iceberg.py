@@ -99,14 +99,11 @@ class IcebergTarget(Target):
         table, metadata = self._table, self._table.metadata
         schema = schema_to_pyarrow(table.schema())
         by = [table.schema().find_column_name(field.source_id) for field in table.spec().fields]
-        odd = [str(field) for field in table.spec().fields if str(field.transform) != "identity"]
-        strict = strict_inside(schema)
-        unwritable = metadata.format_version > SUPPORTED_TABLE_FORMAT_VERSION
-        if odd or strict or unwritable:
-            reasons = [f"it is partitioned by {partition}" for partition in odd]
-            if unwritable:
-                reasons.append(f"it is of format {metadata.format_version}, which this pyiceberg cannot write")
-            reasons += [f"its column {name!r} has parts that may not be null" for name in strict]
+        reasons = [f"it is partitioned by {f}" for f in table.spec().fields if str(f.transform) != "identity"]
+        if metadata.format_version > SUPPORTED_TABLE_FORMAT_VERSION:
+            reasons.append(f"it is of format {metadata.format_version}, which this pyiceberg cannot write")
+        reasons += [f"its column {name!r} has parts that may not be null" for name in strict_inside(schema)]
+        if reasons:
             raise ConfigurationError(
                 f"{self.where} needs more than appended data files: {'; '.join(reasons)}.",
                 safe="nothing was written to it.",
@@ -210,10 +207,9 @@ class IcebergTarget(Target):
 
     def _data_file(self, file: Mapping[str, Any]) -> Any:
         about = file["about"]
-        numbers: dict[str, Any] = {name: {int(key): value for key, value in about[name].items()} for name in _COUNTS}
-        bounds: dict[str, Any] = {
-            name: {int(key): base64.b64decode(value) for key, value in about[name].items()} for name in _BOUNDS
-        }
+        stats: dict[str, Any] = {name: {int(key): value for key, value in about[name].items()} for name in _COUNTS}
+        for name in _BOUNDS:
+            stats[name] = {int(key): base64.b64decode(value) for key, value in about[name].items()}
         return DataFile.from_args(
             content=DataFileContent.DATA,
             file_path=about["path"],
@@ -226,8 +222,7 @@ class IcebergTarget(Target):
             spec_id=self._table.metadata.default_spec_id,
             equality_ids=None,
             key_metadata=None,
-            **numbers,
-            **bounds,
+            **stats,
         )
 
     def _connected(self) -> Any:

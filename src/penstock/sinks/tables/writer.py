@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from penstock.contracts.sink import Writer, WriterScope
 from penstock.errors import DataError, PreCommitFailed
-from penstock.sinks.files.encode import ROW_GROUP_BYTES, ROW_GROUP_ROWS, leaves, repeating
+from penstock.sinks.files.encode import ParquetEncoder, leaves
 from penstock.sinks.tables.columns import adapt, check_partitions, fit, plain, types_of
 from penstock.sinks.tables.target import Known, Target, Written, data_name, marker_body, marker_name
 
@@ -37,20 +36,16 @@ class TableWriter(Writer):
     def __init__(self, target: Target, scope: WriterScope, compression: str, create: bool) -> None:
         self._target, self._scope, self._compression, self._create = target, scope, compression, create
         self._token = secrets.token_hex(10)
-        self._number = 0
-        self._known: Known | None = None
-        self._columns: pa.Schema | None = None
+        self._plan: tuple[Known, pa.Schema] | None = None  # the table, and its columns that the rows fill
         self._open: dict[tuple[Any, ...], DataFile] = {}
         self._done: list[Written] = []
         self._names: list[str] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         with self._target.translate_errors():
-            if self._known is None:
-                self._begin(batch.schema)
-            known, columns = self._known, self._columns
-            assert known is not None
-            assert columns is not None
+            if self._plan is None:
+                self._plan = self._begin(batch.schema)
+            known, columns = self._plan
             rows = adapt(batch, columns, self._target.where)
             for values, part in by_partition(rows, known.partition_by):
                 self._put(values, part.select(self._stored(known, columns)))
@@ -58,11 +53,11 @@ class TableWriter(Writer):
                 for file in self._open.values():
                     file.flush()
 
-    def _begin(self, given: pa.Schema) -> None:
+    def _begin(self, schema: pa.Schema) -> tuple[Known, pa.Schema]:
         hint = self._scope.hints.get("table")
         known = Known.from_json(hint) if hint else self._target.look()
         if known is None and self._create:
-            self._target.create(plain(given))
+            self._target.create(plain(schema))
             known = self._target.look()
         if known is None:
             raise PreCommitFailed(
@@ -70,10 +65,10 @@ class TableWriter(Writer):
                 safe="nothing of this epoch is visible.",
                 to_do="create the table again, or let the sink create it.",
             )
-        columns = fit(given, known.schema, self._target.where)
+        columns = fit(schema, known.schema, self._target.where)
         check_partitions(known.partition_by, columns, self._target.where)
-        self._known, self._columns = known, columns
         self._storage = self._target.storage(known)
+        return known, columns
 
     def _stored(self, known: Known, columns: pa.Schema) -> list[str]:
         kept = known.extra.get("partitions_in_files", True)
@@ -93,9 +88,8 @@ class TableWriter(Writer):
         file.write(rows)
 
     def _start(self, values: tuple[Any, ...]) -> DataFile:
-        known, columns = self._known, self._columns
-        assert known is not None
-        assert columns is not None
+        assert self._plan is not None
+        known, columns = self._plan
         if "" in values:
             raise DataError(
                 f"A row has empty text in column {known.partition_by[values.index('')]!r}, by which "
@@ -103,8 +97,7 @@ class TableWriter(Writer):
                 safe="nothing of this epoch is visible.",
                 to_do="turn empty text into null or into a word, for example with nullif.",
             )
-        name = data_name(self._scope, self._token, self._number)
-        self._number += 1
+        name = data_name(self._scope, self._token, len(self._names))
         self._names.append(name)
         self._storage.write_durably(marker_name(self._scope.sink, name), marker_body(known.position, values))
         stored = pa.schema([columns.field(column) for column in self._stored(known, columns)])
@@ -129,9 +122,8 @@ class TableWriter(Writer):
         self._done.append(written)
 
     def pre_commit(self) -> Mapping[str, Any]:
-        known, columns = self._known, self._columns
-        assert known is not None
-        assert columns is not None
+        assert self._plan is not None
+        known, columns = self._plan
         with self._target.translate_errors():
             while self._open:
                 self._finish(self._open.pop(next(iter(self._open))))
@@ -156,7 +148,7 @@ class TableWriter(Writer):
                 self._storage.remove(marker_name(self._scope.sink, name))
 
 
-class DataFile:
+class DataFile(ParquetEncoder):
     """One Parquet file of a table while it is written.
 
     Columns with NaN have no statistics in the footer, see `sinks.files.encode`. They are chosen when the first row
@@ -166,55 +158,30 @@ class DataFile:
     def __init__(
         self, name: str, file: StagedFile, schema: pa.Schema, compression: str, values: tuple[Any, ...]
     ) -> None:
-        self.name, self.values = name, values
-        self._file, self._schema, self._compression = file, schema, compression
-        self._writer: Any = None
+        # Decimals as in Iceberg's specification and Spark's writer.
+        super().__init__(file.stream, compression, schema, store_decimal_as_integer=True)
+        self.name, self.values, self._file = name, values, file
         self._floats = [field.name for field in schema if _has_floats(field.type)]
         self._with_nan: set[str] = set()
-        self._batches: list[pa.RecordBatch] = []
-        self.buffered = 0
-        self._rows = 0
 
     def takes(self, batch: pa.RecordBatch) -> bool:
-        """Whether the statistics of this file stay right with those rows."""
+        """Whether the statistics of this file stay right with those rows; only then may they be written."""
         with_nan = {path for name in self._floats for path in _nans(name, batch.column(name))}
         if self._writer is not None:
             return with_nan <= self._with_nan
         self._with_nan |= with_nan
         return True
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Write rows that it `takes`, buffered: a row group for each of Spark's small batches would be slow to read."""
-        self._batches.append(batch)
-        self.buffered += batch.nbytes
-        self._rows += batch.num_rows
-        if self.buffered >= ROW_GROUP_BYTES or self._rows >= ROW_GROUP_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write a row group from the buffer."""
-        if self._writer is None:
-            paths = [path for field in self._schema for path, _ in leaves(field.name, field.type)]
-            self._writer = pq.ParquetWriter(
-                self._file.stream,
-                self._schema,
-                compression=self._compression,
-                coerce_timestamps="us",
-                store_schema=False,  # Arrow's schema would carry this session's time zone into every reader
-                store_decimal_as_integer=True,  # as in Iceberg's specification and Spark's writer
-                write_statistics=[path for path in paths if path not in self._with_nan],
-                use_dictionary=repeating(self._batches[0]) if self._batches else False,
-            )
-        if self._batches:
-            self._writer.write_table(pa.Table.from_batches(self._batches), row_group_size=ROW_GROUP_ROWS)
-            self._batches, self.buffered, self._rows = [], 0, 0
+    def with_statistics(self, schema: pa.Schema) -> list[str]:
+        paths = (path for field in schema for path, _ in leaves(field.name, field.type))
+        return [path for path in paths if path not in self._with_nan]
 
     def finish(self) -> Written:
         """Complete it durably. `FileNotFoundError` if it was removed meanwhile."""
         self.flush()
         self._writer.close()
-        written = self._file.stream.tell()
-        self._file.stream.close()
+        written = self._stream.tell()
+        self._stream.close()
         size = self._file.finish()
         if size != written:
             raise OSError(f"{self.name} has {size} bytes where it is kept, but {written} were written")
