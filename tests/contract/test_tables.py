@@ -779,7 +779,7 @@ def test_every_delta_protocol_that_is_not_refused_can_be_committed_to(delta: Sto
 @pytest.mark.parametrize(
     ("version", "features", "said"),
     [
-        (6, [], "wants writers of version 6"),
+        (6, [], "needs writers of version 6"),
         (7, ["vacuumProtocolCheck"], "feature vacuumProtocolCheck"),
         (7, ["identityColumns"], "feature identityColumns"),
     ],
