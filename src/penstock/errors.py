@@ -32,13 +32,13 @@
     ├── PositionsLost                 a source no longer has the rows that the checkpoint's positions name
     │   ├── FilesMissing              files that an epoch is to read are not there any more
     │   └── TopicRecreated            a topic was deleted and created again: the positions are those of the former one
-    ├── SavepointError                a savepoint could not be made, read or restored; what there was is as it was
+    ├── SavepointError                a savepoint could not be taken, read or restored; nothing was changed
     │   ├── SavepointIncomplete       it was never finished, so it cannot be used
     │   ├── SavepointCorrupt          a file of it is missing or altered
     │   └── NotRestorable             the program cannot take over what is in it
     ├── EpochError                    one epoch could not be completed
     │   ├── CheckpointExpired         before the decision: not prepared within the checkpoint timeout
-    │   ├── StrayTask                 before the decision: a task was not told which epoch it writes, and wrote nothing
+    │   ├── StrayTask                 before the decision: a task does not know its epoch, and wrote nothing
     │   ├── PreCommitFailed           before the decision: everything is aborted, the epoch replays
     │   ├── BarrierOverwritten        before the decision: another driver has written the epoch's positions
     │   ├── OutcomeUnknown            after the decision: a commit could neither be proven done nor lost
@@ -76,7 +76,7 @@ class PenstockError(Exception):
     another system says, which may be an address with its password: that is hidden."""
 
     retryable: ClassVar[bool] = False
-    checkpoint_only: ClassVar[bool] = False  # fails one checkpoint, which the job may be told to tolerate
+    checkpoint_only: ClassVar[bool] = False  # fails one checkpoint, which the job can be set to tolerate
     usually_safe: ClassVar[str] = ""  # `safe`, where a call gives none
 
     def __init__(self, happened: str, *, safe: str | None = None, to_do: str = "") -> None:
@@ -154,7 +154,7 @@ class ConnectUnsupported(ConfigurationError):
 
 
 class ConnectorMissing(ConfigurationError):
-    """Nobody has tried this version of Spark with a Kafka connector: the user says which jars to take."""
+    """No Kafka connector is known for this version of Spark: the user has to name the jars."""
 
 
 class DataError(PenstockError):
@@ -192,7 +192,7 @@ class LedgerCorrupt(LedgerError):
 
 
 class UnsafeName(LedgerCorrupt):
-    """A ledger, a savepoint or a checkpoint names a file outside its folder: somebody altered it."""
+    """A ledger, a savepoint or a checkpoint names a file outside its folder: it was altered."""
 
 
 class CheckpointBehind(LedgerError):
@@ -249,7 +249,7 @@ class TopicRecreated(PositionsLost):
 
 
 class SavepointError(PenstockError):
-    """A savepoint could not be made, read or restored; the job, or what it had, is as it was."""
+    """A savepoint could not be taken, read or restored; job and checkpoint are unchanged."""
 
 
 class SavepointIncomplete(SavepointError):
@@ -286,7 +286,7 @@ class BarrierOverwritten(EpochError):
 
 
 class StrayTask(EpochError):
-    """Before the decision: a task was not told which epoch it writes, or was told of another one. It wrote nothing; the
+    """Before the decision: a task does not know which epoch it writes, or knows another one. It wrote nothing; the
     epoch is aborted and replays."""
 
 
@@ -367,10 +367,10 @@ class DevelopmentError(PenstockError):
 
 
 def _subclasses(root: type[PenstockError]) -> dict[str, type[PenstockError]]:
-    found = {root.__name__: root}
+    classes = {root.__name__: root}
     for child in root.__subclasses__():
-        found.update(_subclasses(child))
-    return found
+        classes.update(_subclasses(child))
+    return classes
 
 
 def _rebuild(name: str, happened: str, safe: str, to_do: str) -> PenstockError:

@@ -63,12 +63,12 @@ def jars(
         had = is_present(name)
         if not had:
             output.line(f"Fetching {len(locked()[name])} jars of {name} …")
-        found = jar_set(name)
+        files = jar_set(name)
         size = sum(jar.size for jar in locked()[name])
         rows.append(
             {
                 "set": name,
-                "jars": len(found),
+                "jars": len(files),
                 "megabytes": round(size / 1e6, 1),
                 "fetched": not had,
                 "folder": str(jar_folder(name)),
@@ -82,8 +82,8 @@ def java(json: Json = False) -> None:
     """Show the Java that Spark and the broker will run on."""
     from penstock.supply.java import find_java
 
-    found = find_java()
-    Output.choose(json).record("Java", {"home": str(found.home), "version": found.version, "found_by": found.origin})
+    home = find_java()
+    Output.choose(json).record("Java", {"home": str(home.home), "version": home.version, "found_by": home.origin})
 
 
 def demo(

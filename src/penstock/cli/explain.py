@@ -113,11 +113,11 @@ def state(
     from penstock.storage.storage import local_path
 
     output = Output.choose(as_json)
-    found = [
+    stores = [
         entry for place in find_places(path, None if local_path(path) else _session()) for entry in list_rows(place)
     ]
     if operator is None and store is None and key is None:
-        chosen = [entry for entry in found if query is None or entry.place.query == query]
+        chosen = [entry for entry in stores if query is None or entry.place.query == query]
         counts = [entry.rows for entry in chosen]
         if count:
             with output.progress("Counting rows") as display:
@@ -127,14 +127,14 @@ def state(
                     counter.add()
         output.table("State", [_row(entry, number) for entry, number in zip(chosen, counts, strict=True)])
         return
-    entry = choose_rows(found, query, operator, store)
+    entry = choose_rows(stores, query, operator, store)
     with output.working("reading state"):
-        shown = read_rows(entry, key, limit, _session)
-    if not shown:
+        rows = read_rows(entry, key, limit, _session)
+    if not rows:
         output.table("Rows", []) if as_json else output.line("There is no such row.")
         return
     title = f"Operator {entry.operator.id} ({entry.operator.name}), {entry.name}"
-    output.table(title, shown if as_json else [_flat(row) for row in shown])
+    output.table(title, rows if as_json else [_flat(row) for row in rows])
 
 
 def _row(entry: StateRows, rows: int | None) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _columns(schema: dict[str, Any]) -> str:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """The columns of key and value beside each other; a value's name that a key has too is told apart."""
+    """The columns of key and value side by side; a value's column that the key has too gets a prefix."""
     flat = dict(row.get("key") or {})
     for name, value in (row.get("value") or {}).items():
         flat[f"value.{name}" if name in flat else name] = value

@@ -243,7 +243,10 @@ def _dispose(path: str, manager: str | None) -> None:
 
 def entries_elsewhere(manager: str) -> list[Entry]:
     """The jobs at that address, as far as its overview says."""
-    overview = client_at(manager).jobs()
+    return _entries_at(client_at(manager), manager)
+
+
+def _entries_at(client: Client, manager: str) -> list[Entry]:
     try:
         return [
             Entry(
@@ -254,7 +257,7 @@ def entries_elsewhere(manager: str) -> list[Entry]:
                 end=facts["end-time"] if facts["end-time"] >= 0 else None,
                 address=manager,
             )
-            for facts in overview
+            for facts in client.jobs()
         ]
     except (KeyError, ValueError) as error:
         raise ControlError(f"What answers at {manager} is not a job: {error!r}.") from error
@@ -343,11 +346,11 @@ def find_running(job: str, manager: str | None) -> JobTarget:
 
     if manager is not None:
         client = client_at(manager)
-        facts = [fact for fact in client.jobs() if _matches(job, fact["name"], fact["jid"])]
-        candidates = [_Candidate(fact["jid"], fact["name"], fact["state"]) for fact in facts]
-        chosen = _choose(job, candidates, f"at {manager}")
+        chosen = _choose(
+            job, [entry for entry in _entries_at(client, manager) if _matches(job, entry)], f"at {manager}"
+        )
         return JobTarget(chosen.id, chosen.name, client, local=False)
-    entries = [entry for entry in Registry().entries() if _matches(job, entry.name, entry.id)]
+    entries = [entry for entry in Registry().entries() if _matches(job, entry)]
     alive = [entry for entry in entries if not entry.state.ended]
     if not alive and entries:
         last = entries[0]
@@ -356,8 +359,7 @@ def find_running(job: str, manager: str | None) -> JobTarget:
             safe="no command was sent.",
             to_do="`penstock list -a` shows jobs that have ended.",
         )
-    chosen = _choose(job, [_Candidate(entry.id, entry.name, entry.state) for entry in alive], "on this machine")
-    entry = next(entry for entry in alive if entry.id == chosen.id)
+    entry = _choose(job, alive, "on this machine")
     if entry.address is None:
         raise ControlError(
             f"Job {entry.name!r} ({entry.id}) is {entry.state} and takes no commands"
@@ -381,12 +383,8 @@ def client_at(manager: str) -> Client:
 
 def find_entry(job: str) -> Entry:
     """The run of this name or id, whether it runs or not: of one name the one that runs, or else the newest."""
-    entries = [entry for entry in Registry().entries() if _matches(job, entry.name, entry.id)]
-    alive = [entry for entry in entries if not entry.state.ended]
-    chosen = _choose(
-        job, [_Candidate(entry.id, entry.name, entry.state) for entry in alive or entries[:1]], "known here"
-    )
-    return next(entry for entry in entries if entry.id == chosen.id)
+    entries = [entry for entry in Registry().entries() if _matches(job, entry)]
+    return _choose(job, [entry for entry in entries if not entry.state.ended] or entries[:1], "known here")
 
 
 def running_names() -> Iterator[str]:
@@ -396,20 +394,12 @@ def running_names() -> Iterator[str]:
             yield entry.name
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    id: str
-    name: str
-    state: Any
+def _matches(wanted: str, entry: Entry) -> bool:
+    return wanted == entry.name or (len(wanted) >= _SHORTEST_PREFIX and entry.id.startswith(wanted.lower()))
 
 
-def _matches(wanted: str, name: str, id: str) -> bool:
-    return wanted == name or (len(wanted) >= _SHORTEST_PREFIX and id.startswith(wanted.lower()))
-
-
-def _choose(wanted: str, matches: Sequence[_Candidate], where: str) -> _Candidate:
-    by_name = [candidate for candidate in matches if candidate.name == wanted]
-    candidates = by_name or matches
+def _choose(wanted: str, matches: Sequence[Entry], where: str) -> Entry:
+    candidates = [entry for entry in matches if entry.name == wanted] or matches
     if not candidates:
         raise JobNotFound(
             f"No job {wanted!r} {'is known here' if where == 'known here' else f'runs {where}'}.",

@@ -32,7 +32,7 @@ app.command("explain")(explain.explain)
 app.command("check")(explain.check)
 app.command("state")(explain.state)
 app.command("pack")(pack.pack)
-transactions.register(app)
+app.add_typer(transactions.app, name="transactions")
 app.command("ui")(ui.ui)
 
 

@@ -202,14 +202,13 @@ def abort(
         for query in queries:
             settlement.refuse_logged(query)
         for query in queries:
-            own = [orphan for orphan in chosen if orphan.query == query.uid]
+            selected = [orphan for orphan in chosen if orphan.query == query.uid]
             undecided = [orphan for orphan in report.of(query.uid) if orphan.decision is DecisionState.UNDECIDED]
-            others = [orphan for orphan in undecided if orphan not in own]
-            transactions.abort(target.ledgers, query, target.sinks, own, others)
-        left = (
-            {orphan.id for orphan in target.look().orphans if orphan.state == "open"} if queries or unknown else set()
-        )
-    rows = [_outcome_row(orphan, "open" if orphan.id in left else "aborted") for orphan in (*chosen, *unknown)]
+            others = [orphan for orphan in undecided if orphan not in selected]
+            transactions.abort(target.ledgers, query, target.sinks, selected, others)
+        after = target.look().orphans if queries or unknown else ()
+        still_open = {orphan.id for orphan in after if orphan.state == "open"}
+    rows = [_outcome_row(orphan, "open" if orphan.id in still_open else "aborted") for orphan in (*chosen, *unknown)]
     rows += [{"query": query, "sink": sink, "id": "", "outcome": "swept"} for query, sink in silent]
     output.table("Aborted", rows) if rows or as_json else output.line("Nothing is open that is not decided.")
     decided = [orphan for orphan in report.orphans if orphan.decision is DecisionState.DECIDED]
@@ -230,13 +229,13 @@ def resolve(
     config: Config = None,
     take_over: TakeOver = False,
     verdict: Annotated[
-        str | None, typer.Option("--as", metavar="committed|lost", help="Your word, kept in the ledger.")
+        str | None, typer.Option("--as", metavar="committed|lost", help="The outcome, kept in the ledger.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Say what became of decided transactions that the other system has forgotten, after a look at what it holds. Only
-    where nothing can be proven; a wrong word loses or doubles their rows."""
+    """Record the outcome of decided transactions that the other system has forgotten, after checking what it holds.
+    Only where nothing can be proven; a wrong record loses or duplicates their rows."""
     from penstock.checkpoint.decision import Outcome
     from penstock.engine import settlement
     from penstock.ops import transactions
@@ -247,15 +246,16 @@ def resolve(
     output = Output.choose(as_json)
     rows: list[dict[str, Any]] = []
 
-    def word(found: Sequence[settlement.Unprovable]) -> Outcome | None:
-        own = [_unproven_row(orphan, verdict) for orphan in found]
-        rows.extend(own)
+    def decide(unproven: Sequence[settlement.Unprovable]) -> Outcome | None:
+        unproven_rows = [_unproven_row(orphan, verdict) for orphan in unproven]
+        rows.extend(unproven_rows)
         if verdict is None:
             return None
         if not yes:
             if not as_json:
-                output.table("Not proven", own)
-            typer.confirm(f"Nobody can prove it. Record these {len(own)} as {verdict}?", abort=True, err=True)
+                output.table("Not proven", unproven_rows)
+            question = f"Their outcome cannot be proven. Record these {len(unproven_rows)} as {verdict}?"
+            typer.confirm(question, abort=True, err=True)
         return outcomes[verdict]
 
     with open_target(places, script, servers, config, None) as target:
@@ -264,26 +264,18 @@ def resolve(
         chosen = [orphan for orphan in target.named(target.look().orphans) if orphan.decision == "decided"]
         queries = [query for query in target.ledgers.queries if query.uid in {orphan.query for orphan in chosen}]
         for query in queries:
-            named = (
-                {(orphan.sink, orphan.partition or 0) for orphan in chosen if orphan.query == query.uid}
-                if target.ids
-                else set()
-            )
-            settlement.resolve(target.ledgers, query, target.sinks, named, word)
+            selected = [orphan for orphan in chosen if orphan.query == query.uid] if target.ids else []
+            named = {(orphan.sink, orphan.partition or 0) for orphan in selected}
+            settlement.resolve(target.ledgers, query, target.sinks, named, decide)
     if as_json or (rows and (yes or verdict is None)):
         output.table("Not proven", rows)
     if not rows:
         output.line("All that is decided is proven: start the job, or use penstock transactions commit.")
     elif verdict is None:
-        output.line("Compare the target with these rows, then say --as committed or --as lost.")
+        output.line("Compare the target with these rows, then give --as committed or --as lost.")
         raise typer.Exit(1)
     else:
-        output.line(f"Recorded as {verdict}. The next start of the job goes by it.")
-
-
-def register(root: typer.Typer) -> None:
-    """Put the commands where the user finds them."""
-    root.add_typer(app, name="transactions")
+        output.line(f"Recorded as {verdict}. The next start of the job follows it.")
 
 
 def _outcome_row(orphan: Orphan, outcome: str) -> dict[str, str]:
@@ -320,9 +312,9 @@ def _unproven_row(unproven: Unprovable, verdict: str | None) -> dict[str, Any]:
 
 def _report_unseen(output: Output, report: Report) -> None:
     for query, sink, why in report.unseen:
-        output.line(f"Sink {sink} of query {query} was not asked: {why}")
+        output.line(f"Sink {sink} of query {query} could not be read: {why}")
     for query, sink in report.silent:
-        output.line(f"Sink {sink} of query {query} cannot say what it has open.")
+        output.line(f"Sink {sink} of query {query} cannot list what it has open.")
 
 
 def _facts(orphan: Orphan) -> dict[str, Any]:

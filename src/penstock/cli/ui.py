@@ -8,14 +8,11 @@ import secrets
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from penstock.cli.output import Output
-
-if TYPE_CHECKING:
-    from penstock.config.operations import Rest
 
 DEFAULT_PORT = 8082
 
@@ -50,17 +47,11 @@ def ui(
     if job is not None:
         tell(_link_of(job))
         return
+    from penstock.config.settings import resolve
     from penstock.ops.server.ui import serve_ui
 
     token = os.environ.get("PENSTOCK_TOKEN", "").strip() or secrets.token_urlsafe(32)
-    serve_ui(replace(_rest(), port=port), token, storage or [], tell)
-
-
-def _rest() -> Rest:
-    """From the configuration file and the environment, as for a job."""
-    from penstock.config.settings import resolve
-
-    return resolve().rest
+    serve_ui(replace(resolve().rest, port=port), token, storage or [], tell)
 
 
 def _link_of(job: str) -> str:
@@ -73,18 +64,18 @@ def _link_of(job: str) -> str:
 
 
 def _open_browser(link: str) -> None:
-    """Only for somebody who sits there: not in a pipe, and not without a screen. The browser is given a file that leads
-    to the link, not the link itself: every user of this machine sees what programs are started with."""
+    """Only on a terminal with a screen. The browser opens a file that redirects to the link, not the link itself: every
+    user of this machine sees the arguments of programs."""
     import webbrowser
 
     screen = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if sys.stdout.isatty() and screen:
         with contextlib.suppress(OSError):
-            webbrowser.open(_leading_to(link).as_uri())
+            webbrowser.open(_redirect_to(link).as_uri())
 
 
-def _leading_to(link: str) -> Path:
-    """A page for its owner's eyes only, in the place of the one before it."""
+def _redirect_to(link: str) -> Path:
+    """A page that only its owner can read; it replaces the one before."""
     from penstock.ops.process.registry import home
     from penstock.storage.private import create_own, own_folder
 

@@ -117,7 +117,8 @@ class Supervisor:
     def run(self) -> int:
         """Until the driver is done, stopped or has failed for good; returns the exit status. No process that it has
         started is left then."""
-        with self._signals() as wake, contextlib.closing(self._sweeper), self._closing_standby():
+        with self._signals() as wake, contextlib.ExitStack() as stack:
+            stack.callback(self._end_processes)
             while True:
                 run = self._run_once(wake)
                 end = classify_end(run.status, stopping=self._stop_signal is not None or run.report.stopping)
@@ -213,14 +214,6 @@ class Supervisor:
 
     def _start_standby(self) -> Driver:
         return Driver(self._command, self._orders(standby=True))
-
-    @contextmanager
-    def _closing_standby(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            if self._standby is not None:
-                self._standby.close()
 
     def _give_up(self, run: DriverRun) -> int:
         self._end_processes()
