@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 _LABEL = 100
 _WRITER = re.compile(r":g(?P<generation>\d+):e(?P<epoch>\d+):a\d+:p(?P<partition>\d+):t\d+:[0-9a-f]{12}")
 _STAGING = re.compile(r"penstock_stage_[0-9a-f]{16}_g\d+_[0-9a-f]{12}")
-_PART = re.compile(r'"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^".`\s]+)')
+_NAME = r'(?:"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^".`\s]+))'
+_TABLE = re.compile(rf"(?:{_NAME}\.)?{_NAME}")
 
 
 def digest(prefix: str, length: int = 16) -> str:
@@ -89,24 +90,15 @@ def literal(text: str) -> str:
 
 
 def split_table(text: str, sink: str) -> tuple[str | None, str]:
-    """Schema (or None) and table of `table`, `schema.table`, `"Odd.Schema"."Odd Table"`. Names are taken as they are
-    written, without folding to lower or upper case."""
-    parts: list[str] = []
-    place = 0
-    while place <= len(text):
-        match = _PART.match(text, place)
-        if match is None:
-            break
-        double, back, plain = match.groups()
-        parts.append(plain or (double or "").replace('""', '"') or (back or "").replace("``", "`"))
-        place = match.end()
-        if place == len(text):
-            if len(parts) <= 2:
-                return (parts[0] if len(parts) == 2 else None), parts[-1]
-            break
-        if text[place] != ".":
-            break
-        place += 1
+    """Schema (or None) and table of `table`, `schema.table`, `"Odd.Schema"."Odd Table"`. Names are used as written,
+    without folding to lower or upper case."""
+    match = _TABLE.fullmatch(text)
+    if match is not None:
+        schema, table = (
+            plain or (double or "").replace('""', '"') or (back or "").replace("``", "`")
+            for double, back, plain in (match.groups()[:3], match.groups()[3:])
+        )
+        return schema or None, table
     raise ConfigurationError(
         f"{sink} cannot read {text!r} as the name of a table.",
         safe="nothing was started.",
