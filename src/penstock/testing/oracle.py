@@ -16,7 +16,7 @@ import datetime as dt
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -77,15 +77,12 @@ class Verdict:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "ok": self.ok,
-            "expected": self.expected,
-            "found": self.found,
-            "lost": self.lost,
-            "duplicated": self.duplicated,
-            "unexpected": self.unexpected,
-            "examples": {kind: list(map(str, values)) for kind, values in self.examples.items()},
-        }
+        examples = {kind: list(map(str, values)) for kind, values in self.examples.items()}
+        return {"ok": self.ok, **_numbers(self), "examples": examples}
+
+
+def _numbers(verdict: Any) -> dict[str, int]:
+    return {field.name: value for field in fields(verdict) if isinstance(value := getattr(verdict, field.name), int)}
 
 
 def compare(expected: Any, actual: Any) -> Verdict:
@@ -292,14 +289,7 @@ class OrderVerdict:
         return [f"{head}: {self.backwards:,} times backwards, {self.repeated:,} times repeated, such as {places}"]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "ok": self.ok,
-            "rows": self.rows,
-            "keys": self.keys,
-            "backwards": self.backwards,
-            "repeated": self.repeated,
-            "examples": [[str(part) for part in place] for place in self.examples],
-        }
+        return {"ok": self.ok, **_numbers(self), "examples": [list(map(str, place)) for place in self.examples]}
 
 
 def per_key_order(keys: Any, numbers: Any) -> OrderVerdict:
@@ -396,14 +386,8 @@ class AtomicityVerdict:
 
     def to_dict(self) -> dict[str, Any]:
         kinds = sorted({sighting.kind for sighting in self.sightings})
-        return {
-            "ok": self.ok,
-            "observations": self.observations,
-            "epochs": self.epochs,
-            "under_way": self.under_way,
-            "findings": {kind: self.count(kind) for kind in kinds},
-            "examples": [str(sighting) for sighting in self.sightings[:5]],
-        }
+        findings, examples = {kind: self.count(kind) for kind in kinds}, list(map(str, self.sightings[:5]))
+        return {"ok": self.ok, **_numbers(self), "findings": findings, "examples": examples}
 
 
 def epoch_atomicity(

@@ -11,6 +11,7 @@ A harness creates the sink and rows, and reads the target as an ordinary reader 
 from __future__ import annotations
 
 import pickle
+from contextlib import closing
 
 from penstock.checkpoint.decision import Committable, Outcome
 from penstock.contracts.sink import CheckContext, Finding, WriterScope
@@ -162,39 +163,37 @@ class SinkContract(SinkSteps):
         self.assert_visible(rows)
 
     def test_leftovers_are_shown_and_left_as_they_are(self) -> None:
-        """Each by a part of its committable's payload; a sink may also say that it cannot."""
+        """Each by a part of its committable's payload; a sink may also be unable to list them."""
         sink, batches = self.harness.make_sink(), [self.harness.rows(5), self.harness.rows(5, 5)]
         prepared = self.prepare(sink, batches)
-        found = self.leftovers(sink, generation=2)
-        if found is None:
+        leftovers = self.leftovers(sink, generation=2)
+        if leftovers is None:
             return
-        named = [one.writer for one in prepared for each in found if each.payload.items() <= one.payload.items()]
-        assert (sorted(named), len(found)) == ([0, 1], 2)
-        assert {one.generation for one in found} == {1}
+        named = [c.writer for c in prepared for left in leftovers if left.payload.items() <= c.payload.items()]
+        assert (sorted(named), len(leftovers)) == ([0, 1], 2)
+        assert {leftover.generation for leftover in leftovers} == {1}
         assert not self.leftovers(sink, generation=0)
         assert self.commit(sink, prepared, generation=2) == {Outcome.COMMITTED}
         self.assert_visible(*batches)
         assert not self.leftovers(sink, generation=2)
 
     def test_what_the_ledger_does_not_know_is_refused_and_can_be_ended_by_name(self) -> None:
-        """Somebody deleted the checkpoint, and generations began again at one."""
+        """The checkpoint was deleted, and generations began again at one."""
         sink = self.harness.make_sink()
         prepared = self.prepare(sink, [self.harness.rows(5)], generation=7)
         if self.leftovers(sink, generation=7) is None:
             return
-        committer, deadline = sink.open_committer(self.scope()), Deadline(PATIENCE)
-        try:
+        deadline = Deadline(PATIENCE)
+        with closing(sink.open_committer(self.scope())) as committer:
             refuse_unknown_runs(sink, self.scope(), committer, lambda: 7, deadline)  # a newer run has taken over
-            [left] = of_all_generations(sink, self.scope(), deadline) or ()
-            said = ""
+            [leftover] = of_all_generations(sink, self.scope(), deadline) or ()
+            message = ""
             try:
                 refuse_unknown_runs(sink, self.scope(), committer, lambda: 1, deadline)
             except LedgerLost as error:
-                said = str(error)
-            assert left.name in said, "what no run will ever end has to be named"
-        finally:
-            committer.close()
-        self.abort(sink, [Committable(self.uid, -1, 1, 0, left.payload)], generation=7)
+                message = str(error)
+            assert leftover.name in message, "a leftover that no run will ever end has to be named"
+        self.abort(sink, [Committable(self.uid, -1, 1, 0, leftover.payload)], generation=7)
         assert not of_all_generations(sink, self.scope(), deadline)
         assert self.commit(sink, prepared, generation=7) == LOST
 
@@ -250,8 +249,7 @@ class SinkContract(SinkSteps):
     # ── the description ──────────────────────────────────────────────────────────────────────────────────────────
 
     def test_the_sink_travels_to_workers(self) -> None:
-        made, rows = self.harness.make_sink(), self.harness.rows(3)
-        sink = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own bytes
+        sink, rows = pickle.loads(pickle.dumps(self.harness.make_sink())), self.harness.rows(3)  # noqa: S301 - own bytes
         self.commit(sink, self.prepare(sink, [rows]))
         self.assert_visible(rows)
 
