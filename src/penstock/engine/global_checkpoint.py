@@ -177,7 +177,7 @@ class GlobalCheckpoints:
         try:
             body = read_global(self._storage, number)
         except LedgerError:
-            return True  # it cannot be told
+            return True  # to be safe
         queries = body["queries"] if body is not None else {}
         return any(uid not in cut or query["generation"] > cut[uid][1] for uid, query in queries.items())
 

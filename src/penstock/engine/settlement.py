@@ -90,7 +90,7 @@ class QueryLedger:
         """The uids that the newest generation named."""
         return sorted(self.facts.get("sinks", ()))
 
-    def found(self) -> CheckpointState:
+    def state(self) -> CheckpointState:
         """As the next start will find it."""
         return look(self.ledger, self.log)
 
@@ -106,7 +106,7 @@ class QueryLedger:
             ]
             if waiting:
                 entries += self._rewritten(uid, waiting[0].epoch)
-        decision = honoured(self.found())
+        decision = honoured(self.state())
         if decision is not None:
             at = _decided_at(self.ledger, decision)
             for committable in decision.to_commit:
@@ -119,7 +119,7 @@ class QueryLedger:
     @property
     def logged(self) -> bool:
         """Whether decided rows wait in the in-flight log."""
-        decision = honoured(self.found())
+        decision = honoured(self.state())
         return any(self.waiting(uid) for uid in self.sinks) or (
             decision is not None and any(committable.logged for committable in decision.to_commit)
         )
@@ -358,7 +358,7 @@ def _refuse_unknown_sinks(query: QueryLedger, sinks: Sinks) -> None:
     missing = sorted({decided.committable.sink for decided in query.decided()} - sinks.keys())
     if missing:
         raise TransactionRefused(
-            f"Epoch {query.found().epoch} of query {query.uid!r} is decided for the sinks {missing}, which are not"
+            f"Epoch {query.state().epoch} of query {query.uid!r} is decided for the sinks {missing}, which are not"
             " known here.",
             safe="nothing was touched: an epoch is committed in all its sinks or in none.",
             to_do="give the job's file by --job, or --servers where all of them are Kafka.",
@@ -499,15 +499,15 @@ class Settlement(ProtocolDriver):
         return self._of.log.query_id()
 
     def _look(self) -> CheckpointState:
-        found = self._of.found()
+        state = self._of.state()
         query = query_of(self._of.ledger, self._of.log)
         if self._inflight is None:
             refuse_logged(self._of)
         elif query is not None:
             self._inflight.open(query, self._generation)
-        self._decision = honoured(found)
+        self._decision = honoured(state)
         self._passed("recover.looked")
-        return found
+        return state
 
     def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
         return restore(self._of.ledger, self._of.log, epoch, decided) is not None

@@ -91,7 +91,7 @@ def client_options(file: Path) -> tuple[str | None, dict[str, str]]:
 
 def _ids(query: QueryLedger, uid: str) -> list[str] | None:
     """The ids that the last manifests name for a sink; None if they show that it is not Kafka."""
-    epoch = query.found().epoch
+    epoch = query.state().epoch
     payloads = [
         committable.payload.get("prepared") or committable.payload
         for number in (epoch, epoch - 1)

@@ -70,8 +70,8 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found; the sinks that could not be asked, each with the reason; and those that can be swept but cannot
-    say what they have open."""
+    """The list; the sinks that could not be asked, each with the reason; and those that can be swept but cannot list
+    what they have open."""
 
     orphans: tuple[Orphan, ...]
     unseen: tuple[tuple[str, str, str], ...] = ()  # query, sink, why

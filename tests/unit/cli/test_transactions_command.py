@@ -234,7 +234,7 @@ def test_sparks_log_is_not_completed_by_a_guess(tmp_path: Path, dead: int) -> No
     assert not world.commit().complete
     assert not (world.log / "commits").exists()
     assert world.visible() == [0]
-    decision = honoured(world.query.found())
+    decision = honoured(world.query.state())
     assert decision is not None
     assert decision.id == DecisionId(0, 1)
 
@@ -300,7 +300,7 @@ def test_a_driver_that_wakes_up_after_an_abort_decides_nothing(world: World) -> 
     one = world.prepare(0)
     transactions.abort(world.ledgers, world.query, {"copy": world.sink}, (), ())
     world.decide(one)
-    assert honoured(world.query.found()) is None
+    assert honoured(world.query.state()) is None
     assert world.seen() == {}
 
 
