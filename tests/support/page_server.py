@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -23,12 +22,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-import penstock
 from penstock.ops.server.serving import listen
+from penstock.ops.server.web import PAGE
 from tests.support.page_data import Json, Run, typical_runs
 
 Handler = Callable[[Request], Awaitable[Response]]
-PAGE = Path(penstock.__file__).parent / "server" / "page"
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
