@@ -24,7 +24,7 @@ SCRIPT = f"""
 import signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 from tests.support.fake_job import Steered
-from penstock.config.settings import resolve
+from penstock.config.resolve import resolve
 from penstock.ops.process import lifeline
 from penstock.events import Events
 from penstock.ops.server.serving import serving

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from penstock.config.settings import resolve
+from penstock.config.resolve import resolve
 from penstock.errors import PenstockError
 from penstock.events import Events
 from penstock.ops.process.registry import Entry, Registry

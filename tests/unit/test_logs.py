@@ -20,7 +20,7 @@ from penstock.checkpoint.decision import Committable, Outcome
 from penstock.cli import program
 from penstock.config import levels as load
 from penstock.config.operations import LogFormat
-from penstock.config.settings import resolve
+from penstock.config.resolve import resolve
 from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine.committers import Committers

@@ -81,7 +81,7 @@ def config(
     from penstock.cli.program import load_job
     from penstock.cli.run import parse_options
     from penstock.config.levels import FILE_VARIABLE, Texts, from_file, from_options, using
-    from penstock.config.settings import resolve
+    from penstock.config.resolve import resolve
 
     if file is not None:
         os.environ[FILE_VARIABLE] = str(file)

@@ -161,7 +161,7 @@ def resolve_start(script: Path, arguments: Sequence[str], given: Mapping[str, st
     """What the run begins with, as far as it is known before the program has run: `given` on the command line, over
     the environment and the file. Wrong settings are an error now; notes about them are the job's to log. A restore
     gets its id here, once, however often the driver is started."""
-    from penstock.config.settings import resolve
+    from penstock.config.resolve import resolve
 
     if any(path in given for path in _PATHS):
         given = {RESTORE_ID: uuid.uuid4().hex, **given}

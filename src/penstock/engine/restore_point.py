@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.checkpoint.history import Restored
-    from penstock.config.settings import Settings
+    from penstock.config.resolve import Settings
     from penstock.contracts.plan import QueryPlan
     from penstock.events import Events
     from penstock.storage.tree import Tree

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.config import Checkpoints
-    from penstock.config.settings import Settings
+    from penstock.config.resolve import Settings
     from penstock.contracts.guarantees import Chain
     from penstock.contracts.sink import Finding, TwoPhaseSink
     from penstock.contracts.source import Source

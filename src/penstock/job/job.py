@@ -9,7 +9,7 @@ from penstock import logs
 from penstock.config import Checkpoints, StateBackend
 from penstock.config.checkpoints import give_memory_a_folder
 from penstock.config.operations import LogFormat
-from penstock.config.settings import resolve
+from penstock.config.resolve import resolve
 from penstock.contracts.guarantees import Chain, engine_link, wanted
 from penstock.contracts.plan import QueryPlan, source_links
 from penstock.contracts.sink import CheckContext, Finding, TwoPhaseSink

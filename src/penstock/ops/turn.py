@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.config import Checkpoints
-    from penstock.config.settings import Settings
+    from penstock.config.resolve import Settings
     from penstock.contracts.sink import TwoPhaseSink
     from penstock.contracts.source import Source
 

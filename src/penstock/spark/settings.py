@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from penstock.config.settings import Settings, SparkSetting
+    from penstock.config.resolve import Settings, SparkSetting
 
 log = logging.getLogger("penstock")
 

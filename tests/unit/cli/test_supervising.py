@@ -18,8 +18,8 @@ from py4j.protocol import Py4JNetworkError
 from penstock.cli.run import parse_options, resolve_start
 from penstock.config.levels import FILE_VARIABLE, OPTIONS_VARIABLE
 from penstock.config.recovery import RESTORE_ID
+from penstock.config.resolve import resolve
 from penstock.config.restart_strategy import RestartStrategy
-from penstock.config.settings import resolve
 from penstock.engine.restarts import Restarts
 from penstock.errors import ConfigurationError, PreCommitFailed, SystemUnavailable, TopicMissing
 from penstock.ops.process import lifeline
@@ -241,7 +241,7 @@ def test_a_registry_that_cannot_be_written_stops_no_start(tmp_path: Path, monkey
 def test_supervising_leaves_no_start_file(tmp_path: Path) -> None:
     """The driver reads it, once the command line is parsed and the settings are resolved."""
     (tmp_path / "job.py").write_text(
-        "import os, sys; from penstock.config.settings import resolve\n"
+        "import os, sys; from penstock.config.resolve import resolve\n"
         "print(sys.argv[1:], resolve().checkpoints.interval_seconds)\n"
         "print([name for name in os.environ if name.startswith('PENSTOCK_')])\n"
     )
@@ -255,7 +255,7 @@ def test_supervising_leaves_no_start_file(tmp_path: Path) -> None:
 
 def test_the_supervisor_is_small() -> None:
     script = (
-        "import sys, penstock.cli.main, penstock.ops.process.supervisor, penstock.config.settings\n"
+        "import sys, penstock.cli.main, penstock.ops.process.supervisor, penstock.config.resolve\n"
         "sys.exit(str({'pyspark', 'py4j', 'pyarrow', 'numpy', 'pandas', 'confluent_kafka'} & set(sys.modules) or ''))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config.levels import OPTIONS_VARIABLE
 from penstock.config.operations import Availability
-from penstock.config.settings import resolve
+from penstock.config.resolve import resolve
 from penstock.errors import ConfigurationError
 
 

@@ -14,12 +14,12 @@ from penstock.cli import main as cli
 from penstock.cli import program
 from penstock.config import levels
 from penstock.config.recovery import Recovery
-from penstock.config.settings import resolve
+from penstock.config.resolve import resolve
 from penstock.errors import ConfigurationError
 
 SCRIPT = """
 import dataclasses, json, sys
-from penstock.config.settings import resolve
+from penstock.config.resolve import resolve
 settings = resolve()
 print(json.dumps({**dataclasses.asdict(settings.recovery), "arguments": sys.argv[1:],
                   "parallelism": {key: one.value for key, one in settings.derived_spark.items()}}))

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from penstock import Checkpoints, Job, Mode, RestartStrategy, Retention, StateBackend
-from penstock.config import levels, settings
+from penstock.config import levels
+from penstock.config import resolve as settings
+from penstock.config.resolve import Settings, resolve
 from penstock.config.restart_strategy import build_strategy
-from penstock.config.settings import Settings, resolve
 from penstock.config.state import BOUNDED, CHANGELOG, HIGH_PRIORITY, LIMIT, PROVIDER, WRITE_BUFFERS, check_backend
 from penstock.errors import ConfigurationError
 

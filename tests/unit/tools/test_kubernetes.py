@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from penstock.config.levels import FILE_VARIABLE
-from penstock.config.settings import resolve
+from penstock.config.resolve import resolve
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "kubernetes"

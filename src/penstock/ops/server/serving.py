@@ -29,7 +29,7 @@ from penstock.storage.storage import local_path
 
 if TYPE_CHECKING:
     from penstock.config.operations import Rest
-    from penstock.config.settings import Settings
+    from penstock.config.resolve import Settings
     from penstock.engine.control import Insight, Steerable
     from penstock.events import Events
     from penstock.ops.server.connections import Server

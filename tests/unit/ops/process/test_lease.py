@@ -12,7 +12,7 @@ import pytest
 
 from penstock.checkpoint.lease_log import LeaseLog, Standing, Word
 from penstock.config.levels import OPTIONS_VARIABLE
-from penstock.config.settings import resolve
+from penstock.config.resolve import resolve
 from penstock.errors import JobStopped, LeaseLost, LedgerError, LedgerFromTheFuture, PenstockError, Superseded
 from penstock.ops.process import lifeline
 from penstock.ops.process.lease_holder import LeaseHolder, LeaseWatch
