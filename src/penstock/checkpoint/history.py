@@ -70,13 +70,13 @@ class Histories:
 
     def current(self) -> str:
         """The name of the folder, below each query's, that counts."""
-        there = self.all()
-        return there[-1].history if there else FIRST
+        restores = self.all()
+        return restores[-1].history if restores else FIRST
 
     def kept(self) -> list[str]:
         """The histories that are still there, newest first: the one that counts, and the one before."""
-        there = [FIRST, *(restored.history for restored in self.all())]
-        return there[: -_KEPT - 1 : -1]
+        histories = [FIRST, *(restored.history for restored in self.all())]
+        return histories[: -_KEPT - 1 : -1]
 
     def find(self, id: str) -> Restored | None:
         """The restore that was asked for under this id, if it was carried out."""
@@ -129,17 +129,17 @@ class Histories:
         """Folders of a query that belong to restores before this one, or to none, and neither count nor would count if
         the last restore had not been."""
         kept, begun = self.kept(), {body.get("history"): first for first, body in self._bodies(RESTORING)}
-        there = [name for name in self._storage.list(uid) if is_history(name) and name not in kept]
-        return [f"{uid}/{name}" for name in there if name not in begun or begun[name] < number]
+        names = [name for name in self._storage.list(uid) if is_history(name) and name not in kept]
+        return [f"{uid}/{name}" for name in names if name not in begun or begun[name] < number]
 
     def _bodies(self, folder: str) -> list[tuple[int, dict[str, Any]]]:
-        found = []
+        bodies = []
         for number in numbers(self._storage.list(folder)):
             name = numbered(folder, number)
             data = self._storage.read(name)
             if data is not None:
-                found.append((number, unseal(_KINDS[folder], data, f"{self._storage.location}/{name}")))
-        return found
+                bodies.append((number, unseal(_KINDS[folder], data, f"{self._storage.location}/{name}")))
+        return bodies
 
     def _newest(self) -> int:
         """The highest number of a restore that is done, or was begun; 0 before the first."""

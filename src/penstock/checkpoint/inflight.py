@@ -203,7 +203,7 @@ class Entry:
 
     @property
     def prepared(self) -> tuple[Committable, ...]:
-        return tuple(found for committable in self.committables if (found := committable.at_sink) is not None)
+        return tuple(prepared for committable in self.committables if (prepared := committable.at_sink) is not None)
 
     @property
     def at_sink(self) -> bool:

@@ -233,11 +233,11 @@ def unseal(kind: str, data: bytes, where: str) -> dict[str, Any]:
     """The body of a sealed file, or the error that says what is wrong with it."""
     try:
         sealed = json.loads(data)
-        found, version, body = sealed["format"], sealed["version"], sealed["body"]
+        format_, version, body = sealed["format"], sealed["version"], sealed["body"]
     except (ValueError, KeyError, TypeError) as error:
         raise _corrupt(where, "it is not a whole ledger file") from error
-    if not isinstance(version, int) or version < 1 or found != f"penstock/{kind}":
-        raise _corrupt(where, f"it says {found!r} where 'penstock/{kind}' belongs")
+    if not isinstance(version, int) or version < 1 or format_ != f"penstock/{kind}":
+        raise _corrupt(where, f"it says {format_!r} where 'penstock/{kind}' belongs")
     if version > VERSION:
         raise LedgerFromTheFuture(
             f"{where} has version {version}; this Penstock reads up to {VERSION}.",

@@ -131,13 +131,13 @@ class Ledger:
     def claims(self, query: str | None) -> tuple[Claim, ...]:
         """The claims made for this Spark query, or before it had an id; another query's (the checkpoint was replaced)
         say nothing of it."""
-        found = []
+        claims = []
         for number in self._numbered(layout.CLAIMS):
             body = self._body("claim", f"{layout.CLAIMS}/{number:08d}.json")
             if body is not None and body["query"] in (query, None):
                 honours = DecisionId(*body["honours"]) if body["honours"] else None
-                found.append(Claim(body["generation"], body["epoch"], honours))
-        return tuple(found)
+                claims.append(Claim(body["generation"], body["epoch"], honours))
+        return tuple(claims)
 
     # Epochs begun at most once
 
@@ -270,14 +270,14 @@ class Ledger:
         """What was ruled of these very committables; the first word counts."""
         names = [name for name in self._storage.list(layout.RULINGS) if name.startswith(f"{epoch:010d}.")]
         bodies = [body for name in names if (body := self._body("ruling", f"{layout.RULINGS}/{name}")) is not None]
-        found: dict[WriterId, Outcome] = {}
+        outcomes: dict[WriterId, Outcome] = {}
         for body in sorted(
             (ruling for ruling in bodies if ruling["query"] == query), key=lambda one: float(one["ruled"])
         ):
             for committable in committables:
                 if [committable.sink, committable.writer, dict(committable.payload)] in body["writers"]:
-                    found.setdefault(committable.id, Outcome(body["outcome"]))
-        return found
+                    outcomes.setdefault(committable.id, Outcome(body["outcome"]))
+        return outcomes
 
     def prune(self, epoch: int) -> None:
         """Forget manifests that are too old to be needed, now that `epoch` is complete."""

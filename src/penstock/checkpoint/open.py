@@ -98,17 +98,17 @@ def history_of(log: SparkLog) -> str:
 def overwritten(log: SparkLog, epoch: int, manifest: Manifest | None) -> dict[str, str]:
     """What another driver has written over of the files that `manifest` was decided on, and what belongs there. Lost
     files are left out: they are written again."""
-    found: dict[str, str] = {}
+    originals: dict[str, str] = {}
     if manifest is None or manifest.barrier is None:
-        return found
+        return originals
     barrier = log.barrier(epoch) if log.has_barrier(epoch) else None
     if barrier is not None and barrier.digest != manifest.barrier:
-        found[layout.offsets(epoch)] = _kept(log, layout.offsets(epoch), epoch, manifest.file)
+        originals[layout.offsets(epoch)] = _kept(log, layout.offsets(epoch), epoch, manifest.file)
     for name, (digest, text) in manifest.notes.items():
-        there = log.read(name)
-        if there is not None and hashlib.sha256(there.encode()).hexdigest() != digest:
-            found[name] = _kept(log, name, epoch, text)
-    return found
+        present = log.read(name)
+        if present is not None and hashlib.sha256(present.encode()).hexdigest() != digest:
+            originals[name] = _kept(log, name, epoch, text)
+    return originals
 
 
 def _kept(log: SparkLog, name: str, epoch: int, text: str | None) -> str:

@@ -239,7 +239,8 @@ def shares_of(committables: Iterable[Committable]) -> tuple[SinkShare, ...]:
     for committable in committables:
         by_sink.setdefault(committable.sink, []).append(committable)
     return tuple(
-        _share(sink, [committable for committable in own if committable.rows]) for sink, own in sorted(by_sink.items())
+        _share(sink, [committable for committable in prepared if committable.rows])
+        for sink, prepared in sorted(by_sink.items())
     )
 
 
@@ -252,16 +253,16 @@ def _share(sink: str, writers: Sequence[Committable]) -> SinkShare:
 def records(storage: Storage) -> list[CheckpointRecord]:
     """The records in a query's folder, oldest first. One that is damaged, or of a newer version, is left out and
     warned of."""
-    found = []
+    records = []
     for name in layout.record_names(storage.list(CHECKPOINTS)):
         where = f"{CHECKPOINTS}/{name}"
         try:
             data = storage.read(where)
             if data is not None:  # tidied away meanwhile
-                found.append(CheckpointRecord.of(data, f"{storage.location}/{where}"))
+                records.append(CheckpointRecord.of(data, f"{storage.location}/{where}"))
         except LedgerError as error:
             log.warning("a checkpoint's record is left out: %s", error)
-    return found
+    return records
 
 
 def tidy(storage: Storage, keep: int) -> None:
@@ -287,8 +288,8 @@ def read_global(storage: Storage, number: int) -> dict[str, Any] | None:
 
 def newest_global(storage: Storage) -> dict[str, Any] | None:
     """The newest global checkpoint of a job, verified; None where there is none."""
-    there = global_numbers(storage)
-    return read_global(storage, there[-1]) if there else None
+    known = global_numbers(storage)
+    return read_global(storage, known[-1]) if known else None
 
 
 def _make(kind: type[_T], body: Mapping[str, Any], **made: Any) -> _T:

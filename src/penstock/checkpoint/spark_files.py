@@ -48,10 +48,10 @@ def needed(checkpoint: Tree, epoch: int) -> list[str]:
                 safe="nothing was changed.",
                 to_do="name an epoch that is complete and still kept; `num_retained` says how many are.",
             )
-    found = [QUERY_ID, *(name for name in log if name in present)]
-    found += [name for name in present if name.startswith((f"{SOURCES}/", f"{SOURCE_IDS}/"))]
-    found += _state(checkpoint, [name for name in present if name.startswith(f"{STATE}/")], epoch + 1)
-    return found
+    names = [QUERY_ID, *(name for name in log if name in present)]
+    names += [name for name in present if name.startswith((f"{SOURCES}/", f"{SOURCE_IDS}/"))]
+    names += _state(checkpoint, [name for name in present if name.startswith(f"{STATE}/")], epoch + 1)
+    return names
 
 
 def lost_state(storage: Storage, epoch: int, sizes: Mapping[str, int]) -> str | None:
@@ -123,7 +123,7 @@ def _store(checkpoint: Tree, folder: str, files: list[str], version: int) -> lis
     if not matches:
         return []
     base = max((int(match["version"]) for match in matches if match["kind"] in _WHOLE), default=0)
-    own = [
+    names = [
         match.string
         for match in matches
         if int(match["version"]) > base or (int(match["version"]) == base and match["kind"] in _WHOLE)
@@ -137,8 +137,8 @@ def _store(checkpoint: Tree, folder: str, files: list[str], version: int) -> lis
         )
     tables = [name for name in files if name.startswith("SSTs/")]
     if tables:
-        own += _tables(checkpoint, [f"{folder}/{name}" for name in own if name.endswith(".zip")], tables)
-    return own
+        names += _tables(checkpoint, [f"{folder}/{name}" for name in names if name.endswith(".zip")], tables)
+    return names
 
 
 def _tables(checkpoint: Tree, pictures: Iterable[str], present: list[str]) -> list[str]:

@@ -101,10 +101,10 @@ class SparkLog:
 
     def torn(self) -> list[str]:
         """The newest files of the log that were begun and never finished, which Spark cannot read either."""
-        found = [f"{folder}/{number}" for folder in (OFFSETS, COMMITS) for number in self._torn_in(folder)]
+        names = [f"{folder}/{number}" for folder in (OFFSETS, COMMITS) for number in self._torn_in(folder)]
         newest = [max(notes)[1] for source in self.names(SOURCES) if (notes := self._notes(layout.source(source)))]
-        found += [name for name in newest if self._storage.read(name) == b""]
-        return found + [QUERY_ID] * (self._storage.read(QUERY_ID) == b"")
+        names += [name for name in newest if self._storage.read(name) == b""]
+        return names + [QUERY_ID] * (self._storage.read(QUERY_ID) == b"")
 
     def damaged(self) -> bool:
         """Whether Spark cannot go on from its log: files are torn, or missing in its middle."""
@@ -169,13 +169,13 @@ class SparkLog:
     def notes(self, barrier: Barrier) -> dict[str, str]:
         """What sources that read files have noted for the barrier, by the names of their files: such a position is a
         number, and only the note of that number names the files."""
-        found = {}
+        texts = {}
         for index, offset in enumerate(barrier.offsets):
             for ending in ("", ".compact") if reads_files(offset) else ():
                 name = f"{layout.source(index)}/{offset['logOffset']}{ending}"
                 if (text := self.read(name)) is not None:
-                    found[name] = text
-        return found
+                    texts[name] = text
+        return texts
 
     def read(self, name: str) -> str | None:
         """A file of the checkpoint, as it is; None where there is none."""

@@ -82,9 +82,9 @@ class Checkpoints:
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         """Remembers which arguments were written down: only those win over a file."""
-        made = super().__new__(cls)
-        object.__setattr__(made, "_given", (*_NAMES[: len(values)], *named))
-        return made
+        instance = super().__new__(cls)
+        object.__setattr__(instance, "_given", (*_NAMES[: len(values)], *named))
+        return instance
 
     def __post_init__(self) -> None:
         for name in ("interval", "timeout", "min_pause", "aligned_timeout", "commit_timeout", "abort_timeout"):
@@ -109,9 +109,9 @@ class Checkpoints:
                 f" tolerable_failures={self.tolerable_failures} are not all in range.",
                 to_do="give max_concurrent and num_retained at least 1, tolerable_failures at least 0.",
             )
-        found = find_contradiction(vars(self))
-        if found is not None:
-            first, second, because = found
+        contradiction = find_contradiction(vars(self))
+        if contradiction is not None:
+            first, second, because = contradiction
             raise contradiction_error(f"{first}={getattr(self, first)}", f"{second}={getattr(self, second)}", because)
 
     @property

@@ -134,7 +134,7 @@ def _plain(node: Any, where: str) -> Any:
         return node.value
     if node.id == "sequence":
         return [_plain(item, where) for item in node.value]
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     lines: dict[str, int] = {}
     for key, value in node.value:
         name, line = str(key.value), key.start_mark.line + 1
@@ -142,8 +142,8 @@ def _plain(node: Any, where: str) -> Any:
             raise ConfigurationError(
                 f"{where} has {name} in line {lines[name]} and again in line {line}.", to_do="keep one of the two."
             )
-        found[name] = _plain(value, where)
-    return found
+        mapping[name] = _plain(value, where)
+    return mapping
 
 
 def _flatten(body: Mapping[Any, Any], prefix: str, into: dict[str, str], where: str) -> None:
@@ -159,7 +159,7 @@ def _flatten(body: Mapping[Any, Any], prefix: str, into: dict[str, str], where: 
 
 def _flat(text: str) -> dict[str, str] | None:
     """Flink's old format: a key, a colon, a space, whatever follows; of two lines with one key the last counts."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for line in text.splitlines():
         content = line.split("#", 1)[0].rstrip()
         if not content:
@@ -167,8 +167,8 @@ def _flat(text: str) -> dict[str, str] | None:
         match = _FLAT_LINE.match(content)
         if match is None:
             return None
-        found[match["key"]] = match["value"]
-    return found
+        settings[match["key"]] = match["value"]
+    return settings
 
 
 def _plain_text(value: Any) -> str:
@@ -251,16 +251,16 @@ def read_code(
     """From the program: only what it gave, defaults are not its word."""
     from penstock.config.restart_strategy import options_of
 
-    given: dict[tuple[Part, str], Any] = {}
+    arguments: dict[tuple[Part, str], Any] = {}
     if checkpoints is not None:
-        given.update({("checkpoints", name): getattr(checkpoints, name) for name in checkpoints.given})
+        arguments.update({("checkpoints", name): getattr(checkpoints, name) for name in checkpoints.given})
     if state_backend is not None:
-        given.update({("state", name): value for name, value in state_backend.given.items()})
+        arguments.update({("state", name): value for name, value in state_backend.given.items()})
     if restart is not None:
-        given.update({("restart", name): value for name, value in options_of(restart).items()})
+        arguments.update({("restart", name): value for name, value in options_of(restart).items()})
     values = {
         place: Value(BY_NAME[place], value, _text(value, BY_NAME[place]), CODE, BY_NAME[place].key)
-        for place, value in given.items()
+        for place, value in arguments.items()
     }
     return Level(CODE, values, {key: str(value) for key, value in conf.items()})
 

@@ -105,12 +105,12 @@ def plain(text: str, name: str) -> str:
 
 def schemes(value: str | Sequence[str], name: str) -> tuple[str, ...]:
     """Schemes of addresses, as text with commas between; the `://` may be left on."""
-    given = value.split(",") if isinstance(value, str) else value
-    found = tuple(scheme.strip().lower().removesuffix("://").removesuffix(":") for scheme in given if scheme.strip())
-    for scheme in found:
+    texts = value.split(",") if isinstance(value, str) else value
+    names = tuple(scheme.strip().lower().removesuffix("://").removesuffix(":") for scheme in texts if scheme.strip())
+    for scheme in names:
         if not _SCHEME.match(scheme):
             raise _refused(f"{name}={value!r}: {scheme!r} is not a scheme.", "write for example 'abfss, ofs'.")
-    return found
+    return names
 
 
 def one_of(kind: type[Kind], value: str, name: str) -> Kind:

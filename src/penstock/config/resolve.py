@@ -82,12 +82,12 @@ class Settings:
         """`partitions` and `backend`, each only where it is set, by our name or Spark's."""
         known = {**self.spark_file, **self.spark}
         known |= {key: setting.value for key, setting in self.derived_spark.items() if setting.side is not None}
-        found: dict[str, Any] = {}
+        request: dict[str, Any] = {}
         if PARTITIONS in known:
-            found["partitions"] = int(known[PARTITIONS])
+            request["partitions"] = int(known[PARTITIONS])
         if PROVIDER in known:
-            found["backend"] = backend_of(known)
-        return found
+            request["backend"] = backend_of(known)
+        return request
 
     def rows(self) -> list[dict[str, str]]:
         """Every option, its value, where it came from. Secrets are not shown."""
@@ -145,9 +145,9 @@ def resolve(
 
 def _value(levels: Sequence[Level], option: Option) -> Value:
     for level in levels:
-        found = level.get(option.part, option.name)
-        if found is not None:
-            return found
+        setting = level.get(option.part, option.name)
+        if setting is not None:
+            return setting
     parsed = option.parse(option.default, option.key) if option.default else None
     return Value(option, parsed, option.default, DEFAULT, option.key)
 
@@ -190,11 +190,11 @@ def _of(values: Values, part: Part) -> dict[str, Value]:
 def _checkpoints(values: Values) -> Checkpoints:
     mine = _of(values, "checkpoints")
     del mine["storage_kind"]
-    found = find_contradiction({name: setting.value for name, setting in mine.items()})
-    if found is not None:
+    contradiction = find_contradiction({name: setting.value for name, setting in mine.items()})
+    if contradiction is not None:
         order = {OPTIONS: 0, CODE: 1, DEFAULT: 3}
-        first, second = sorted((mine[name] for name in found[:2]), key=lambda side: order.get(side.where, 2))
-        raise contradiction_error(first.side, second.side, found[2])
+        first, second = sorted((mine[name] for name in contradiction[:2]), key=lambda side: order.get(side.where, 2))
+        raise contradiction_error(first.side, second.side, contradiction[2])
     with _naming(mine):
         return Checkpoints(**{name: setting.value for name, setting in mine.items() if setting.where != DEFAULT})
 
@@ -222,8 +222,10 @@ def _restart(values: Values, restart: RestartStrategy | None) -> RestartStrategy
     if all(setting.where in (CODE, DEFAULT) for setting in mine.values()):
         return restart or RestartStrategy.exponential_delay()
     with _naming(mine):
-        given = {name: setting.value for name, setting in mine.items() if setting.where != DEFAULT and name != "type"}
-        return build_strategy(mine["type"].value, given)
+        arguments = {
+            name: setting.value for name, setting in mine.items() if setting.where != DEFAULT and name != "type"
+        }
+        return build_strategy(mine["type"].value, arguments)
 
 
 def _recovery(values: Values) -> Recovery:

@@ -135,12 +135,12 @@ def load(
     plan.require_writer(version_of(spark), operators)
     plan.describe(goal, batch, operators)
     with open_work_session(spark) as work:
-        found = {
+        stores = {
             (operator["id"], store["name"]): store for operator in body["operators"] for store in operator["stores"]
         }
 
         def rows(operator: OperatorMetadata, store: Store) -> DataFrame:
-            return spread_rows(work, origin, found[operator.id, store.name], plan.partitions)
+            return spread_rows(work, origin, stores[operator.id, store.name], plan.partitions)
 
         plan.write(work, goal, batch, operators, rows, progress)
     return batch

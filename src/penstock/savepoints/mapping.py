@@ -101,7 +101,7 @@ def compare(saved: Savepoint, program: Mapping[str, ProgramQuery], *, allow: boo
 
 
 def _query(found: RestoreMapping, uid: str, saved: SavedQuery, program: ProgramQuery, allow: bool) -> QueryMapping:
-    made = QueryMapping(sources=_sources(found, uid, saved, program, allow))
+    mapping = QueryMapping(sources=_sources(found, uid, saved, program, allow))
     found.lines.append(ReportLine(uid, "query", Fate.KEPT, f"from epoch {saved.epoch}"))
     for sink in program.sinks:
         known = sink in saved.sinks
@@ -110,15 +110,15 @@ def _query(found: RestoreMapping, uid: str, saved: SavedQuery, program: ProgramQ
         if sink not in program.sinks:
             # Nothing of it is open: all its rows up to the savepoint are committed.
             found.lines.append(ReportLine(uid, f"sink {sink}", Fate.LEFT, "all its rows so far are committed"))
-    made.operators = _operators(found, uid, saved, program, allow)
+    mapping.operators = _operators(found, uid, saved, program, allow)
     if saved.operators:
         if program.partitions is not None and program.partitions != saved.partitions:
-            made.partitions = program.partitions
+            mapping.partitions = program.partitions
             found.lines.append(ReportLine(uid, "parallelism", Fate.KEPT, f"{saved.partitions} → {program.partitions}"))
         if program.backend is not None and program.backend != saved.backend:
-            made.backend = program.backend
+            mapping.backend = program.backend
             found.lines.append(ReportLine(uid, "state backend", Fate.KEPT, f"{saved.backend} → {program.backend}"))
-    return made
+    return mapping
 
 
 def _sources(
@@ -162,16 +162,20 @@ def _operators(
             )
         return None
     chosen: list[int] = []
-    left = list(saved.operators)
+    unmatched = list(saved.operators)
     for operator in program.operators:
         same = next(
-            (before for before in left if before["name"] == operator["name"] and not columns_changed(before, operator)),
+            (
+                before
+                for before in unmatched
+                if before["name"] == operator["name"] and not columns_changed(before, operator)
+            ),
             None,
         )
         if same is None:
-            similar = next((before for before in left if before["name"] == operator["name"]), None)
+            similar = next((before for before in unmatched if before["name"] == operator["name"]), None)
             if similar is not None:
-                left.remove(similar)
+                unmatched.remove(similar)
                 what = columns_changed(similar, operator)
                 found.lines.append(ReportLine(uid, _operator(similar), Fate.IMPOSSIBLE, what))
                 found.problems.append(
@@ -188,10 +192,10 @@ def _operators(
                     " stateful operation to a query that goes on. Put it into a query of its own, with a uid of its own"
                 )
             continue
-        left.remove(same)
+        unmatched.remove(same)
         chosen.append(int(same["id"]))
         found.lines.append(ReportLine(uid, _operator(same), Fate.KEPT))
-    for operator in left:
+    for operator in unmatched:
         _leave(found, uid, _operator(operator), allow, "bring the operation back")
     return chosen if chosen != sorted(int(operator["id"]) for operator in saved.operators) else None
 

@@ -137,10 +137,10 @@ def _refuse_unfinished(root: Tree, uid: str) -> None:
     spark_log = SparkLog(root.at(f"{uid}/{Histories(root.storage).current()}").storage)
     ledger = Ledger(root.at(f"{uid}/{layout.LEDGER}").storage)
     query, (epoch, barrier) = query_of(ledger, spark_log), spark_log.next_epoch()
-    found = CheckpointState(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query))
-    if honoured(found) is not None or next_epoch(found) > epoch:
+    state = CheckpointState(epoch, barrier, ledger.decisions_since(epoch, query), ledger.claims(query))
+    if honoured(state) is not None or next_epoch(state) > epoch:
         raise SavepointError(
-            f"Epoch {next_epoch(found)} of query {uid!r} in {root.location} is decided, but not in Spark's"
+            f"Epoch {next_epoch(state)} of query {uid!r} in {root.location} is decided, but not in Spark's"
             f" log, which goes on with epoch {epoch}.",
             safe="nothing was started or changed.",
             to_do="if that job runs, ask again in a moment; if it does not, start it once as it is, which finishes the"
@@ -150,12 +150,12 @@ def _refuse_unfinished(root: Tree, uid: str) -> None:
 
 def _global_epochs(root: Tree, number: int | None) -> tuple[str, dict[str, int]]:
     """History and epochs of a global checkpoint, the newest where none is named."""
-    there = global_numbers(root.storage)
-    number = there[-1] if number is None and there else number
+    known = global_numbers(root.storage)
+    number = known[-1] if number is None and known else number
     body = None if number is None else read_global(root.storage, number)
     if body is None:
         raise SavepointIncomplete(
-            f"There is no global checkpoint {number} in {root.location}; there are {there}.",
+            f"There is no global checkpoint {number} in {root.location}; there are {known}.",
             safe="nothing was started or changed.",
             to_do="name one of those, or take a savepoint.",
         )
@@ -209,7 +209,7 @@ def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) 
         )
     conf: dict[str, Any] = barrier.metadata.get("conf", {})
     stateful = bool(folder.names(layout.STATE))
-    found = read_operators(spark, folder.location, epoch) if stateful else ()
+    operators = read_operators(spark, folder.location, epoch) if stateful else ()
     return SavedQuery(
         epoch=epoch,
         query_id=query_id,
@@ -220,7 +220,7 @@ def _query(root: Tree, uid: str, folder: Tree, epoch: int, spark: SparkSession) 
         backend=backend_of(conf) if stateful else None,
         partitions=int(conf[PARTITIONS]) if stateful else None,
         output_mode="",
-        operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in found),
+        operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in operators),
     )
 
 

@@ -89,8 +89,8 @@ class Restorer:
         done = self._histories.find(recovery.restore_id) if recovery.restore_id else None
         if done is not None:
             return RestoreResult(done, None, {})
-        own = job_folder(recovery.path, self._spark)
-        if own is not None and same_place(own, self._folder.location):
+        job_path = job_folder(recovery.path, self._spark)
+        if job_path is not None and same_place(job_path, self._folder.location):
             number, history = self._register(finish=True)
             restorable = open_restorable(recovery.path, self._spark, at_rest=True)
         else:
@@ -151,8 +151,8 @@ class Restorer:
 
         operators: list[dict[str, Any]] | None
         try:
-            found = plan_operators(plan.frame, plan.output_mode)
-            operators = [json.loads(json.dumps(asdict(operator))) for operator in found]
+            planned = plan_operators(plan.frame, plan.output_mode)
+            operators = [json.loads(json.dumps(asdict(operator))) for operator in planned]
         except Exception as error:
             log.warning("query %s: its stateful operators could not be read beforehand: %s", plan.uid, error)
             operators = None
@@ -245,7 +245,7 @@ class Restorer:
     def _epochs_beyond(self, restorable: Restorable) -> dict[str, tuple[int, int]]:
         """Output of this very job after the savepoint: it is visible already, and the restored job makes it again. The
         ledger is asked, too: after a power cut Spark's log may lack what is visible."""
-        found = {}
+        beyond = {}
         current = self._histories.current()
         for uid, saved in restorable.saved.queries.items():
             spark_log = SparkLog(self._folder.at(f"{uid}/{current}").storage)
@@ -258,8 +258,8 @@ class Restorer:
             begun = epoch if pending and not decided else epoch - 1  # without decisions, what is begun may be visible
             newest = max([begun, *decided])
             if newest > saved.epoch:
-                found[uid] = (saved.epoch + 1, newest)
-        return found
+                beyond[uid] = (saved.epoch + 1, newest)
+        return beyond
 
     def _tidy(self, plans: Mapping[str, QueryPlan], number: int) -> None:
         """Remove histories that a restore has replaced long ago, and what restores before this one have left: they were
@@ -276,14 +276,14 @@ def _renumber(names: list[str], chosen: list[int] | None) -> dict[str, str]:
     if chosen is None:
         return {name: name for name in names}
     new = {str(old): str(number) for number, old in enumerate(chosen)}
-    found = {}
+    renumbered = {}
     for name in names:
         top, *rest = name.split("/")
         if top != layout.STATE:
-            found[name] = name
+            renumbered[name] = name
         elif rest[0] in new:
-            found[name] = "/".join([layout.STATE, new[rest[0]], *rest[1:]])
-    return found
+            renumbered[name] = "/".join([layout.STATE, new[rest[0]], *rest[1:]])
+    return renumbered
 
 
 def report_restore(result: RestoreResult, events: Events) -> None:

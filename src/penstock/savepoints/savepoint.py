@@ -129,8 +129,8 @@ class Savepoint:
 
 def new_name(job: str) -> tuple[str, str]:
     """A fresh id, and the folder's name."""
-    made = secrets.token_hex(6)
-    return made, f"savepoint-{job}-{made}"
+    token = secrets.token_hex(6)
+    return token, f"savepoint-{job}-{token}"
 
 
 def read(folder: Tree) -> Savepoint:
@@ -154,8 +154,8 @@ def verify(folder: Tree, saved: Savepoint, progress: Progress = silent) -> None:
     present = folder.files()
     for name, (size, _) in saved.files.items():
         if present.get(name) != size:
-            found = f"has {present[name]} bytes instead of {size}" if name in present else "is missing"
-            raise _damaged(folder, f"{name} {found}")
+            damage = f"has {present[name]} bytes instead of {size}" if name in present else "is missing"
+            raise _damaged(folder, f"{name} {damage}")
     sizes = {name: size for name, (size, _) in saved.files.items()}
     for name, digest in folder.digests(sizes, progress).items():
         if digest != saved.files[name][1]:
@@ -186,8 +186,8 @@ def _damaged(folder: Tree, what: str) -> SavepointCorrupt:
 
 def _query(body: Mapping[str, Any]) -> SavedQuery:
     sinks = {uid: SavedSink(**_known(SavedSink, one)) for uid, one in body["sinks"].items()}
-    made = {**body, "sinks": sinks, "sources": tuple(body["sources"]), "operators": tuple(body["operators"])}
-    return SavedQuery(**_known(SavedQuery, made))
+    fields = {**body, "sinks": sinks, "sources": tuple(body["sources"]), "operators": tuple(body["operators"])}
+    return SavedQuery(**_known(SavedQuery, fields))
 
 
 def _known(kind: Any, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class Taker:
     def take(self, directory: str, kind: Kind, *, drained: bool = False, progress: Progress = silent) -> TakenSavepoint:
         """Raises `SavepointError`, or what storage and state refuse with; then there is no savepoint, and the job is
         as it was."""
-        made, name = new_name(self._job)
+        id_, name = new_name(self._job)
         path = f"{directory.rstrip('/')}/{name}"
         folder = tree_at(path, self._spark)
         began = time.monotonic()
@@ -250,7 +250,7 @@ class Taker:
             digests = folder.digests(files, progress)
             folder.sync_all(progress)
             saved = Savepoint(
-                made,
+                id_,
                 kind,
                 self._job,
                 time.time(),
@@ -309,7 +309,7 @@ class Taker:
         assert query_id is not None
         conf: dict[str, Any] = barrier.metadata.get("conf", {})
         stateful = bool(copy.names(layout.STATE))
-        found = read_operators(self._spark, copy.location, held_query.epoch) if stateful else ()
+        operators = read_operators(self._spark, copy.location, held_query.epoch) if stateful else ()
         for described in read_metadata(copy, held_query.epoch):
             if described.version > 1:  # Spark names schema files by full paths; a savepoint has none
                 copy.put(layout.operator_description(described.id, described.number), described.body("."))
@@ -326,7 +326,7 @@ class Taker:
             backend=backend_of(conf) if stateful else None,
             partitions=int(conf[PARTITIONS]) if stateful else None,
             output_mode=held_query.plan.output_mode,
-            operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in found),
+            operators=tuple(json.loads(json.dumps(dataclasses.asdict(operator))) for operator in operators),
         )
 
     def _write_out(self, held_query: HeldQuery, folder: Tree, progress: Progress) -> None:

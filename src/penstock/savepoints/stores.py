@@ -95,11 +95,11 @@ def find_places(path: str, spark: SparkSession | None = None) -> list[StatePlace
         )
     history = Histories(folder.storage).current()
     epochs = _epochs(folder, uids, named[1]) if named else dict.fromkeys(sorted(uids))
-    found = []
+    places = []
     for uid, epoch in epochs.items():
         checkpoint = folder.at(f"{uid}/{history}")
-        found.append(StatePlace(uid, checkpoint, _newest(checkpoint) if epoch is None else epoch))
-    return found
+        places.append(StatePlace(uid, checkpoint, _newest(checkpoint) if epoch is None else epoch))
+    return places
 
 
 def list_rows(place: StatePlace) -> Iterator[StateRows]:

@@ -87,14 +87,14 @@ class FileSource(Source):
         ours = {"maxFileAge": NO_AGE}
         if self.max_files_per_epoch is not None:
             ours["maxFilesPerTrigger"] = str(self.max_files_per_epoch)
-        given = {name.lower() for name in self.options}
-        return {**{name: value for name, value in ours.items() if name.lower() not in given}, **self.options}
+        names = {name.lower() for name in self.options}
+        return {**{name: value for name, value in ours.items() if name.lower() not in names}, **self.options}
 
     def load(self, spark: SparkSession, uid: str) -> DataFrame:
         from pyspark.errors import AnalysisException
 
-        found = {name: str(spark.conf.get(f"spark.sql.files.{name}", "false")) for name in _OF_SESSION}
-        self._session = {name: value for name, value in found.items() if value.lower() == "true"}
+        ignoring = {name: str(spark.conf.get(f"spark.sql.files.{name}", "false")) for name in _OF_SESSION}
+        self._session = {name: value for name, value in ignoring.items() if value.lower() == "true"}
         schema = self.schema if self.schema is not None else self._infer(spark, uid)
         stream = stream_reader(spark, uid).format(self.format).options(**self.reader_options())
         try:
@@ -114,8 +114,8 @@ class FileSource(Source):
                 " those that are there.",
                 f"give schema='id bigint, …', or that of files you have: schema=spark.read.{self.format}(PATH).schema.",
             )
-        own = ("maxfilespertrigger", "maxbytespertrigger", "maxfileage", "cleansource", "sourcearchivedir")
-        options = {name: value for name, value in self.options.items() if name.lower() not in own}
+        streaming = ("maxfilespertrigger", "maxbytespertrigger", "maxfileage", "cleansource", "sourcearchivedir")
+        options = {name: value for name, value in self.options.items() if name.lower() not in streaming}
         try:
             return spark.read.format(self.format).options(**options).load(self.path).schema
         except AnalysisException as error:
@@ -159,8 +159,8 @@ class FileSource(Source):
     @property
     def cleans(self) -> bool:
         """Whether Spark removes or moves files once they are read."""
-        given = {name.lower(): value.lower() for name, value in self.options.items()}
-        return given.get("cleansource", "off") != "off"
+        options = {name.lower(): value.lower() for name, value in self.options.items()}
+        return options.get("cleansource", "off") != "off"
 
     @property
     def _folder(self) -> str:

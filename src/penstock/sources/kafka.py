@@ -167,7 +167,7 @@ class KafkaSource(Source):
     def parts(self, offset: Any) -> Mapping[str, Any]:
         """The topics of which something was read: of all others, whatever they are now, nothing is skipped."""
         positions = json.loads(offset) if isinstance(offset, str) else offset
-        return {topic: own for topic, own in positions.items() if any(own.values())}
+        return {topic: offsets for topic, offsets in positions.items() if any(offsets.values())}
 
     def identities(self, names: Collection[str], *, subscribed: bool = False) -> Mapping[str, str]:
         if not subscribed:
@@ -195,11 +195,11 @@ class KafkaSource(Source):
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
         for_java(self._client_options)  # raises what cannot be translated before anything connects
         settings = for_librdkafka(self.servers, self._client_options)
-        found = check_topics(settings, self.topics, self.pattern, uid, min(10.0, context.timeout_seconds))
-        if not found and self.identified and not self.identities((), subscribed=True):
+        findings = check_topics(settings, self.topics, self.pattern, uid, min(10.0, context.timeout_seconds))
+        if not findings and self.identified and not self.identities((), subscribed=True):
             unknown = "the brokers give topics no ids: one that is deleted and created again is not noticed"
             return (Finding(uid, unknown),)
-        return found
+        return findings
 
     def publish(self, job: str, uid: str, offset: Any) -> None:
         if not offset:
@@ -269,17 +269,17 @@ def topic_ids(client: AdminClient, servers: str, names: Collection[str], pattern
     try:
         listed = client.list_topics(timeout=_PATIENCE).topics if pattern is not None else {}
         wanted = {*names, *(name for name in listed if re.fullmatch(pattern or "", name))}
-        found = {}
+        ids = {}
         answers = client.describe_topics(TopicCollection(sorted(wanted)), request_timeout=_PATIENCE) if wanted else {}
         for name, future in answers.items():
             try:
-                found[name] = str(future.result().topic_id)
+                ids[name] = str(future.result().topic_id)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
     except KafkaException as error:
         raise translate_error(error.args[0], (), servers, safe="nothing was decided.") from error
-    return {name: own for name, own in found.items() if own.strip("A")}  # 16 zero bytes: no id
+    return {name: id_ for name, id_ in ids.items() if id_.strip("A")}  # 16 zero bytes: no id
 
 
 def _require_topic(name: str, future: Any, servers: str) -> None:
@@ -338,14 +338,14 @@ def end_offsets(client: AdminClient, read: Mapping[str, Mapping[str, Any]], dead
     if not asked:
         return {}
     patience = max(0.1, deadline.remaining())
-    found = {}
+    ends = {}
     try:
         answers = client.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=patience)
     except KafkaException:
         return {}
     for place, future in answers.items():
         try:
-            found[f"{place.topic}-{place.partition}"] = int(future.result(timeout=patience).offset)
+            ends[f"{place.topic}-{place.partition}"] = int(future.result(timeout=patience).offset)
         except (KafkaException, TimeoutError):
             continue
-    return found
+    return ends

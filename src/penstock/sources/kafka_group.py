@@ -115,8 +115,8 @@ class AdminSender:
         connection = kept.pop() if kept else Connections(self._servers, settings.normalise(self._options))
         offsets = {
             TopicPartition(topic, int(partition)): OffsetAndMetadata(offset, "", -1)
-            for topic, own in positions.items()
-            for partition, offset in own.items()
+            for topic, partitions in positions.items()
+            for partition, offset in partitions.items()
         }
         try:
             answers = connection.ask(lambda admin: admin.alter_group_offsets(group, offsets), Deadline(PATIENCE))

@@ -153,9 +153,9 @@ def _session_of(spark: Any) -> str:
 def _formats(frame: DataFrame) -> tuple[str, ...]:
     """The names of the formats behind a frame; never their options, which may hold passwords."""
     leaves: Any = frame._jdf.queryExecution().analyzed().collectLeaves()
-    found = []
+    formats = []
     for index in range(leaves.size()):
         leaf = leaves.apply(index)
         if leaf.isStreaming():
-            found.append(str(leaf.sourceName()))
-    return tuple(dict.fromkeys(found))
+            formats.append(str(leaf.sourceName()))
+    return tuple(dict.fromkeys(formats))

@@ -74,19 +74,19 @@ def sync_file_system(path: Path | str) -> None:
 def sync_below(root: Path | str, known: Mapping[str, object]) -> dict[str, object]:
     """Every file and folder below `root` is on the disk when this returns. `known` is what the call before returned:
     a file that is the same since then, and a folder that holds the same ones, are not synced again."""
-    found: dict[str, object] = {}
+    seen: dict[str, object] = {}
     files, folders = list[str](), list[str]()
     for where, below, names in os.walk(root):
         changed = 0
         for path in (os.path.join(where, name) for name in names):
             with contextlib.suppress(FileNotFoundError):
                 status = os.lstat(path)
-                found[path] = status.st_ino, status.st_size, status.st_mtime_ns
-                if stat.S_ISREG(status.st_mode) and found[path] != known.get(path):
+                seen[path] = status.st_ino, status.st_size, status.st_mtime_ns
+                if stat.S_ISREG(status.st_mode) and seen[path] != known.get(path):
                     files.append(path)
                     changed += 1
-        found[where] = frozenset((*below, *names))
-        if changed or found[where] != known.get(where):
+        seen[where] = frozenset((*below, *names))
+        if changed or seen[where] != known.get(where):
             folders.append(where)
 
     def sync_file(path: str) -> None:
@@ -97,7 +97,7 @@ def sync_below(root: Path | str, known: Mapping[str, object]) -> dict[str, objec
         list(pool.map(sync_file, files))
     for folder in reversed(folders):
         sync_file(folder)
-    return found
+    return seen
 
 
 def ensure_folder(folder: Path) -> None:
@@ -107,7 +107,7 @@ def ensure_folder(folder: Path) -> None:
     if not folder.is_dir():
         fresh = {place for place in (folder, *folder.parents) if not place.exists()}
         folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    marks = []
     for place in (folder, *folder.parents):
         status = place.stat()
         mark = (str(place), status.st_dev, status.st_ino)
@@ -119,8 +119,8 @@ def ensure_folder(folder: Path) -> None:
             # A folder above that this user may not read was there before the job, and is not ours to sync.
             if place in fresh:
                 raise
-        found.append(mark)
-    _settled.update(found)
+        marks.append(mark)
+    _settled.update(marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +144,19 @@ def mount_of(folder: Path) -> Mount | None:
     except OSError:
         return None
     path = folder.resolve()
-    found: Mount | None = None
+    innermost: Mount | None = None
     for line in lines:
         mount = _parse(line)
         if mount is not None and path.is_relative_to(mount.point):
             # Of mounts over each other the last one is seen.
-            found = mount if found is None or len(mount.point) >= len(found.point) else found
-    return found
+            innermost = mount if innermost is None or len(mount.point) >= len(innermost.point) else innermost
+    return innermost
 
 
 def _parse(line: str) -> Mount | None:
     """`36 35 98:0 / /mnt rw,noatime shared:1 - nfs4 server:/export rw,vers=4.2,acdirmax=60`"""
-    own, _, rest = line.partition(" - ")
-    fields, more = own.split(), rest.split()
+    mounted, _, rest = line.partition(" - ")
+    fields, more = mounted.split(), rest.split()
     if len(fields) < 6 or len(more) < 3:
         return None
     point = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[4])

@@ -136,7 +136,7 @@ class HadoopStorage(Storage):
             return sorted(name for name in names if not name.startswith("."))
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         with self.errors(f"listing {self.location}/{folder}"):
             start = self.path(folder)
             if not self.system.exists(start):
@@ -147,8 +147,8 @@ class HadoopStorage(Storage):
                 status = listing.next()
                 name = str(status.getPath().toString()).removeprefix(root)
                 if not any(part.startswith(".") for part in name.split("/")):
-                    found[name] = int(status.getLen())
-        return dict(sorted(found.items()))
+                    sizes[name] = int(status.getLen())
+        return dict(sorted(sizes.items()))
 
     def delete(self, name: str) -> None:
         with self.errors(f"deleting {self.location}/{name}"):
@@ -265,15 +265,17 @@ class HadoopTree(Tree):
             with self.storage.errors(f"copying {pair[0]} to {self.location}"):
                 if not system.exists(path):
                     raise FileNotFoundError(pair[0])
-                given = system.open(path)
+                stream = system.open(path)
                 try:
                     self.storage.write_synced(
                         self.storage.path(pair[1]),
-                        lambda out: self.storage.jvm.org.apache.hadoop.io.IOUtils.copyBytes(given, out, _BUFFER, False),
+                        lambda out: self.storage.jvm.org.apache.hadoop.io.IOUtils.copyBytes(
+                            stream, out, _BUFFER, False
+                        ),
                         overwrite=True,
                     )
                 finally:
-                    given.close()
+                    stream.close()
             counter.add()
 
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-copy") as pool:

@@ -81,7 +81,7 @@ class LocalStorage(Storage):
                 return []
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        found = {}
+        sizes = {}
         with storage_errors(f"listing {self.root / folder}"):
             for where, folders, names in os.walk(self._at(folder)):
                 folders[:] = [name for name in folders if not name.startswith(".")]
@@ -89,8 +89,8 @@ class LocalStorage(Storage):
                     path = Path(where) / name
                     if not name.startswith("."):
                         with contextlib.suppress(FileNotFoundError):  # removed since it was listed
-                            found[path.relative_to(self.root).as_posix()] = path.stat().st_size
-        return dict(sorted(found.items()))
+                            sizes[path.relative_to(self.root).as_posix()] = path.stat().st_size
+        return dict(sorted(sizes.items()))
 
     def delete(self, name: str) -> None:
         with storage_errors(f"deleting {self.root / name}"), contextlib.suppress(FileNotFoundError):
@@ -183,11 +183,11 @@ class LocalTree(Tree):
         # POSIX rename would replace an existing file. Names carry a random token and only this sink makes them, so
         # the look before cannot race; it turns a tampered folder into an error instead of a loss.
         try:
-            there = self._at(target).stat()
+            existing = self._at(target).stat()
         except FileNotFoundError:
             os.rename(self._at(source), self._at(target))
             return
-        if not os.path.samestat(there, self._at(source).stat()):
+        if not os.path.samestat(existing, self._at(source).stat()):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
         # One file under both names: a rename of which a power cut has kept only the first half.
         os.unlink(self._at(source))

@@ -111,11 +111,11 @@ class S3Folder:
         """Whose upload the object was, "" where that is not known; None where there is no object."""
         with self._errors(f"looking at {name}") as client:
             try:
-                found: Mapping[str, str] = client.head_object(**self._at(name)).get("Metadata", {})
+                metadata: Mapping[str, str] = client.head_object(**self._at(name)).get("Metadata", {})
             except client.exceptions.ClientError as error:
                 _require_gone(error)
                 return None
-            return found.get(MARK, "")
+            return metadata.get(MARK, "")
 
     def remove(self, name: str) -> None:
         with self._errors(f"deleting {name}") as client:

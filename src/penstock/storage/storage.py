@@ -141,8 +141,8 @@ class MemoryStorage(Storage):
     def sizes(self, folder: str = "") -> dict[str, int]:
         start = f"{folder}/" if folder else ""
         with self._lock:
-            found = sorted(name for name in self._files if name.startswith(start) and "/." not in f"/{name}")
-            return {name: len(self._files[name]) for name in found}
+            names = sorted(name for name in self._files if name.startswith(start) and "/." not in f"/{name}")
+            return {name: len(self._files[name]) for name in names}
 
     def delete(self, name: str) -> None:
         with self._lock:
@@ -150,10 +150,10 @@ class MemoryStorage(Storage):
 
     def delete_folder(self, folder: str) -> bool:
         with self._lock:
-            found = [name for name in self._files if name.startswith(f"{folder}/")]
-            for name in found:
+            names = [name for name in self._files if name.startswith(f"{folder}/")]
+            for name in names:
                 del self._files[name]
-        return bool(found)
+        return bool(names)
 
 
 def local_path(location: str) -> Path | None:

@@ -147,9 +147,9 @@ class Tree:
         counter = Counter(progress, "checking", sum(sizes.values()), "bytes")
 
         def digest(name: str) -> str:
-            found = self.digest(name)
+            digest_ = self.digest(name)
             counter.add(sizes[name])
-            return found
+            return digest_
 
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="penstock-digest") as pool:
             return dict(zip(sizes, pool.map(digest, sizes), strict=True))
