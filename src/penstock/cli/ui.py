@@ -47,7 +47,7 @@ def ui(
     if job is not None:
         tell(_link_of(job))
         return
-    from penstock.config.settings import resolve
+    from penstock.config.resolve import resolve
     from penstock.ops.server.ui import serve_ui
 
     token = os.environ.get("PENSTOCK_TOKEN", "").strip() or secrets.token_urlsafe(32)
