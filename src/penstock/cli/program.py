@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
-import runpy
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock import logs
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.ops import attach_process
 from penstock.ops.process import lifeline
@@ -138,6 +135,7 @@ def prepare_environment() -> None:
 def set_up_log() -> bool:
     """Log as JSON from here on where `-D` or the file asks for it; whether they do. Errors in them are the job's to
     report."""
+    from penstock import logs
     from penstock.config.levels import from_file, from_options
     from penstock.config.operations import FORMAT, LogFormat
 
@@ -154,6 +152,8 @@ def set_up_log() -> bool:
 
 def execute(script: Path, arguments: list[str]) -> None:
     """Run `script` as `__main__`, then the one Job it defined, unless it has run it itself."""
+    import runpy
+
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.absolute().parent))  # as Python does for a script, so its neighbours import
     names = runpy.run_path(str(script), run_name="__main__")
@@ -170,6 +170,8 @@ def execute(script: Path, arguments: list[str]) -> None:
 
 def load_job(script: Path) -> Job:
     """The one Job that `script` makes at module level when it is loaded and not run."""
+    import runpy
+
     from penstock.job.job import Job
 
     prepare_environment()
@@ -202,6 +204,10 @@ def run(script: Path, arguments: list[str]) -> int:
 
 
 def _show(error: Exception) -> None:
+    import traceback
+
+    from penstock import logs
+
     if logs.is_json():
         logging.getLogger("penstock").error("the program failed: %s", error, exc_info=error)
     elif isinstance(error, PenstockError):

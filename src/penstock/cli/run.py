@@ -21,9 +21,7 @@ import typer
 
 from penstock.cli import program
 from penstock.cli.output import Display, Output
-from penstock.config.levels import FILE_VARIABLE, Texts, from_file, from_options, using
 from penstock.config.operations import FORMAT, STANDBY, LogFormat
-from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH, RESTORE_ID
 from penstock.errors import ControlError, PenstockError, from_json
 from penstock.ops.process.registry import Entry, Registry, State
 from penstock.ops.process.start import Start
@@ -35,7 +33,6 @@ _BEGUN = (State.RUNNING, State.SUSPENDED, State.FINISHED, State.CANCELED)  # SUS
 #: Everything after the script's name is the script's own, options included.
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
-_PATHS = (PATH, "execution.savepoint.path")
 _PYTHON = "PYSPARK_PYTHON"
 
 FromSavepoint = Annotated[
@@ -122,6 +119,9 @@ def run(
 
     The file runs as the main program. If it only defines one Job at module level and does not run it, it is run.
     """  # fmt: skip
+    from penstock.config.levels import from_options
+    from penstock.config.recovery import ALLOW, CLAIM, FORK_NAME, FORK_SUFFIX, PATH
+
     if detached and not supervise:
         raise typer.BadParameter("a detached job has a supervisor; leave --no-supervise out.", param_hint="-d")
     if standby and not supervise:
@@ -161,9 +161,12 @@ def resolve_start(script: Path, arguments: Sequence[str], given: Mapping[str, st
     """What the run begins with, as far as it is known before the program has run: `given` on the command line, over
     the environment and the file. Wrong settings are an error now; notes about them are the job's to log. A restore
     gets its id here, once, however often the driver is started."""
+    from penstock.config.levels import FILE_VARIABLE, Texts, from_file, from_options, using
+    from penstock.config.recovery import PATH, RESTORE_ID
     from penstock.config.resolve import resolve
 
-    if any(path in given for path in _PATHS):
+    paths = (PATH, "execution.savepoint.path")
+    if any(path in given for path in paths):
         given = {RESTORE_ID: uuid.uuid4().hex, **given}
     options = {**from_options().values, **given}
     if config is not None:
@@ -184,7 +187,7 @@ def resolve_start(script: Path, arguments: Sequence[str], given: Mapping[str, st
         file.values,
         settings.restart.to_dict(),
         settings.availability.standby,
-        any(path in options for path in _PATHS),
+        any(path in options for path in paths),
     )
 
 

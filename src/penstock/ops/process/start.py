@@ -7,14 +7,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from penstock.ops.process.registry import expect_run, home
 from penstock.storage.private import own_folder, read_trusted
 
 FOLDER = "starts"
@@ -41,12 +39,16 @@ class Start:
     def write(self) -> Path:
         """A file of its owner's alone: in the registry's folder, or, where that cannot be written, in the system's
         temporary one. Raises OSError where neither can."""
+        from penstock.ops.process.registry import home
+
         try:
             return self._write(own_folder(home() / FOLDER))
         except OSError:
             return self._write(None)
 
     def _write(self, folder: Path | None) -> Path:
+        import tempfile  # only a driver's start is in a hurry, and that reads
+
         handle, name = tempfile.mkstemp(prefix=f"{self.id}.", suffix=".json", dir=folder)  # made with mode 0600
         with open(handle, "w", encoding="utf-8") as file:
             json.dump(asdict(self), file)
@@ -64,6 +66,7 @@ class Start:
         """While the block lasts, settings of this process are resolved from this start, and not from environment and
         file; the next job that it registers is this run."""
         from penstock.config.levels import Texts, using
+        from penstock.ops.process.registry import expect_run
 
         expect_run(self.id)
         try:
