@@ -15,9 +15,8 @@ if typing.TYPE_CHECKING:
     from penstock.contracts.source import Source
     from penstock.engine.preparation import Epoch
     from penstock.errors import PenstockError
-    from penstock.job.callbacks import CheckpointInfo
     from penstock.job.dropin import exactly_once
-    from penstock.job.job import Job
+    from penstock.job.job import CheckpointInfo, Job
     from penstock.sinks.files import FileSink
     from penstock.sinks.kafka import KafkaSink
     from penstock.sinks.mysql import MySqlSink
@@ -48,9 +47,8 @@ _MODULES = {
     "penstock.contracts.source": "Source",
     "penstock.engine.preparation": "Epoch",
     "penstock.errors": "PenstockError",
-    "penstock.job.callbacks": "CheckpointInfo",
     "penstock.job.dropin": "exactly_once",
-    "penstock.job.job": "Job",
+    "penstock.job.job": "CheckpointInfo Job",
     "penstock.sinks.files": "FileSink",
     "penstock.sinks.kafka": "KafkaSink",
     "penstock.sinks.mysql": "MySqlSink",
