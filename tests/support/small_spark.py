@@ -22,7 +22,7 @@ import pyarrow as pa
 from penstock.checkpoint.ledger import Ledger
 from penstock.checkpoint.spark_log import SparkLog
 from penstock.config import Checkpoints
-from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
+from penstock.contracts.sink import TwoPhaseSink, WriterScope
 from penstock.engine.checksum import HASH_COLUMN
 from penstock.engine.coordinator import Coordinator
 from penstock.engine.inflight import InFlight
@@ -222,16 +222,11 @@ class SmallSpark:
             batch = self._rows(first, last)
             hashes = pa.array([number * 7919 + 13 for number in range(first, last)], pa.int64())
             batch = pa.RecordBatch.from_arrays([*batch.columns, hashes], names=[*batch.schema.names, HASH_COLUMN])
-            scope = WriterScope(
-                SinkScope(self.job, "out", outputs._generation),
-                epoch,
-                outputs._attempt,
-                writer,
-                next(self._serial),
-                dict(outputs._hints("out")),
-            )
-            told = _write(self.sink, scope, iter([batch] if len(batch) else []), outputs._writing("out"))
-            outputs.committables.append(committable("out", told))
+            assignment = outputs.assignments.of("out")
+            serial = next(self._serial)
+            scope = WriterScope(assignment.scope, epoch, assignment.attempt, writer, serial, assignment.hints)
+            report = _write(self.sink, scope, iter([batch] if len(batch) else []), assignment.writing)
+            outputs.committables.append(committable("out", report))
         outputs._written.add("out")
         if self._stateful:
             self.write(f"state/0/0/{epoch + 1}.delta", str(sum(range(end))))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from penstock.engine.checksum import rules_of
 from penstock.errors import CheckpointExpired, JobStopped, SavepointError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.checkpoint.decision import Committable
     from penstock.checkpoint.spark_log import Barrier
     from penstock.deadline import Deadline
+    from penstock.engine.output_jobs import Jobs
     from penstock.engine.protocol import Replay
 
 
@@ -40,20 +41,10 @@ class EpochNotes:
     inflight_bytes: int = 0
 
 
-class EpochObserver(Protocol):
-    """Told of every attempt, in the thread that runs it; must return at once and raise nothing."""
-
-    def prepared(self, epoch: int, barrier: Barrier | None, opened: float) -> None: ...
-
-    def ended(
-        self, epoch: int, generation: int, barrier: Barrier | None, notes: EpochNotes, error: BaseException | None
-    ) -> None: ...
-
-
 @dataclass
 class Attempt:
-    """`number` counts the attempts of a run, over all its epochs. With `replay`, the epoch was decided before.
-    `direct`: its tasks make their rows visible themselves."""
+    """`number` counts the attempts of a run, over all its epochs. `jobs` runs its tasks. With `replay`, the epoch was
+    decided before. `direct`: its tasks make their rows visible themselves."""
 
     query: str
     epoch: int
@@ -61,6 +52,7 @@ class Attempt:
     generation: int
     frame: DataFrame
     barrier: Barrier
+    jobs: Jobs
     replay: Replay | None = None
     direct: bool = False
     notes: EpochNotes = field(default_factory=EpochNotes)

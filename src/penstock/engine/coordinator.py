@@ -1,7 +1,7 @@
-"""From Spark to the sinks: drives the pure protocol for one query. One of the two places that implement `foreachBatch`.
+"""From Spark to the sinks: runs the epochs of one query. One of the two places that implement `foreachBatch`.
 
-An epoch here is an `Attempt`, as often as it takes, that a `Delivery` of the job's mode runs. Every action of
-`protocol.py` has one method here or in `driver.py`, named after it. Nothing else in this file decides anything.
+An epoch is an `Attempt`, as often as it takes. A coroutine says what is done: `protocol.run_epoch`, or that of a weaker
+mode (`modes`). `LedgerRun.drive` hands each of its actions to `Coordinator._perform`. Nothing else here decides.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from penstock.checkpoint.decision import (
 )
 from penstock.checkpoint.log_repair import finish, look, query_of, refuse_lost_state, restore
 from penstock.checkpoint.open import check_sources, history_of, mismatch
-from penstock.config import Checkpoints
+from penstock.config import Checkpoints, Mode
 from penstock.deadline import Deadline
 from penstock.engine import protocol
-from penstock.engine.attempt import Attempt, EpochObserver, Gate
+from penstock.engine.attempt import Attempt, Gate
 from penstock.engine.committers import Stragglers
-from penstock.engine.driver import ProtocolDriver, Timing, explain_stop
-from penstock.engine.modes import ExactlyOnce, delivery_of
+from penstock.engine.driver import LedgerRun, Timing
+from penstock.engine.modes import AbortAll, Begin, CommitOnce, Drop, at_least_once, at_most_once
+from penstock.engine.output_jobs import EachEpoch
 from penstock.engine.positions import Positions
 from penstock.engine.preparation import Preparation
-from penstock.engine.protocol import Replay, Resume
+from penstock.engine.protocol import Failed, PreCommit, Prepared, Replay, Resume
 from penstock.engine.watermark import WatermarkTracker
 from penstock.errors import BarrierOverwritten, PenstockError
 from penstock.failpoints import failpoint
@@ -47,15 +48,17 @@ if TYPE_CHECKING:
     from penstock.contracts.plan import Body
     from penstock.contracts.sink import TwoPhaseSink
     from penstock.engine.inflight import InFlight
+    from penstock.engine.observer import Observer
+    from penstock.engine.output_jobs import Jobs
     from penstock.engine.positions import Inputs, RunningEpoch
     from penstock.events import Events
 
-logger = logging.getLogger("penstock")
+log = logging.getLogger("penstock")
 
 
-class Coordinator(ProtocolDriver):
+class Coordinator:
     """One start of one query: its ledger, its sinks, its generation. Call `recover`, then start Spark. All parts of a
-    query meet here; the arguments without a default are what none can do without."""
+    query meet here; the arguments without a default are those that every query needs."""
 
     def __init__(
         self,
@@ -74,24 +77,33 @@ class Coordinator(ProtocolDriver):
         inflight: InFlight | None = None,
         on_complete: Callable[[int, Barrier | None], None] | None = None,
         inputs: Inputs | None = None,
-        observer: EpochObserver | None = None,
+        observer: Observer | None = None,
         previous: int = 0,
         run: str = "",
     ) -> None:
+        """`previous` is the generation of the last start in this process; `run` is the token of its generations."""
         limits = self._limits = checkpoints or Checkpoints()
-        timing = Timing(limits.commit_timeout_seconds, limits.abort_timeout_seconds)
-        super().__init__(
-            job=job, query=query, sinks=sinks, ledger=ledger, events=events, timing=timing, where=log.location, run=run
+        self.query, self._sources, self._log, self._events = query, tuple(sources), log, events
+        self._previous, self._on_complete = previous, on_complete
+        self._inflight, self._observer = inflight, observer
+        self._run = LedgerRun(
+            job=job,
+            query=query,
+            sinks=sinks,
+            ledger=ledger,
+            events=events,
+            where=log.location,
+            query_id=log.query_id,
+            timing=Timing(limits.commit_timeout_seconds, limits.abort_timeout_seconds),
+            token=run,
         )
-        self.query = query
-        self._sources, self._log, self._previous = tuple(sources), log, previous
-        self._on_complete, self._inflight, self._observer = on_complete, inflight, observer
+        self._ledger = ledger
         self._positions = Positions(query, ledger, log, running)
         self._watermark = WatermarkTracker()
-        self.preparation = Preparation(
+        self._preparation = Preparation(
             job=job,
             sinks=sinks,
-            committers=self._committers,
+            committers=self._run.committers,
             body=body,
             executed_plan=executed_plan,
             watermark=self._watermark,
@@ -101,13 +113,12 @@ class Coordinator(ProtocolDriver):
             inputs=inputs,
         )
         self._gate = Gate(query)
-        self.stragglers = Stragglers(query, self._abort_dangling, inflight)
-        self._exactly_once = ExactlyOnce(self, limits.tolerable_failures)
-        self._delivery = delivery_of(limits.mode, self._exactly_once, self)
+        self._stragglers = Stragglers(query, self._run.abort_dangling, inflight)
+        self._jobs: Jobs = EachEpoch()
         self._resume: Resume | None = None
         self._query_running = False
         self._attempt: Attempt | None = None  # None: no epoch is under way, or its recovery is
-        self._attempts = 0
+        self._attempts = self._failed_in_row = 0
         self._last_completed = 0.0
         self._failure: BaseException | None = None
         self.completed = self.decided = -1
@@ -116,7 +127,7 @@ class Coordinator(ProtocolDriver):
     @property
     def generation(self) -> int:
         """This run's number; before it has registered, that of the run before it in this process."""
-        return self._generation or self._previous
+        return self._run.generation or self._previous
 
     @property
     def failure(self) -> BaseException | None:
@@ -126,17 +137,17 @@ class Coordinator(ProtocolDriver):
     # The two entrances
 
     def recover(self, *, query_running: bool = False) -> Resume:
-        """Finish what an earlier run decided. Call before Spark's query starts (`query_running`: it has, so its log is
-        not ours to complete, and a decided epoch is proven by replay)."""
+        """Finish what an earlier run decided. Call before Spark's query starts (`query_running`: it has started, so its
+        log must not be completed here, and a decided epoch is proven by replay)."""
         started = time.monotonic()
         self._query_running = query_running
-        check_sources(self._ledger, self._log, self._query, self._sources)
-        resume = self._drive(protocol.recover(self._last_own(self.generation)))
-        self._resume, self._generation = resume, resume.generation
-        self.stragglers.started(resume.generation)
+        check_sources(self._ledger, self._log, self.query, self._sources)
+        resume = self._run.drive(protocol.recover(self._run.last_own(self.generation)), self._perform)
+        self._resume = resume
+        self._stragglers.started(resume.generation)
         self._events.emit(
             "recovered",
-            query=self._query,
+            query=self.query,
             generation=resume.generation,
             epoch=resume.epoch,
             action=resume.action,
@@ -146,36 +157,36 @@ class Coordinator(ProtocolDriver):
             self._inflight.start()
         return resume
 
-    def __call__(self, frame: DataFrame, epoch: int) -> None:
+    def __call__(self, frame: DataFrame, epoch: int, jobs: Jobs | None = None) -> None:
         """`foreachBatch`: returns only when epoch `epoch` is visible in every sink, or safe in the in-flight log; then
-        Spark writes its commit."""
-        with self._gate, bound(**self._log_fields(), epoch=epoch):
+        Spark writes its commit. `jobs` runs the tasks, if the writer is part of the streaming plan."""
+        with self._gate, bound(**self._run.log_fields, epoch=epoch):
             try:
                 self._gate.check()
-                self._run(frame, epoch)
+                self._run_epoch(frame, epoch, jobs or self._jobs)
             except BaseException as error:
                 self._failure = error
-                self.emit("failed", epoch, error=f"{type(error).__name__}: {error}")
+                self._run.emit("failed", epoch, error=f"{type(error).__name__}: {error}")
                 raise
             finally:
                 self._attempt = None
 
     def tend(self) -> None:
-        """Call now and then while the query runs: what has to be done though no epoch comes."""
+        """Call now and then while the query runs: sweeps though no epoch comes."""
         if self._gate.try_enter():
             try:
                 if self.failure is None and not self._gate.closed:
-                    self.stragglers.sweep_again()
+                    self._stragglers.sweep_again()
             finally:
                 self._gate.leave()
 
     def drain(self, given_up: Callable[[], bool]) -> None:
-        """Return when the in-flight log is delivered, or `given_up` says so."""
+        """Return when the in-flight log is delivered, or `given_up` returns True."""
         if self._inflight is not None:
             self._inflight.wait_empty(given_up)
 
     def held(self, patience: Deadline) -> AbstractContextManager[None]:
-        """While this lasts no epoch is under way and none begins. `SavepointError` where one does not end in time."""
+        """Within this context no epoch is under way and none begins. `SavepointError` if one does not end in time."""
         return self._gate.held(patience)
 
     @property
@@ -187,6 +198,14 @@ class Coordinator(ProtocolDriver):
     def busy(self) -> bool:
         """Whether an epoch is under way."""
         return self._gate.busy
+
+    def has_begun(self, epoch: int) -> bool:
+        """Whether the epoch is marked as begun, at most once."""
+        return self._ledger.has_begun(epoch, self._log.query_id())
+
+    def refuse_superseded(self) -> None:
+        """`Superseded` if a newer run has registered."""
+        self._run.refuse_superseded()
 
     def shut_gate(self) -> None:
         """From now on no epoch begins; returns at once."""
@@ -201,152 +220,207 @@ class Coordinator(ProtocolDriver):
         self.close_gate()
         if self._inflight is not None:
             self._inflight.close()
-        self._committers.close()
+        self._run.committers.close()
 
     # One epoch
 
-    def _run(self, frame: DataFrame, epoch: int) -> None:
+    def _run_epoch(self, frame: DataFrame, epoch: int, jobs: Jobs) -> None:
         if self._resume is None:
             self.recover(query_running=True)
         replay = self._take_replay(epoch)
         try:
             barrier = self._positions.barrier(epoch, drains=self.drains_at == epoch)
         except BarrierOverwritten:
-            self.refuse_superseded()  # then the other driver is the newer one
+            self._run.refuse_superseded()  # then the other driver is the newer one
             raise
         self._gate.pause(self._last_completed + self._limits.min_pause_seconds - time.monotonic())
         self._open_inflight()
-        delivery = self._delivery if replay is None else self._exactly_once
-        over = False
-        while not over:
+        mode = Mode.EXACTLY_ONCE if replay is not None else Mode(self._limits.mode)
+        done = False
+        while not done:
             self._attempts += 1
             self._attempt = attempt = Attempt(
-                self._query, epoch, self._attempts, self._generation, frame, barrier, replay, delivery.direct
+                query=self.query,
+                epoch=epoch,
+                number=self._attempts,
+                generation=self._run.generation,
+                frame=frame,
+                barrier=barrier,
+                jobs=jobs,
+                replay=replay,
+                direct=mode is Mode.AT_LEAST_ONCE,
             )
-            over = delivery.run(attempt)
-        self.completed, self._next = epoch, epoch + 1
+            done = self._exactly_once(attempt) if mode is Mode.EXACTLY_ONCE else self._weaker(attempt, mode)
+        self.completed, self._run.next_epoch = epoch, epoch + 1
         self._last_completed = time.monotonic()
         self._ledger.prune(epoch)
-        self.stragglers.remove_logs()
-        self.stragglers.sweep_again()
+        self._stragglers.remove_logs()
+        self._stragglers.sweep_again()
         if self._on_complete is not None:
             self._on_complete(epoch, barrier)
-        self.emit("completed", epoch, seconds=round(self._last_completed - attempt.opened, 4))
-        self.observe(attempt, None)
+        self._run.emit("completed", epoch, seconds=round(self._last_completed - attempt.opened, 4))
+        self._observe(attempt, None)
+
+    def _exactly_once(self, attempt: Attempt) -> bool:
+        """Whether it succeeded; False after a failure that is tolerated, and the epoch is tried again."""
+        self._watermark.start(attempt.barrier)
+        if self._watermark.needed and attempt.epoch:
+            self._watermark.verify(self._log.committed_watermark(attempt.epoch - 1))
+        self._run.emit("opened", attempt.epoch)
+        steps = protocol.run_epoch(self._run.generation, attempt.epoch, attempt.replay)
+        try:
+            decision = self._run.drive(steps, self._perform)
+        except BaseException as error:
+            self._observe(attempt, error)
+            if not self._tolerates(attempt, error):
+                raise
+            self._gate.check()
+            return False
+        self._failed_in_row = 0
+        if decision is not None:
+            self._stragglers.keep = decision.committables
+        return True
+
+    def _tolerates(self, attempt: Attempt, error: BaseException) -> bool:
+        """Whether the epoch is tried again: as many failures of a checkpoint in a row as the settings allow, as long as
+        nothing is decided."""
+        checkpoint_only = isinstance(error, PenstockError) and error.checkpoint_only
+        if not checkpoint_only or not protocol.may_try_again(self._run.performed):
+            return False
+        self._stragglers.expect()
+        self._failed_in_row += 1
+        tolerated = self._failed_in_row <= self._limits.tolerable_failures
+        self._run.emit(
+            "checkpoint_failed",
+            attempt.epoch,
+            error=f"{type(error).__name__}: {error}",
+            in_row=self._failed_in_row,
+            tolerable=self._limits.tolerable_failures,
+            tolerated=tolerated,
+        )
+        return tolerated
+
+    def _weaker(self, attempt: Attempt, mode: Mode) -> bool:
+        self._run.refuse_superseded()  # no decision follows that would find it out
+        self._watermark.start(attempt.barrier)
+        epoch = attempt.epoch
+        self._run.emit("opened", epoch)
+        steps = at_least_once(epoch) if mode is Mode.AT_LEAST_ONCE else at_most_once(epoch)
+        visible = self._run.drive(steps, self._perform)
+        if visible is not None:
+            self.decided = epoch
+            self._emit_committed(epoch, visible, commit_ms=0.0, recovery=False)
+            failpoint("epoch.committed")
+        return True
 
     def _take_replay(self, epoch: int) -> Replay | None:
         assert self._resume is not None
         try:
             replay = protocol.replay_of(self._resume, epoch)
         except protocol.LogBehind as stop:
-            raise mismatch(self._query, f"{self._ledger.location} was recovered for epoch {stop.epoch}") from None
-        self._resume = Resume(self._generation, epoch + 1, "none")
+            raise mismatch(self.query, f"{self._ledger.location} was recovered for epoch {stop.epoch}") from None
+        self._resume = Resume(self._run.generation, epoch + 1, "none")
         return replay
 
     def _open_inflight(self) -> None:
         if self._inflight is not None:
             query_id = self._log.query_id()
             assert query_id is not None  # Spark has written its barrier
-            self._inflight.open(query_id, self._generation)
+            self._inflight.open(query_id, self._run.generation)
             self._inflight.wait_for_room(self._gate)
 
-    # What a delivery asks for
-
-    def open(self, attempt: Attempt, *, verify: bool = False) -> None:
-        """The attempt begins. `verify`: compare our watermark with the one that Spark wrote for the epoch before."""
-        self._watermark.start(attempt.barrier)
-        if verify and self._watermark.needed and attempt.epoch:
-            self._watermark.verify(self._log.committed_watermark(attempt.epoch - 1))
-        self.emit("opened", attempt.epoch)
-
-    def carry_out(self, attempt: Attempt) -> None:
-        """All of it by the protocol."""
-        decision = self._drive(protocol.run_epoch(self._generation, attempt.epoch, attempt.replay))
-        if decision is not None:
-            self.stragglers.keep = decision.committables
-
-    @property
-    def may_try_again(self) -> bool:
-        """Whether the attempt that failed may be followed by another one."""
-        return protocol.may_try_again(self._performed)
-
-    def begin(self, attempt: Attempt) -> bool:
-        """Mark the epoch as begun, durably; False where it was before."""
-        return self._ledger.begin(attempt.epoch, self._log.query_id())
-
-    def has_begun(self, epoch: int) -> bool:
-        """Whether the epoch is marked as begun."""
-        return self._ledger.has_begun(epoch, self._log.query_id())
-
-    def commit_at_sinks(self, epoch: int, committables: Sequence[Committable]) -> Mapping[WriterId, Outcome]:
-        """What is proven of each within the time for a commit."""
-        return self._commit_at_sinks(epoch, committables, Deadline(self._timing.commit_seconds))
-
-    def check_gate(self) -> None:
-        """`JobStopped` once no epoch may begin."""
-        self._gate.check()
-
-    def not_prepared(self, attempt: Attempt, failed: protocol.Failed) -> PenstockError:
-        """The error that ends such an attempt."""
-        return explain_stop(protocol.NotPrepared(attempt.epoch, failed.error), self._query, self._where)
-
-    def observe(self, attempt: Attempt, error: BaseException | None) -> None:
-        """The attempt has ended."""
+    def _observe(self, attempt: Attempt, error: BaseException | None) -> None:
         if self._observer is not None:
             if self._inflight is not None:
                 attempt.notes.inflight_bytes = self._inflight.bytes
-            self._observer.ended(attempt.epoch, self._generation, attempt.barrier, attempt.notes, error)
+            self._observer.ended(attempt.epoch, self._run.generation, attempt.barrier, attempt.notes, error)
+
+    def _emit_committed(self, epoch: int, committables: Sequence[Committable], **fields: Any) -> None:
+        rows = sum(committable.rows for committable in committables)
+        writers = sum(bool(committable.rows) for committable in committables)
+        self._run.emit("committed", epoch, rows=rows, writers=writers, **fields)
 
     # The actions
 
+    def _perform(self, action: Any) -> Any:
+        match action:
+            case protocol.Register():
+                return self._register()
+            case protocol.Look():
+                return self._look()
+            case protocol.WriteClaim(claim):
+                self._run.claim(claim)
+                failpoint("recover.claimed")
+            case protocol.RestoreLog(epoch, decided):
+                return self._restore_log(epoch, decided)
+            case PreCommit(_, only):
+                return self._prepare(only)
+            case protocol.Decide(decision):
+                self._decide(decision)
+            case protocol.Commit(decision):
+                return self._commit(decision)
+            case protocol.FinishLog(epoch, watermark):
+                finished = not self._query_running and finish(self._ledger, self._log, epoch, watermark)
+                failpoint("recover.finished")
+                return finished
+            case protocol.Sweep(keep):
+                self._stragglers.sweep(keep)
+                failpoint("recover.swept" if self._attempt is None else "epoch.aborted")
+            case Begin(epoch):
+                return self._ledger.begin(epoch, self._log.query_id())
+            case CommitOnce(epoch, committables):
+                self.decided = epoch
+                failpoint("epoch.confirmed")
+                return self._run.commit(epoch, committables)
+            case AbortAll():
+                self._stragglers.abort_all_quietly()
+            case Drop(epoch, why, committables):
+                log.warning("query %s, at most once: epoch %d is skipped (%s)", self.query, epoch, why)
+                rows = sum(committable.rows for committable in committables)
+                self._run.emit("skipped", epoch, rows=rows, error=why)
+        return None
+
     def _register(self) -> int:
-        generation = super()._register()
-        self.emit("started", None)
+        facts = {**self._run.facts(), "sources": self._sources, "history": history_of(self._log)}
+        generation = self._run.register(facts)
+        self._run.emit("started", None)
         return generation
 
-    def _facts(self) -> dict[str, Any]:
-        return {**super()._facts(), "sources": self._sources, "history": history_of(self._log)}
-
-    def _query_id(self) -> str | None:
-        return self._log.query_id()
-
     def _look(self) -> CheckpointState:
-        found = look(self._ledger, self._log, running=self._query_running)
-        refuse_lost_state(self._ledger, self._log, found, self._query)
-        query = query_of(self._ledger, self._log)
-        if query is not None and self._inflight is not None:
-            self._inflight.open(query, self._generation)
-        self._next = next_epoch(found)
+        state = look(self._ledger, self._log, running=self._query_running)
+        refuse_lost_state(self._ledger, self._log, state, self.query)
+        query_id = query_of(self._ledger, self._log)
+        if query_id is not None and self._inflight is not None:
+            self._inflight.open(query_id, self._run.generation)
+        self._run.next_epoch = next_epoch(state)
         failpoint("recover.looked")
-        return found
+        return state
 
     def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
-        behind = self._query_running and self._log.next_epoch()[0] < epoch  # and Spark has gone on from there
         running = self._query_running
+        behind = running and self._log.next_epoch()[0] < epoch  # and Spark has gone on from there
         changed = None if behind else restore(self._ledger, self._log, epoch, decided, running=running)
         if changed:
-            logger.warning("query %s: Spark's log is mended for epoch %d: %s", self._query, epoch, ", ".join(changed))
-            self.emit("log_restored", epoch)
+            log.warning("query %s: Spark's log is restored for epoch %d: %s", self.query, epoch, ", ".join(changed))
+            self._run.emit("log_restored", epoch)
             failpoint("recover.restored")
             if running:
                 raise self._positions.overwritten(epoch)  # Spark has read it as it was before
         return changed is not None
 
-    def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
-        assert self._attempt is not None
-        return self.prepare(self._attempt, only)
-
-    def prepare(self, attempt: Attempt, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
-        """Run the plan, with the writers of the sinks in `only` alone, if it is given; all others just count."""
-        prepared = self.preparation.run(attempt, only)
-        if isinstance(prepared, protocol.Failed):
+    def _prepare(self, only: frozenset[str] | None) -> Prepared | Failed:
+        """Run the plan, with the writers of the sinks in `only` alone, if it is set; all others just count."""
+        attempt = self._attempt
+        assert attempt is not None
+        prepared = self._preparation.run(attempt, only)
+        if isinstance(prepared, Failed):
             return prepared
         if prepared.strays:
-            self.stragglers.expect(logs=True)
+            self._stragglers.expect(logs=True)
         seconds, rows = attempt.seconds, sum(committable.rows for committable in prepared.committables)
         attempt.notes.committables, attempt.notes.precommit_ms = prepared.committables, round(seconds * 1000, 2)
         writers = sum(bool(committable.rows) for committable in prepared.committables)
-        self.emit("precommitted", attempt.epoch, rows=rows, writers=writers, seconds=round(seconds, 4))
+        self._run.emit("precommitted", attempt.epoch, rows=rows, writers=writers, seconds=round(seconds, 4))
         failpoint("epoch.sealed")
         return replace(prepared, strays=prepared.strays and not self._limits.unaligned)
 
@@ -366,7 +440,7 @@ class Coordinator(ProtocolDriver):
         )
         self.decided = decision.id.epoch
         attempt.notes.decided = time.time()
-        self.emit("decided", decision.id.epoch)
+        self._run.emit("decided", decision.id.epoch)
         failpoint("epoch.decided")
 
     def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
@@ -377,37 +451,18 @@ class Coordinator(ProtocolDriver):
         epoch = decision.id.epoch
         logged = [committable for committable in decision.to_commit if committable.logged]
         direct = [committable for committable in decision.to_commit if not committable.logged]
-        outcomes = dict(self.commit_at_sinks(epoch, direct))
+        outcomes = self._run.commit(epoch, direct)
         visible = True
         if logged:
             uids = {committable.sink for committable in logged}
-            if self._inflight is None or uids - self._sinks.keys():
-                raise self._committers.uids_changed(uids, f"epoch {epoch} is in the log for")
-            visible = self._inflight.commit(epoch, logged, self._commit_at_sinks)
+            if self._inflight is None or uids - self._run.sinks.keys():
+                raise self._run.committers.uids_changed(uids, f"epoch {epoch} is in the log for")
+            visible = self._inflight.commit(epoch, logged, self._run.commit)
             outcomes.update({committable.id: Outcome.COMMITTED for committable in logged})
         commit_ms = round((time.monotonic() - started) * 1000, 2)
         if attempt is not None:
             attempt.notes.commit_ms, attempt.notes.logged = commit_ms, not visible
         if visible and all(outcomes.get(committable.id, Outcome.UNKNOWN).visible for committable in decision.to_commit):
-            self.emit(
-                "committed",
-                epoch,
-                rows=sum(committable.rows for committable in decision.committables),
-                writers=len(decision.to_commit),
-                commit_ms=commit_ms,
-                recovery=attempt is None,
-            )
+            self._emit_committed(epoch, decision.committables, commit_ms=commit_ms, recovery=attempt is None)
         failpoint("recover.committed" if attempt is None else "epoch.committed")
         return outcomes
-
-    def _finish_log(self, epoch: int, watermark: int | None) -> bool:
-        finished = not self._query_running and finish(self._ledger, self._log, epoch, watermark)
-        failpoint("recover.finished")
-        return finished
-
-    def _sweep(self, keep: Sequence[Committable]) -> None:
-        self.stragglers.sweep(keep)
-        failpoint("recover.swept" if self._attempt is None else "epoch.aborted")
-
-    def _passed(self, point: str) -> None:
-        failpoint(point)

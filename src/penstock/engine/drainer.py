@@ -19,14 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.decision import CheckpointState, Committable, Decision, DecisionId, Outcome, WriterId
+from penstock.checkpoint.decision import CheckpointState, Committable, DecisionId, Outcome, WriterId
 from penstock.checkpoint.inflight import Entry, log_of, read_log
 from penstock.contracts.sink import SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline
 from penstock.engine import protocol
 from penstock.engine.checksum import HASH_COLUMN, MODULO, sum_of_hashes
 from penstock.engine.committers import SweepTimes
-from penstock.engine.driver import ProtocolDriver, Timing
+from penstock.engine.driver import LedgerRun, Timing
 from penstock.engine.protocol import Replay
 from penstock.errors import LedgerCorrupt, OutcomeUnknown, PenstockError
 from penstock.failpoints import failpoint
@@ -113,7 +113,18 @@ _STOP_SECONDS = 10.0
 _RECOVERIES = 10**9  # more than a run gets to, one every few seconds
 
 
-class Drainer(ProtocolDriver):
+class _DrainRun(LedgerRun):
+    """The run is registered already. Each recovery within it has a number of its own: an epoch that this run has
+    decided, and whose writers the sink has lost since, is decided once more, and that decision outranks the first."""
+
+    number = 0
+
+    def newest_generation(self) -> int:
+        self.refuse_superseded()
+        return self.number
+
+
+class Drainer:
     """One sink's. `start` runs it in a thread; `failure` is what no waiting can cure."""
 
     def __init__(
@@ -131,18 +142,21 @@ class Drainer(ProtocolDriver):
         turn: WriteTurn,
     ) -> None:
         uid = own_scope.uid
-        super().__init__(
+        self._run = _DrainRun(
             job=own_scope.job,
             query=query,
             sinks={uid: sink},
             ledger=ledger,
             events=events,
-            timing=timing,
             where=backlog.location,
+            query_id=lambda: query_id,
+            timing=timing,
             registered=registered,
+            mark=MARK,
         )
-        self._generation = own_scope.generation
-        self._number = self._generation * _RECOVERIES
+        self._run.generation = own_scope.generation
+        self._run.number = own_scope.generation * _RECOVERIES
+        self._query, self._ledger, self._timing = query, ledger, timing
         self._uid, self._sink, self._id = uid, sink, query_id
         self._backlog = backlog
         self._own_scope = own_scope  # that of the query's own transactions, some of which are ours to commit
@@ -171,7 +185,7 @@ class Drainer(ProtocolDriver):
             self._thread.join(_STOP_SECONDS)
         if self._thread.is_alive():
             return  # it waits for a sink that does not answer; when it wakes, it is a zombie like any other, and fenced
-        self._committers.close()
+        self._run.committers.close()
         if self._own is not None:
             self._own.close()
 
@@ -180,11 +194,11 @@ class Drainer(ProtocolDriver):
     def unproven(self, seconds: float) -> list[tuple[int, Committable, str]]:
         """Commit the epoch that comes next as far as the sink had prepared it. Of what cannot be proven: the epoch, the
         committable, and what is seen of it in the target."""
-        decided = self._drive(protocol.commit_decided())
+        decided = self._run.drive(protocol.commit_decided(), self._perform)
         entry = self._backlog.first()
         if decided is not None:
             decision, known = decided
-            epoch, asked, committer = decision.id.epoch, decision.to_commit, self._committers[self._uid]
+            epoch, asked, committer = decision.id.epoch, decision.to_commit, self._run.committers[self._uid]
             outcomes = {writer: known[writer] for writer in known if known[writer] is not Outcome.UNKNOWN}
         elif entry is not None:
             epoch, asked, committer = entry.epoch, entry.prepared, self._own_committer()
@@ -196,17 +210,16 @@ class Drainer(ProtocolDriver):
         return [(epoch, committable, seen.get(committable.writer, "")) for committable in unknown]
 
     def rule(self, epoch: int, committables: Sequence[Committable], outcome: Outcome) -> None:
-        """Keep a person's word on how these ended."""
-        self.refuse_superseded()
-        self._ledger.rule(epoch, self._id, committables, outcome)
+        """Record an operator's ruling on how these ended."""
+        self._run.rule(epoch, committables, outcome)
 
     # The loop
 
     def _work(self) -> None:
-        with bound(**self._log_fields()):
-            self._run()
+        with bound(**self._run.log_fields):
+            self._loop()
 
-    def _run(self) -> None:
+    def _loop(self) -> None:
         wait = _FIRST_WAIT
         while not self._stopping.is_set():
             try:
@@ -227,17 +240,17 @@ class Drainer(ProtocolDriver):
                     return
                 if self.waiting_for is None:
                     log.warning("sink %s of query %s takes nothing now: %s", self._uid, self._query, error)
-                    self.emit("drain_waiting", None, sink=self._uid, error=str(error))
+                    self._run.emit("drain_waiting", None, sink=self._uid, error=str(error))
                 self.waiting_for = str(error)
                 self._stopping.wait(wait)
                 wait = min(wait * 2, _LONGEST_WAIT)
 
     def _recover(self) -> None:
         """Finish what an earlier drainer decided; until this has succeeded nothing is delivered."""
-        resume = self._drive(protocol.recover())
+        resume = self._run.drive(protocol.recover(), self._perform)
         self._replay = resume.replay
         self._recovered = True
-        self._times.started(self._generation)
+        self._times.started(self._run.generation)
 
     def _sweep_again(self) -> None:
         """Between two epochs: abort what drainers of older runs have opened since. What is decided is visible by then,
@@ -246,7 +259,7 @@ class Drainer(ProtocolDriver):
             older = not self._times.soon
             self._times.swept()
             try:
-                self._abort_dangling((), again=True, older=older)
+                self._run.abort_dangling((), again=True, older=older)
             except PenstockError as error:
                 if not error.retryable:
                     raise
@@ -260,13 +273,13 @@ class Drainer(ProtocolDriver):
             with self._turn.drainer(self._stopping.is_set) as mine:
                 if not mine:
                     return
-                self.refuse_superseded()
+                self._run.refuse_superseded()
                 self._clear_the_way(entry)
                 replay = self._replay if self._replay and self._replay.decision.id.epoch == entry.epoch else None
                 self._replay = None
                 self._attempt += 1
                 try:
-                    self._drive(protocol.run_epoch(self._number, entry.epoch, replay))
+                    self._run.drive(protocol.run_epoch(self._run.number, entry.epoch, replay), self._perform)
                 except LedgerCorrupt:
                     self._backlog.reload()
                     if entry.epoch > self._backlog.drained:
@@ -297,7 +310,7 @@ class Drainer(ProtocolDriver):
         """Commit what the sink had prepared; what is left has to be written from the log."""
         if not entry.prepared:
             return entry.committables
-        self.refuse_superseded()
+        self._run.refuse_superseded()
         outcomes = self._commit_prepared(entry)
         unknown = [committable for committable in entry.prepared if committable.id not in outcomes]
         if unknown:
@@ -337,7 +350,7 @@ class Drainer(ProtocolDriver):
     def _finish(self, entry: Entry, *, rewritten: int, seconds: float) -> None:
         self._backlog.mark(entry.epoch)
         failpoint("drain.marked")
-        self.emit(
+        self._run.emit(
             "drained",
             entry.epoch,
             sink=self._uid,
@@ -351,19 +364,32 @@ class Drainer(ProtocolDriver):
         self._backlog.forget(entry)
         self._ledger.prune(entry.epoch)
 
-    # The protocol's actions, as far as they differ
+    # The actions
 
-    def _register(self) -> int:
-        """The run is registered already. Each recovery within it has a number of its own: an epoch that this run has
-        decided, and whose writers the sink has lost since, is decided once more, and that decision outranks the first.
-        """
-        self._number += 1
-        self._committers.open({self._uid: self._scope(self._uid)})
-        return self._number
-
-    def _newest_generation(self) -> int:
-        self.refuse_superseded()
-        return self._number
+    def _perform(self, action: Any) -> Any:
+        match action:
+            case protocol.Register():
+                self._run.number += 1
+                self._run.open_committers()
+                return self._run.number
+            case protocol.Look():
+                return self._look()
+            case protocol.WriteClaim(claim):
+                self._run.claim(claim)
+            case protocol.RestoreLog(epoch, _):
+                return self._restore_log(epoch)
+            case protocol.PreCommit(epoch, _):
+                return self._pre_commit(epoch)
+            case protocol.Decide(decision):
+                self._ledger.decide(decision, query=self._id, barrier=None)
+                failpoint("drain.decided")
+            case protocol.Commit(decision):
+                return self._run.commit(decision.id.epoch, decision.to_commit)
+            case protocol.FinishLog(epoch, _):
+                return self._finish_log(epoch)
+            case protocol.Sweep(keep):
+                self._run.abort_dangling(keep)
+        return None
 
     def _look(self) -> CheckpointState:
         self._ledger.settle()
@@ -372,7 +398,7 @@ class Drainer(ProtocolDriver):
         epoch = entry.epoch if entry is not None else self._backlog.drained + 1
         return look(self._ledger, self._id, epoch, waits=entry is not None)
 
-    def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
+    def _restore_log(self, epoch: int) -> bool:
         """A later epoch than the first that waits is decided: an epoch is decided only when all before it are
         delivered, so just their mark is missing."""
         self._backlog.mark(epoch - 1)
@@ -380,12 +406,12 @@ class Drainer(ProtocolDriver):
         entry = self._backlog.first()
         return entry is not None and entry.epoch == epoch
 
-    def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
+    def _pre_commit(self, epoch: int) -> protocol.Prepared | protocol.Failed:
         try:
-            hints = self._committers[self._uid].hints()
+            hints = self._run.committers[self._uid].hints()
             with ThreadPoolExecutor(_WRITERS, thread_name_prefix=f"penstock-drain-{self._uid}") as pool:
                 written = list(pool.map(lambda committable: self._write(epoch, committable, hints), self._left))
-            sealed = self._committers.seal(written, Deadline(self._timing.commit_seconds))
+            sealed = self._run.committers.seal(written, Deadline(self._timing.commit_seconds))
         except Exception as error:
             return protocol.Failed(error)
         failpoint("drain.prepared")
@@ -393,7 +419,7 @@ class Drainer(ProtocolDriver):
 
     def _write(self, epoch: int, committable: Committable, hints: Mapping[str, Any]) -> Committable:
         """One writer of the epoch, from its log file to prepared."""
-        scope = WriterScope(self._scope(self._uid), epoch, self._attempt, committable.writer, 0, hints)
+        scope = WriterScope(self._run.scope(self._uid), epoch, self._attempt, committable.writer, 0, hints)
         batches = read_log(self._backlog.logs, log_of(committable))
         writer = self._sink.open_writer(scope)
         rows = total = 0
@@ -414,27 +440,11 @@ class Drainer(ProtocolDriver):
             raise
         return Committable(committable.sink, committable.writer, rows, committable.checksum, payload)
 
-    def _decide(self, decision: Decision) -> None:
-        self._ledger.decide(decision, query=self._id, barrier=None)
-        failpoint("drain.decided")
-
-    def _finish_log(self, epoch: int, watermark: int | None) -> bool:
+    def _finish_log(self, epoch: int) -> bool:
         entry = self._backlog.first()
         if entry is not None and entry.epoch == epoch:
             self._finish(entry, rewritten=0, seconds=0.0)
         return True
-
-    def _log_fields(self) -> dict[str, str]:
-        return {**super()._log_fields(), "sink": self._uid}
-
-    def _passed(self, point: str) -> None:
-        """Recovery of a drainer has no points of its own: the ledger's and the sink's are shared."""
-
-    def _query_id(self) -> str | None:
-        return self._id
-
-    def _scope(self, uid: str) -> SinkScope:
-        return SinkScope(self._job, f"{uid}{MARK}", self._generation)
 
 
 def generation_of(decision: DecisionId) -> int:

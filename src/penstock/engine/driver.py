@@ -1,21 +1,24 @@
-"""Carries the protocol's actions out against a ledger and its sinks, and explains the protocol's stops as errors."""
+"""Drives the protocol: `LedgerRun` is one run of one ledger with its sinks; `explain_stop` turns a stop into an error.
+
+`Coordinator` (from Spark to the sinks), `Drainer` (from the in-flight log to a sink) and `Settlement` (for a dead job)
+each own a `LedgerRun` and perform the actions that differ: where an epoch comes from, how it is prepared, and which log
+completes it.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
 import socket
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.checkpoint.decision import CheckpointState, Committable, Decision, DecisionId, Outcome, WriterId
+from penstock.checkpoint.decision import Claim, Committable, Decision, Outcome, WriterId
 from penstock.contracts.sink import SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine import protocol
 from penstock.engine.committers import Committers, refuse_lost_rows
-from penstock.engine.protocol import Action
 from penstock.errors import (
     CheckpointBehind,
     OutcomeUnknown,
@@ -25,6 +28,7 @@ from penstock.errors import (
     Superseded,
     WritersLost,
 )
+from penstock.failpoints import failpoint
 from penstock.logs import bound
 
 if TYPE_CHECKING:
@@ -43,8 +47,14 @@ class Timing:
     abort_seconds: float = 30.0
 
 
-class ProtocolDriver(ABC):
-    """One run of one ledger: its generation, its committers. Each action of the protocol has a method."""
+class LedgerRun:
+    """One run of one ledger: its generation, its committers, and the actions that are the same wherever an epoch comes
+    from. It never calls back into its owner, except that `drive` hands it the actions of a coroutine.
+
+    `query_id` gives the id of Spark's query. `token` is how this process recognises its own generations; it is the same
+    for all starts of a query. `registered` is the ledger in which the runs of the query register, if it is another
+    one. `mark` follows a sink's uid in the names of what this run leaves in the other system. `where` is the checkpoint
+    that errors name."""
 
     def __init__(
         self,
@@ -54,172 +64,125 @@ class ProtocolDriver(ABC):
         sinks: Mapping[str, TwoPhaseSink],
         ledger: Ledger,
         events: Events,
-        timing: Timing,
         where: str,
-        run: str = "",
+        query_id: Callable[[], str | None],
+        timing: Timing = Timing(),  # noqa: B008 - a frozen value
+        token: str = "",
         registered: Ledger | None = None,
+        mark: str = "",
     ) -> None:
-        """`run`: by what this process knows generations of its own again; it keeps it for all starts of the query."""
-        self._run_id = run or secrets.token_hex(8)
-        self._job, self._query, self._sinks = job, query, dict(sinks)
-        self._ledger, self._events, self._timing = ledger, events, timing
-        self._registered = registered or ledger  # where the runs of the query register
-        self._where = where  # for people: the checkpoint an error speaks of
-        self._committers = Committers(query, sinks)
-        self._generation = 0
-        self._next = 0  # the epoch that comes next, where all before it are known to be complete
-        self._performed: set[type[Action]] = set()  # of the coroutine driven last
+        self.job, self.query, self.sinks, self.ledger, self.timing = job, query, dict(sinks), ledger, timing
+        self.query_id, self.committers = query_id, Committers(query, sinks)
+        self.generation = 0
+        self.next_epoch = 0  # where all epochs before it are known to be complete
+        self.performed: set[type] = set()  # by the coroutine driven last
+        self._events, self._where, self._mark = events, where, mark
+        self._token, self._registered = token or secrets.token_hex(8), registered or ledger
+        self.log_fields = {"job": job, "query": query, **({"sink": ", ".join(sinks)} if mark else {})}
 
-    def _drive(self, steps: Generator[Action, Any, _T]) -> _T:
-        """Carry out actions until the coroutine ends; what an action raises goes past it, to the caller."""
-        answer: Any = None
-        self._performed.clear()
+    def drive(self, steps: Generator[Any, Any, _T], perform: Callable[[Any], Any]) -> _T:
+        """Carry out actions until the coroutine ends; whether the run is still the newest is answered here, all else
+        by `perform`. What an action raises skips the coroutine and goes to the caller."""
+        reply: Any = None
+        self.performed.clear()
         try:
             while True:
-                action = steps.send(answer)
-                self._performed.add(type(action))
-                with bound(**self._log_fields(), epoch=_epoch_of(action)):
-                    answer = self._perform(action)
+                action = steps.send(reply)
+                self.performed.add(type(action))
+                with bound(**self.log_fields, epoch=_epoch_of(action)):
+                    newest = isinstance(action, protocol.NewestGeneration)
+                    reply = self.newest_generation() if newest else perform(action)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         except protocol.ProtocolStop as stop:
-            raise explain_stop(stop, self._query, self._where) from getattr(stop, "error", None)
+            raise explain_stop(stop, self.query, self._where) from getattr(stop, "error", None)
 
-    def _perform(self, action: Action) -> Any:
-        match action:
-            case protocol.Register():
-                return self._register()
-            case protocol.Look():
-                return self._look()
-            case protocol.WriteClaim(claim):
-                self._ledger.claim(claim, self._query_id())
-                self._passed("recover.claimed")
-            case protocol.NewestGeneration():
-                return self._newest_generation()
-            case protocol.RestoreLog(epoch, decided):
-                return self._restore_log(epoch, decided)
-            case protocol.PreCommit(epoch, only):
-                return self._pre_commit(epoch, only)
-            case protocol.Decide(decision):
-                self._decide(decision)
-            case protocol.Commit(decision):
-                return self._commit(decision)
-            case protocol.FinishLog(epoch, watermark):
-                return self._finish_log(epoch, watermark)
-            case protocol.Sweep(keep):
-                self._sweep(keep)
-        return None
+    # The run
 
-    # The actions that differ
+    def facts(self) -> dict[str, Any]:
+        """What the generation records of itself."""
+        process = {"host": socket.gethostname(), "pid": os.getpid(), "run": self._token}
+        return {"job": self.job, **process, "sinks": sorted(self.sinks)}
 
-    @abstractmethod
-    def _look(self) -> CheckpointState: ...
+    def register(self, facts: Mapping[str, Any]) -> int:
+        """Become the newest generation, and open the committers for it."""
+        self.generation = self.ledger.register(dict(facts))
+        self.open_committers()
+        failpoint("recover.registered")
+        return self.generation
 
-    @abstractmethod
-    def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed: ...
+    def open_committers(self) -> None:
+        self.committers.open({uid: self.scope(uid) for uid in self.sinks})
 
-    @abstractmethod
-    def _decide(self, decision: Decision) -> None: ...
+    def scope(self, uid: str) -> SinkScope:
+        return SinkScope(self.job, f"{uid}{self._mark}", self.generation)
 
-    def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
-        """Only Spark's log can lose anything."""
-        return False
+    def claim(self, claim: Claim) -> None:
+        self.ledger.claim(claim, self.query_id())
 
-    @abstractmethod
-    def _finish_log(self, epoch: int, watermark: int | None) -> bool: ...
-
-    @abstractmethod
-    def _passed(self, point: str) -> None:
-        """A failpoint of a recovery."""
-
-    @abstractmethod
-    def _query_id(self) -> str | None: ...
-
-    # Those that are mostly the same
-
-    def _register(self) -> int:
-        self._generation = self._ledger.register(self._facts())
-        self._committers.open({uid: self._scope(uid) for uid in self._sinks})
-        self._passed("recover.registered")
-        return self._generation
-
-    def _newest_generation(self) -> int:
+    def newest_generation(self) -> int:
         return self._registered.newest_generation()
 
-    def _facts(self) -> dict[str, Any]:
-        """What the generation says of itself."""
-        who = {"host": socket.gethostname(), "pid": os.getpid(), "run": self._run_id}
-        return {"job": self._job, **who, "sinks": sorted(self._sinks)}
-
-    def _last_own(self, known: int) -> int:
+    def last_own(self, known: int) -> int:
         """The newest generation that is known to be this process's. One that it registered without an answer counts: a
         start that took it for another run's would end the job, though nothing else runs it."""
-        newest = self._ledger.newest_generation() if known else 0
-        return newest if newest > known and self._ledger.is_of(newest, self._run_id) else known
+        newest = self.ledger.newest_generation() if known else 0
+        return newest if newest > known and self.ledger.is_of(newest, self._token) else known
 
-    def _scope(self, uid: str) -> SinkScope:
-        return SinkScope(self._job, uid, self._generation)
+    def refuse_superseded(self) -> None:
+        """`Superseded` if a newer run has registered. Called before a write that no coroutine asks for."""
+        newest = self._registered.newest_generation()
+        if newest > self.generation:
+            raise explain_stop(protocol.Fenced(self.generation, newest), self.query, self._where)
 
-    def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
-        return self._commit_at_sinks(decision.id.epoch, decision.to_commit, Deadline(self._timing.commit_seconds))
+    # Its sinks
 
-    def _commit_at_sinks(
-        self, epoch: int, committables: Sequence[Committable], deadline: Deadline
+    def commit(
+        self, epoch: int, committables: Sequence[Committable], deadline: Deadline | None = None
     ) -> dict[WriterId, Outcome]:
-        outcomes = self._committers.commit(epoch, committables, deadline)
+        """The proven outcome of each; an operator's ruling where nothing can be proven (`transactions resolve`)."""
+        outcomes = self.committers.commit(epoch, committables, deadline or Deadline(self.timing.commit_seconds))
         unknown = [
             committable
             for committable in committables
             if outcomes.get(committable.id, Outcome.UNKNOWN) is Outcome.UNKNOWN
         ]
-        if unknown:
-            # Only where nothing can be proven does somebody's word count, see `penstock transactions resolve`.
-            outcomes |= self._ledger.ruled(epoch, self._query_id(), unknown)
-        return outcomes
+        return outcomes | self.ledger.ruled(epoch, self.query_id(), unknown) if unknown else outcomes
 
-    def _sweep(self, keep: Sequence[Committable]) -> None:
-        self._abort_dangling(keep)
-        self._passed("recover.swept")
+    def rule(self, epoch: int, committables: Sequence[Committable], outcome: Outcome) -> None:
+        """Record an operator's ruling on how these ended."""
+        self.refuse_superseded()
+        self.ledger.rule(epoch, self.query_id(), committables, outcome)
 
-    def _abort_dangling(
+    def abort_dangling(
         self, keep: Sequence[Committable], *, again: bool = False, without: Collection[str] = (), older: bool = False
     ) -> None:
+        """Abort what is open in the sinks, except `keep`. `again`: not the first sweep of this run; then the sinks in
+        `without` are skipped and, if it is only for what `older` runs leave, those that fence older runs."""
         if again:
             self.refuse_superseded()
         if older:
-            without = {*without, *self._committers.fencing()}
-        if self._sinks.keys() <= set(without):
+            without = {*without, *self.committers.fencing()}
+        if self.sinks.keys() <= set(without):
             return
-        deadline = Deadline(self._timing.abort_seconds)
-        # Before anything is aborted: what a sink has fallen back to prepared would go with the rest.
-        refuse_lost_rows(self._ledger, self._query_id(), self._next, self._committers, self._query, deadline)
-        self._committers.refuse_unknown_runs(self._registered.newest_generation, deadline)
-        self._abort_known(keep, deadline, without)
+        deadline = Deadline(self.timing.abort_seconds)
+        # Before the abort: it would also end what a sink has fallen back to prepared.
+        refuse_lost_rows(self.ledger, self.query_id(), self.next_epoch, self.committers, self.query, deadline)
+        self.committers.refuse_unknown_runs(self._registered.newest_generation, deadline)
+        self.abort_known(keep, deadline, without)
 
-    def _abort_known(self, keep: Sequence[Committable], deadline: Deadline, without: Collection[str] = ()) -> None:
-        found = self._committers.abort_dangling(keep, deadline, without)
-        if found:
-            self._events.emit("aborted", query=self._query, generation=self._generation, count=found)
-
-    # Beside the protocol
-
-    def _log_fields(self) -> dict[str, str]:
-        """What every line of the log says that an action causes."""
-        return {"job": self._job, "query": self._query}
-
-    def refuse_superseded(self) -> None:
-        """Before something is written that no coroutine asks for: `Superseded` where a newer run has registered."""
-        newest = self._registered.newest_generation()
-        if newest > self._generation:
-            raise explain_stop(protocol.Fenced(self._generation, newest), self._query, self._where)
+    def abort_known(self, keep: Sequence[Committable], deadline: Deadline, without: Collection[str] = ()) -> None:
+        count = self.committers.abort_dangling(keep, deadline, without)
+        if count:
+            self.emit("aborted", None, count=count)
 
     def emit(self, event: str, epoch: int | None, **fields: Any) -> None:
-        """Tell of something that this run of the query did."""
+        """Report something that this run of the query did."""
         more = {} if epoch is None else {"epoch": epoch}
-        self._events.emit(event, query=self._query, generation=self._generation, **more, **fields)
+        self._events.emit(event, query=self.query, generation=self.generation, **more, **fields)
 
 
-def _epoch_of(action: Action) -> int | None:
+def _epoch_of(action: Any) -> int | None:
     match action:
         case protocol.Decide(decision) | protocol.Commit(decision):
             return decision.id.epoch

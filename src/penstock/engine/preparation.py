@@ -10,11 +10,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.decision import Committable
-from penstock.contracts.sink import SinkScope, TwoPhaseSink
+from penstock.contracts.sink import Committer, SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine import protocol
-from penstock.engine.attempt import Attempt, EpochObserver, Watchdog
-from penstock.engine.output_jobs import EachEpoch
+from penstock.engine.attempt import Attempt, Watchdog
 from penstock.engine.task import Assignment, Route, Writing, attempt_of, committable, stage_of
 from penstock.errors import ConfigurationError, DuplicateUid, PenstockError
 from penstock.failpoints import failpoint
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
     from penstock.contracts.plan import Body, Outputs
     from penstock.engine.committers import Committers
     from penstock.engine.inflight import InFlight
-    from penstock.engine.output_jobs import Answer, Jobs
+    from penstock.engine.observer import Observer
+    from penstock.engine.output_jobs import Answer
     from penstock.engine.positions import Inputs
     from penstock.engine.watermark import WatermarkTracker
 
@@ -43,29 +43,63 @@ _PATIENCE = 1.0  # a needless sweep costs one request, so waiting longer for Spa
 _POLL = 0.005
 
 
-class EpochOutputs:
-    """Handed to a query's body once per epoch. `write` prepares; nothing becomes visible before the decision."""
+class Assignments:
+    """What the writers of each output are told in one attempt: the route of their rows, and what their sink knows. With
+    `only`, the writers of those sinks alone write."""
 
     def __init__(
         self,
-        epoch: int,
-        attempt: int,
-        generation: int,
         job: str,
-        sinks: Mapping[str, TwoPhaseSink],
-        frame: DataFrame,
-        writing: Callable[[str], Writing],
-        hints: Callable[[str], Mapping[str, Any]],
-        jobs: Jobs,
-        rules: Mapping[str, int],
+        attempt: Attempt,
+        only: frozenset[str] | None,
+        committers: Committers | Mapping[str, Committer],
+        inflight: InFlight | None,
     ) -> None:
-        self.epoch = epoch
+        self._job, self._attempt, self._only = job, attempt, only
+        self._committers, self._inflight = committers, inflight
+
+    def of(self, uid: str) -> Assignment:
+        """Asked when the output is about to run: an epoch that has taken long leaves less time for the sink."""
+        attempt, (writing, hints) = self._attempt, self._route(uid)
+        scope = SinkScope(self._job, uid, attempt.generation)
+        return Assignment(scope, attempt.epoch, attempt.number, writing, hints)
+
+    def _route(self, uid: str) -> tuple[Writing, dict[str, Any]]:
+        """The route and the hints. An epoch that can go by the in-flight log does not wait for a sink that is away."""
+        writing = self._writing(uid)
+        if writing.route in (Route.LOG, Route.COUNT):
+            return writing, {}  # the sink gets no rows
+        try:
+            return writing, dict(self._hints(uid))
+        except PenstockError as error:
+            if writing.route is not Route.TEE or not error.retryable:
+                raise
+            epoch = self._attempt.epoch
+            log.warning("epoch %d goes by the in-flight log, sink %s takes nothing now: %s", epoch, uid, error)
+            return Writing(Route.LOG, writing.log), {}
+
+    def _writing(self, uid: str) -> Writing:
+        if self._only is not None:
+            return Writing(Route.SINK if uid in self._only else Route.COUNT)
+        if self._attempt.direct:
+            return Writing(Route.DIRECT)
+        if self._inflight is not None:
+            return self._inflight.writing(uid, self._attempt.seconds)
+        return Writing()
+
+    def _hints(self, uid: str) -> Mapping[str, Any]:
+        hints = self._committers[uid].hints()
+        return self._inflight.with_hints(uid, hints) if self._inflight is not None else hints
+
+
+class EpochOutputs:
+    """Handed to a query's body once per epoch. `write` prepares; nothing becomes visible before the decision."""
+
+    def __init__(self, attempt: Attempt, sinks: Mapping[str, TwoPhaseSink], assignments: Assignments) -> None:
+        self.epoch, self.assignments = attempt.epoch, assignments
         self.committables: list[Committable] = []
         self.strays = False
-        self._attempt, self._generation, self._job = attempt, generation, job
-        self._sinks = sinks
-        self._frame, self._writing, self._hints, self._jobs = frame, writing, hints, jobs
-        self._rules = rules  # of a replay: its rows are summed as those were that it must equal
+        self._attempt, self._sinks = attempt, sinks
         self._written: set[str] = set()
 
     def write(self, frame: DataFrame, uid: str) -> None:
@@ -84,7 +118,8 @@ class EpochOutputs:
             )
         self._written.add(uid)
         try:
-            answers = self._jobs.run(frame, self._sinks[uid], lambda: self._assignment(uid), self._rules.get(uid))
+            rule = self._attempt.rules.get(uid)
+            answers = self._attempt.jobs.run(frame, self._sinks[uid], lambda: self.assignments.of(uid), rule)
         except Exception as error:
             # A task's own error comes back as Spark's text; give the caller the error itself.
             fault = fault_in(str(error))
@@ -94,28 +129,10 @@ class EpochOutputs:
         self.committables.extend(committable(uid, answer) for answer in answers)
         self.strays = self.strays or left_strays(answers, frame.sparkSession.sparkContext)
 
-    def _assignment(self, uid: str) -> Assignment:
-        writing, hints = self._ways(uid)
-        return Assignment(SinkScope(self._job, uid, self._generation), self.epoch, self._attempt, writing, hints)
-
-    def _ways(self, uid: str) -> tuple[Writing, dict[str, Any]]:
-        """Which way the rows go, and what their writers should know. An epoch that can go by the in-flight log does not
-        wait for a sink that is away to say it."""
-        writing = self._writing(uid)
-        if writing.route in (Route.LOG, Route.COUNT):
-            return writing, {}  # nobody writes into the sink
-        try:
-            return writing, dict(self._hints(uid))
-        except PenstockError as error:
-            if writing.route is not Route.TEE or not error.retryable:
-                raise
-            log.warning("epoch %d goes by the in-flight log, sink %s takes nothing now: %s", self.epoch, uid, error)
-            return Writing(Route.LOG, writing.log), {}
-
     def execute_rest(self) -> None:
         """Run the plan if no output did: a stateful one not executed leaves a checkpoint that cannot restart."""
         if not self._written:
-            self._frame.write.format("noop").mode("overwrite").save()
+            self._attempt.frame.write.format("noop").mode("overwrite").save()
 
 
 def write_as_it_is(uid: str) -> Body:
@@ -203,7 +220,7 @@ def ran_again(tracker: StatusTracker, stages: Collection[int], deadline: Deadlin
 
 class Preparation:
     """Of one start of one query, used by the thread that runs its epochs. Makes nothing visible, unless the attempt is
-    `direct`. `jobs` runs the tasks; it may be replaced before the first epoch."""
+    `direct`."""
 
     def __init__(
         self,
@@ -216,32 +233,21 @@ class Preparation:
         watermark: WatermarkTracker,
         limits: Checkpoints,
         inflight: InFlight | None,
-        observer: EpochObserver | None,
+        observer: Observer | None,
         inputs: Inputs | None,
     ) -> None:
         self._job, self._sinks = job, dict(sinks)
         self._committers, self._body, self._executed_plan = committers, body, executed_plan
         self._watermark, self._limits = watermark, limits
         self._inflight, self._observer, self._inputs = inflight, observer, inputs
-        self.jobs: Jobs = EachEpoch()
         self._group: str | None = None
 
     def run(self, attempt: Attempt, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
         """With `only`, the writers of those sinks alone write; all others just count and sum."""
         failpoint("epoch.opened")
         parallelism = self._parallelism(attempt.frame)
-        outputs = EpochOutputs(
-            attempt.epoch,
-            attempt.number,
-            attempt.generation,
-            self._job,
-            self._sinks,
-            attempt.frame,
-            lambda uid: self._writing(uid, attempt, only),
-            self._hints,
-            self.jobs,
-            attempt.rules,
-        )
+        assignments = Assignments(self._job, attempt, only, self._committers, self._inflight)
+        outputs = EpochOutputs(attempt, self._sinks, assignments)
         watchdog = Watchdog(attempt, self._limits.timeout_seconds, self._job_group(attempt.frame))
         try:
             with watchdog:
@@ -273,19 +279,6 @@ class Preparation:
         a session of its own; sources go by the settings of the one that they were made in."""
         session: Any = getattr(type(frame.sparkSession), "_instantiatedSession", None) or frame.sparkSession
         return int(session._jsparkSession.leafNodeDefaultParallelism())
-
-    def _writing(self, uid: str, attempt: Attempt, only: frozenset[str] | None) -> Writing:
-        if only is not None:
-            return Writing(Route.SINK if uid in only else Route.COUNT)
-        if attempt.direct:
-            return Writing(Route.DIRECT)
-        if self._inflight is not None:
-            return self._inflight.writing(uid, attempt.seconds)
-        return Writing()
-
-    def _hints(self, uid: str) -> Mapping[str, Any]:
-        own = self._committers[uid].hints()
-        return self._inflight.with_hints(uid, own) if self._inflight is not None else own
 
     def _sealed(self, committables: Sequence[Committable], only: frozenset[str] | None) -> tuple[Committable, ...]:
         """Each sink confirms what its writers prepared."""

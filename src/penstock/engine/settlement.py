@@ -14,12 +14,12 @@ import re
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import layout
-from penstock.checkpoint.decision import CheckpointState, Committable, Decision, DecisionId, Outcome, WriterId, honoured
+from penstock.checkpoint.decision import CheckpointState, Committable, Decision, Outcome, WriterId, honoured
 from penstock.checkpoint.history import Histories
 from penstock.checkpoint.inflight import Entry, drained_up_to, read_entry
 from penstock.checkpoint.ledger import Ledger
@@ -30,7 +30,7 @@ from penstock.config import Checkpoints
 from penstock.contracts.sink import Leftover, SinkScope, TwoPhaseSink
 from penstock.deadline import Deadline
 from penstock.engine import drainer, protocol
-from penstock.engine.driver import ProtocolDriver, Timing
+from penstock.engine.driver import LedgerRun
 from penstock.engine.inflight import InFlight
 from penstock.errors import ConfigurationError, TransactionRefused, WritersLost
 from penstock.events import Events
@@ -376,18 +376,18 @@ def _settling(
         settlement.close()
 
 
-class Settlement(ProtocolDriver):
+class Settlement:
     """One run of a query's ledger that starts no query. `command`: the run is no job, and ends by itself."""
 
     def __init__(self, ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, command: str | None) -> None:
-        super().__init__(
+        self._run = LedgerRun(
             job=ledgers.job,
             query=query.uid,
             sinks={uid: sinks[uid] for uid in query.sinks if uid in sinks},
             ledger=query.ledger,
             events=Events(),
-            timing=Timing(),
             where=query.log.location,
+            query_id=query.log.query_id,
         )
         self._of = query
         self._before, self._command = query.facts, command
@@ -402,17 +402,17 @@ class Settlement(ProtocolDriver):
         if self._decision is None:
             raise self._nothing_decided()
         complete = resume.action == "finished"
-        return CommitResult(self._query, self._decision.id.epoch, resume.generation, complete, self._outcomes)
+        return CommitResult(self._run.query, self._decision.id.epoch, resume.generation, complete, self._outcomes)
 
     def recover(self) -> protocol.Resume:
         """A recovery that aborts nothing. Raises `WritersLost` where it cannot finish what is decided."""
         self._committing = True
-        resume = self._drive(protocol.recover())
+        resume = self._run.drive(protocol.recover(), self._perform)
         if self._decision is not None and resume.action in ("void", "repair"):
             lost = sum(outcome is Outcome.LOST for outcome in self._outcomes.values())
             raise WritersLost(
-                f"Epoch {resume.epoch} of query {self._query!r} is decided, but the other system has ended {lost} of"
-                f" {len(self._outcomes)} transactions.",
+                f"Epoch {resume.epoch} of query {self._run.query!r} is decided, but the other system has ended"
+                f" {lost} of {len(self._outcomes)} transactions.",
                 safe="the decision, its counts and checksums are kept; what could be committed is visible.",
                 to_do="start the job: it "
                 + ("replays the epoch." if resume.action == "void" else "rewrites just these, with proof."),
@@ -420,7 +420,7 @@ class Settlement(ProtocolDriver):
         return resume
 
     def fence(self) -> int:
-        return self._register()
+        return self._run.register(self._facts())
 
     def abort(self, only: Collection[Leftover], others: Collection[Committable]) -> None:
         self._others = others
@@ -429,22 +429,24 @@ class Settlement(ProtocolDriver):
             """Its name, if it is one of those to be aborted."""
             return next((leftover.name for leftover in only if same_transaction(leftover, committable)), None)
 
-        decision = self._drive(protocol.abort_undecided(lambda committable: chosen_as(committable) is not None))
+        decision = self._run.drive(
+            protocol.abort_undecided(lambda committable: chosen_as(committable) is not None), self._perform
+        )
         if decision is not None:  # since it was listed
             name = next(name for committable in decision.committables if (name := chosen_as(committable)) is not None)
             raise decided_refusal(name, decision.id.epoch)
 
     def resolve(self, only: Collection[WriterId], ruling: Ruling) -> list[Unprovable]:
         self._committing = True
-        self._inflight = self._of.inflight(self._job, self._sinks)
-        decided = self._drive(protocol.commit_decided())
+        self._inflight = self._of.inflight(self._run.job, self._run.sinks)
+        decided = self._run.drive(protocol.commit_decided(), self._perform)
         drainers = self._inflight.drainers() if self._inflight is not None else {}
         if decided is None and not drainers:
             raise self._nothing_decided()
-        unproven = [(self.rule, writer) for writer in self._unproven(*decided)] if decided is not None else []
+        unproven = [(self._run.rule, writer) for writer in self._unproven(*decided)] if decided is not None else []
         for each in drainers.values():
             unproven += [
-                (each.rule, Unprovable(self._query, epoch, committable, seen))
+                (each.rule, Unprovable(self._run.query, epoch, committable, seen))
                 for epoch, committable, seen in each.unproven(_EVIDENCE_SECONDS)
             ]
         unproven = [(rule, writer) for rule, writer in unproven if not only or writer.committable.id in only]
@@ -454,11 +456,6 @@ class Settlement(ProtocolDriver):
                 rule(writer.epoch, [writer.committable], outcome)
         return [writer for _, writer in unproven]
 
-    def rule(self, epoch: int, committables: Sequence[Committable], outcome: Outcome) -> None:
-        """Record an operator's ruling on how these ended."""
-        self.refuse_superseded()
-        self._ledger.rule(epoch, self._query_id(), committables, outcome)
-
     def _unproven(self, decision: Decision, outcomes: Mapping[WriterId, Outcome]) -> list[Unprovable]:
         unproven = []
         for uid in sorted({committable.sink for committable in decision.to_commit}):
@@ -467,16 +464,16 @@ class Settlement(ProtocolDriver):
                 for committable in decision.to_commit
                 if committable.sink == uid and outcomes.get(committable.id, Outcome.UNKNOWN) is Outcome.UNKNOWN
             ]
-            seen = self._committers[uid].evidence(unknown, Deadline(_EVIDENCE_SECONDS)) if unknown else {}
+            seen = self._run.committers[uid].evidence(unknown, Deadline(_EVIDENCE_SECONDS)) if unknown else {}
             unproven += [
-                Unprovable(self._query, decision.id.epoch, committable, seen.get(committable.writer, ""))
+                Unprovable(self._run.query, decision.id.epoch, committable, seen.get(committable.writer, ""))
                 for committable in unknown
             ]
         return unproven
 
     def _nothing_decided(self) -> TransactionRefused:
         return TransactionRefused(
-            f"Nothing of query {self._query!r} is decided any more.",
+            f"Nothing of query {self._run.query!r} is decided any more.",
             safe="nothing was committed or aborted.",
             to_do="list once more: another run has finished it.",
         )
@@ -485,7 +482,7 @@ class Settlement(ProtocolDriver):
         """Free the sinks' connections."""
         if self._inflight is not None:
             self._inflight.close()
-        self._committers.close()
+        self._run.committers.close()
 
     # The steps that differ from an epoch's or a drainer's
 
@@ -493,10 +490,30 @@ class Settlement(ProtocolDriver):
         # The other facts stay as the job registered them: its next start compares itself with the newest generation.
         kept = {key: value for key, value in self._before.items() if key not in ("registered", "run", "command")}
         command = {} if self._command is None else {"command": self._command}
-        return {**kept, "job": self._job, "host": socket.gethostname(), "pid": os.getpid(), **command}
+        return {**kept, "job": self._run.job, "host": socket.gethostname(), "pid": os.getpid(), **command}
 
-    def _query_id(self) -> str | None:
-        return self._of.log.query_id()
+    def _perform(self, action: Any) -> Any:
+        match action:
+            case protocol.Register():
+                return self._run.register(self._facts())
+            case protocol.Look():
+                return self._look()
+            case protocol.WriteClaim(claim):
+                self._run.claim(claim)
+                failpoint("recover.claimed")
+            case protocol.RestoreLog(epoch, decided):
+                return restore(self._of.ledger, self._of.log, epoch, decided) is not None
+            case protocol.Commit(decision):
+                return self._commit(decision)
+            case protocol.FinishLog(epoch, watermark):
+                finished = finish_log(self._of.ledger, self._of.log, epoch, watermark)
+                failpoint("recover.finished")
+                return finished
+            case protocol.Sweep(keep) if not self._committing:
+                # What the ledger does not know is listed, and only aborted by force.
+                self._run.abort_known((*keep, *self._others), Deadline(self._run.timing.abort_seconds))
+                failpoint("recover.swept")
+        return None
 
     def _look(self) -> CheckpointState:
         state = self._of.state()
@@ -504,40 +521,17 @@ class Settlement(ProtocolDriver):
         if self._inflight is None:
             refuse_logged(self._of)
         elif query is not None:
-            self._inflight.open(query, self._generation)
+            self._inflight.open(query, self._run.generation)
         self._decision = honoured(state)
-        self._passed("recover.looked")
+        failpoint("recover.looked")
         return state
-
-    def _restore_log(self, epoch: int, decided: DecisionId | None) -> bool:
-        return restore(self._of.ledger, self._of.log, epoch, decided) is not None
 
     def _commit(self, decision: Decision) -> dict[WriterId, Outcome]:
         logged = [committable for committable in decision.to_commit if committable.logged]
-        plain = tuple(committable for committable in decision.committables if not committable.logged)
-        self._outcomes = super()._commit(replace(decision, committables=plain))
+        direct = [committable for committable in decision.to_commit if not committable.logged]
+        self._outcomes = self._run.commit(decision.id.epoch, direct)
         if logged and self._inflight is not None:
-            self._inflight.commit(decision.id.epoch, logged, self._commit_at_sinks)
+            self._inflight.commit(decision.id.epoch, logged, self._run.commit)
             self._outcomes |= {committable.id: Outcome.COMMITTED for committable in logged}
-        self._passed("recover.committed")
+        failpoint("recover.committed")
         return self._outcomes
-
-    def _sweep(self, keep: Sequence[Committable]) -> None:
-        """What the ledger does not know is listed, and only aborted by force."""
-        if not self._committing:
-            self._abort_known((*keep, *self._others), Deadline(self._timing.abort_seconds))
-            self._passed("recover.swept")
-
-    def _finish_log(self, epoch: int, watermark: int | None) -> bool:
-        finished = finish_log(self._of.ledger, self._of.log, epoch, watermark)
-        self._passed("recover.finished")
-        return finished
-
-    def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> protocol.Prepared | protocol.Failed:
-        raise AssertionError("no epoch is run")
-
-    def _decide(self, decision: Decision) -> None:
-        raise AssertionError("nothing is decided")
-
-    def _passed(self, point: str) -> None:
-        failpoint(point)

@@ -20,7 +20,7 @@ from penstock.checkpoint import layout
 from penstock.contracts.sink import SinkScope
 from penstock.contracts.source import EpochRead
 from penstock.engine.checksum import rule_for, rules_of, with_hashes
-from penstock.engine.output_jobs import EachEpoch, Planned, planned_task
+from penstock.engine.output_jobs import Jobs, Planned, planned_task
 from penstock.engine.task import RESULT_SCHEMA, with_plain_names
 from penstock.errors import ConfigurationError
 from penstock.spark.query import plan_with, short_text, source_folders
@@ -53,11 +53,11 @@ def start(
 
     planned_otherwise = plan_with(plan.frame.sparkSession, replay.decision.parallelism if replay else None)
 
-    def run(batch: DataFrame, epoch: int) -> None:
-        planned_otherwise()
-        coordinator(batch, epoch)
+    def started(frame: DataFrame, jobs: Jobs | None = None) -> StreamingQuery:
+        def run(batch: DataFrame, epoch: int) -> None:
+            planned_otherwise()
+            coordinator(batch, epoch, jobs)
 
-    def started(frame: DataFrame) -> StreamingQuery:
         writer = (
             frame.writeStream.queryName(f"{job}.{plan.uid}")
             .outputMode(plan.output_mode)
@@ -75,11 +75,10 @@ def start(
     apply_checksum_files(plan.frame.sparkSession)
     planned = planned_once(job, plan, coordinator.generation, replay)
     if planned is not None:
-        frame, coordinator.preparation.jobs = planned
         try:
-            return started(frame)
+            return started(*planned)
         except AnalysisException:
-            coordinator.preparation.jobs = EachEpoch()  # Spark takes the plan without the writer, or says why not
+            pass  # Spark takes the plan without the writer, or says why not
     try:
         return started(plan.frame)
     except AnalysisException as error:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from penstock import KafkaSink
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
+from penstock.engine.attempt import Attempt
 from penstock.engine.output_jobs import EachEpoch
-from penstock.engine.preparation import EpochOutputs
-from penstock.engine.task import Writing
+from penstock.engine.preparation import Assignments, EpochOutputs
 from penstock.processes import parents
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def main(servers: str, topic: str, job: str, folder: str) -> dict[str, Any]:
     sink = Deadly(topic, servers=servers, marker=f"{folder}/killed")
     committer = sink.open_committer(SinkScope(job, "out", 1))
     frame = spark.range(0, ROWS, numPartitions=PARTITIONS).repartition(PARTITIONS, "id")
-    outputs = EpochOutputs(
-        0, 1, 1, job, {"out": sink}, frame, lambda uid: Writing(), lambda uid: committer.hints(), EachEpoch(), {}
-    )
+    barrier: Any = None
+    attempt = Attempt("out", 0, 1, 1, frame, barrier, EachEpoch())
+    outputs = EpochOutputs(attempt, {"out": sink}, Assignments(job, attempt, None, {"out": committer}, None))
     outputs.write(frame.selectExpr("cast(id AS string) AS value"), "out")
     tracker: Any = spark.sparkContext.statusTracker()
     stages = [s for j in tracker.getJobIdsForGroup(None) for s in tracker.getJobInfo(j).stageIds]

@@ -23,8 +23,8 @@ from penstock.checkpoint.open import check_sources
 from penstock.cli import program
 from penstock.contracts.sink import Committer, Leftover, SinkScope, WriterScope
 from penstock.deadline import Deadline
-from penstock.engine import settlement
-from penstock.engine.driver import ProtocolDriver, Timing
+from penstock.engine import protocol, settlement
+from penstock.engine.driver import LedgerRun
 from penstock.engine.protocol import recover
 from penstock.engine.settlement import Decided, JobLedgers, QueryLedger
 from penstock.errors import ConfigurationError, LedgerLost, OutcomeUnknown, TransactionRefused, WritersLost
@@ -589,40 +589,38 @@ def test_only_what_is_named_is_resolved(
 # A ledger that is lost
 
 
-class Starting(ProtocolDriver):
+class Starting:
     """A start of the job, as far as the sinks see it."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(
+        self._run = LedgerRun(
             job="orders",
             query="copy",
             sinks={"copy": world.sink},
             ledger=world.ledger,
             events=Events(),
-            timing=Timing(),
             where="",
+            query_id=lambda: "q-1",
         )
-        self._found = CheckpointState(0, False)
 
     def start(self) -> None:
         try:
-            self._drive(recover())
+            self._run.drive(recover(), self._perform)
         finally:
-            self._committers.close()
+            self._run.committers.close()
 
-    def _look(self) -> CheckpointState:
-        return self._found
-
-    def _query_id(self) -> str | None:
-        return "q-1"
-
-    def _passed(self, point: str) -> None: ...
-
-    def _pre_commit(self, epoch: int, only: frozenset[str] | None) -> Any: ...
-
-    def _decide(self, decision: Decision) -> None: ...
-
-    def _finish_log(self, epoch: int, watermark: int | None) -> bool:
+    def _perform(self, action: Any) -> Any:
+        match action:
+            case protocol.Register():
+                return self._run.register(self._run.facts())
+            case protocol.Look():
+                return CheckpointState(0, False)
+            case protocol.WriteClaim(claim):
+                self._run.claim(claim)
+            case protocol.Commit(decision):
+                return self._run.commit(decision.id.epoch, decision.to_commit)
+            case protocol.Sweep(keep):
+                self._run.abort_dangling(keep)
         return False
 
 

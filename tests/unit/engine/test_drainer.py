@@ -536,12 +536,12 @@ def test_what_is_marked_by_a_later_decision_leaves_its_epoch_first_or_nothing(st
     driver = story.driver()
     for epoch in (5, 6, 9):
         story.write(driver, epoch, [batch(epoch)])
-    drainer, decided = driver.drainers()["out"], DecisionId(6, 0)
-    assert drainer._restore_log(6, decided)
+    drainer = driver.drainers()["out"]
+    assert drainer._restore_log(6)
     assert [entry.epoch for entry in drainer._backlog.entries()] == [6, 9]
-    assert not drainer._restore_log(8, decided), "another epoch comes first"
+    assert not drainer._restore_log(8), "another epoch comes first"
     assert [entry.epoch for entry in drainer._backlog.entries()] == [9]
-    assert not drainer._restore_log(10, decided)
+    assert not drainer._restore_log(10)
     assert driver.pending == 0
 
 
@@ -621,7 +621,7 @@ def sweeping(
             raise error
 
     monkeypatch.setattr(drainer, "_times", times)
-    monkeypatch.setattr(drainer, "_abort_dangling", abort_dangling)
+    monkeypatch.setattr(drainer._run, "abort_dangling", abort_dangling)
     return drainer, swept
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +12,9 @@ import pytest
 
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
+from penstock.engine.attempt import Attempt
 from penstock.engine.inflight import _newest
-from penstock.engine.preparation import EpochOutputs
+from penstock.engine.preparation import Assignments
 from penstock.engine.task import Route, Writing
 from penstock.errors import AccessDenied, PenstockError, SystemUnavailable
 from penstock.sinks.mysql.dialect import MySqlDialect
@@ -35,9 +37,14 @@ def ways(route: Route, answer: Mapping[str, Any] | PenstockError) -> tuple[Writi
             raise answer
         return answer
 
-    given: Any = None
-    outputs = EpochOutputs(1, 1, 1, "job", {}, given, lambda _: Writing(route, "logs", 9.0), hints, given, {})
-    return *outputs._ways("out"), len(asked)
+    inflight: Any = SimpleNamespace(
+        writing=lambda uid, seconds: Writing(route, "logs", 9.0), with_hints=lambda uid, own: own
+    )
+    committers: Any = {"out": SimpleNamespace(hints=lambda: hints("out"))}
+    nothing: Any = None
+    attempt = Attempt("query", 1, 1, 1, frame=nothing, barrier=nothing, jobs=nothing)
+    assignment = Assignments("job", attempt, None, committers, inflight).of("out")
+    return assignment.writing, dict(assignment.hints), len(asked)
 
 
 @pytest.mark.parametrize("route", [Route.LOG, Route.COUNT])

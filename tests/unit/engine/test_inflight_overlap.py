@@ -22,6 +22,7 @@ from penstock.config import Checkpoints
 from penstock.contracts.sink import SinkScope, WriterScope
 from penstock.deadline import Deadline
 from penstock.engine import drainer as drainer_module
+from penstock.engine import protocol
 from penstock.engine.checksum import HASH_COLUMN
 from penstock.engine.drainer import Drainer
 from penstock.engine.inflight import InFlight
@@ -287,18 +288,22 @@ def _commits_at_once_while_others_wait(patch: pytest.MonkeyPatch) -> None:
 
 
 def _numbers_its_runs_by_itself(patch: pytest.MonkeyPatch) -> None:
-    def register(own: Drainer) -> int:
-        own._number = own._ledger.register({})
-        own._committers.open({"out": own._scope("out")})
-        return own._number
+    perform = Drainer._perform
 
-    patch.setattr(Drainer, "_register", register)
-    patch.setattr(Drainer, "_newest_generation", lambda own: own._ledger.newest_generation())
-    patch.setattr(Drainer, "refuse_superseded", lambda _: None)
+    def register(own: Drainer, action: Any) -> Any:
+        if not isinstance(action, protocol.Register):
+            return perform(own, action)
+        own._run.number = own._ledger.register({})
+        own._run.open_committers()
+        return own._run.number
+
+    patch.setattr(Drainer, "_perform", register)
+    patch.setattr(drainer_module._DrainRun, "newest_generation", lambda own: own.ledger.newest_generation())
+    patch.setattr(drainer_module._DrainRun, "refuse_superseded", lambda _: None)
 
 
 def _never_asks_for_newer_runs(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Drainer, "refuse_superseded", lambda _: None)
+    patch.setattr(drainer_module._DrainRun, "refuse_superseded", lambda _: None)
 
 
 READ_FIRST = "by the log, read before the registration"
