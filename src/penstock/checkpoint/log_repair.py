@@ -6,9 +6,9 @@ wrote it, and the watermark that the epoch leads to. That is all that `offsets/N
 
 What is written again is what is missing, and a barrier that is not the one that was decided: only HDFS keeps a driver
 that was superseded from renaming its `offsets/N` over that of the run which took over. Where state that the decided
-epoch left is not there, nothing is started.
+epoch left is missing, nothing is started.
 
-What is removed is only ever what an attempt has left that no decision counts for: the barrier at the end of time of a
+Only leftovers of attempts without a decision in force are removed: the barrier at the end of time of a
 drain, which would make every later row late; a barrier whose source has lost its note of the files to read; and all of
 a first epoch that was never completed, beside which Spark would refuse to go on.
 """
@@ -160,7 +160,7 @@ def _remove_undecided(ledger: Ledger, log: SparkLog, epoch: int, query: str | No
 
 def _cut_by_drain(ledger: Ledger, log: SparkLog, epoch: int, query: str | None) -> bool:
     """Whether the barrier of an undecided epoch is that of a drain which counts for nothing. One that was begun at most
-    once is never begun again, so it is brought to its end."""
+    once is never begun again, so it is finished."""
     barrier = log.barrier(epoch) if query is not None and log.has_barrier(epoch) else None
     return barrier is not None and barrier.drains == query and not ledger.has_begun(epoch, query)
 
@@ -169,16 +169,16 @@ def completed(ledger: Ledger, epoch: int, query: str | None) -> Manifest | None:
     """Of a complete epoch, the decision that was carried out: the newest that counts. One that a newer run found this
     epoch without, as its claim says, was written by a run that was superseded and committed nothing."""
     claims = [claim for claim in ledger.claims(query) if claim.epoch == epoch]
-    found = [
+    valid = [
         manifest
         for manifest in ledger.manifests(epoch)
         if manifest.query == query and all(counts(manifest.decision, claim) for claim in claims)
     ]
-    return max(found, key=lambda manifest: manifest.decision.id, default=None)
+    return max(valid, key=lambda manifest: manifest.decision.id, default=None)
 
 
 def restore_barrier(ledger: Ledger, copy: SparkLog, epoch: int) -> None:
-    """In a copy of the checkpoint: the barrier of a complete epoch, and what it stands for, is what was decided."""
+    """Restore, in a copy of the checkpoint, the decided barrier of a complete epoch and the notes of its sources."""
     for name, text in overwritten(copy, epoch, completed(ledger, epoch, copy.query_id())).items():
         copy.write_again(name, text)
 

@@ -44,7 +44,7 @@ class QueryPlan:
     body: Body
     output_mode: str = "append"
     options: Mapping[str, str] = field(default_factory=dict)
-    as_it_is: bool = False  # its body writes what it is given into the one sink, and does nothing else
+    as_it_is: bool = False  # its body writes the frame into the one sink, and does nothing else
 
     @property
     def bounded(self) -> bool:

@@ -38,7 +38,7 @@ log = logging.getLogger("penstock")
 
 _T = TypeVar("_T")
 
-#: No run gets there, so a committer of this generation sees what all of them have left. Fits a database's bigint.
+#: Above every real generation, so a committer of it sees the leftovers of all of them. Fits a database's bigint.
 _LAST = 1 << 62
 
 
@@ -68,8 +68,8 @@ class Committers:
 
     def seal(self, committables: Sequence[Committable], deadline: Deadline) -> tuple[Committable, ...]:
         """Each sink confirms what its writers say they prepared."""
-        sealed = self._per_sink(committables, lambda committer, own: committer.seal(own, deadline))
-        by_id = {committable.id: committable for own in sealed.values() for committable in own}
+        sealed = self._per_sink(committables, lambda committer, group: committer.seal(group, deadline))
+        by_id = {committable.id: committable for group in sealed.values() for committable in group}
         return tuple(by_id.get(committable.id, committable) for committable in committables)
 
     def seal_for_others(self, committables: Sequence[Committable], deadline: Deadline) -> tuple[Committable, ...]:
@@ -84,18 +84,18 @@ class Committers:
         missing = {committable.sink for committable in committables} - self._sinks.keys()
         if missing:
             raise self.uids_changed(missing, f"epoch {epoch} is decided for")
-        answers = self._per_sink(committables, lambda committer, own: committer.commit(epoch, own, deadline))
-        return {(sink, writer): outcome for sink, own in answers.items() for writer, outcome in own.items()}
+        answers = self._per_sink(committables, lambda committer, group: committer.commit(epoch, group, deadline))
+        return {(sink, writer): outcome for sink, answer in answers.items() for writer, outcome in answer.items()}
 
     def looking_back(self) -> set[str]:
         """The sinks that can tell whether they have lost what was committed."""
         return {uid for uid, (_, each) in self._open.items() if type(each).missing is not Committer.missing}
 
     def missing(self, epoch: int, committables: Sequence[Committable], deadline: Deadline) -> dict[WriterId, str]:
-        """Of a complete epoch: the writers that a sink has proven to have lost since, and how a person says so there.
-        All of `committables` are of sinks that can tell."""
-        answers = self._per_sink(committables, lambda committer, own: committer.missing(epoch, own, deadline))
-        return {(sink, writer): said for sink, found in answers.items() for writer, said in found.items()}
+        """Of a complete epoch: the writers that a sink has proven to have lost since, and how an operator accepts
+        that there. All of `committables` are of sinks that can tell."""
+        answers = self._per_sink(committables, lambda committer, group: committer.missing(epoch, group, deadline))
+        return {(sink, writer): remedy for sink, answer in answers.items() for writer, remedy in answer.items()}
 
     def fencing(self) -> list[str]:
         """The sinks where no older run can open anything since their first sweep."""
@@ -104,15 +104,15 @@ class Committers:
     def abort_dangling(self, keep: Sequence[Committable], deadline: Deadline, without: Collection[str] = ()) -> int:
         """Abort what this and older generations left open, except `keep`; how many there were. The sinks in `without`
         are not asked."""
-        found = 0
+        count = 0
         for uid, (_, committer) in self._open.items():
             if uid in without:
                 continue
             # A writer without rows prepared nothing: there is nothing of it to keep.
-            own = [committable for committable in keep if committable.sink == uid and committable.rows]
+            kept = [committable for committable in keep if committable.sink == uid and committable.rows]
             with bound(sink=uid):
-                found += committer.abort_dangling(own, deadline)
-        return found
+                count += committer.abort_dangling(kept, deadline)
+        return count
 
     def refuse_unknown_runs(self, newest: Callable[[], int], deadline: Deadline) -> None:
         """Once in a generation: `LedgerLost` where a sink has something open of a newer run than the ledger knows."""
@@ -139,14 +139,14 @@ class Committers:
         for committable in committables:
             groups.setdefault(committable.sink, []).append(committable)
 
-        def ask(uid: str, own: Sequence[Committable]) -> _T:
+        def ask(uid: str, group: Sequence[Committable]) -> _T:
             with bound(sink=uid):
-                return call(self[uid], own)
+                return call(self[uid], group)
 
         if len(groups) == 1:
-            ((uid, own),) = groups.items()
-            return {uid: ask(uid, own)}
-        futures = {uid: self._pool.submit(copy_context().run, ask, uid, own) for uid, own in groups.items()}
+            ((uid, group),) = groups.items()
+            return {uid: ask(uid, group)}
+        futures = {uid: self._pool.submit(copy_context().run, ask, uid, group) for uid, group in groups.items()}
         for future in futures.values():
             future.exception()
         return {uid: future.result() for uid, future in futures.items()}
@@ -173,12 +173,12 @@ def refuse_unknown_runs(
     its newest one. `committer` is the sink's under `scope`."""
     if type(committer).leftovers is Committer.leftovers:
         return  # it cannot say
-    found = of_all_generations(sink, scope, deadline) or ()
-    if not any(leftover.generation > scope.generation for leftover in found):
+    leftovers = of_all_generations(sink, scope, deadline) or ()
+    if not any(leftover.generation > scope.generation for leftover in leftovers):
         return
     known = newest()  # asked after the look: a run that has registered since is in it
     unknown = sorted(
-        (leftover for leftover in found if leftover.generation > known), key=lambda leftover: leftover.name
+        (leftover for leftover in leftovers if leftover.generation > known), key=lambda leftover: leftover.name
     )
     if unknown:
         generations = ", ".join(map(str, sorted({leftover.generation for leftover in unknown})))
@@ -200,20 +200,24 @@ def refuse_lost_rows(
 ) -> None:
     """`CommittedRowsLost` where a sink has proven to have lost rows of the newest epoch before `epoch` that had some
     for it, as far back as the ledger goes. What it has merely fallen back to prepared is committed again."""
-    left = committers.looking_back()
+    unchecked = committers.looking_back()
     lost: dict[WriterId, str] = {}
     rows = dict[int, int]()
-    for decision in ledger.decisions_before(epoch, query) if left else ():
+    for decision in ledger.decisions_before(epoch, query) if unchecked else ():
         number = decision.id.epoch
-        own = [one for one in decision.to_commit if one.sink in left and not one.logged]
-        found = committers.missing(number, own, deadline) if own else {}
-        known = ledger.ruled(number, query, own) if found else {}
-        found = {writer: said for writer, said in found.items() if writer not in known}
-        if found:
-            lost |= found
-            rows[number] = sum(one.rows for one in own if one.id in found)
-        left -= {one.sink for one in own}
-        if not left:
+        newest = [
+            committable
+            for committable in decision.to_commit
+            if committable.sink in unchecked and not committable.logged
+        ]
+        missing = committers.missing(number, newest, deadline) if newest else {}
+        ruled = ledger.ruled(number, query, newest) if missing else {}
+        missing = {writer: remedy for writer, remedy in missing.items() if writer not in ruled}
+        if missing:
+            lost |= missing
+            rows[number] = sum(committable.rows for committable in newest if committable.id in missing)
+        unchecked -= {committable.sink for committable in newest}
+        if not unchecked:
             break
     if lost:
         epochs = " and ".join(f"{count:,} rows of epoch {number}" for number, count in sorted(rows.items()))
@@ -274,7 +278,7 @@ class Stragglers:
         self.keep: tuple[Committable, ...] = ()
 
     def expect(self, *, logs: bool = False) -> None:
-        """From now on, for a while, some may be left behind; `logs`: log files, too."""
+        """From now on, for a while, leftovers are possible; `logs`: log files, too."""
         self._times.expect()
         self._logs = self._logs or logs
 
@@ -283,7 +287,7 @@ class Stragglers:
         self._times.started(generation)
 
     def sweep(self, keep: Sequence[Committable]) -> None:
-        """Abort and remove whatever is left, except `keep`. No task of ours writes now."""
+        """Abort and remove all leftovers, except `keep`. No task of this run writes now."""
         self.keep = tuple(keep)
         self._times.swept()
         self._abort(self._kept())
@@ -314,7 +318,7 @@ class Stragglers:
         behind = self._inflight.behind() if self._inflight is not None else ()
         try:
             self._abort(self._kept(), again=True, without=behind, older=older)
-        except Exception as error:  # no epoch needs it done: the next look, or the next start, finds what is left
+        except Exception as error:  # no epoch needs it: the next sweep, or the next start, finds the rest
             log.warning("query %s: leftovers of earlier attempts could not be swept: %s", self._query, error)
 
     def _kept(self) -> list[Committable]:

@@ -299,7 +299,10 @@ class Drainer:
         No task writes now, so what else is open was given up by one; it would hold up readers, or hold locks."""
         deadline = Deadline(self._timing.abort_seconds)
         later = [
-            found for waiting in self._backlog.entries() if waiting.epoch > entry.epoch for found in waiting.prepared
+            committable
+            for waiting in self._backlog.entries()
+            if waiting.epoch > entry.epoch
+            for committable in waiting.prepared
         ]
         if later:
             self._own_committer().abort(later, deadline)
@@ -307,7 +310,7 @@ class Drainer:
         self.hints = self._own_committer().hints()
 
     def _not_visible(self, entry: Entry) -> tuple[Committable, ...]:
-        """Commit what the sink had prepared; what is left has to be written from the log."""
+        """Commit what the sink had prepared; returns what has to be written from the log."""
         if not entry.prepared:
             return entry.committables
         self._run.refuse_superseded()
@@ -343,7 +346,10 @@ class Drainer:
         decided = self._ledger.decisions(entry.epoch, self._id)
         if decided:  # by a drainer that had proof of each: it rewrote what was lost, and only that
             lost = {committable.id for decision in decided for committable in decision.committables}
-            proven = {one.id: Outcome.LOST if one.id in lost else Outcome.ALREADY_COMMITTED for one in unknown}
+            proven = {
+                committable.id: Outcome.LOST if committable.id in lost else Outcome.ALREADY_COMMITTED
+                for committable in unknown
+            }
             return outcomes | proven
         return outcomes | self._ledger.ruled(entry.epoch, self._id, unknown)
 
@@ -448,7 +454,7 @@ class Drainer:
 
 
 def generation_of(decision: DecisionId) -> int:
-    """The run that made a drainer's decision."""
+    """The generation of a drainer's decision."""
     return decision.generation // _RECOVERIES
 
 

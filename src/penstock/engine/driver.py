@@ -192,7 +192,7 @@ def _epoch_of(action: Any) -> int | None:
 
 
 def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> PenstockError:
-    """The named error for a protocol stop. An error of our own that ended a pre-commit keeps its name."""
+    """The named error for a protocol stop. A Penstock error that ended a pre-commit is returned as it is."""
     match stop:
         case protocol.Fenced():
             return Superseded(
@@ -245,7 +245,7 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
                 safe="what is visible stays; nothing was doubled, nothing more was written.",
                 to_do="the plan is not deterministic (time, random numbers, an order that changes), so these rows"
                 f" cannot be proven. Compare the outputs with the input positions in {checkpoint}/offsets/"
-                f"{stop.replay.decision.id.epoch}, mend the missing rows by hand, and make the plan deterministic or"
+                f"{stop.replay.decision.id.epoch}, repair the missing rows by hand, and make the plan deterministic or"
                 " raise the transaction timeout.",
             )
     return PenstockError(str(stop))
@@ -253,12 +253,12 @@ def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> Pe
 
 def _dealt_out(stop: protocol.Differs, query: str) -> ReplayDiffers:
     decision, prepared = stop.replay.decision, stop.prepared
-    before, now = (sum(bool(one.rows) for one in side.committables) for side in (decision, prepared))
+    before, now = (sum(bool(committable.rows) for committable in side.committables) for side in (decision, prepared))
     cores = f"{decision.parallelism} cores" if decision.parallelism is not None else "the same number of cores"
     return ReplayDiffers(
         f"Epoch {decision.id.epoch} of query {query!r} is decided and {_visible(stop.replay)}; the replay has the very"
         f" same rows, but Spark has dealt them out to {now} writers with {prepared.parallelism} cores. {before} writers"
-        f" wrote them, with {cores}, so what is lost cannot be told from what is visible.",
+        f" wrote them, with {cores}, so the lost rows cannot be distinguished from the visible ones.",
         safe="what is visible stays; nothing was doubled, nothing more was written, and the rows are at their source.",
         to_do=f"start the job with {cores}, and with the settings for shuffles and adaptive execution of the run that"
         " decided the epoch; once it is repaired, any number will do.",

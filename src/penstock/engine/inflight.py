@@ -105,7 +105,7 @@ class InFlight:
 
     def _drainer(self, uid: str) -> Drainer:
         assert self._id is not None
-        made = self._drainers[uid] = Drainer(
+        drainer = self._drainers[uid] = Drainer(
             query=self._query,
             query_id=self._id,
             sink=self._sinks[uid],
@@ -117,7 +117,7 @@ class InFlight:
             timing=Timing(self._limits.commit_timeout_seconds, self._limits.abort_timeout_seconds),
             turn=self._turns[uid],
         )
-        return made
+        return drainer
 
     def close(self) -> None:
         """Deliver nothing more; what waits is the next run's."""
@@ -142,7 +142,8 @@ class InFlight:
 
     def prepared(self) -> list[Committable]:
         """What waiting epochs have prepared at the sinks: it must stay open there."""
-        return [found for backlog in self._backlogs.values() for entry in backlog.entries() for found in entry.prepared]
+        entries = [entry for backlog in self._backlogs.values() for entry in backlog.entries()]
+        return [committable for entry in entries for committable in entry.prepared]
 
     def behind(self) -> list[str]:
         """The sinks for which rows are to be written from the log, or which do not answer now."""
@@ -153,7 +154,7 @@ class InFlight:
         ]
 
     def wait_empty(self, given_up: Callable[[], bool]) -> None:
-        """Return when everything is delivered, nothing more can be, or nobody waits any more."""
+        """Return when everything is delivered, nothing more can be, or `given_up` returns True."""
         while self.pending and self.failure is None and not given_up():
             self._wait()
 
@@ -204,15 +205,15 @@ class InFlight:
     def sealed(self, committables: Sequence[Committable], seal: Seal) -> list[Committable]:
         """What the sinks prepared in time, confirmed by them; a sink that did not keep up goes by the log, whole. Each
         log file is seen before anything is decided on it."""
-        found: list[Committable] = []
+        sealed: list[Committable] = []
         for uid in self._sinks:
             own = [committable for committable in committables if committable.sink == uid]
             if own:
                 confirm(self._backlogs[uid].logs, (log_of(committable) for committable in own))
-                found.extend(self._sealed_sink(own, seal))
+                sealed.extend(self._sealed_sink(own, seal))
             else:
                 self._turns[uid].take_from_tasks()  # it got no rows
-        return found
+        return sealed
 
     def _sealed_sink(self, own: Sequence[Committable], seal: Seal) -> list[Committable]:
         prepared = [prepared for committable in own if (prepared := committable.at_sink) is not None]
@@ -232,7 +233,7 @@ class InFlight:
             for uid in sorted({committable.sink for committable in logged})
         }
         direct = {
-            uid: [found for committable in own if (found := committable.at_sink) is not None]
+            uid: [prepared for committable in own if (prepared := committable.at_sink) is not None]
             for uid, own in by_sink.items()
             if self._limits.max_concurrent == 1 and self._in_turn(uid, epoch)
         }

@@ -213,7 +213,7 @@ class Recorder:
                 self._queue.popleft()
                 self.dropped += 1
                 self._complain(
-                    "dropped", "records of checkpoints come faster than they can be written; some are left out"
+                    "dropped", "records of checkpoints come faster than they can be written; some are dropped"
                 )
             self._queue.append((record, measure))
             if self._thread is None:
@@ -295,4 +295,4 @@ class Recorder:
         """Once for each kind of trouble: it would be the same every epoch."""
         if what not in self._complained:
             self._complained.add(what)
-            log.warning("%s; this is said once", message)
+            log.warning("%s; this is logged once", message)

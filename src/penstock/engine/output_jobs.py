@@ -50,7 +50,7 @@ Answer = Mapping[str, Any]
 
 _BYTES, _ROWS = "spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.execution.arrow.maxRecordsPerBatch"
 _UNBOUNDED = str((1 << 31) - 1)  # the one value with which Spark does not measure
-_USUAL = {str(64 << 20), f"{64 << 20}b"}  # our default, which is Spark's own; another one is the user's wish
+_USUAL = {str(64 << 20), f"{64 << 20}b"}  # our default, which is Spark's own; another one is the user's choice
 SMALL = 4 << 20  # bytes of a full batch; rows may then grow a hundredfold within an epoch and still fit
 
 
@@ -73,7 +73,7 @@ class RowSizes:
 
     def __init__(self) -> None:
         self._largest: dict[str, float] = {}
-        self._found: tuple[str, int] | None = None  # the bounds of a session of our own, before we touched it
+        self._bounds: tuple[str, int] | None = None  # of a session of the query's own, before they were changed
         self._lifted = False
 
     def learn(self, uid: str, bytes_per_row: Iterable[float]) -> None:
@@ -94,14 +94,14 @@ class RowSizes:
             conf.set(_BYTES, usual)
 
     def bound_next(self, conf: Callable[[], Any], uid: str) -> None:
-        """Give the session that nobody but this output's query uses the bound that the next epoch needs; it is in force
+        """Give the session, which only this output's query uses, the bound that the next epoch needs; it is in force
         when Spark plans that epoch. `conf` gives the session's settings."""
         if not self._largest.get(uid) and not self._lifted:
             return
-        if self._found is None:
-            found = conf()
-            self._found = found.get(_BYTES), int(found.get(_ROWS))
-        usual, most = self._found
+        if self._bounds is None:
+            settings = conf()
+            self._bounds = settings.get(_BYTES), int(settings.get(_ROWS))
+        usual, most = self._bounds
         lifted = bool(self._largest.get(uid)) and self._lifts(uid, usual, lambda: most)
         if lifted != self._lifted:
             conf().set(_BYTES, _UNBOUNDED if lifted else usual)
@@ -115,7 +115,7 @@ class RowSizes:
 
 
 class EachEpoch:
-    """Puts the writer behind the rows in every epoch; whatever the rows are, and whoever made them."""
+    """Puts the writer behind the rows in every epoch; works for every plan."""
 
     def __init__(self) -> None:
         self._sizes = RowSizes()
@@ -129,8 +129,8 @@ class EachEpoch:
         assignment = assign()
         uid = assignment.scope.uid
         with self._sizes.bound_batches(rows.sparkSession.conf, uid):
-            found = rows.mapInArrow(writer_task(sink, assignment, rule=rule, names=names), RESULT_SCHEMA).collect()
-        answers: list[Answer] = [parse(row[0]) for row in found]
+            reports = rows.mapInArrow(writer_task(sink, assignment, rule=rule, names=names), RESULT_SCHEMA).collect()
+        answers: list[Answer] = [parse(row[0]) for row in reports]
         self._sizes.learn(uid, map(row_bytes_of, answers))
         return answers
 
@@ -167,22 +167,22 @@ def to_text(assignment: Assignment) -> str:
 def from_text(text: str | None, scope: SinkScope, batch: str | None) -> Assignment:
     """What the tasks of `scope` are to do in Spark's batch `batch`. `StrayTask` where the text does not say it."""
     if text is None:
-        raise _stray(scope, "was told of no epoch")
+        raise _stray(scope, "has no assignment")
     try:
         if text.startswith(_PACKED):
             text = zlib.decompress(base64.b64decode(text[len(_PACKED) :])).decode()
         body = json.loads(text)
         if body["version"] != VERSION:
-            raise _stray(scope, f"was told of its epoch in version {body['version']} of the format, not {VERSION}")
+            raise _stray(scope, f"has an assignment in version {body['version']} of the format, not {VERSION}")
         generation, epoch, attempt = body["of"]
         writing = Writing(Route(body["route"]), body["log"], body["seconds"])
         named, hints = (body["job"], body["uid"], generation), body["hints"]
     except (ValueError, KeyError, TypeError, zlib.error) as error:
-        raise _stray(scope, f"cannot read what it was told of its epoch ({type(error).__name__})") from None
+        raise _stray(scope, f"cannot read its assignment ({type(error).__name__})") from None
     if named != (scope.job, scope.uid, scope.generation):
-        raise _stray(scope, f"was told what sink {named[1]!r} of run {named[2]} of job {named[0]!r} is to write")
+        raise _stray(scope, f"has the assignment of sink {named[1]!r}, run {named[2]}, of job {named[0]!r}")
     if batch != str(epoch):
-        raise _stray(scope, f"runs for batch {batch}, but was told of epoch {epoch}")
+        raise _stray(scope, f"runs for batch {batch}, but its assignment is for epoch {epoch}")
     return Assignment(scope, epoch, attempt, writing, hints)
 
 
@@ -195,7 +195,7 @@ def _stray(scope: SinkScope, why: str) -> StrayTask:
     return StrayTask(
         f"A task of sink {scope.uid!r}, run {scope.generation}, {why}.",
         safe="it wrote nothing; the epoch is not decided, and replays.",
-        to_do="nothing, if it does not come again; else report it, with the plan of the query.",
+        to_do="nothing, if it happens once; otherwise report it, with the plan of the query.",
     )
 
 
@@ -210,12 +210,12 @@ def planned_task(
         context = TaskContext.get()
         assert context is not None
         try:
-            own = from_text(context.getLocalProperty(PROPERTY), scope, context.getLocalProperty(SPARK_BATCH))
+            assignment = from_text(context.getLocalProperty(PROPERTY), scope, context.getLocalProperty(SPARK_BATCH))
         except PenstockError as error:
             yield answer_of(report(context, {"error": error.to_json()}))
             return
-        result = run_writer(context, sink, own, batches, rule=rule, names=names)
-        yield answer_of(report(context, {**result, "of": _of(own)}))
+        result = run_writer(context, sink, assignment, batches, rule=rule, names=names)
+        yield answer_of(report(context, {**result, "of": _of(assignment)}))
 
     return run
 
@@ -269,5 +269,5 @@ def _not_this_attempt(why: str) -> PreCommitFailed:
     return PreCommitFailed(
         f"The writers did not run as this attempt at the epoch needs it: {why}.",
         safe="the epoch is not decided; what was prepared is aborted, and it replays.",
-        to_do="nothing, if it does not come again; else report it.",
+        to_do="nothing, if it happens once; otherwise report it.",
     )

@@ -47,8 +47,8 @@ log = logging.getLogger("penstock")
 
 
 class RunningEpoch(Protocol):
-    """What Spark holds in memory of the epoch under way, each as it would stand in `offsets/N`; None where it cannot
-    be seen. Then Spark's log is believed."""
+    """What Spark holds in memory of the epoch under way, each in the form of `offsets/N`; None where it cannot
+    be seen. Then Spark's log is trusted."""
 
     def starts_at(self) -> str | None: ...
 
@@ -156,31 +156,31 @@ class Inputs:
 
     def _positions(self, uid: str, barrier: Barrier | None) -> dict[str, Any]:
         """Each part of the source that has a position, with its positions at every place where the plan reads it."""
-        found: dict[str, Any] = {}
+        places: dict[str, Any] = {}
         offsets = () if barrier is None else barrier.offsets
         for name, offset in zip(self._plan.positions, offsets, strict=False):
             if name == uid and offset:
                 for part, position in self._sources[uid].parts(offset).items():
-                    found.setdefault(part, []).append(position)
-        return found
+                    places.setdefault(part, []).append(position)
+        return places
 
-    def _compare(self, uid: str, found: Mapping[str, str], placed: Collection[str]) -> None:
+    def _compare(self, uid: str, ids: Mapping[str, str], placed: Collection[str]) -> None:
         """Refuse what differs of parts that have a position; record what is new."""
         source, known = self._sources[uid], self._known.setdefault(uid, {})
 
-        def changed(found: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-            both = known.keys() & found.keys() & set(placed)
-            return {name: (known[name], found[name]) for name in sorted(both) if known[name] != found[name]}
+        def changed(ids: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+            both = known.keys() & ids.keys() & set(placed)
+            return {name: (known[name], ids[name]) for name in sorted(both) if known[name] != ids[name]}
 
         for pause in _LOOK_AGAIN:
-            if not changed(found):
+            if not changed(ids):
                 break
             time.sleep(pause)
-            found = {**found, **source.identities(list(changed(found)))}
-        if replaced := changed(found):
+            ids = {**ids, **source.identities(list(changed(ids)))}
+        if replaced := changed(ids):
             source.refuse_replaced(uid, replaced)
             log.warning("source %s goes on at its positions in what has replaced %s", uid, ", ".join(replaced))
-        new = {name: now for name, now in found.items() if known.get(name) != now}
+        new = {name: now for name, now in ids.items() if known.get(name) != now}
         if not new:
             return
         number = max(layout.numbers(self._storage.list(layout.SOURCE_IDS)), default=0) + 1
@@ -191,7 +191,7 @@ class Inputs:
             known.update(new)
         except AlreadyExists:
             self._known = self._read()  # another run of the query was quicker: compare with what it has recorded
-            self._compare(uid, found, placed)
+            self._compare(uid, ids, placed)
 
     def _read(self) -> dict[str, dict[str, str]]:
         known: dict[str, dict[str, str]] = {}

@@ -44,7 +44,7 @@ _POLL = 0.005
 
 
 class Assignments:
-    """What the writers of each output are told in one attempt: the route of their rows, and what their sink knows. With
+    """What the writers of each output do in one attempt: the route of their rows, and the hints of their sink. With
     `only`, the writers of those sinks alone write."""
 
     def __init__(
@@ -164,9 +164,9 @@ class Epoch:
 
 @contextmanager
 def computed_once(batch: DataFrame, persist: bool) -> Iterator[DataFrame]:
-    """`batch`, computed once and kept while this lasts. Its executors keep it, without the plan it came from: where one
-    of them is lost, whoever reads on fails, and with it the epoch, instead of computing that part a second time: a plan
-    that is not deterministic would give the second output other rows than the first."""
+    """`batch`, computed once and kept within this context. The executors keep it without the plan it came from: if one
+    of them is lost, the epoch fails instead of computing that part a second time, because a non-deterministic plan
+    would give the second output other rows than the first."""
     if not persist:
         yield batch
         return
@@ -203,15 +203,15 @@ def _races(spark: SparkContext) -> tuple[bool, bool]:
 def ran_again(tracker: StatusTracker, stages: Collection[int], deadline: Deadline) -> bool:
     """Whether Spark has run one of these stages, all of which have ended, more than once; True also where it does not
     say by the deadline: its own bookkeeping runs a moment behind."""
-    left = set(stages)
-    while left:
-        for stage in list(left):
+    pending = set(stages)
+    while pending:
+        for stage in list(pending):
             info = tracker.getStageInfo(stage)
             if info is not None and info.currentAttemptId > 0:
                 return True
             if info is not None and info.numCompletedTasks >= info.numTasks:
-                left.discard(stage)  # its first run did it all
-        if left:
+                pending.discard(stage)  # its first run did it all
+        if pending:
             if deadline.passed():
                 return True
             time.sleep(_POLL)
@@ -282,16 +282,18 @@ class Preparation:
 
     def _sealed(self, committables: Sequence[Committable], only: frozenset[str] | None) -> tuple[Committable, ...]:
         """Each sink confirms what its writers prepared."""
-        found = [
+        written = [
             committable
             for committable in committables
             if committable.rows and (only is None or committable.sink in only)
         ]
         deadline = Deadline(self._limits.commit_timeout_seconds)
-        sealed = list(self._committers.seal([committable for committable in found if not committable.logged], deadline))
+        sealed = list(
+            self._committers.seal([committable for committable in written if not committable.logged], deadline)
+        )
         if self._inflight is not None:
             # Of several epochs under way the drainer commits each.
             seal = self._committers.seal if self._limits.max_concurrent == 1 else self._committers.seal_for_others
-            sealed.extend(self._inflight.sealed([committable for committable in found if committable.logged], seal))
+            sealed.extend(self._inflight.sealed([committable for committable in written if committable.logged], seal))
         by_id = {committable.id: committable for committable in sealed}
         return tuple(by_id.get(committable.id, committable) for committable in committables)

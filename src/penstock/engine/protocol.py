@@ -1,16 +1,16 @@
 """The epoch protocol: pure, without I/O, clock, Spark or any other system.
 
-Four coroutines say everything. Each yields an action, is sent what became of it, and goes on; whoever drives them
-(`driver.py` for real, the exploration tests for every interleaving there is) carries the actions out.
+Four coroutines define everything. Each yields an action, is sent its result, and goes on; a driver carries the actions
+out (`driver.py` for real, the exploration tests for every interleaving there is).
 
 * `recover` runs once, before Spark's query starts: it finishes what an earlier run decided.
 * `run_epoch` runs one epoch: prepare everywhere, decide once, commit everywhere.
-* `commit_decided` and `abort_undecided` are parts of a recovery, for people who end what a dead job has left.
+* `commit_decided` and `abort_undecided` are parts of a recovery, for operators who end what a dead job has left.
 
 An exception thrown in by the driver (storage failed, process stopping) leaves all without another action: nothing is
 ever aborted because a decision *might* not have been written. What is durable by then is what the next `recover` finds.
 
-Why nobody is lost and nobody doubled, when two runs overlap:
+Why no row is lost and none doubled when two runs overlap:
 
 * A run first registers its generation, **then** looks for decisions. A deciding run first writes its decision, **then**
   looks for newer generations. So of two overlapping runs at least one sees the other.
@@ -18,9 +18,9 @@ Why nobody is lost and nobody doubled, when two runs overlap:
   any. A decision of an older generation that the newest claim does not honour was written after that run had looked;
   its author therefore saw the newer generation and committed nothing: it is void. Without the claim, a third run could
   not tell such a decision from one that was half carried out, while the second run may have replaced the state.
-* Having claimed, and still before doing anything, it looks for newer generations once more: whoever registered since
-  may have looked without seeing the claim, so only a claim made by the then newest run is acted on. So the order of
-  a start is always: register → look → claim → look for newer generations → act.
+* Having claimed, and still before doing anything, it looks for newer generations once more: a run that registered
+  since may have looked without seeing the claim, so only a claim made by the then newest run is acted on. So the order
+  of a start is always: register → look → claim → look for newer generations → act.
 
 Why a power cut changes nothing: decisions and claims are synced, Spark's own log is not, so the log may have lost what
 the ledger has. An epoch is decided only when all epochs before it are complete. So where the ledger knows of a later
@@ -163,7 +163,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Recovery is over; Spark's query may start. `action` says what was done, for people."""
+    """Recovery is over; Spark's query may start. `action` names what was done."""
 
     generation: int
     epoch: int
@@ -200,7 +200,7 @@ class NotPrepared(ProtocolStop):
 
 
 class Unproven(ProtocolStop):
-    """After the decision: outcomes that nobody could prove in time."""
+    """After the decision: outcomes that could not be proven in time."""
 
     def __init__(self, decision: Decision, writers: Collection[WriterId]) -> None:
         super().__init__(f"epoch {decision.id.epoch}: the outcome of {len(writers)} writers is unknown")
@@ -313,14 +313,14 @@ def run_epoch(generation: int, epoch: int, replay: Replay | None = None) -> Gene
 
     committables = prepared.committables
     if replay is not None:
-        found, differing = match_replay(replay.decision.committables, prepared.committables, replay.sinks)
+        matches, differing = match_replay(replay.decision.committables, prepared.committables, replay.sinks)
         if differing:
             yield Sweep(replay.decision.committables)
             raise Differs(replay, prepared, differing)
         if not replay.lost:
             return None
         committables = tuple(
-            replace(found[old.id], writer=old.writer) if old.id in replay.lost else old
+            replace(matches[old.id], writer=old.writer) if old.id in replay.lost else old
             for old in replay.decision.committables
         )
 
@@ -343,8 +343,8 @@ def _still_newest(generation: int) -> Generator[Action, Any, None]:
 
 
 def _lost_writers(decision: Decision, outcomes: Mapping[WriterId, Outcome]) -> frozenset[WriterId]:
-    """The lost writers; a writer that nobody answered for is unknown, and unknown never becomes committed."""
-    answered = {one.id: outcomes.get(one.id, Outcome.UNKNOWN) for one in decision.to_commit}
+    """The lost writers; a writer without an answer is unknown, and unknown never becomes committed."""
+    answered = {committable.id: outcomes.get(committable.id, Outcome.UNKNOWN) for committable in decision.to_commit}
     unknown = [writer for writer, outcome in answered.items() if outcome is Outcome.UNKNOWN]
     if unknown:
         raise Unproven(decision, unknown)

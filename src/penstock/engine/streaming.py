@@ -118,7 +118,7 @@ def _require_known_ends(plan: QueryPlan) -> None:
     if plan.ends_with_what_is_there and paced and not version.read_limits:
         raise ConfigurationError(
             f"Query {plan.uid!r} ends with the files that are there now, and Spark {version.name} cannot tell the"
-            f" source {paced[0]!r} where it stands in such a run; Spark 4.2 and newer can.",
+            f" source {paced[0]!r} its position in such a run; Spark 4.2 and newer can.",
             safe="nothing was started; the checkpoint is as it was.",
             to_do="read the two in queries of their own, or upgrade PySpark.",
         )
@@ -139,7 +139,7 @@ def planned_once(job: str, plan: QueryPlan, generation: int, replay: Replay | No
         rule = rule_for(shaped)
         if replay is not None and rules_of(replay.decision.committables).get(uid, rule) != rule:
             return None
-        if _loses_columns(plan.frame, shaped) and any(one["stateful"] for one in operators_of(plan.frame)):
+        if _loses_columns(plan.frame, shaped) and any(operator["stateful"] for operator in operators_of(plan.frame)):
             return None
         rows, names = with_plain_names(with_hashes(shaped, rule))
         task = planned_task(sink, SinkScope(job, uid, generation), rule=rule, names=names)

@@ -222,7 +222,7 @@ def with_plain_names(frame: DataFrame) -> tuple[DataFrame, list[str] | None]:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the writers of one output are told in one attempt at an epoch."""
+    """What the writers of one output do in one attempt at an epoch."""
 
     scope: SinkScope
     epoch: int
@@ -250,16 +250,17 @@ def writer_task(
 def run_writer(
     context: TaskContext,
     sink: TwoPhaseSink,
-    own: Assignment,
+    assignment: Assignment,
     batches: Iterator[pa.RecordBatch],
     *,
     rule: int,
     names: list[str] | None,
 ) -> dict[str, Any]:
-    """One writer, in a task; what it came to."""
+    """Run one writer in a task; returns its result."""
     task = context.partitionId(), context.taskAttemptId()
     named = batches if names is None else (batch.rename_columns(names) for batch in batches)
-    return _write(sink, WriterScope(own.scope, own.epoch, own.attempt, *task, own.hints), named, own.writing, rule)
+    scope = WriterScope(assignment.scope, assignment.epoch, assignment.attempt, *task, assignment.hints)
+    return _write(sink, scope, named, assignment.writing, rule)
 
 
 def report(context: TaskContext, result: Mapping[str, Any]) -> str:
@@ -321,8 +322,8 @@ def _abort(channel: Channel | None) -> None:
 
 def parse(line: str) -> dict[str, Any]:
     """What one task reported."""
-    found: dict[str, Any] = json.loads(line)
-    return found
+    report: dict[str, Any] = json.loads(line)
+    return report
 
 
 def committable(sink: str, answer: Mapping[str, Any]) -> Committable:

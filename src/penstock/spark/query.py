@@ -40,7 +40,7 @@ class RunningQuery:
         return None if execution is None else execution.lastExecution().executedPlan()
 
     def starts_at(self) -> str | None:
-        """The positions after which the epoch's rows begin, as they would stand in `offsets/N`."""
+        """The positions after which the epoch's rows begin, in the form of `offsets/N`."""
         return self._text("startOffsets")
 
     def ends_at(self) -> str | None:
@@ -72,8 +72,8 @@ def current_execution(spark: SparkSession) -> Any:
     """The query under way, a JVM object; called inside `foreachBatch`. None where the session does not know it."""
     spark_query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     jvm: Any = spark._jvm
-    found = spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(spark_query_id))
-    return None if found is None else found.streamingQuery()
+    query = spark._jsparkSession.streams().get(jvm.java.util.UUID.fromString(spark_query_id))
+    return None if query is None else query.streamingQuery()
 
 
 def source_folders(spark: SparkSession) -> list[int]:

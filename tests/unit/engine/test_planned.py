@@ -48,11 +48,11 @@ def test_hints_of_a_thousand_writers_are_packed() -> None:
 @pytest.mark.parametrize(
     ("text", "batch", "why"),
     [
-        (None, "7", "told of no epoch"),
-        (to_text(OWN), "8", "runs for batch 8, but was told of epoch 7"),
+        (None, "7", "has no assignment"),
+        (to_text(OWN), "8", "runs for batch 8, but its assignment is for epoch 7"),
         (to_text(OWN), None, "runs for batch None"),
-        (to_text(Assignment(SinkScope("job", "out", 2), 7, 2)), "7", "run 2 of job 'job'"),
-        (to_text(Assignment(SinkScope("job", "out", 4), 7, 2)), "7", "run 4 of job 'job'"),
+        (to_text(Assignment(SinkScope("job", "out", 2), 7, 2)), "7", "run 2, of job 'job'"),
+        (to_text(Assignment(SinkScope("job", "out", 4), 7, 2)), "7", "run 4, of job 'job'"),
         (to_text(Assignment(SinkScope("job", "other", 3), 7, 2)), "7", "sink 'other'"),
         (to_text(Assignment(SinkScope("foreign", "out", 3), 7, 2)), "7", "job 'foreign'"),
         (to_text(OWN).replace('"version":1', '"version":2'), "7", "version 2 of the format"),
