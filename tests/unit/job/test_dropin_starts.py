@@ -88,12 +88,12 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The epochs that got as far as being run; a query that has not recovered does it first."""
     ran: list[int] = []
 
-    def run(self: Coordinator, frame: Any, epoch: int) -> None:
+    def run(self: Coordinator, frame: Any, epoch: int, jobs: Any) -> None:
         if self._resume is None:
             self.recover(query_running=True)
         ran.append(epoch)
 
-    monkeypatch.setattr(Coordinator, "_run", run)
+    monkeypatch.setattr(Coordinator, "_run_epoch", run)
     return ran
 
 
