@@ -84,8 +84,7 @@ class Coordinator:
         """`previous` is the generation of the last start in this process; `run` is the token of its generations."""
         limits = self._limits = checkpoints or Checkpoints()
         self.query, self._sources, self._log, self._events = query, tuple(sources), log, events
-        self._previous, self._on_complete = previous, on_complete
-        self._inflight, self._observer = inflight, observer
+        self._previous, self._on_complete, self._inflight, self._observer = previous, on_complete, inflight, observer
         self._run = LedgerRun(
             job=job,
             query=query,
@@ -97,9 +96,8 @@ class Coordinator:
             timing=Timing(limits.commit_timeout_seconds, limits.abort_timeout_seconds),
             token=run,
         )
-        self._ledger = ledger
+        self._ledger, self._watermark = ledger, WatermarkTracker()
         self._positions = Positions(query, ledger, log, running)
-        self._watermark = WatermarkTracker()
         self._preparation = Preparation(
             job=job,
             sinks=sinks,
@@ -116,10 +114,9 @@ class Coordinator:
         self._stragglers = Stragglers(query, self._run.abort_dangling, inflight)
         self._jobs: Jobs = EachEpoch()
         self._resume: Resume | None = None
-        self._query_running = False
         self._attempt: Attempt | None = None  # None: no epoch is under way, or its recovery is
         self._attempts = self._failed_in_row = 0
-        self._last_completed = 0.0
+        self._last_completed, self._query_running = 0.0, False
         self._failure: BaseException | None = None
         self.completed = self.decided = -1
         self.drains_at: int | None = None  # the epoch that may close every window

@@ -117,7 +117,7 @@ class _DrainRun(LedgerRun):
     """The run is registered already. Each recovery within it has a number of its own: an epoch that this run has
     decided, and whose writers the sink has lost since, is decided once more, and that decision outranks the first."""
 
-    number = 0
+    mark, number = MARK, 0
 
     def newest_generation(self) -> int:
         self.refuse_superseded()
@@ -152,7 +152,6 @@ class Drainer:
             query_id=lambda: query_id,
             timing=timing,
             registered=registered,
-            mark=MARK,
         )
         self._run.generation = own_scope.generation
         self._run.number = own_scope.generation * _RECOVERIES

@@ -53,8 +53,9 @@ class LedgerRun:
 
     `query_id` gives the id of Spark's query. `token` is how this process recognises its own generations; it is the same
     for all starts of a query. `registered` is the ledger in which the runs of the query register, if it is another
-    one. `mark` follows a sink's uid in the names of what this run leaves in the other system. `where` is the checkpoint
-    that errors name."""
+    one. `where` is the checkpoint that errors name."""
+
+    mark = ""  # behind a sink's uid in the names of what the run leaves in the other system
 
     def __init__(
         self,
@@ -69,16 +70,15 @@ class LedgerRun:
         timing: Timing = Timing(),  # noqa: B008 - a frozen value
         token: str = "",
         registered: Ledger | None = None,
-        mark: str = "",
     ) -> None:
         self.job, self.query, self.sinks, self.ledger, self.timing = job, query, dict(sinks), ledger, timing
         self.query_id, self.committers = query_id, Committers(query, sinks)
         self.generation = 0
         self.next_epoch = 0  # where all epochs before it are known to be complete
         self.performed: set[type] = set()  # by the coroutine driven last
-        self._events, self._where, self._mark = events, where, mark
+        self._events, self._where = events, where
         self._token, self._registered = token or secrets.token_hex(8), registered or ledger
-        self.log_fields = {"job": job, "query": query, **({"sink": ", ".join(sinks)} if mark else {})}
+        self.log_fields = {"job": job, "query": query, **({"sink": ", ".join(sinks)} if self.mark else {})}
 
     def drive(self, steps: Generator[Any, Any, _T], perform: Callable[[Any], Any]) -> _T:
         """Carry out actions until the coroutine ends; whether the run is still the newest is answered here, all else
@@ -115,7 +115,7 @@ class LedgerRun:
         self.committers.open({uid: self.scope(uid) for uid in self.sinks})
 
     def scope(self, uid: str) -> SinkScope:
-        return SinkScope(self.job, f"{uid}{self._mark}", self.generation)
+        return SinkScope(self.job, f"{uid}{self.mark}", self.generation)
 
     def claim(self, claim: Claim) -> None:
         self.ledger.claim(claim, self.query_id())

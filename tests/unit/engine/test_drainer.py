@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.checkpoint.decision import CheckpointState, Claim, Committable, Decision, DecisionId, Outcome, honoured
+from penstock.checkpoint.decision import CheckpointState, Committable, Decision, DecisionId, Outcome, honoured
 from penstock.checkpoint.inflight import Backlog
 from penstock.checkpoint.ledger import Ledger
 from penstock.contracts.sink import Committer, SinkScope, Writer, WriterScope
@@ -555,25 +555,6 @@ def test_a_decision_for_an_epoch_that_is_in_no_log_is_refused_and_names_the_plac
     assert isinstance(driver.failure, CheckpointBehind)
     assert f"{story.folder}/id/out has lost it" in str(driver.failure)
     assert story.sink.commits == []
-
-
-def test_what_a_drainer_with_runs_of_its_own_has_decided_is_carried_out(story: Story) -> None:
-    """Of two decisions, the one that the newer of its runs has claimed to honour."""
-    [one] = story.write(story.driver(), 5, [batch(1)])
-    earlier = Ledger(LocalStorage(story.folder / "id" / "out" / "ledger"))
-    for generation in (17, 18):
-        writer = story.sink.open_writer(WriterScope(DRAIN, 5, generation, 0, 0))
-        writer.write(batch(1))
-        prepared = replace(one, payload=writer.pre_commit())
-        earlier.decide(Decision(DecisionId(5, generation), (prepared,)), query="id", barrier=None)
-        if generation == 17:
-            earlier.claim(Claim(19, 5, DecisionId(5, 17)), "id")
-    assert story.drained(story.driver()) == rows(1)
-    assert list(story.folder.glob("id/out/ledger/*/*")) == []
-    assert sorted(path.name for path in story.folder.glob("id/out/drain/epochs/*")) == [
-        "0000000005.g00000017.json",
-        "0000000005.g00000018.json",
-    ]
 
 
 # What cannot be proven, for a person to look at
