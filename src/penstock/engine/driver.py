@@ -183,12 +183,9 @@ class LedgerRun:
 
 
 def _epoch_of(action: Any) -> int | None:
-    match action:
-        case protocol.Decide(decision) | protocol.Commit(decision):
-            return decision.id.epoch
-        case protocol.RestoreLog(epoch) | protocol.PreCommit(epoch) | protocol.FinishLog(epoch):
-            return epoch
-    return None
+    if isinstance(action, protocol.Decide | protocol.Commit):
+        return action.decision.id.epoch
+    return getattr(action, "epoch", None)
 
 
 def explain_stop(stop: protocol.ProtocolStop, query: str, checkpoint: str) -> PenstockError:
