@@ -17,8 +17,7 @@ import psycopg
 
 from penstock.contracts.sink import SinkScope
 from penstock.deadline import Deadline
-from penstock.sinks.postgres.connection import Server
-from penstock.sinks.postgres.tables import Place
+from penstock.sinks.postgres.connection import Place, Server
 from penstock.sinks.sql.tables import label
 
 SCOPE = SinkScope("job", "out", 3)

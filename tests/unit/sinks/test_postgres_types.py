@@ -9,8 +9,9 @@ import pytest
 from pyspark.sql import types as spark
 
 from penstock.errors import SchemaMismatch
+from penstock.sinks.postgres.connection import Place
 from penstock.sinks.postgres.dialect import move_statement
-from penstock.sinks.postgres.tables import Place, Table, fits, new_table
+from penstock.sinks.postgres.tables import Table, fits, new_table
 from penstock.sinks.postgres.types import PgColumn, Unstorable, column_type, goes_as_json, refusal, route
 from penstock.sinks.postgres.writer import csv_of
 

@@ -18,7 +18,9 @@ from urllib.parse import parse_qsl, unquote
 from penstock import errors
 from penstock.deadline import Deadline
 from penstock.secrets import hide, is_secret
+from penstock.sinks.sql.dialect import MARKERS, SINKS
 from penstock.sinks.sql.faults import NO_CODE, ErrorMapper, Fault, Rule, missing_extra
+from penstock.sinks.sql.tables import quoted
 
 #: The server's time in microseconds, at which the transaction began.
 NOW = "(extract(epoch FROM now()) * 1000000)::bigint"
@@ -59,6 +61,35 @@ def client() -> SimpleNamespace:
     except ImportError as error:
         raise missing_extra("PostgreSQL", "postgres", error) from error
     return SimpleNamespace(adbc=adbc, dbapi=dbapi, psycopg=psycopg, make_conninfo=make_conninfo)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The target table, and the schema of the sink's own tables."""
+
+    schema: str
+    table: str
+    own_schema: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    @property
+    def target(self) -> str:
+        """The table in a statement."""
+        return f"{quoted(self.schema)}.{quoted(self.table)}"
+
+    def own(self, name: str) -> str:
+        """One of the sink's own tables in a statement."""
+        return f"{quoted(self.own_schema)}.{quoted(name)}"
+
+    @property
+    def markers(self) -> str:
+        return self.own(MARKERS)
+
+    @property
+    def sinks(self) -> str:
+        return self.own(SINKS)
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,9 +10,7 @@ from penstock.contracts.guarantees import Guarantee, Link
 from penstock.contracts.sink import CheckContext, Finding, SinkScope, TwoPhaseSink, WriterScope
 from penstock.deadline import Deadline, seconds
 from penstock.errors import AccessDenied, SystemUnavailable, TableMissing
-from penstock.sinks.postgres import tables
-from penstock.sinks.postgres.connection import Line, Server, client, mapper
-from penstock.sinks.postgres.tables import Place
+from penstock.sinks.postgres.connection import Line, Place, Server, client, mapper
 from penstock.sinks.sql.tables import MODES, SqlMode, check_length, check_mode, quoted, require_key, split_table
 
 if TYPE_CHECKING:
@@ -119,6 +117,8 @@ class PostgresSink(TwoPhaseSink):
         return shaped
 
     def check(self, context: CheckContext, uid: str) -> Sequence[Finding]:
+        from penstock.sinks.postgres import tables
+
         return [Finding(uid, text) for text in tables.check(self, context, self._planned)]
 
     def open_writer(self, scope: WriterScope) -> PostgresWriter:
@@ -149,6 +149,8 @@ class PostgresSink(TwoPhaseSink):
 
     def settle(self, prefix: str, line: Line, since: int | None = None) -> None:
         """Create the sink's own tables, and its row in them, if they are missing. Raises psycopg's errors."""
+        from penstock.sinks.postgres import tables
+
         if not tables.has_own_tables(line.ask, self.place):
             self._make(tables.own_tables(self.place), self.place.own_schema, line)
         if not tables.is_known(line.ask, self.place, prefix):
@@ -156,6 +158,8 @@ class PostgresSink(TwoPhaseSink):
 
     def _meet(self, schema: StructType, shaped: StructType) -> None:
         """Create the table or compare it with the rows."""
+        from penstock.sinks.postgres import tables
+
         identity = (*self._identity, schema.json())
         if _met.get(identity):
             return

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import AccessDenied, ConfigurationError, SchemaMismatch, TableMissing
-from penstock.sinks.postgres.connection import NOW, mapper
+from penstock.sinks.postgres.connection import NOW, Place, mapper
 from penstock.sinks.postgres.types import PgColumn, Route, column_type, refusal
-from penstock.sinks.sql.dialect import MARKERS, SINKS
 from penstock.sinks.sql.tables import compare, quoted
 
 if TYPE_CHECKING:
@@ -66,35 +65,6 @@ _INSERTED = """
 SELECT CASE WHEN current_setting('track_counts') = 'on' THEN sum(pg_stat_get_xact_tuples_inserted(relid))::bigint END
 FROM (SELECT relid::oid FROM pg_partition_tree($1::bigint::oid::regclass) UNION SELECT $1::bigint::oid) tree
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The target table, and the schema of the sink's own tables."""
-
-    schema: str
-    table: str
-    own_schema: str
-
-    def __str__(self) -> str:
-        return f"{self.schema}.{self.table}"
-
-    @property
-    def target(self) -> str:
-        """The table in a statement."""
-        return f"{quoted(self.schema)}.{quoted(self.table)}"
-
-    def own(self, name: str) -> str:
-        """One of the sink's own tables in a statement."""
-        return f"{quoted(self.own_schema)}.{quoted(name)}"
-
-    @property
-    def markers(self) -> str:
-        return self.own(MARKERS)
-
-    @property
-    def sinks(self) -> str:
-        return self.own(SINKS)
 
 
 @dataclass(frozen=True, slots=True)
