@@ -6,15 +6,15 @@
       restores/0000000002.json                which history counts since when, see `history`
       restoring/0000000002.json               the restore that was begun under this number
       deleting/3f2a9c41d07e.json              the checkpoint is being deleted
-      lease/0000000012.json                   which of several supervisors runs the job, see `lease`
+      lease/0000000012.json                   which of several supervisors runs the job, see `lease_log`
       UID/
         spark/, spark-3f2a9c41d07e/           Spark's checkpoint of the query: one folder per history
           metadata                            the query's id
           offsets/12, commits/12              the barrier of epoch 12, and that it is complete, see `spark_log`
           sources/0/…, state/0/0/…            what sources and stateful operators keep
-          _penstock/sources/0000000001.json   what the positions belong to, see `epoch.inputs`
+          _penstock/sources/0000000001.json   what the positions belong to, see `engine.inputs`
         ledger/                               see `ledger`
-        inflight/QUERY-ID/SINK/               see `backlog`; what its drainer decides is in `drain`, see `ledger`
+        inflight/QUERY-ID/SINK/               see `inflight`; what its drainer decides is in `drain`, see `ledger`
         checkpoints/chk-12.json               what is known of epoch 12, see `record`
     SAVEPOINT/
       _metadata                               written last, over everything below

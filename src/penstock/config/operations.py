@@ -189,6 +189,6 @@ LOG_OPTIONS = (
         FORMAT, "log", "format", f"-D {FORMAT}=…", "text", _format,
         "`json` logs one JSON object a line, with job, query, epoch and sink: see [Logs](logs.md). `text` leaves"
         " logging as the program has set it up.",
-        ("tests/unit/./test_logs.py::test_the_setting_is_read_from_every_place",),
+        ("tests/unit/test_logs.py::test_the_setting_is_read_from_every_place",),
     ),
 )  # fmt: skip
