@@ -120,7 +120,7 @@ def test_what_a_replica_did_not_have_is_named(tmp_path: Path) -> None:
         replica.restart()
         sentinel.turn_to(replica)
         steps.assert_visible(first)
-        with pytest.raises(PreCommitFailed, match="committed last"):
+        with pytest.raises(PreCommitFailed, match="last commit"):
             running.seal([], Deadline(SOON))
         running.close()
         [told] = steps.missing(1, lost).values()
@@ -152,7 +152,7 @@ def test_a_redis_that_comes_back_empty_is_noticed(tmp_path: Path) -> None:
         running = steps.sink.open_committer(steps.scope())
         running.commit(0, prepared, Deadline(SOON))
         connect(primary).flushall()
-        with pytest.raises(PreCommitFailed, match="committed last"):
+        with pytest.raises(PreCommitFailed, match="last commit"):
             running.seal([], Deadline(SOON))
         running.close()
         [told] = steps.missing(0, prepared).values()
