@@ -27,7 +27,6 @@ def check_name(name: str, what: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"{name!r} cannot be a {what}.",
-            safe="nothing was started.",
             to_do="use up to 100 letters, digits, dots, dashes and underscores, beginning with a letter or digit.",
         )
     return name

@@ -182,7 +182,6 @@ def load_job(script: Path) -> Job:
     if len(jobs) != 1:
         raise ConfigurationError(
             f"{script} has {len(jobs)} jobs at module level when it is loaded and not run; one is needed.",
-            safe="nothing was started.",
             to_do='make the Job at module level and call run() under `if __name__ == "__main__":`.',
         )
     return next(iter(jobs.values()))

@@ -150,7 +150,6 @@ def _refusal(happened: str) -> ConnectUnsupported:
     return ConnectUnsupported(
         f"{happened} Over Connect the driver is another process, which a client can neither ask for an epoch's"
         " positions and watermark nor hold at an epoch's end; so nothing could be promised.",
-        safe="nothing was started.",
         to_do="run the job where the driver runs: with the whole pyspark package and a master (local[4], spark://…,"
         " yarn), by penstock run or spark-submit, and without SPARK_REMOTE.",
     )

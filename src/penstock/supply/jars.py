@@ -133,7 +133,6 @@ def _connector_set() -> str:
     if name is None:
         raise ConnectorMissing(
             f"Penstock's lock has no Kafka connector for PySpark {installed_text()}.",
-            safe="nothing was started.",
             to_do="name the jars of spark-sql-kafka-0-10 for this version, and what they need, in spark.jars, or the"
             " connector in spark.jars.packages; or install a version of PySpark that docs/reference/versions.md lists.",
         )

@@ -137,9 +137,7 @@ def read_manifest(archive: Path) -> tuple[dict[str, Any], int]:
         if isinstance(body, dict) and isinstance(body.get("format"), int):
             return body, packages
     except FileNotFoundError as error:
-        raise ConfigurationError(
-            f"There is no archive {archive}.", safe="nothing was started.", to_do="build it: penstock pack -o FILE."
-        ) from error
+        raise ConfigurationError(f"There is no archive {archive}.", to_do="build it: penstock pack -o FILE.") from error
     except (OSError, zipfile.BadZipFile, ValueError, KeyError) as error:
         raise _refused(archive, f"cannot be read ({type(error).__name__}: {error})") from error
     raise _refused(archive, "was not built by penstock pack")
@@ -204,7 +202,6 @@ def _write(target: Path, manifest: Mapping[str, Any], wanted: Sequence[str], fil
     if find_spec("pex") is None or sys.prefix == sys.base_prefix:
         raise ConfigurationError(
             "Packing takes the packages out of a virtual environment with pex, and there is none here.",
-            safe="nothing was started.",
             to_do="install Penstock with its extra, pip install 'penstock[pack]', in a virtual environment.",
         )
     with tempfile.TemporaryDirectory(prefix=".pack-", dir=target.absolute().parent) as scratch:  # mode 0700
@@ -222,7 +219,6 @@ def _write(target: Path, manifest: Mapping[str, Any], wanted: Sequence[str], fil
         if done.returncode:
             raise ConfigurationError(
                 f"pex could not pack this environment:\n{done.stderr.strip()[-2000:]}",
-                safe="nothing was started.",
                 to_do="repair what it names; or have the same environment on all machines, and use --no-pack.",
             )
         made.chmod(0o600)
@@ -232,7 +228,6 @@ def _write(target: Path, manifest: Mapping[str, Any], wanted: Sequence[str], fil
 def _refused(archive: Path, why: str) -> ArchiveMismatch:
     return ArchiveMismatch(
         f"The archive {archive} {why}.",
-        safe="nothing was started.",
         to_do="build it anew with penstock pack, in the driver's environment and on a machine like the workers.",
     )
 

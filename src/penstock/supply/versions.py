@@ -134,7 +134,6 @@ def find_version(text: str) -> SparkVersion:
         if minor < VERSIONS[0].minor:
             raise ConfigurationError(
                 f"This is Spark {text}, and Penstock needs {VERSIONS[0].name} or newer.",
-                safe="nothing was started.",
                 to_do=f'install "pyspark>={VERSIONS[0].name},<5", and see that SPARK_HOME does not name an older one.',
             )
     newest = VERSIONS[-1]

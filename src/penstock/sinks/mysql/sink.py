@@ -65,14 +65,12 @@ class MySqlSink(TwoPhaseSink):
         if not (schema or self.database):
             raise ConfigurationError(
                 "MySqlSink does not know the database of its table.",
-                safe="nothing was started.",
                 to_do="say database='shop', or table='shop.orders'.",
             )
         check_length("MySQL", table, len(table), 64, "characters")
         if seconds(self.lock_timeout, "lock_timeout") < 1:
             raise ConfigurationError(
                 f"lock_timeout is {self.lock_timeout}, but the server counts in whole seconds from 1.",
-                safe="nothing was started.",
                 to_do="give one second or more.",
             )
         object.__setattr__(self, "_target", (schema or self.database, table))

@@ -341,7 +341,6 @@ def _mode(session: Session, mode: str) -> Iterator[str]:
     if mode == "two_phase":
         raise ConfigurationError(
             f"MySqlSink cannot commit in two phases at {session.login.where}: {refusal}.",
-            safe="nothing was started.",
             to_do="say mode='staged', which needs no prepared transactions, or change the server.",
         )
     yield f"epochs are staged, not prepared as XA transactions: {refusal}"
@@ -366,7 +365,6 @@ def _rights(session: Session, dialect: MySqlDialect, sink: MySqlSink, *, exists:
         return [f"{text}, unless a role grants them"]
     raise AccessDenied(
         f"For {sink.describe()}, {text}.",
-        safe="nothing was started.",
         to_do=f"GRANT them ON {names.database}.*, where Penstock keeps its marker and staging tables.",
     )
 
@@ -404,7 +402,6 @@ def _settings(session: Session) -> Iterator[str]:
             raise ConfigurationError(
                 f"The server at {session.login.where} logs statements (binlog_format=STATEMENT), which cannot repeat "
                 "what the sink does.",
-                safe="nothing was started.",
                 to_do="set binlog_format to ROW or MIXED on the server.",
             )
         if variable(session, "sync_binlog") == "0":
@@ -419,7 +416,6 @@ def _settings(session: Session) -> Iterator[str]:
         raise ConfigurationError(
             f"The server at {session.login.where} does not allow LOAD DATA LOCAL INFILE (local_infile is off), the way "
             "rows are written.",
-            safe="nothing was started.",
             to_do=ALLOW_LOADING,
         )
     most = int(variable(session, "max_connections") or 0)

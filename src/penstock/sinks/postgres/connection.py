@@ -122,7 +122,6 @@ class Server:
             # libpq's message repeats what it could not parse, which may be a password.
             raise errors.ConfigurationError(
                 f"PostgreSQL's client cannot parse the connection parameters ({self}).",
-                safe="nothing was started.",
                 to_do="write postgresql://user@host:5432/database or libpq's keywords, with special characters of a "
                 "password percent-encoded, or pass the password as a keyword.",
             ) from None

@@ -194,7 +194,6 @@ class PostgresSink(TwoPhaseSink):
             line.close()
             raise AccessDenied(
                 f"This user may not create tables in the schema {schema!r} of {self.server}.",
-                safe="nothing was started.",
                 to_do=f"grant CREATE on the schema, or have an administrator run: {'; '.join(statements)}",
             ) from error
         except BaseException:

@@ -180,7 +180,6 @@ def arrow_schema(schema: StructType, shaped: StructType) -> tuple[Any, list[str]
 
 _SECONDS = 20.0
 _OLDEST = 12
-_SAFE = "nothing was started."
 
 
 def check(sink: PostgresSink, context: CheckContext, planned: StructType | None) -> list[str]:
@@ -209,13 +208,11 @@ def _server(sink: PostgresSink, context: CheckContext, ask: Ask) -> list[str]:
     if version < _OLDEST * 10_000:
         raise ConfigurationError(
             f"The PostgreSQL server at {sink.server} is version {version // 10_000}, at least {_OLDEST} is needed.",
-            safe=_SAFE,
             to_do="use a newer server.",
         )
     if standby:
         raise ConfigurationError(
             f"The PostgreSQL server at {sink.server} is a standby, which takes no writes.",
-            safe=_SAFE,
             to_do="connect to the primary; with several hosts in the URL, add target_session_attrs=read-write.",
         )
     warnings = []
@@ -223,7 +220,6 @@ def _server(sink: PostgresSink, context: CheckContext, ask: Ask) -> list[str]:
         raise ConfigurationError(
             f"Mode two_phase needs prepared transactions, and the PostgreSQL server at {sink.server} allows none "
             "(max_prepared_transactions=0).",
-            safe=_SAFE,
             to_do="set max_prepared_transactions to the number of writers or more and restart the server, or say "
             "mode='staged'.",
         )
@@ -266,20 +262,17 @@ def _table(sink: PostgresSink, ask: Ask, planned: StructType | None) -> list[str
     if table.kind not in ("r", "p"):
         raise ConfigurationError(
             f"{place} is not an ordinary or partitioned table, and rows cannot be prepared in anything else.",
-            safe=_SAFE,
             to_do="name a table.",
         )
     for right in ("INSERT", "SELECT", "UPDATE") if sink.key else ("INSERT",):
         if not ask("SELECT has_table_privilege($1::bigint::oid, $2)", table.oid, right)[0][0]:
             raise AccessDenied(
                 f"This user has no right to {right} on {place} at {sink.server}.",
-                safe=_SAFE,
                 to_do=f"GRANT {right} ON {place} TO the user of the sink.",
             )
     if sink.key and sorted(sink.key) not in [sorted(key) for key in unique_keys(ask, table)]:
         raise ConfigurationError(
             f"Mode upsert needs a unique index of {place} on exactly {', '.join(sink.key)}, and there is none.",
-            safe=_SAFE,
             to_do=f"CREATE UNIQUE INDEX ON {place.target} ({', '.join(sink.key)}).",
         )
     if planned is not None:
@@ -310,12 +303,11 @@ def _may_create(sink: PostgresSink, schema: str, ask: Ask, what: str) -> None:
     [(there,)] = ask("SELECT to_regnamespace(quote_ident($1)) IS NOT NULL", schema)
     if not there:
         raise ConfigurationError(
-            f"The schema {schema!r} does not exist at {sink.server}.", safe=_SAFE, to_do="create it, or name another."
+            f"The schema {schema!r} does not exist at {sink.server}.", to_do="create it, or name another."
         )
     if not ask("SELECT has_schema_privilege($1, 'CREATE')", schema)[0][0]:
         raise AccessDenied(
             f"This user has no right to CREATE in the schema {schema!r} at {sink.server}.",
-            safe=_SAFE,
             to_do=f"grant it, so that the sink may {what}",
         )
 

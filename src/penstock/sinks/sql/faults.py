@@ -160,6 +160,5 @@ class ErrorMapper:
 def missing_extra(system: str, extra: str, error: ImportError) -> errors.MissingExtra:
     return errors.MissingExtra(
         f"Writing to {system} needs a client library that cannot be imported ({error}).",
-        safe="nothing was started.",
         to_do=f"pip install 'penstock[{extra}]' where the driver and the tasks run.",
     )

@@ -101,7 +101,6 @@ def split_table(text: str, sink: str) -> tuple[str | None, str]:
         return schema or None, table
     raise ConfigurationError(
         f"{sink} cannot read {text!r} as the name of a table.",
-        safe="nothing was started.",
         to_do="write table or schema.table, and quote a name that holds a dot or a blank.",
     )
 
@@ -131,7 +130,7 @@ def check_mode(sink: str, mode: str, key: Sequence[str]) -> None:
     elif len(set(key)) != len(key):
         wrong, to_do = f"{sink} has a column twice in its key {list(key)}.", "name every column once."
     if wrong:
-        raise ConfigurationError(wrong, safe="nothing was started.", to_do=to_do)
+        raise ConfigurationError(wrong, to_do=to_do)
 
 
 def check_length(system: str, table: str, length: int, longest: int, unit: str) -> None:
@@ -139,7 +138,6 @@ def check_length(system: str, table: str, length: int, longest: int, unit: str) 
     if length > longest:
         raise ConfigurationError(
             f"The table's name {table!r} is longer than the {longest} {unit} {system} takes.",
-            safe="nothing was started.",
             to_do="give it a shorter name.",
         )
 
