@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "penstock"
@@ -81,13 +82,18 @@ def count_lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
-def read_layers(root: Path) -> list[list[str]]:
-    """The contract's layers, from the top to the ground."""
+def read_contract(root: Path) -> dict[str, Any]:
+    """The contract that orders the rooms."""
     settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     for contract in settings["tool"]["importlinter"]["contracts"]:
         if contract["type"] == "layers" and contract.get("containers") == [PACKAGE]:
-            return [[room.strip() for room in layer.split("|")] for layer in contract["layers"]]
+            return dict(contract)
     raise LookupError(f"pyproject.toml has no contract for the layers of {PACKAGE}")
+
+
+def read_layers(root: Path) -> list[list[str]]:
+    """The contract's layers, from the top to the ground."""
+    return [[room.strip() for room in layer.split("|")] for layer in read_contract(root)["layers"]]
 
 
 def read_house(root: Path = ROOT) -> House:
@@ -97,8 +103,10 @@ def read_house(root: Path = ROOT) -> House:
         parts = path.relative_to(source).with_suffix("").parts
         modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     house = House(modules, read_layers(root))
+    excepted = set(read_contract(root).get("ignore_imports", ()))
     for module, path in modules.items():
-        house.imports += read_imports(module, path, modules)
+        imports = read_imports(module, path, modules)
+        house.imports += [each for each in imports if f"{each.importer} -> {each.imported}" not in excepted]
     return house
 
 
