@@ -154,7 +154,7 @@ def test_every_variable_is_described() -> None:
 
 
 def test_every_event_is_described() -> None:
-    emitted = set()
+    emitted = {"supervisor"}
     for file in SOURCE.rglob("*.py"):
         if file.name != "supervisor.py":  # it emits one event, `supervisor`, with an action
             emitted |= set(re.findall(r"\b_?emit\(\s*\"(\w+)\"", file.read_text("utf-8")))
