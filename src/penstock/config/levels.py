@@ -98,10 +98,10 @@ def parse(text: str, where: str) -> dict[str, str]:
     try:
         tree = yaml.compose(text, Loader=yaml.BaseLoader)
     except RecursionError:
-        raise _too_deep(where) from None
+        happened = f"{where} nests too deeply to be settings."
+        raise ConfigurationError(happened, to_do="write `key: value` lines.") from None
     except yaml.YAMLError as error:
-        flat = _flat(text)
-        if flat is not None:
+        if (flat := _flat(text)) is not None:
             return flat
         # The parser's words quote the line, and there may be a password in it; so would a traceback with its error.
         raise ConfigurationError(
@@ -115,10 +115,6 @@ def parse(text: str, where: str) -> dict[str, str]:
     flattened: dict[str, str] = {}
     _flatten(body, "", flattened, where)
     return flattened
-
-
-def _too_deep(where: str) -> ConfigurationError:
-    return ConfigurationError(f"{where} nests too deeply to be settings.", to_do="write `key: value` lines.")
 
 
 def _fault(error: Exception) -> str:
@@ -172,11 +168,9 @@ def _flat(text: str) -> dict[str, str] | None:
 
 
 def _plain_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, list):
         return ";".join(_plain_text(item) for item in value)
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 CODE, OPTIONS, DEFAULT = "code", "-D", "default"
@@ -219,9 +213,9 @@ def describe_setting(key: str, text: str, where: str) -> str:
     pair = f"{key}={mask_setting(key, text)}"
     if where == OPTIONS:
         return f"-D {pair}"
-    return (
-        f"{pair}, the default" if where == DEFAULT else f"{pair} {'in the code' if where == CODE else f'from {where}'}"
-    )
+    if where == DEFAULT:
+        return f"{pair}, the default"
+    return f"{pair} in the code" if where == CODE else f"{pair} from {where}"
 
 
 def read_texts(texts: Texts) -> Level:
@@ -267,13 +261,11 @@ def read_code(
 
 def _text(value: Any, option: Option) -> str:
     """A value of Python's as one would write it in a file."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if value is None:
         return option.default
     if option.parse is duration_text and not isinstance(value, str):
         return "never" if value == float("inf") else f"{value:g} s"
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _read_value(option: Option, key: str, text: str, where: str) -> Value:

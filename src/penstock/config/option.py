@@ -1,6 +1,4 @@
-"""One option: Flink's key, its name in Python, its default, what it means here, and the test that shows it; and how its
-text is read. What cannot be read is an error that names the setting.
-"""
+"""An option, and the parsers of its text: what they cannot read is an error that names the setting."""
 
 from __future__ import annotations
 
@@ -50,13 +48,13 @@ def size(value: int | str, name: str) -> int:
     if isinstance(value, str):
         match = _SIZE.match(value)
         if match is None:
-            raise _refused(
+            raise ConfigurationError(
                 f"{name}={value!r} is not a size.",
-                "write a number of bytes, or a number with kb, mb, gb or tb, for example '64mb'.",
+                to_do="write a number of bytes, or a number with kb, mb, gb or tb, for example '64mb'.",
             )
         return int(float(match["number"]) * _BYTES[match["unit"].lower()[:1]])
     if value < 0:
-        raise _refused(f"{name}={value} is negative.", "give a size of 0 or more.")
+        raise ConfigurationError(f"{name}={value} is negative.", to_do="give a size of 0 or more.")
     return int(value)
 
 
@@ -69,14 +67,14 @@ def boolean(text: str, name: str) -> bool:
     word = text.strip().lower()
     if word in _TRUE or word in _FALSE:
         return word in _TRUE
-    raise _refused(f"{name}={text!r} is neither true nor false.", "write true or false.")
+    raise ConfigurationError(f"{name}={text!r} is neither true nor false.", to_do="write true or false.")
 
 
 def whole(text: str, name: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise _refused(f"{name}={text!r} is not a whole number.", "write digits only.") from None
+        raise ConfigurationError(f"{name}={text!r} is not a whole number.", to_do="write digits only.") from None
 
 
 def whole_or_infinite(text: str, name: str) -> int | None:
@@ -88,14 +86,14 @@ def number(text: str, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise _refused(f"{name}={text!r} is not a number.", "write a number such as 1.5.") from None
+        raise ConfigurationError(f"{name}={text!r} is not a number.", to_do="write a number such as 1.5.") from None
 
 
 def ratio(value: float | str, name: str) -> float:
     """A share of something, from 0 to 1."""
     share = number(value, name) if isinstance(value, str) else float(value)
     if not 0 <= share <= 1:
-        raise _refused(f"{name}={value} is not between 0 and 1.", "give a share, for example 0.5.")
+        raise ConfigurationError(f"{name}={value} is not between 0 and 1.", to_do="give a share, for example 0.5.")
     return share
 
 
@@ -109,7 +107,9 @@ def schemes(value: str | Sequence[str], name: str) -> tuple[str, ...]:
     names = tuple(scheme.strip().lower().removesuffix("://").removesuffix(":") for scheme in texts if scheme.strip())
     for scheme in names:
         if not _SCHEME.match(scheme):
-            raise _refused(f"{name}={value!r}: {scheme!r} is not a scheme.", "write for example 'abfss, ofs'.")
+            raise ConfigurationError(
+                f"{name}={value!r}: {scheme!r} is not a scheme.", to_do="write for example 'abfss, ofs'."
+            )
     return names
 
 
@@ -118,8 +118,5 @@ def one_of(kind: type[Kind], value: str, name: str) -> Kind:
     try:
         return kind(str(value).strip().lower().replace("-", "_"))
     except ValueError:
-        raise _refused(f"{name}={value!r} is none of {', '.join(kind)}.", f"choose one of {', '.join(kind)}.") from None
-
-
-def _refused(happened: str, to_do: str) -> ConfigurationError:
-    return ConfigurationError(happened, to_do=to_do)
+        kinds = ", ".join(kind)
+        raise ConfigurationError(f"{name}={value!r} is none of {kinds}.", to_do=f"choose one of {kinds}.") from None

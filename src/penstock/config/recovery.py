@@ -15,12 +15,8 @@ Claim = Literal["claim", "no_claim"]
 
 @dataclass(frozen=True)
 class Recovery:
-    """What `penstock run -s` and its companions, or their keys in a file, ask for.
-
-    `restore_id` is made once for one wish to restore and is the same after every restart of the driver, so a job
-    that has restored by this id already goes on from its own checkpoint. None for a path that
-    a file sets.
-    """
+    """What `penstock run -s` and its companions, or their keys in a file, ask for. A job that has restored by this
+    `restore_id` resumes from its own checkpoint; None for a path that a file sets."""
 
     path: str | None = None
     allow_non_restored: bool = False
@@ -53,8 +49,7 @@ def _claim(text: str, name: str) -> Claim:
             to_do = "choose no_claim: like legacy, it leaves the savepoint as it is; it also never depends on it."
         case _:
             to_do = "choose claim or no_claim."
-    happened = f"{name}={text!r} is neither claim nor no_claim."
-    raise ConfigurationError(happened, to_do=to_do)
+    raise ConfigurationError(f"{name}={text!r} is neither claim nor no_claim.", to_do=to_do)
 
 
 def _restore_id(text: str, name: str) -> str:
@@ -88,35 +83,23 @@ def _recovery(
 _HANDED = "test_what_run_hands_over"
 
 RECOVERY_OPTIONS = (
-    _recovery(
-        PATH, "path", "penstock run -s …", "", _path,
+    _recovery(PATH, "path", "penstock run -s …", "", _path,
         "A savepoint, or a retained checkpoint, that the job starts from instead of its own checkpoint.",
-        _HANDED, "execution.savepoint.path",
-    ),
-    _recovery(
-        ALLOW, "allow_non_restored", "Job(allow_non_restored_state=…)", "false", boolean,
+        _HANDED, "execution.savepoint.path"),
+    _recovery(ALLOW, "allow_non_restored", "Job(allow_non_restored_state=…)", "false", boolean,
         "State that no query of the program takes up may be left behind.",
-        _HANDED, "execution.savepoint.ignore-unclaimed-state",
-    ),
-    _recovery(
-        CLAIM, "claim", "penstock run --claim-mode …", "no_claim", _claim,
+        _HANDED, "execution.savepoint.ignore-unclaimed-state"),
+    _recovery(CLAIM, "claim", "penstock run --claim-mode …", "no_claim", _claim,
         "`no_claim`: the savepoint stays yours and is never needed again once the job runs. `claim`: it becomes the"
         " job's, which deletes it when it is no longer needed. Flink's `legacy` is refused.",
-        "test_claim_modes", "execution.savepoint-restore-mode",
-    ),
-    _recovery(
-        RESTORE_ID, "restore_id", "penstock run -s …", "", _restore_id,
+        "test_claim_modes", "execution.savepoint-restore-mode"),
+    _recovery(RESTORE_ID, "restore_id", "penstock run -s …", "", _restore_id,
         "Made by `penstock run -s`, so that a restart of the driver does not restore again. Not for you to set.",
-        _HANDED,
-    ),
-    _recovery(
-        FORK_NAME, "fork_name", "penstock run --fork …", "", _job_name,
+        _HANDED),
+    _recovery(FORK_NAME, "fork_name", "penstock run --fork …", "", _job_name,
         "The job's name instead of the one in the program: a second job from a savepoint, beside the first.",
-        "test_a_fork_is_whole",
-    ),
-    _recovery(
-        FORK_SUFFIX, "fork_suffix", "penstock run --suffix …", "", _suffix,
+        "test_a_fork_is_whole"),
+    _recovery(FORK_SUFFIX, "fork_suffix", "penstock run --suffix …", "", _suffix,
         "What is added to the name of every topic, table and folder that a fork writes.",
-        "test_a_fork_is_whole",
-    ),
+        "test_a_fork_is_whole"),
 )  # fmt: skip

@@ -91,14 +91,10 @@ class Settings:
 
     def rows(self) -> list[dict[str, str]]:
         """Every option, its value, where it came from. Secrets are not shown."""
-        rows = [
-            {"key": setting.option.key, "value": mask_setting(setting.option.key, setting.text), "from": setting.where}
-            for setting in self.values
-        ]
-        for key, value in {**self.spark_file, **self.spark}.items():
-            rows.append({"key": key, "value": mask_setting(key, value), "from": self.spark_origin[key]})
-        rows.extend({"key": key, "value": "", "from": f"{where}, ignored"} for key, where in self.ignored)
-        return rows
+        rows = [(setting.option.key, setting.text, setting.where) for setting in self.values]
+        rows += [(key, value, self.spark_origin[key]) for key, value in {**self.spark_file, **self.spark}.items()]
+        rows += [(key, "", f"{where}, ignored") for key, where in self.ignored]
+        return [{"key": key, "value": mask_setting(key, text), "from": where} for key, text, where in rows]
 
 
 def resolve(
@@ -128,9 +124,9 @@ def resolve(
         state_backend=backend,
         restart=_restart(values, restart),
         recovery=_recovery(values),
-        availability=Availability(**{name: setting.value for name, setting in _of(values, "availability").items()}),
-        rest=Rest(**{name: setting.value for name, setting in _of(values, "rest").items()}),
-        log=Log(**{name: setting.value for name, setting in _of(values, "log").items()}),
+        availability=Availability(**_arguments(_of(values, "availability"))),
+        rest=Rest(**_arguments(_of(values, "rest"))),
+        log=Log(**_arguments(_of(values, "log"))),
         spark=spark,
         spark_file=spark_file,
         spark_origin=origin,
@@ -145,8 +141,7 @@ def resolve(
 
 def _value(levels: Sequence[Level], option: Option) -> Value:
     for level in levels:
-        setting = level.get(option.part, option.name)
-        if setting is not None:
+        if (setting := level.get(option.part, option.name)) is not None:
             return setting
     parsed = option.parse(option.default, option.key) if option.default else None
     return Value(option, parsed, option.default, DEFAULT, option.key)
@@ -187,16 +182,20 @@ def _of(values: Values, part: Part) -> dict[str, Value]:
     return {name: setting for (place, name), setting in values.items() if place == part}
 
 
+def _arguments(settings: Mapping[str, Value], *, explicit: bool = False) -> dict[str, Any]:
+    """`explicit`: without defaults."""
+    return {name: item.value for name, item in settings.items() if not explicit or item.where != DEFAULT}
+
+
 def _checkpoints(values: Values) -> Checkpoints:
     mine = _of(values, "checkpoints")
     del mine["storage_kind"]
-    contradiction = find_contradiction({name: setting.value for name, setting in mine.items()})
-    if contradiction is not None:
+    if (contradiction := find_contradiction(_arguments(mine))) is not None:
         order = {OPTIONS: 0, CODE: 1, DEFAULT: 3}
         first, second = sorted((mine[name] for name in contradiction[:2]), key=lambda side: order.get(side.where, 2))
         raise contradiction_error(first.side, second.side, contradiction[2])
     with _naming(mine):
-        return Checkpoints(**{name: setting.value for name, setting in mine.items() if setting.where != DEFAULT})
+        return Checkpoints(**_arguments(mine, explicit=True))
 
 
 @contextmanager
@@ -212,9 +211,7 @@ def _naming(values: Mapping[str, Value]) -> Iterator[None]:
 def _backend(values: Values) -> StateBackend:
     mine = _of(values, "state")
     with _naming(mine):
-        return StateBackend(
-            **{name: setting.value for name, setting in mine.items() if setting.where != DEFAULT or name == "kind"}
-        )
+        return StateBackend(**{"kind": mine["kind"].value, **_arguments(mine, explicit=True)})
 
 
 def _restart(values: Values, restart: RestartStrategy | None) -> RestartStrategy:
@@ -222,10 +219,7 @@ def _restart(values: Values, restart: RestartStrategy | None) -> RestartStrategy
     if all(setting.where in (CODE, DEFAULT) for setting in mine.values()):
         return restart or RestartStrategy.exponential_delay()
     with _naming(mine):
-        arguments = {
-            name: setting.value for name, setting in mine.items() if setting.where != DEFAULT and name != "type"
-        }
-        return build_strategy(mine["type"].value, arguments)
+        return build_strategy(mine["type"].value, _arguments(mine, explicit=True))
 
 
 def _recovery(values: Values) -> Recovery:
@@ -237,7 +231,7 @@ def _recovery(values: Values) -> Recovery:
                 f"{mine[name].side} is given without {mine[missing].option.key}.",
                 to_do="give a fork all three: penstock run -s PATH --fork NAME --suffix SUFFIX.",
             )
-    return Recovery(**{name: setting.value for name, setting in mine.items()})
+    return Recovery(**_arguments(mine))
 
 
 def _spark_settings(

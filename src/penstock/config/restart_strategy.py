@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.config.option import Option, Parser, number, whole, whole_or_infinite
 from penstock.deadline import duration_text, seconds
 from penstock.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 _NEVER = math.inf
 
@@ -154,9 +150,8 @@ _WORDS = {
 def _type(text: str, name: str) -> str:
     word = _WORDS.get(text.strip().lower().replace("_", "-"))
     if word is None:
-        raise ConfigurationError(
-            f"{name}={text!r} is none of {', '.join(sorted(set(_WORDS.values())))}.", to_do="choose one of these."
-        )
+        kinds = ", ".join(sorted(set(_WORDS.values())))
+        raise ConfigurationError(f"{name}={text!r} is none of {kinds}.", to_do="choose one of these.")
     return word
 
 
@@ -170,23 +165,17 @@ def _option(strategy: str, key: str, name: str, default: str, parse: Parser, mea
 
 
 RESTART_OPTIONS = (
-    Option(
-        "restart-strategy.type", "restart", "type", "Job(restart=RestartStrategy.…)", EXPONENTIAL, _type,
+    Option("restart-strategy.type", "restart", "type", "Job(restart=RestartStrategy.…)", EXPONENTIAL, _type,
         "`none` (also `off`, `disable`), `fixed-delay`, `failure-rate` or `exponential-delay`. What no restart can"
         " cure is never retried, whatever is set here.",
         (f"{_UNIT}test_none", f"{_UNIT}test_what_no_retry_can_cure_is_not_retried"),
-        ("restart-strategy",),
-    ),
+        ("restart-strategy",)),
     _option(FIXED, "attempts", "attempts", "1", whole, "How many restarts there may be in all.", "test_fixed_delay"),
     _option(FIXED, "delay", "delay", "1 s", duration_text, "The pause before each.", "test_fixed_delay"),
-    _option(
-        RATE, "max-failures-per-interval", "max_failures", "1", whole,
-        "How many failures there may be within the interval; one more ends the job.", "test_failure_rate",
-    ),
-    _option(
-        RATE, "failure-rate-interval", "interval", "1 min", duration_text,
-        "The interval in which failures are counted.", "test_failure_rate",
-    ),
+    _option(RATE, "max-failures-per-interval", "max_failures", "1", whole,
+        "How many failures there may be within the interval; one more ends the job.", "test_failure_rate"),
+    _option(RATE, "failure-rate-interval", "interval", "1 min", duration_text,
+        "The interval in which failures are counted.", "test_failure_rate"),
     _option(RATE, "delay", "delay", "1 s", duration_text, "The pause before each restart.", "test_failure_rate"),
     _option(
         EXPONENTIAL, "initial-backoff", "initial", "1 s", duration_text, "The first pause.", "test_exponential_delay",
@@ -194,43 +183,28 @@ RESTART_OPTIONS = (
     _option(
         EXPONENTIAL, "max-backoff", "maximum", "1 min", duration_text, "The longest pause.", "test_exponential_delay",
     ),
-    _option(
-        EXPONENTIAL, "backoff-multiplier", "multiplier", "1.5", number,
-        "Each pause is this many times the one before.", "test_exponential_delay",
-    ),
-    _option(
-        EXPONENTIAL, "reset-backoff-threshold", "reset_after", "1 h", duration_text,
-        "A run that lasted this long starts pauses and count over.", "test_a_run_that_lasted_starts_the_count_over",
-    ),
-    _option(
-        EXPONENTIAL, "jitter-factor", "jitter", "0.1", number,
-        "The share by which a pause is made longer or shorter at random.", "test_jitter",
-    ),
-    _option(
-        EXPONENTIAL, "attempts-before-reset-backoff", "attempts", "infinite", whole_or_infinite,
+    _option(EXPONENTIAL, "backoff-multiplier", "multiplier", "1.5", number,
+        "Each pause is this many times the one before.", "test_exponential_delay"),
+    _option(EXPONENTIAL, "reset-backoff-threshold", "reset_after", "1 h", duration_text,
+        "A run that lasted this long starts pauses and count over.", "test_a_run_that_lasted_starts_the_count_over"),
+    _option(EXPONENTIAL, "jitter-factor", "jitter", "0.1", number,
+        "The share by which a pause is made longer or shorter at random.", "test_jitter"),
+    _option(EXPONENTIAL, "attempts-before-reset-backoff", "attempts", "infinite", whole_or_infinite,
         "How many restarts there may be before a run lasts long enough to start over.",
-        "test_exponential_delay_gives_up",
-    ),
-    Option(
-        "penstock.restart.immediate-after", "restart", f"{EXPONENTIAL}.immediate_after",
+        "test_exponential_delay_gives_up"),
+    Option("penstock.restart.immediate-after", "restart", f"{EXPONENTIAL}.immediate_after",
         "RestartStrategy.exponential_delay(immediate_after=…)", "10 s", duration_text,
         "The restart after a run that lasted this long comes without a pause; the next after one twice as long, and so"
         " on. Where `initial-backoff` is set, only if this is set as well. Flink always waits.",
-        (f"{_UNIT}test_after_a_run_that_lasted_the_first_restart_comes_at_once",),
-    ),
+        (f"{_UNIT}test_after_a_run_that_lasted_the_first_restart_comes_at_once",)),
 )  # fmt: skip
 
 
 def build_strategy(kind: str, values: Mapping[str, Any]) -> RestartStrategy:
     """The strategy that the options describe, by their names in the registry; other strategies' are left out."""
     mine = {name.removeprefix(f"{kind}."): value for name, value in values.items() if name.startswith(f"{kind}.")}
-    if kind == NONE:
-        return RestartStrategy.none()
-    if kind == FIXED:
-        return RestartStrategy.fixed_delay(**mine)
-    if kind == RATE:
-        return RestartStrategy.failure_rate(**mine)
-    return RestartStrategy.exponential_delay(**mine)
+    strategy: RestartStrategy = getattr(RestartStrategy, kind.replace("-", "_"))(**mine)
+    return strategy
 
 
 def options_of(strategy: RestartStrategy) -> dict[str, Any]:
@@ -240,7 +214,7 @@ def options_of(strategy: RestartStrategy) -> dict[str, Any]:
     if strategy.interval is not None:
         parts = {"max_failures": strategy.attempts, "interval": strategy.interval, "delay": strategy.initial}
         return {"type": RATE, **{f"{RATE}.{name}": value for name, value in parts.items()}}
-    if strategy.reset_after == float("inf"):
+    if strategy.reset_after == _NEVER:
         return {"type": FIXED, f"{FIXED}.attempts": strategy.attempts, f"{FIXED}.delay": strategy.initial}
     names = ("initial", "maximum", "multiplier", "reset_after", "jitter", "attempts", "immediate_after")
     return {"type": EXPONENTIAL, **{f"{EXPONENTIAL}.{name}": getattr(strategy, name) for name in names}}

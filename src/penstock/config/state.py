@@ -1,7 +1,4 @@
-"""`StateBackend`: where a query keeps its state between epochs, as settings of Spark's state store; and its options.
-
-That of parallelism is among them: it decides into how many parts state is cut.
-"""
+"""`StateBackend`: where a query keeps its state between epochs; its options, and that of parallelism."""
 
 from __future__ import annotations
 
@@ -156,41 +153,27 @@ def _option(
 _MEMORY = "state.backend.rocksdb.memory"
 
 STATE_OPTIONS = (
-    _option(
-        "state.backend.type", "kind", "hashmap", _backend,
+    _option("state.backend.type", "kind", "hashmap", _backend,
         "`hashmap`: in the executors' memory, Spark's HDFSBackedStateStoreProvider. `rocksdb`: on their disks. A"
         " checkpoint of the other backend is refused.",
         f"{_BACKENDS}test_each_backend_keeps_state", f"{_BACKENDS}test_the_other_backend_is_refused",
-        aliases=("state.backend",),
-    ),
-    _option(
-        "state.changelog.enabled", "changelog", "false", boolean,
+        aliases=("state.backend",)),
+    _option("state.changelog.enabled", "changelog", "false", boolean,
         "RocksDB: an epoch writes the changes instead of RocksDB's files. hashmap always does.",
-        f"{_BACKENDS}test_each_backend_keeps_state", aliases=("state.backend.changelog.enabled",),
-    ),
-    _option(
-        f"{_MEMORY}.managed", "managed_memory", "true", boolean,
+        f"{_BACKENDS}test_each_backend_keeps_state", aliases=("state.backend.changelog.enabled",)),
+    _option(f"{_MEMORY}.managed", "managed_memory", "true", boolean,
         "All RocksDBs of an executor share one bounded memory, Spark's 500 MB unless the next setting says otherwise."
         " `false`: each has its own, without a bound.",
-        f"{_BACKENDS}test_each_backend_keeps_state",
-    ),
-    _option(
-        f"{_MEMORY}.fixed-per-slot", "memory_limit", "", size_text,
+        f"{_BACKENDS}test_each_backend_keeps_state"),
+    _option(f"{_MEMORY}.fixed-per-slot", "memory_limit", "", size_text,
         "The size of that memory. It is for a whole executor, which is Flink's slots together.",
-        f"{_BACKENDS}test_each_backend_keeps_state",
-    ),
-    _option(
-        f"{_MEMORY}.write-buffer-ratio", "write_buffer_ratio", "0.5", ratio,
-        "The share of it that buffers writes.", f"{_UNIT}test_settings_of_rocksdb",
-    ),
-    _option(
-        f"{_MEMORY}.high-prio-pool-ratio", "high_priority_ratio", "0.1", ratio,
-        "The share of it that is kept for indexes and filters.", f"{_UNIT}test_settings_of_rocksdb",
-    ),
-    Option(
-        "parallelism.default", "spark", PARTITIONS, f'Job(conf={{"{PARTITIONS}": …}})', "", _partitions,
+        f"{_BACKENDS}test_each_backend_keeps_state"),
+    _option(f"{_MEMORY}.write-buffer-ratio", "write_buffer_ratio", "0.5", ratio,
+        "The share of it that buffers writes.", f"{_UNIT}test_settings_of_rocksdb"),
+    _option(f"{_MEMORY}.high-prio-pool-ratio", "high_priority_ratio", "0.1", ratio,
+        "The share of it that is kept for indexes and filters.", f"{_UNIT}test_settings_of_rocksdb"),
+    Option("parallelism.default", "spark", PARTITIONS, f'Job(conf={{"{PARTITIONS}": …}})', "", _partitions,
         "Partitions of a shuffle, and so of state. Default: the cores of a local master, Spark's 200 on a cluster;"
         " Flink has 1. A checkpoint keeps the number it began with.",
-        (f"{_BACKENDS}test_parallelism_is_the_number_of_state_partitions",),
-    ),
+        (f"{_BACKENDS}test_parallelism_is_the_number_of_state_partitions",)),
 )  # fmt: skip
