@@ -80,7 +80,7 @@ def visit(context: BrowserContext, server: Ui) -> Iterator[Visit]:
 
 
 def link(server: Ui) -> str:
-    return f"http://{server.address}{server.access.new_path()}"
+    return f"http://{server.address}/#code={server.access.new_code()}"
 
 
 def test_a_link_opens_once_and_a_wrong_token_nothing(server: Ui, browser: Browser, context: BrowserContext) -> None:

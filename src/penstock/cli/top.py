@@ -1,8 +1,5 @@
-"""`penstock top`: the jobs of this machine and how each of them does, live in a terminal.
-
-A job's own server has what is shown. A thread asks it, so that a job that answers late delays no key; an answer of
-another shape breaks nothing.
-"""
+"""`penstock top`: the jobs of this machine and how each of them does, live in a terminal. A thread asks each job's own
+server, so that a late answer delays no key; an answer of another shape breaks nothing."""
 
 from __future__ import annotations
 
@@ -44,6 +41,7 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "p50": ("p50_ms", short_duration_text), "p99": ("p99_ms", short_duration_text), "lag": ("lag", number_text),
     "in flight": ("inflight_bytes", size_text),
 }  # fmt: skip
+_ERROR_HEADINGS = {"error": "Error", "happened": "What happened", "safe": "What is safe", "to_do": "What to do"}
 _KEY_SECONDS = 0.2  # the screen is drawn at least so often
 _KEY = re.compile(r"\x1b[\[O](?P<arrow>[A-D])|(?P<other>.)", re.DOTALL)
 _ARROWS = {"A": "up", "B": "down", "C": "down", "D": "up"}
@@ -92,8 +90,7 @@ class JobFacts:
     note: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        more = {"restarts": self.restarts, "queries": self.queries, "exceptions": self.exceptions, "note": self.note}
-        return {**self.entry.public(), **more}
+        return self.entry.public() | {name: value for name, value in vars(self).items() if name != "entry"}
 
 
 class Watched:
@@ -170,12 +167,7 @@ def _render_details(output: Output, job: JobFacts) -> None:
         if query["error"]:
             output.line(f"{query['uid']}: {query['error']}")
     error = job.entry.error or {}
-    for heading, key in (
-        ("Error", "error"),
-        ("What happened", "happened"),
-        ("What is safe", "safe"),
-        ("What to do", "to_do"),
-    ):
+    for key, heading in _ERROR_HEADINGS.items():
         if error.get(key):
             output.line(f"{heading}: {error[key]}")
     if job.exceptions and not error:
@@ -250,13 +242,8 @@ class View:
 
 
 class _Screen(TableOutput):
-    """Renders for a terminal of this width, as text."""
-
-    def __init__(self, width: int) -> None:
-        from rich.console import Console
-
-        self.file = io.StringIO()
-        self._on = Console(file=self.file, width=width, force_terminal=True, color_system="standard")
+    def __init__(self, console: Console) -> None:
+        self._on = console
 
     def _console(self, *, stderr: bool = False) -> Console:
         return self._on
@@ -264,23 +251,25 @@ class _Screen(TableOutput):
 
 def draw(view: View, width: int) -> Text:
     """The whole screen."""
+    from rich.console import Console
     from rich.text import Text
 
-    screen, job, message = _Screen(width), view.job, view.message
+    file, job, message = io.StringIO(), view.job, view.message
+    screen = _Screen(Console(file=file, width=width, force_terminal=True, color_system="standard"))
     _render_jobs(screen, f"penstock top  {datetime.now().astimezone():%H:%M:%S}", view.jobs, job)
     if job is not None:
         screen.line("")
         _render_details(screen, job)
         message = f"Take a savepoint of {job.entry.name}? y / n" if view.question is not None else message
     screen.line(f"\n{message}\n\n↑ ↓ or a number: choose   s: savepoint   q: leave")
-    return Text.from_ansi(screen.file.getvalue())
+    return Text.from_ansi(file.getvalue())
 
 
+@dataclass(frozen=True)
 class Keyboard:
     """Keys of a terminal, one by one and without an echo. Without a terminal there are none: only Ctrl-C leaves."""
 
-    def __init__(self, handle: int | None) -> None:
-        self._handle = handle
+    handle: int | None
 
     @classmethod
     @contextlib.contextmanager
@@ -299,14 +288,13 @@ class Keyboard:
 
     def read(self, seconds: float) -> list[str]:
         """The keys that were pressed within so many seconds: characters, `up` or `down`."""
-        ready, _, _ = select.select([] if self._handle is None else [self._handle], [], [], seconds)
+        ready, _, _ = select.select([] if self.handle is None else [self.handle], [], [], seconds)
         if not ready:
             return []
-        text = ""
+        text = "q"
         with contextlib.suppress(OSError):  # the terminal is gone
-            text = os.read(ready[0], 64).decode("utf-8", "replace")
-        keys = [_ARROWS[match["arrow"]] if match["arrow"] else match["other"] for match in _KEY.finditer(text)]
-        return keys or ["q"]
+            text = os.read(ready[0], 64).decode("utf-8", "replace") or "q"
+        return [_ARROWS.get(match["arrow"]) or match["other"] for match in _KEY.finditer(text)]
 
 
 def show(watched: Watched, view: View, interval: float, keys: Keyboard, console: Console) -> None:

@@ -34,11 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 _END_SECONDS = 2.0  # to ask sources where they end
-_TURN_ENDS = {
-    EndRequest.NONE: TurnEnd.DONE,
-    EndRequest.STOP: TurnEnd.STOPPED,
-    EndRequest.CANCEL: TurnEnd.CANCELLED,
-}
+_TURN_ENDS = {EndRequest.NONE: TurnEnd.DONE, EndRequest.STOP: TurnEnd.STOPPED, EndRequest.CANCEL: TurnEnd.CANCELLED}
 
 
 @contextmanager

@@ -108,8 +108,8 @@ class Application:
         return run
 
     def _code(self, request: Request) -> dict[str, str]:
-        path = self.access.new_path()
-        return {"code": path.partition("=")[2], "path": path}
+        code = self.access.new_code()
+        return {"code": code, "path": f"/#code={code}"}
 
     def _session(self, request: Request) -> dict[str, str]:
         return {"token": self.access.new_session(web.text(request.state.body, "code") or "")}
@@ -160,7 +160,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     names = [(name, "path") for name in _PARAMETER.findall(endpoint.path)]
     names += [(name, "query") for name in endpoint.query]
     content: dict[str, Any] = {endpoint.media: {}}
-    returned = get_type_hints(endpoint.handler).get("return")
+    returned = get_type_hints(getattr(endpoint.handler, "func", endpoint.handler)).get("return")  # of a partial
     if is_typeddict(returned):
         content[endpoint.media]["schema"] = schema(returned)
     errors = {"schema": {"$ref": "#/components/schemas/Errors"}}

@@ -8,11 +8,13 @@ starts Spark, or runs a user's program. The rules are the command's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,9 @@ from penstock.ops.server.flink import JOB
 from penstock.ops.server.own import ROOT, RUN
 from penstock.ops.server.runs import MachineRuns, Run
 from penstock.ops.server.web import Endpoint, error_response, flag, text
+from penstock.progress import Progress
 
-COMMAND_SECONDS = 300.0
-"""For a command to end, and for one that waits behind another to begin."""
+COMMAND_SECONDS = 300.0  # for a command to end, and for one that waits behind another to begin
 MOST_WAITING = 8
 _ERROR_CHARACTERS = 2000
 _NOT_INHERITED = (FILE_VARIABLE, "PENSTOCK_OPTIONS")
@@ -56,19 +58,18 @@ class Steering:
         if mode not in ("cancel", "stop"):
             raise HTTPException(400, f"mode={mode} is neither cancel nor stop")
         lifecycle = self._running(request)
-        if mode == "cancel":
+        if mode == "stop":
+            lifecycle.job.stop()
+        else:
             lifecycle.cancelling()
             lifecycle.job.cancel()
-        else:
-            lifecycle.job.stop()
         return {}
 
     def savepoint(self, request: Request) -> Response:
         body, lifecycle = request.state.body, self._running(request)
         directory, kind, cancel = text(body, "target-directory"), _kind(body), flag(body, "cancel-job")
 
-        def take(id: str) -> str:
-            progress = self._operations.progress(id)
+        def take(progress: Progress) -> str:
             if not cancel:
                 return lifecycle.job.savepoint(directory, kind=kind, progress=progress)
             # Nothing may become visible after the savepoint, so the job stops at it. Then it counts as cancelled.
@@ -80,16 +81,14 @@ class Steering:
     def stop(self, request: Request) -> Response:
         body, lifecycle = request.state.body, self._running(request)
         directory, kind, drain = text(body, "targetDirectory"), _kind(body), flag(body, "drain")
+        stop = partial(lifecycle.job.stop_with_savepoint, directory, drain=drain, kind=kind)
+        return self._start_savepoint(lifecycle, body, lambda progress: stop(progress=progress))
 
-        def take(id: str) -> str:
-            progress = self._operations.progress(id)
-            return lifecycle.job.stop_with_savepoint(directory, drain=drain, kind=kind, progress=progress)
-
-        return self._start_savepoint(lifecycle, body, take)  # polled as a savepoint
-
-    def _start_savepoint(self, lifecycle: Lifecycle, body: Mapping[str, Any], take: Callable[[str], str]) -> Response:
+    def _start_savepoint(
+        self, lifecycle: Lifecycle, body: Mapping[str, Any], take: Callable[[Progress], str]
+    ) -> Response:
         def work(id: str) -> dict[str, Any]:
-            path = take(id)
+            path = take(self._operations.progress(id))
             lifecycle.savepoint(path, id)
             return {"location": path}
 
@@ -117,22 +116,13 @@ class Steering:
             entry = request.state.run.entry
             if entry.savepoint is not None and entry.savepoint_request == request.path_params["request"]:
                 return _completed({"location": entry.savepoint})
-        return self._poll("savepoint", request)
-
-    def poll_checkpoint(self, request: Request) -> Response:
-        return self._poll("checkpoint", request)
-
-    def poll_disposal(self, request: Request) -> Response:
-        return self._poll("disposal", request)
+        return self.poll("savepoint", request)
 
     def _running(self, request: Request) -> Lifecycle:
         if self._lifecycle is None:
             entry = request.state.run.entry
-            raise ControlError(
-                f"Job {entry.name!r} is {entry.state} and takes no commands.",
-                safe="nothing was done.",
-                to_do="start it again, if it is to go on.",
-            )
+            happened = f"Job {entry.name!r} is {entry.state} and takes no commands."
+            raise ControlError(happened, safe="nothing was done.", to_do="start it again, if it is to go on.")
         return self._lifecycle
 
     def _start(self, kind: str, body: Mapping[str, Any], work: Callable[[str], dict[str, Any]]) -> Response:
@@ -141,7 +131,7 @@ class Steering:
             raise HTTPException(400, f"triggerId {request!r} is not 32 hexadecimal digits")
         return JSONResponse({"request-id": self._operations.start(kind, request, work)}, 202)
 
-    def _poll(self, kind: str, request: Request) -> Response:
+    def poll(self, kind: str, request: Request) -> Response:
         request_id = request.path_params["request"]
         operation = self._operations.get(kind, request_id)
         if operation is None:
@@ -186,9 +176,9 @@ def steering_endpoints(steering: Steering) -> list[Endpoint]:
         poll(savepoints, steering.poll_savepoint, "What became of a savepoint or a stop"),
         post(f"{JOB}/stop", steering.stop, "Stop with a savepoint", targetDirectory=str, drain=bool, formatType=str),
         post(checkpoints, steering.checkpoint, "Complete a checkpoint now", checkpointType=str),
-        poll(checkpoints, steering.poll_checkpoint, "What became of a checkpoint"),
+        poll(checkpoints, partial(steering.poll, "checkpoint"), "What became of a checkpoint"),
         post(disposal, steering.dispose, "Delete a savepoint", savepoint_path=str),
-        poll(disposal, steering.poll_disposal, "What became of a disposal"),
+        poll(disposal, partial(steering.poll, "disposal"), "What became of a disposal"),
     ]  # fmt: skip
 
 
@@ -208,7 +198,7 @@ def command_endpoints(machine: MachineRuns | None) -> list[Endpoint]:
         Endpoint("POST", f"{RUN}/state/lookup", commands.lookup, "Rows of state by key", secret=True, body=lookup),
         *(
             Endpoint(
-                "POST", f"{transactions}/{verb}", commands.settling(verb), f"As `penstock transactions {verb}`",
+                "POST", f"{transactions}/{verb}", partial(commands.settle, verb), f"As `penstock transactions {verb}`",
                 secret=True, body=settle,
             )
             for verb in ("commit", "abort", "resolve")
@@ -229,11 +219,8 @@ class Commands:
     async def lookup(self, request: Request) -> dict[str, Any]:
         return {"rows": await self._in_turn(_lookup, request.state.run, request.state.body)}
 
-    def settling(self, verb: str) -> Callable[[Request], Any]:
-        async def settle(request: Request) -> dict[str, Any]:
-            return {"result": await self._in_turn(_settle, verb, request.state.run, request.state.body)}
-
-        return settle
+    async def settle(self, verb: str, request: Request) -> dict[str, Any]:
+        return {"result": await self._in_turn(_settle, verb, request.state.run, request.state.body)}
 
     async def _in_turn(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """One after the other; those that wait hold no thread, which others need to read."""
@@ -256,9 +243,8 @@ class Commands:
         program, path, fork = text(body, "program"), text(body, "from"), text(body, "fork")
         suffix, claim = text(body, "suffix"), flag(body, "claim")
         if self._machine is None:
-            raise ControlError(
-                "A job's own page starts no programs.", safe="nothing was started.", to_do="open `penstock ui`."
-            )
+            happened = "A job's own page starts no programs."
+            raise ControlError(happened, safe="nothing was started.", to_do="open `penstock ui`.")
         known = [entry for entry in self._machine.registry.entries() if entry.script and entry.script == program]
         if program is None or not known or not Path(program).is_file():
             raise HTTPException(404, "This program is not one that the registry knows")
@@ -327,20 +313,15 @@ def run_command(arguments: Sequence[str], folder: Path | None = None, seconds: f
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        raise ControlError(
-            f"`penstock {arguments[0]}` did not end within {seconds:.0f} s and was killed.",
-            to_do="run it in a terminal.",
-        ) from None
+        happened = f"`penstock {arguments[0]}` did not end within {seconds:.0f} s and was killed."
+        raise ControlError(happened, to_do="run it in a terminal.") from None
     if process.returncode == 0:
         return json.loads(out or b"{}")
     raise _error(errors.decode(errors="replace"), process.returncode)
 
 
 def _error(shown: str, status: int) -> Exception:
-    for line in reversed(shown.splitlines()):
-        if line.startswith("{"):
-            try:
-                return from_json(line)
-            except (ValueError, KeyError, TypeError):
-                break
+    last = next((line for line in reversed(shown.splitlines()) if line.startswith("{")), "")
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return from_json(last)
     return ControlError(f"The command ended with status {status}: {shown.strip()[-_ERROR_CHARACTERS:]}")

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 MOST_CONNECTIONS = 64
-REQUEST_SECONDS = 10.0
-"""For a client to deliver a whole request, or to take what it asked for from a full buffer."""
-GRACE_SECONDS = 1.0
-"""For requests in flight at the server's end."""
+REQUEST_SECONDS = 10.0  # for a client to deliver a whole request, or to take what it asked for from a full buffer
+GRACE_SECONDS = 1.0  # for requests in flight at the server's end
 _PAUSE_SECONDS = 1.0
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 

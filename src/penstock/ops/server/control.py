@@ -17,8 +17,7 @@ from penstock.errors import ControlError, JobStopped, PenstockError
 from penstock.ops.process.registry import Registration, State, error_fields, now_ms
 from penstock.progress import Progress, Step
 
-MAX_ANSWERS = 1000
-"""Answers that are kept; a request that is repeated after that many others counts as a new one."""
+MAX_ANSWERS = 1000  # answers that are kept; a request that is repeated after that many others counts as a new one
 MOST_RUNNING = 16  # each has a thread
 
 

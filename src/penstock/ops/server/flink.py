@@ -24,11 +24,11 @@ from penstock.ops.server.web import Endpoint
 JOB = "/jobs/{job}"
 REFRESH_MS = 3000
 MOST_HISTORY = 100
-SUMMARY_SECONDS = 5.0
-"""How old a summary of many epochs may be."""
+SUMMARY_SECONDS = 5.0  # how old a summary of many epochs may be
 _FEW = 1000
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 _MEASURES = ("checkpointed_size", "state_size", "end_to_end_duration", "processed_data", "persisted_data")
+
 
 _summaries: WeakKeyDictionary[RunView, tuple[float, dict[str, Any]]] = WeakKeyDictionary()
 
@@ -167,21 +167,19 @@ def statistics(run: Run, *, shown: bool) -> dict[str, Any]:
     completed, failures = sum(query.complete for query in queries), sum(query.failed for query in queries)
     counts = {"in_progress": in_progress, "completed": completed, "failed": failures}
     restored, savepoints = run.view.notes("restored"), run.view.notes("savepoints")
-    return {
-        "counts": counts | {"total": in_progress + completed + failures, "restored": len(restored)},
-        "summary": _summary(run.view, epochs),
-        "latest": {
-            "completed": _line(complete, shown) if complete else None,
-            "savepoint": _savepoint(savepoints[0]) if savepoints else None,
-            "failed": _line(failed, shown) if failed else None,
-            "restored": _restored(restored[0]) if restored else None,
-        },
-        "history": [_line(epoch, shown) for epoch in epochs[: -MOST_HISTORY - 1 : -1]],
+    latest = {
+        "completed": _line(complete, shown) if complete else None,
+        "savepoint": _savepoint(savepoints[0]) if savepoints else None,
+        "failed": _line(failed, shown) if failed else None,
+        "restored": _restored(restored[0]) if restored else None,
     }
+    counts |= {"total": in_progress + completed + failures, "restored": len(restored)}
+    history = [_line(epoch, shown) for epoch in epochs[: -MOST_HISTORY - 1 : -1]]
+    return {"counts": counts, "summary": _summary(run.view, epochs), "latest": latest, "history": history}
 
 
 def _summary(view: RunView, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the complete ones. That of many epochs is computed again only after `SUMMARY_SECONDS`."""
+    """Of the complete ones."""
     last = _summaries.get(view)
     if last is not None and len(epochs) > _FEW and time.monotonic() - last[0] < SUMMARY_SECONDS:
         return last[1]
@@ -199,10 +197,8 @@ def checkpoint_config(request: Request) -> dict[str, Any]:
 def checkpoint_details(request: Request) -> dict[str, Any]:
     """The newest attempt at an epoch of this number, each query that has one as a task."""
     run, number = request.state.run, _number(request)
-    by_query: dict[str, dict[str, Any]] = {}
-    for epoch in run.view.all_epochs():
-        if epoch["epoch"] == number:
-            by_query[epoch["query"]] = _line(epoch, request.state.trusted)
+    of_number = (epoch for epoch in run.view.all_epochs() if epoch["epoch"] == number)
+    by_query = {epoch["query"]: _line(epoch, request.state.trusted) for epoch in of_number}
     if not by_query:
         raise HTTPException(404, f"There is no checkpoint {number} in the history of this run")
     newest = max(by_query.values(), key=lambda line: line["latest_ack_timestamp"])
@@ -216,18 +212,18 @@ def subtasks(request: Request) -> dict[str, Any]:
     if record is None:
         raise HTTPException(404, f"The record of checkpoint {number} of query {vertex} is not kept")
     cuts = record.alignment.partitions if record.alignment is not None else ()
+    common = {"status": "completed", "unaligned_checkpoint": record.mode == "unaligned"}
+    common["aborted"] = record.outcome != "complete"
     tasks = [
-        {
+        common
+        | {
             "index": index,
             "partition": cut.partition,
-            "status": "completed",
             "ack_timestamp": round(record.opened * 1000 + cut.reached_ms),
             "end_to_end_duration": round(cut.reached_ms),
             "checkpoint": {"sync": round(cut.took_ms)},
             "alignment": {"duration": round(cut.waited_ms)},
             "start_delay": round(cut.started_ms),
-            "unaligned_checkpoint": record.mode == "unaligned",
-            "aborted": record.outcome != "complete",
         }
         for index, cut in enumerate(cuts)
     ]
@@ -267,38 +263,26 @@ def _sizes(epoch: Mapping[str, Any]) -> dict[str, Any]:
 def _line(epoch: Mapping[str, Any], shown: bool) -> dict[str, Any]:
     complete, ended = epoch["outcome"] == "complete", epoch["ended"]
     writers = max(1, sum(int(share.get("writers") or 0) for share in epoch["sinks"]))
-    line = {
-        "className": "completed" if complete else "failed",
-        "id": epoch["epoch"],
-        "query": epoch["query"],
-        "status": "COMPLETED" if complete else "FAILED",
-        "is_savepoint": False,
-        "trigger_timestamp": epoch["opened"],
-        "latest_ack_timestamp": ended,
-        **_sizes(epoch),
-        "num_subtasks": writers,
-        "num_acknowledged_subtasks": writers if complete else 0,
-        "checkpoint_type": "UNALIGNED_CHECKPOINT" if epoch["mode"] == "unaligned" else "CHECKPOINT",
-    }
+    status = "completed" if complete else "failed"
+    line = (
+        {"id": epoch["epoch"], "query": epoch["query"], "className": status, "status": status.upper()}
+        | {"trigger_timestamp": epoch["opened"], "latest_ack_timestamp": ended, "is_savepoint": False}
+        | {"num_subtasks": writers, "num_acknowledged_subtasks": writers if complete else 0, **_sizes(epoch)}
+        | {"checkpoint_type": "UNALIGNED_CHECKPOINT" if epoch["mode"] == "unaligned" else "CHECKPOINT"}
+    )
     if not complete:
         line |= {"failure_timestamp": ended, "failure_message": epoch["why"] if shown else None}
     return line
 
 
 def _savepoint(note: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "className": "completed",
-        "id": _newest_epoch(note),
-        "status": "COMPLETED",
-        "is_savepoint": True,
-        "savepointFormat": str(note.get("kind") or "native").upper(),
-        "trigger_timestamp": note["time"],
-        "latest_ack_timestamp": note["time"],
-        "checkpointed_size": note.get("bytes") or 0,
-        "state_size": note.get("bytes") or 0,
-        "checkpoint_type": "SAVEPOINT",
-        "external_path": note.get("path"),
-    }
+    kind, path = str(note.get("kind") or "native").upper(), note.get("path")
+    return (
+        {"className": "completed", "status": "COMPLETED", "is_savepoint": True, "checkpoint_type": "SAVEPOINT"}
+        | {"id": _newest_epoch(note), "savepointFormat": kind, "external_path": path}
+        | dict.fromkeys(("trigger_timestamp", "latest_ack_timestamp"), note["time"])
+        | dict.fromkeys(("checkpointed_size", "state_size"), note.get("bytes") or 0)
+    )
 
 
 def _restored(note: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,10 +34,8 @@ log = logging.getLogger("penstock")
 VERSION = 1
 EPOCHS, STORY = "epochs", "story"
 SEGMENT_BYTES = {EPOCHS: 2 << 20, STORY: 512 << 10}
-SEGMENTS = {EPOCHS: 6, STORY: 3}
-"""So a run keeps at most 13.5 MiB."""
-MOST_BYTES = 256 << 20
-"""Of all runs together; beyond it the oldest of those that have ended are deleted."""
+SEGMENTS = {EPOCHS: 6, STORY: 3}  # so a run keeps at most 13.5 MiB
+MOST_BYTES = 256 << 20  # of all runs together; beyond it the oldest of those that have ended are deleted
 
 _YOUNG_SECONDS = 3600.0
 _WAITING = 10_000  # events not yet written

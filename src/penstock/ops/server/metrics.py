@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from penstock.ops.server.control import Lifecycle
     from penstock.ops.server.run_view import Attempt, Event, QueryView, RunView
 
-JOB_LABEL = "job_name"
-"""On every series. `job` is Prometheus's own label, for the group of targets."""
+JOB_LABEL = "job_name"  # On every series. `job` is Prometheus's own label, for the group of targets.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 """Upper bounds of all histograms, in seconds."""
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,14 +24,14 @@ from penstock.storage.storage import local_path
 ROOT = "/penstock/v1"
 RUN = f"{ROOT}/runs/{{run}}"
 
-LOOK_SECONDS = 3.0
-"""How old an answer of other systems may be: however many clients look, they are asked no more often."""
-MOST_STREAMS = 32
-"""Of events: each holds a connection, of which a server has few."""
+LOOK_SECONDS = 3.0  # how old an answer of other systems may be: however many clients look, they are asked no more often
+MOST_STREAMS = 32  # of events: each holds a connection, of which a server has few
+_EVENT_STREAM = "text/event-stream"
 _EVENTS_POLL = 0.25
 _EVENTS_SILENCE = 15.0
 
 _T = TypeVar("_T")
+_Facts = Mapping[str, Any]
 
 
 class ErrorFacts(TypedDict):
@@ -106,11 +106,10 @@ class Remembered:
         if not self._lock.acquire(timeout=self._seconds if last is None else 0):
             return default if last is None else last[1]
         try:
-            if self._last is not None and time.monotonic() - self._last[0] < self._seconds:
-                return self._last[1]  # type: ignore[no-any-return]
-            result = function()
-            self._last = (time.monotonic(), result)
-            return result
+            if self._last is last:  # no other thread has called it meanwhile
+                self._last = (time.monotonic(), function())
+            assert self._last is not None
+            return self._last[1]  # type: ignore[no-any-return]
         finally:
             self._lock.release()
 
@@ -131,11 +130,8 @@ def own_endpoints(runs: Runs) -> list[Endpoint]:
         Endpoint("GET", f"{RUN}/settings", settings, "Each setting and its origin", secret=True),
         Endpoint("GET", f"{RUN}/savepoints", savepoints, "Savepoints of the run", secret=True),
         Endpoint("GET", f"{RUN}/transactions", paths.transactions, "Open transactions", secret=True),
-        Endpoint(
-            "GET", f"{RUN}/events", events, "Events as they come", secret=True, query=("after",),
-            media="text/event-stream",
-        ),
-    ]  # fmt: skip
+        Endpoint("GET", f"{RUN}/events", events, "Events as they come", True, query=("after",), media=_EVENT_STREAM),
+    ]
 
 
 class OwnPaths:
@@ -151,27 +147,22 @@ class OwnPaths:
 
     def run(self, request: Request) -> Overview:
         run: Run = request.state.run
-        shown = request.state.trusted
-        described = run.describe()
+        shown, described = request.state.trusted, run.describe()
         plan: Mapping[str, Any] = described.get("plan") or {}
         positions: Mapping[str, Any] = {}
         if run.insight is not None and run.live:
             positions = self._positions.get(run.insight.positions, {})
         planned = {query["uid"]: query for query in plan.get("queries") or []}
         queries, status = run.view.queries(), run.status.get("queries") or {}
+
+        def facts(uid: str) -> QueryFacts:
+            view = _with_reading(run, queries.get(uid) or QueryView(uid))
+            about = (each.get(uid) or {} for each in (planned, positions, status))
+            return _query_facts(run, view, *about, shown=shown)
+
         return {
             "run": run_facts(run.entry, run.live, shown=shown),
-            "queries": [
-                _query_facts(
-                    run,
-                    _with_reading(run, queries.get(uid) or QueryView(uid)),
-                    planned.get(uid) or {},
-                    positions.get(uid) or {},
-                    status.get(uid) or {},
-                    shown=shown,
-                )
-                for uid in dict.fromkeys((*planned, *queries, *status))
-            ],
+            "queries": [facts(uid) for uid in dict.fromkeys((*planned, *queries, *status))],
             "weakest": plan.get("weakest"),
             "spark_ui": described.get("spark_ui") if run.live else None,
             "damage": list(run.damage),
@@ -251,13 +242,13 @@ async def events(request: Request) -> Response:
         return Response(status_code=204)  # nothing more will come
     if run.view.streams >= MOST_STREAMS:
         raise HTTPException(429, f"{MOST_STREAMS} clients already follow the events of this run")
-    last = request.headers.get("Last-Event-ID") or request.query_params.get("after") or ""
-    after = int(last) if last.isdecimal() and len(last) < 19 else run.view.newest_event
-    if after > run.view.newest_event:
-        after = 0  # of an earlier process of this run
-    return StreamingResponse(
-        _event_lines(run, after), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+    newest, last = (
+        run.view.newest_event,
+        request.headers.get("Last-Event-ID") or request.query_params.get("after") or "",
     )
+    after = int(last) if last.isdecimal() and len(last) < 19 else newest
+    lines = _event_lines(run, after if after <= newest else 0)  # one beyond is of an earlier process of this run
+    return StreamingResponse(lines, media_type=_EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
 
 
 async def _event_lines(run: Run, after: int) -> AsyncIterator[bytes]:
@@ -281,63 +272,46 @@ async def _event_lines(run: Run, after: int) -> AsyncIterator[bytes]:
 
 
 def run_facts(entry: Entry, live: bool, *, shown: bool) -> RunFacts:
-    return {
-        "id": entry.id,
-        "name": entry.name,
+    facts = {name: getattr(entry, name) for name in ("id", "name", "start", "end", "restarts", "savepoint")} | {
         "state": str(entry.state),
-        "start": entry.start,
-        "end": entry.end,
         "duration": (entry.end or now_ms()) - entry.start,
-        "restarts": entry.restarts,
-        "savepoint": entry.savepoint,
         "error": _error_facts(entry.error) if entry.error and shown else None,
         "address": entry.address if live else None,
         "live": live,
         "program": entry.script or None,
         "storage": entry.storage or None,
     }
+    return cast(RunFacts, facts)
 
 
 def _error_facts(error: Mapping[str, str]) -> ErrorFacts:
-    happened, safe, to_do = (str(error.get(name) or "") for name in ("happened", "safe", "to_do"))
-    return {"error": str(error.get("error") or ""), "happened": happened, "safe": safe, "to_do": to_do}
+    return cast(ErrorFacts, {name: str(error.get(name) or "") for name in ("error", "happened", "safe", "to_do")})
 
 
 def _query_facts(
-    run: Run,
-    query: QueryView,
-    planned: Mapping[str, Any],
-    positions: Mapping[str, Any],
-    status: Mapping[str, Any],
-    *,
-    shown: bool,
+    run: Run, query: QueryView, planned: _Facts, positions: _Facts, status: _Facts, *, shown: bool
 ) -> QueryFacts:
     """`status` is what the job itself reports, which counts until the first event of an epoch."""
     by_source: Mapping[str, Any] = positions.get("sources") or {}
     lags = [part["lag"] for parts in by_source.values() for part in parts if part.get("lag") is not None]
-    return {
-        "uid": query.uid,
+    sources = planned.get("sources") or []
+    as_is = ("uid", "phase_since", "rows_total", "complete", "failed", "inflight_bytes")
+    facts = {name: getattr(query, name) for name in as_is} | {
         "generation": query.generation or status.get("generation") or 0,
         "epoch": query.epoch if query.epoch is not None else status.get("epoch"),
         "phase": query.phase if run.live else "idle",
-        "phase_since": query.phase_since,
         "watermark": positions.get("watermark"),
         "rows_per_second": query.rows_per_second if run.live else 0.0,
-        "rows_total": query.rows_total,
-        "complete": query.complete,
-        "failed": query.failed,
         "p50_ms": query.duration_ms(0.5),
         "p99_ms": query.duration_ms(0.99),
         "lag": sum(lags) if lags else None,
-        "inflight_bytes": query.inflight_bytes,
         "error": status.get("error") if shown else None,
         "guarantee": planned.get("guarantee"),
-        "sources": [
-            {**source, "partitions": by_source.get(source["uid"]) or []} for source in planned.get("sources") or []
-        ],
+        "sources": [{**source, "partitions": by_source.get(source["uid"]) or []} for source in sources],
         "sinks": list(planned.get("sinks") or []),
         "operators": list(planned.get("operators") or []),
     }
+    return cast(QueryFacts, facts)
 
 
 def _with_reading(run: Run, query: QueryView) -> QueryView:

@@ -22,15 +22,11 @@ from typing import Any
 
 log = logging.getLogger("penstock")
 
-MOST_EPOCHS = 10_000
-"""Epochs of a run that are kept, over all its queries."""
-MOST_NOTES = 1_000
-"""Restarts, recoveries, exceptions, savepoints: of each so many, the newest."""
-RING = 1_000
-"""Events that a stream which was cut off can catch up with."""
+MOST_EPOCHS = 10_000  # epochs of a run that are kept, over all its queries
+MOST_NOTES = 1_000  # restarts, recoveries, exceptions, savepoints: of each so many, the newest
+RING = 1_000  # events that a stream which was cut off can catch up with
 MOST_PER_PAGE = 1_000
-RECORDED = "checkpoint"
-"""The event that brings an epoch's record."""
+RECORDED = "checkpoint"  # the event that brings an epoch's record
 STORY = frozenset((
     "started", "recovered", "log_restored", "checkpoint_failed", "skipped", "callback_failed", "throttled", "flowing",
     "failed", "restarting", "global_checkpoint", "savepoint", "restored", "stopped", "aborted", "logged", "drained",
@@ -46,6 +42,13 @@ _PHASE_AFTER = {"opened": "prepare", "precommitted": "decide", "decided": "commi
 )
 _SETTLED = ("committed", "logged", "completed", "recovered")  # events after which no writer is open or in doubt
 _SERIES = ("total_ms", "commit_ms", "rows", "state_bytes", "inflight_bytes")
+_NOTES = {  # by event: the kind of its note, and the fields that it takes
+    "restarting": ("restarts", ("query", "error", "verdict", "seconds")),
+    "recovered": ("recoveries", ("query", "generation", "epoch", "action", "seconds")),
+    "savepoint": ("savepoints", ("path", "kind", "bytes", "drained", "epochs")),
+    "restored": ("restored", ("path", "epochs", "claim", "drained")),
+}
+_EXCEPTIONS = ("failed", "checkpoint_failed", "skipped", "callback_failed", "restarting")
 
 Event = Mapping[str, Any]
 
@@ -114,8 +117,7 @@ class QueryView:
 
     def duration_ms(self, share: float) -> float | None:
         """A percentile of how long the newest complete epochs took."""
-        ordered = sorted(self.durations)
-        return percentile(ordered, share) if ordered else None
+        return percentile(sorted(self.durations), share) if self.durations else None
 
     @property
     def inflight_bytes(self) -> int | None:
@@ -192,7 +194,7 @@ class RunView:
         self._lock = threading.Lock()
         self._epochs: deque[dict[str, Any]] = deque(maxlen=MOST_EPOCHS)
         self._ring: deque[tuple[int, Event]] = deque(maxlen=RING)
-        self._number = 0
+        self.newest_event = 0  # its number
         self._queries: dict[str, QueryView] = {}
         self._notes: dict[str, deque[dict[str, Any]]] = {}
         self._unrecorded: OrderedDict[tuple[str, int], Attempt] = OrderedDict()
@@ -204,8 +206,8 @@ class RunView:
 
     def on_event(self, event: Event) -> None:
         with self._lock:
-            self._number += 1
-            self._ring.append((self._number, event))
+            self.newest_event += 1
+            self._ring.append((self.newest_event, event))
             self._fold(event)
 
     def load(self, events: Iterable[Event]) -> int:
@@ -220,8 +222,8 @@ class RunView:
         return bad
 
     def on_attempt(self, listener: Callable[[Attempt], None]) -> None:
-        """Calls `listener` with every attempt: a failed one at once, a complete one when its record has come, which
-        knows how long reading took, or when a record can no longer be expected."""
+        """Call it with every attempt: a failed one at once, a complete one when its record, which knows how long
+        reading took, has come or can no longer be expected."""
         self._attempt_listeners.append(listener)
 
     def close(self, seconds: float) -> None:
@@ -240,12 +242,8 @@ class RunView:
         """The newest first; and whether there are more. `before`: only epochs of a smaller number."""
         limit = max(1, min(limit, MOST_PER_PAGE))
         with self._lock:
-            chosen = (
-                epoch
-                for epoch in reversed(self._epochs)
-                if (query is None or epoch["query"] == query) and (before is None or epoch["epoch"] < before)
-            )
-            page = list(islice(chosen, limit + 1))
+            of_query = (epoch for epoch in reversed(self._epochs) if query is None or epoch["query"] == query)
+            page = list(islice((epoch for epoch in of_query if before is None or epoch["epoch"] < before), limit + 1))
         public = [{name: value for name, value in epoch.items() if name != "operators"} for epoch in page[:limit]]
         return public, len(page) > limit
 
@@ -275,14 +273,12 @@ class RunView:
 
     def operators(self) -> list[dict[str, Any]]:
         """The state of each operator after the newest epoch of its query whose record has it."""
-        newest: dict[str, list[dict[str, Any]]] = {}
-        for epoch in reversed(self.all_epochs()):
-            if epoch["operators"] is not None and epoch["query"] not in newest:
-                newest[epoch["query"]] = [
-                    {"query": epoch["query"], "index": index, **operator}
-                    for index, operator in enumerate(epoch["operators"])
-                ]
-        return [operator for uid in sorted(newest) for operator in newest[uid]]
+        newest = {epoch["query"]: epoch["operators"] for epoch in self.all_epochs() if epoch["operators"] is not None}
+        return [
+            {"query": uid, "index": index, **operator}
+            for uid, operators in sorted(newest.items())
+            for index, operator in enumerate(operators)
+        ]
 
     def inflight(self) -> list[dict[str, Any]]:
         return [
@@ -299,14 +295,10 @@ class RunView:
     def events_after(self, number: int) -> list[tuple[int, Event]]:
         """Events beyond `number`, as far as the ring goes back."""
         with self._lock:
-            if number >= self._number:
+            if number >= self.newest_event:
                 return []
-            fresh = list(islice(reversed(self._ring), min(len(self._ring), self._number - number)))
+            fresh = list(islice(reversed(self._ring), self.newest_event - number))
         return fresh[::-1]
-
-    @property
-    def newest_event(self) -> int:
-        return self._number
 
     # Within the lock
 
@@ -317,38 +309,27 @@ class RunView:
             self._end(query.follow(name, event))
         elif name in ("logged", "drained"):
             raise TypeError("an epoch in flight has no query")
-        match name:
-            case "checkpoint":
-                self._add_record(event)
-            case "restarting":
-                self._note("restarts", at, event, "query", "error", "verdict", "seconds")
-                self._note_exception(at, event)
-            case "recovered":
-                self._note("recoveries", at, event, "query", "generation", "epoch", "action", "seconds")
-            case "failed" | "checkpoint_failed" | "skipped" | "callback_failed" | "stopped":
-                if name != "stopped" or event.get("error"):
-                    self._note_exception(at, event)
-            case "savepoint":
-                self._note("savepoints", at, event, "path", "kind", "bytes", "drained", "epochs")
-            case "restored":
-                self._note("restored", at, event, "path", "epochs", "claim", "drained")
+        if name == RECORDED:
+            self._add_record(event)
+        if name in _NOTES:
+            kind, names = _NOTES[name]
+            self._note(kind, {"time": at} | {key: event.get(key) for key in names})
+        if name in _EXCEPTIONS or (name == "stopped" and event.get("error")):
+            self._note("exceptions", {"time": at, **_exception_facts(event)})
 
     def _end(self, attempt: Attempt | None) -> None:
-        if attempt is None:
-            return
-        if attempt.error is not None:
+        if attempt is not None and attempt.error is not None:
             self._release(attempt)
-            return
-        self._unrecorded[attempt.query, attempt.epoch] = attempt
-        while len(self._unrecorded) > _MOST_UNRECORDED:
-            self._release(self._unrecorded.popitem(last=False)[1])
+        elif attempt is not None:
+            self._unrecorded[attempt.query, attempt.epoch] = attempt
+            if len(self._unrecorded) > _MOST_UNRECORDED:
+                self._release(self._unrecorded.popitem(last=False)[1])
 
     def _add_record(self, event: Event) -> None:
         complete = event.get("outcome") == "complete"
         attempt = self._unrecorded.pop((event["query"], event["epoch"]), None) if complete else None
         if attempt is not None:
-            attempt.mode = event.get("mode")
-            read_ms = event.get("read_ms")
+            attempt.mode, read_ms = event.get("mode"), event.get("read_ms")
             if read_ms is not None and attempt.prepared is not None:
                 attempt.read = min(attempt.opened + read_ms / 1000, attempt.prepared)
             self._release(attempt)
@@ -363,68 +344,52 @@ class RunView:
             except Exception as error:
                 log.warning("epoch %d of %s was not measured: %r", attempt.epoch, attempt.query, error)
 
-    def _note(self, kind: str, at: int, event: Event, *names: str) -> None:
-        self._add_note(kind, {"time": at} | {name: event.get(name) for name in names})
-
-    def _note_exception(self, at: int, event: Event) -> None:
-        """In three sentences where the text has them: Penstock's errors put each on lines of its own."""
-        sentences: dict[str, list[str]] = {"happened": [], "safe": [], "to_do": []}
-        part = "happened"
-        for line in str(event.get("error") or "").splitlines():
-            for label, name in (("Safe: ", "safe"), ("To do: ", "to_do")):
-                if line.startswith(label):
-                    part, line = name, line.removeprefix(label)
-            sentences[part].append(line)
-        about = {"query": event.get("query"), "epoch": event.get("epoch"), "error": str(event.get("event"))}
-        text = {name: "\n".join(lines) for name, lines in sentences.items()}
-        self._add_note("exceptions", {"time": at, **about, **text})
-
-    def _add_note(self, kind: str, note: dict[str, Any]) -> None:
+    def _note(self, kind: str, note: dict[str, Any]) -> None:
         self._notes.setdefault(kind, deque(maxlen=MOST_NOTES)).append(note)
 
 
+def _exception_facts(event: Event) -> dict[str, Any]:
+    """In three sentences where the text has them: Penstock's errors put each on lines of its own."""
+    sentences: dict[str, list[str]] = {"happened": [], "safe": [], "to_do": []}
+    part = "happened"
+    for line in str(event.get("error") or "").splitlines():
+        for label, name in (("Safe: ", "safe"), ("To do: ", "to_do")):
+            if line.startswith(label):
+                part, line = name, line.removeprefix(label)
+        sentences[part].append(line)
+    about = {"query": event.get("query"), "epoch": event.get("epoch"), "error": str(event.get("event"))}
+    return about | {name: "\n".join(lines) for name, lines in sentences.items()}
+
+
 def epoch_of(event: Event) -> dict[str, Any]:
-    """One line of the list of epochs, from a `checkpoint` event or the same fields of a record. Raises for what is
-    neither."""
-    query, epoch = event["query"], event["epoch"]
-    if not isinstance(query, str) or not isinstance(epoch, int):
+    """A line of the list of epochs, from a `checkpoint` event or the fields of a record. Raises for what is neither."""
+    if not isinstance(event["query"], str) or not isinstance(event["epoch"], int):
         raise TypeError("no epoch of a query")
-    total = _number(event.get("total_ms")) or 0.0
+    total, prepared, decided, read, commit, inflight = (
+        _number(event.get(name))
+        for name in ("total_ms", "precommit_ms", "decided", "read_ms", "commit_ms", "inflight_bytes")
+    )
     ended = ms(event.get("ended") or event.get("time"))
-    opened = ms(event["opened"]) if event.get("opened") else ended - round(total)
-    prepared, decided, read = (_number(event.get(name)) for name in ("precommit_ms", "decided", "read_ms"))
+    opened = ms(event["opened"]) if event.get("opened") else ended - round(total or 0.0)
     sinks, operators = event.get("sinks") or [], event.get("operators")
     if not all(isinstance(part, dict) for part in (*sinks, *(operators or ()))):
         raise TypeError("sinks or operators are not objects")
     if read is not None and prepared is not None:
         read = min(read, prepared)
     decide = None if decided is None or prepared is None else max(0.0, decided * 1000 - opened - prepared)
-    return {
-        "query": query,
-        "epoch": epoch,
-        "generation": event.get("generation"),
-        "outcome": event.get("outcome") or "complete",
-        "mode": event.get("mode"),
-        "opened": opened,
-        "ended": ended,
-        "phases": {
-            "read_ms": read,
-            "prepare_ms": None if prepared is None else round(prepared - (read or 0.0), 3),
-            "decide_ms": None if decide is None else round(decide, 3),
-            "commit_ms": _number(event.get("commit_ms")),
-        },
-        "total_ms": total,
-        "rows": int(event.get("rows") or 0),
-        "bytes": _number(event.get("bytes")),
-        "sinks": sinks,
-        "state_rows": _number(event.get("state_rows")),
-        "state_bytes": _number(event.get("state_bytes")),
-        "inflight_bytes": _number(event.get("inflight_bytes")) or 0,
-        "slowest": event.get("slowest"),
-        "skew": _number(event.get("skew")),
-        "why": event.get("why"),
-        "operators": operators,
+    phases = {
+        "read_ms": read,
+        "prepare_ms": None if prepared is None else round(prepared - (read or 0.0), 3),
+        "decide_ms": None if decide is None else round(decide, 3),
+        "commit_ms": commit,
     }
+    return (
+        {name: event.get(name) for name in ("query", "epoch", "generation", "mode", "slowest", "why", "operators")}
+        | {name: _number(event.get(name)) for name in ("bytes", "state_rows", "state_bytes", "skew")}
+        | {"opened": opened, "ended": ended, "phases": phases, "total_ms": total or 0.0, "sinks": sinks}
+        | {"outcome": event.get("outcome") or "complete", "rows": int(event.get("rows") or 0)}
+        | {"inflight_bytes": inflight or 0}
+    )
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

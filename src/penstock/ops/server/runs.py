@@ -28,6 +28,7 @@ from penstock.storage.local import LocalStorage
 from penstock.storage.storage import local_path
 
 MOST_CACHED = 16  # past runs whose history stays in memory
+_ABOUT = ("query", "sink", "id", "epoch", "generation", "partition", "rows")  # of a transaction
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,7 @@ class Run:
     def folder(self) -> Path | None:
         """The job's folder, where it is on this machine."""
         described = self.describe().get("folder")
-        location = str(described) if described else f"{self.entry.storage.rstrip('/')}/{self.entry.name}"
-        return local_path(location) if described or self.entry.storage else None
+        return local_path(str(described)) if described else _folder_of(self.entry)
 
     def record(self, query: str, epoch: int) -> CheckpointRecord | None:
         """The newest record of an epoch, while the job's folder keeps it."""
@@ -59,10 +59,9 @@ class Run:
     def records(self, query: str) -> list[CheckpointRecord]:
         folder = self.folder
         # The name comes from a request: it must be one of the queries, not a way out of the folder.
-        if folder is None or query not in queries_in(folder):
-            return []
-        with contextlib.suppress(PenstockError, OSError):
-            return records(LocalStorage(folder / query))
+        if folder is not None and query in queries_in(folder):
+            with contextlib.suppress(PenstockError, OSError):
+                return records(LocalStorage(folder / query))
         return []
 
 
@@ -106,22 +105,12 @@ class MachineRuns:
     def _read(self, entry: Entry) -> Run:
         with self._reading:  # a page asks for several things at once, and a long history is read once
             mark = (entry, history.fingerprint(entry.id))
-            cached = self._past.get(entry.id)
-            return cached[1] if cached is not None and cached[0] == mark else self._read_again(entry, mark)
-
-    def _read_again(self, entry: Entry, mark: Any) -> Run:
-        past = history.read_history(entry.id)
-        view = RunView()
-        bad = view.load(past.events)
-        strange = [f"{bad} of its events cannot be understood, and are left out"] if bad else []
-        run = Run(entry, view, lambda: past.description, damage=(*past.damage, *strange))
-        if not past.epochs:
-            view.load(_from_records(run))
-        self._past.pop(entry.id, None)
-        self._past[entry.id] = (mark, run)
-        while len(self._past) > MOST_CACHED:
-            del self._past[next(iter(self._past))]
-        return run
+            last = self._past.pop(entry.id, None)
+            run = last[1] if last is not None and last[0] == mark else _past_run(entry)
+            self._past[entry.id] = (mark, run)
+            if len(self._past) > MOST_CACHED:
+                del self._past[next(iter(self._past))]
+            return run
 
     def _stored(self) -> list[Entry]:
         paths = [path for storage in self._storages if (path := local_path(storage)) is not None]
@@ -130,6 +119,16 @@ class MachineRuns:
 
 Runs = OneRun | MachineRuns
 _EMPTY = RunView()
+
+
+def _past_run(entry: Entry) -> Run:
+    past, view = history.read_history(entry.id), RunView()
+    bad = view.load(past.events)
+    strange = [f"{bad} of its events cannot be understood, and are left out"] if bad else []
+    run = Run(entry, view, lambda: past.description, damage=(*past.damage, *strange))
+    if not past.epochs:
+        view.load(_from_records(run))
+    return run
 
 
 def is_live(entry: Entry) -> bool:
@@ -143,9 +142,9 @@ def queries_in(folder: Path) -> list[str]:
     return []
 
 
-def _folder_of(entry: Entry) -> str:
+def _folder_of(entry: Entry) -> Path | None:
     path = local_path(entry.storage) if entry.storage else None
-    return str(path / entry.name) if path is not None else ""
+    return path / entry.name if path is not None else None
 
 
 def _job_folders(storage: Path) -> list[Path]:
@@ -173,8 +172,11 @@ def _from_records(run: Run) -> list[dict[str, Any]]:
         return []
     begin, end = (entry.start, entry.end or now_ms()) if entry.state is not State.SUSPENDED else (0, now_ms())
     kept = (record for query in queries_in(folder) for record in run.records(query))
-    in_time = sorted((r for r in kept if begin <= r.ended * 1000 <= end + 1000), key=lambda record: record.ended)
-    return [{"time": r.ended, "event": "checkpoint", **r.summary(), **r.extent()} for r in in_time]
+    in_time = [record for record in kept if begin <= record.ended * 1000 <= end + 1000]
+    return [
+        {"time": record.ended, "event": "checkpoint", **record.summary(), **record.extent()}
+        for record in sorted(in_time, key=lambda record: record.ended)
+    ]
 
 
 # Transactions, as the page shows them; the rules are those of `penstock.ops.transactions`, and nothing here writes.
@@ -214,8 +216,7 @@ def _open_facts(orphan: Orphan) -> dict[str, Any]:
         # Decided and open: prepared, and only a commit can follow. Decided and not open: only another attempt to
         # commit proves how it ended.
         state = "in doubt" if orphan.state == "not open" else "prepared"
-    about = ("query", "sink", "id", "epoch", "generation", "partition", "rows")
-    return {name: getattr(orphan, name) for name in about} | {
+    return {name: getattr(orphan, name) for name in _ABOUT} | {
         "state": state,
         "asked": orphan.state != "not asked",
         "decision": orphan.decision.value,
@@ -226,18 +227,8 @@ def _open_facts(orphan: Orphan) -> dict[str, Any]:
 
 
 def _ended_facts(past: Ended) -> dict[str, Any]:
-    return {
-        "query": past.query,
-        "sink": past.committable.sink,
-        "id": name_of(past.committable),
-        "epoch": past.epoch,
-        "generation": past.generation,
-        "partition": past.committable.writer,
-        "rows": past.committable.rows,
-        "state": "lost" if past.outcome is Outcome.LOST else "committed",
-        "asked": False,
-        "decision": DecisionState.DECIDED.value,
-        "age_seconds": None,
-        "timeout_seconds": None,
-        "holds_back": False,
-    }
+    writer, state = past.committable, "lost" if past.outcome is Outcome.LOST else "committed"
+    about = (past.query, writer.sink, name_of(writer), past.epoch, past.generation, writer.writer, writer.rows)
+    unknown = dict.fromkeys(("age_seconds", "timeout_seconds")) | dict.fromkeys(("asked", "holds_back"), False)
+    decision = DecisionState.DECIDED.value
+    return dict(zip(_ABOUT, about, strict=True)) | {"state": state, "decision": decision, **unknown}

@@ -63,7 +63,7 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
     lifecycle = Lifecycle(job, registration)
     operations = Operations()
     view = RunView()
-    describe = _Description(job.name, settings, insight)
+    describe = _description(job.name, settings, insight)
     writer = _keep_history(registration.entry.id, view, describe)
     metrics = Metrics(view, registration, lifecycle, insight.positions if insight is not None else None)
     for listener in (view, lifecycle, writer, metrics):  # the view first: the others read it
@@ -117,50 +117,47 @@ def _keep_history(id: str, view: RunView, describe: Callable[[], Mapping[str, An
     return HistoryWriter(id, describe)
 
 
-class _Description:
-    """What the job is. It is asked once, by a thread that may wait for Spark's answer."""
+def _description(name: str, settings: Settings, insight: Insight | None) -> Callable[[], Mapping[str, Any]]:
+    """Describes the job. The job is asked once, by a thread that may wait for Spark's answer."""
+    lock, body = threading.Lock(), dict[str, Any]()
 
-    def __init__(self, name: str, settings: Settings, insight: Insight | None) -> None:
-        self._name, self._settings, self._insight = name, settings, insight
-        self._lock = threading.Lock()
-        self._body: dict[str, Any] | None = None
+    def describe() -> Mapping[str, Any]:
+        with lock:
+            if not body:
+                body.update(_describe(name, settings, insight))
+            return body
 
-    def __call__(self) -> Mapping[str, Any]:
-        with self._lock:
-            if self._body is None:
-                self._body = self._describe()
-            return self._body
+    return describe
 
-    def _describe(self) -> dict[str, Any]:
-        try:
-            plan = self._insight.plan() if self._insight is not None else {}
-        except Exception as error:  # a job without a picture still runs
-            log.warning("the job runs, but its plan cannot be shown: %r", error)
-            plan = {}
-        storage = self._settings.checkpoints.storage
-        path = local_path(storage)
-        rows = self._settings.rows()
-        return {
-            "name": self._name,
-            "directory": os.getcwd(),
-            "folder": masked(f"{storage.rstrip('/')}/{self._name}" if path is None else str(path / self._name)),
-            "settings": [{"key": row["key"], "value": row["value"], "source": row["from"]} for row in rows],
-            "checkpoints": _checkpoint_settings(self._settings),
-            **plan,
-        }
+
+def _describe(name: str, settings: Settings, insight: Insight | None) -> dict[str, Any]:
+    try:
+        plan = insight.plan() if insight is not None else {}
+    except Exception as error:  # a job without a picture still runs
+        log.warning("the job runs, but its plan cannot be shown: %r", error)
+        plan = {}
+    storage = settings.checkpoints.storage
+    path = local_path(storage)
+    return {
+        "name": name,
+        "directory": os.getcwd(),
+        "folder": masked(f"{storage.rstrip('/')}/{name}" if path is None else str(path / name)),
+        "settings": [{"key": row["key"], "value": row["value"], "source": row["from"]} for row in settings.rows()],
+        "checkpoints": _checkpoint_settings(settings),
+        **plan,
+    }
 
 
 def _checkpoint_settings(settings: Settings) -> dict[str, Any]:
     """Flink's answer to `/jobs/ID/checkpoints/config`: durations are milliseconds."""
     checkpoints = settings.checkpoints
-    deletes = str(checkpoints.retention) == "delete"
     return {
         "mode": str(checkpoints.mode),
-        "interval": round(checkpoints.interval_seconds * 1000),
-        "timeout": round(checkpoints.timeout_seconds * 1000),
-        "min_pause": round(checkpoints.min_pause_seconds * 1000),
+        **{
+            name: round(getattr(checkpoints, f"{name}_seconds") * 1000) for name in ("interval", "timeout", "min_pause")
+        },
         "max_concurrent": checkpoints.max_concurrent,
-        "externalization": {"enabled": True, "delete_on_cancellation": deletes},
+        "externalization": {"enabled": True, "delete_on_cancellation": str(checkpoints.retention) == "delete"},
         "state_backend": None if settings.state_backend is None else str(settings.state_backend.kind),
         "checkpoint_storage": masked(checkpoints.storage),
         "unaligned_checkpoints": checkpoints.unaligned,
@@ -271,17 +268,14 @@ def listen(bind_address: str, wanted: int) -> socket.socket:
     family, kind, protocol, _, address = min(choices, key=lambda choice: choice[0] != socket.AF_INET)  # as clients do
     for port in dict.fromkeys((wanted, 0)):
         listener = socket.socket(family, kind, protocol)
-        with contextlib.ExitStack() as undo:
-            undo.callback(listener.close)
+        try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((address[0], port, *address[2:]))
-                listener.listen(128)
-            except OSError as error:
-                if port == 0:
-                    raise
-                log.warning("port %d is taken (%s); a free one is used", port, error)
-                continue
-            undo.pop_all()
+            listener.bind((address[0], port, *address[2:]))
+            listener.listen(128)
             return listener
+        except OSError as error:
+            listener.close()
+            if port == 0:
+                raise
+            log.warning("port %d is taken (%s); a free one is used", port, error)
     raise AssertionError("a free port was tried last")

@@ -45,7 +45,7 @@ def serve_ui(rest: Rest, token: str, storages: Iterable[str], opened: Callable[[
     app = ui_application(access, storages, names_of(listener, rest))
     server = Server(uvicorn_config(app.asgi(), rest, "critical"))
     server.config.timeout_graceful_shutdown = 1  # a page that follows events would hold the end back
-    opened(f"{'https' if secure else 'http'}://{place_of(listener, rest)}{access.new_path()}")
+    opened(f"{'https' if secure else 'http'}://{place_of(listener, rest)}/#code={access.new_code()}")
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
 

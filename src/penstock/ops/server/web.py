@@ -1,13 +1,11 @@
 """What every request and answer of these servers has in common: who may ask, what a body holds, how an answer looks.
 
-Flink's own client takes the shape of an answer for its meaning: an error is `{"errors": […]}` and nothing else, and an
-answer that it cannot read makes it send the request again. So every answer, that of a wrong path included, has one of
-the shapes it knows. The three sentences of Penstock's errors travel beside it, in the header `X-Penstock-Error`.
+Flink's client goes by the shape of an answer and repeats a request whose answer it cannot read, so every answer has a
+shape it knows: an error is `{"errors": […]}`, with Penstock's three sentences in the header `X-Penstock-Error`.
 
 A link to the page carries a code, never the token. The code is good once, for a while, and comes after the `#`, which
-a browser sends to no server; later, in a browser's list or a shell's log, it opens nothing. The page trades it for a
-session and sends that in the header of each request, as others send the token. It keeps it for its own origin, port
-included. There is no cookie: browsers send cookies to every port of a machine.
+a browser sends to no server. The page trades it for a session and sends that in a header, as others send the token.
+There is no cookie: browsers send cookies to every port of a machine.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import hashlib
 import hmac
 import ipaddress
 import json
-import mimetypes
 import re
 import secrets
 import threading
@@ -44,8 +41,7 @@ Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
 CODE_SECONDS = 600.0
 SESSION_SECONDS = 12 * 3600.0
 MOST_SESSIONS = 100
-MAX_BODY_BYTES = 1 << 20
-"""Flink's own requests have a few hundred."""
+MAX_BODY_BYTES = 1 << 20  # Flink's own requests have a few hundred
 PAGE = Path(__file__).parent / "page"
 LINK_USED = "This link has been used, or is too old. `penstock ui` gives another"
 
@@ -107,12 +103,8 @@ class Access:
         self._sessions: OrderedDict[str, float] = OrderedDict()
 
     def new_code(self) -> str:
-        """Good once, for ten minutes."""
+        """Good once, for ten minutes. The page is opened at `/#code=CODE`."""
         return self._new(self._codes, CODE_SECONDS)
-
-    def new_path(self) -> str:
-        """Where the page is opened, with a code."""
-        return f"/#code={self.new_code()}"
 
     def require(self, request: Request, *, secret: bool) -> bool:
         """Whether the client may also read errors. Raises 401 where it may not ask at all."""
@@ -135,7 +127,7 @@ class Access:
         value = secrets.token_urlsafe(32)
         with self._lock:
             kept[value] = self._now() + seconds
-            while len(kept) > MOST_SESSIONS:
+            if len(kept) > MOST_SESSIONS:
                 kept.popitem(last=False)
         return value
 
@@ -150,11 +142,9 @@ class Access:
 
 
 class KnownNames:
-    """Answers only to this server's names. A web page anywhere can have its own name resolved to this machine and then
-    make the reader's browser ask us in that name (DNS rebinding); the browser says which name it asked for.
-
-    Passes on requests for this machine's own name or address, for the address that the connection came in at, and for
-    one of `names`; others get 403. Ports do not count: a tunnel has another."""
+    """Passes on requests for this machine's own name or address, for the address that the connection came in at, and
+    for one of `names`; others get 403. Ports do not count: a tunnel has another. Otherwise a web page could have its
+    own name resolved to this machine, and the reader's browser would ask us in that name (DNS rebinding)."""
 
     def __init__(self, app: Asgi, names: Iterable[str]) -> None:
         self._app = app
@@ -165,14 +155,14 @@ class KnownNames:
         match = _HOST.fullmatch(hosts[0].strip()) if len(hosts) == 1 else None
         name = _plain(match["name"]) if match else ""
         dialled = _plain(str((scope.get("server") or ("",))[0]))
-        if name and (name in self._names or name == dialled):
+        if name and name in (*self._names, dialled):
             await self._app(scope, receive, send)
             return
-        wrong = ControlError(
-            f"The request was meant for {(hosts[0] if hosts else '')[:200]!r}, which is none of this job's names.",
-            safe="nothing was done.",
-            to_do="ask 127.0.0.1 or localhost, or add the name to penstock.control.hosts.",
+        happened = (
+            f"The request was meant for {(hosts[0] if hosts else '')[:200]!r}, which is none of this job's names."
         )
+        to_do = "ask 127.0.0.1 or localhost, or add the name to penstock.control.hosts."
+        wrong = ControlError(happened, safe="nothing was done.", to_do=to_do)
         await error_response(wrong, 403)(scope, receive, send)
 
 
@@ -211,8 +201,7 @@ async def read_object(request: Request) -> dict[str, Any]:
 
 
 def text(body: Mapping[str, Any], key: str) -> str | None:
-    """A line of text without characters that could break out of a line, a header or a path's name; None where it is
-    missing."""
+    """Text without characters that could break out of a line, a header or a path's name; None where it is missing."""
     value = body.get(key)
     if value is None:
         return None
@@ -250,8 +239,7 @@ class AsciiJson(JSONResponse):
 
 
 class WithHeaders:
-    """Adds the headers that every answer carries, that of a wrong name and of a server that ends included. Answers are
-    not stored unless they say so themselves."""
+    """Adds the headers that every answer carries, that of a wrong name and of a server that ends included."""
 
     def __init__(self, app: Asgi) -> None:
         self._app = app
@@ -302,8 +290,7 @@ def page_files() -> dict[str, tuple[bytes, str, str]]:
     files = {}
     for file in sorted(PAGE.rglob("*")):
         if file.is_file() and not file.name.startswith((".", "__")):
-            body = file.read_bytes()
-            kind = _MEDIA_TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+            body, kind = file.read_bytes(), _MEDIA_TYPES.get(file.suffix, "application/octet-stream")
             files[file.relative_to(PAGE).as_posix()] = (body, kind, f'"{hashlib.sha256(body).hexdigest()[:24]}"')
     return files
 
