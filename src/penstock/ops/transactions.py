@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -78,7 +78,6 @@ class Report:
     silent: tuple[tuple[str, str], ...] = ()
 
     def of(self, query: str) -> list[Orphan]:
-        """Those of one query."""
         return [orphan for orphan in self.orphans if orphan.query == query]
 
 
@@ -108,50 +107,29 @@ def judge(query: str, sink: str, leftovers: Sequence[Leftover] | None, decided: 
     undecided = list(leftovers or ())
     orphans = []
     for entry in decided:
-        open_now = next((each for each in undecided if same_transaction(each, entry.committable)), None)
+        committable = entry.committable
+        open_now = next((each for each in undecided if same_transaction(each, committable)), None)
         if open_now is not None:
             undecided.remove(open_now)
-        state = "open" if open_now is not None else "not asked" if leftovers is None else "not open"
+            orphan = orphan_of(query, sink, open_now, DecisionState.DECIDED)
+        else:
+            state = "not asked" if leftovers is None else "not open"
+            orphan = Orphan(query, sink, name_of(committable), state, DecisionState.DECIDED, entry.generation)
         orphans.append(
-            Orphan(
-                query,
-                sink,
-                open_now.name if open_now is not None else name_of(entry.committable),
-                state,
-                DecisionState.DECIDED,
-                generation=open_now.generation if open_now is not None else entry.generation,
-                epoch=entry.epoch,
-                partition=entry.committable.writer,
-                started=open_now.started if open_now is not None else None,
-                rows=entry.committable.rows,
-                decided_by=entry.generation,
-                decided_at=entry.at,
-                in_log=entry.in_log,
-                details=open_now.details if open_now is not None else {},
-                leftover=open_now,
+            replace(
+                orphan, epoch=entry.epoch, partition=committable.writer, rows=committable.rows, in_log=entry.in_log,
+                decided_by=entry.generation, decided_at=entry.at,
             )
-        )
+        )  # fmt: skip
     return orphans + [orphan_of(query, sink, leftover) for leftover in undecided]
 
 
 def orphan_of(
     query: str, sink: str, leftover: Leftover, decision: DecisionState = DecisionState.UNDECIDED, scope: str = ""
 ) -> Orphan:
-    """A line of the list for what no decision names."""
-    return Orphan(
-        query,
-        sink,
-        leftover.name,
-        "open",
-        decision,
-        leftover.generation,
-        leftover.epoch,
-        leftover.partition,
-        leftover.started,
-        details=leftover.details,
-        leftover=leftover,
-        scope=scope,
-    )
+    """A line of the list for what is open."""
+    facts = {name: getattr(leftover, name) for name in ("generation", "epoch", "partition", "started", "details")}
+    return Orphan(query, sink, leftover.name, "open", decision, leftover=leftover, scope=scope, **facts)
 
 
 def _ask(query: QueryLedger, job: str, uid: str, sinks: Sinks, beyond: list[Orphan]) -> list[Leftover] | None:
@@ -163,12 +141,11 @@ def _ask(query: QueryLedger, job: str, uid: str, sinks: Sinks, beyond: list[Orph
         leftovers = of_all_generations(sinks[uid], scope, Deadline(LOOK_SECONDS))
         if leftovers is None:
             return None
-        known += [leftover for leftover in leftovers if leftover.generation <= scope.generation]
-        beyond += [
-            orphan_of(query.uid, uid, leftover, DecisionState.UNKNOWN, scope.uid)
-            for leftover in leftovers
-            if leftover.generation > scope.generation
-        ]
+        for leftover in leftovers:
+            if leftover.generation <= scope.generation:
+                known.append(leftover)
+            else:
+                beyond.append(orphan_of(query.uid, uid, leftover, DecisionState.UNKNOWN, scope.uid))
     return known
 
 
@@ -194,10 +171,8 @@ def ended(ledgers: JobLedgers, epochs: int = ENDED_EPOCHS) -> list[Ended]:
     Of several decisions for a complete epoch the newest was carried out: what it names is committed. What only an older
     one names was lost and replaced by a replay, or decided by a run that no longer counted. Transactions that went into
     the in-flight log are left out; the log knows more about them."""
-    listed: list[Ended] = []
-    for query in ledgers.queries:
-        listed += sorted(_ended(query, epochs), key=lambda entry: -entry.epoch)[:ENDED_MOST]
-    return listed
+    by_query = (sorted(_ended(query, epochs), key=lambda entry: -entry.epoch) for query in ledgers.queries)
+    return [entry for entries in by_query for entry in entries[:ENDED_MOST]]
 
 
 def _ended(query: QueryLedger, epochs: int) -> Iterator[Ended]:
@@ -211,11 +186,10 @@ def _ended(query: QueryLedger, epochs: int) -> Iterator[Ended]:
         newest = max(of_epoch, key=lambda decision: decision.id)
         carried_out = [committable.payload for committable in newest.to_commit]
         for decision in of_epoch:
+            outcome = Outcome.COMMITTED if decision is newest else Outcome.LOST
             for committable in decision.to_commit:
-                if committable.logged or (decision is not newest and committable.payload in carried_out):
-                    continue
-                outcome = Outcome.COMMITTED if decision is newest else Outcome.LOST
-                yield Ended(query.uid, decision.id.epoch, decision.id.generation, committable, outcome)
+                if not committable.logged and (decision is newest or committable.payload not in carried_out):
+                    yield Ended(query.uid, decision.id.epoch, decision.id.generation, committable, outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +243,7 @@ def refuse_running(run: RunCheck, job: str, *, take_over: bool) -> None:
 def abort(
     ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, only: Collection[Orphan], others: Collection[Orphan]
 ) -> None:
-    """Abort what no decision that counts names, but leave `others` open. Raises `TransactionRefused`, and aborts
-    nothing, where one of `only` has been decided meanwhile."""
+    """As `settlement.abort`."""
     chosen = [orphan.leftover for orphan in only if orphan.leftover]
     kept = [Committable(orphan.sink, -1, 1, 0, orphan.leftover.payload) for orphan in others if orphan.leftover]
     settlement.abort(ledgers, query, sinks, chosen, kept)
