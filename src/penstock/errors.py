@@ -1,66 +1,8 @@
-"""Every error Penstock raises on purpose.
+"""Every error Penstock raises on purpose: `PenstockError` and its kinds.
 
-    PenstockError
-    ├── ConfigurationError            the job cannot work as written; nothing was started
-    │   ├── DuplicateUid              two sources or two sinks share a uid
-    │   ├── UidChanged                the checkpoint was written by other uids
-    │   ├── GuaranteeError            a link of the chain promises less than the job asks
-    │   ├── TimeoutsContradict        transaction, checkpoint and broker timeouts cannot hold together
-    │   ├── TopicMissing              a topic does not exist and may not be created
-    │   ├── TableMissing              a table does not exist and may not be created
-    │   ├── AccessDenied              wrong password, missing right
-    │   ├── MissingExtra              a client library is not installed
-    │   ├── ExecutorMismatch          executors have another Python or Penstock than the driver, or lack a module
-    │   ├── ArchiveMismatch           an archive for executors is of another platform, Python or version
-    │   ├── ConnectUnsupported        Spark Connect: the driver is out of reach
-    │   └── ConnectorMissing          the lock has no Kafka connector for this version of Spark
-    ├── DataError                     a row that can never be written
-    │   ├── SchemaMismatch            columns the sink cannot take
-    │   ├── ConstraintViolated        breaks a rule of the target table: a key, a check, not null
-    │   └── ValueTooLarge             larger than the target accepts
-    ├── LedgerError                   the ledger could not be read or written
-    │   ├── LedgerFromTheFuture       written by a newer version of Penstock
-    │   ├── LedgerCorrupt             half-written or altered file
-    │   │   └── UnsafeName            it names a file outside its folder
-    │   ├── CheckpointBehind          Spark's checkpoint has lost epochs that the ledger knows to be decided
-    │   │   └── StateLost             the state that the next epoch needs is missing or half-written
-    │   ├── LedgerLost                transactions are open of a run that the ledger does not know
-    │   ├── StorageFull               no space left
-    │   ├── StorageNotAtomic          the storage cannot refuse a second create
-    │   ├── StorageNotCoherent        the storage may show a listing from before a takeover
-    │   └── StorageNotShared          driver and tasks do not see each other's files
-    ├── PositionsLost                 a source no longer has the rows that the checkpoint's positions name
-    │   ├── FilesMissing              files that an epoch is to read are not there any more
-    │   └── TopicRecreated            a topic was deleted and created again: the positions are those of the former one
-    ├── SavepointError                a savepoint could not be taken, read or restored; nothing was changed
-    │   ├── SavepointIncomplete       it was never finished, so it cannot be used
-    │   ├── SavepointCorrupt          a file of it is missing or altered
-    │   └── NotRestorable             the program cannot take over what is in it
-    ├── EpochError                    one epoch could not be completed
-    │   ├── CheckpointExpired         before the decision: not prepared within the checkpoint timeout
-    │   ├── StrayTask                 before the decision: a task does not know its epoch, and wrote nothing
-    │   ├── PreCommitFailed           before the decision: everything is aborted, the epoch replays
-    │   ├── BarrierOverwritten        before the decision: another driver has written the epoch's positions
-    │   ├── OutcomeUnknown            after the decision: a commit could neither be proven done nor lost
-    │   ├── WritersLost               after the decision: the other system ended prepared writers
-    │   ├── CommittedRowsLost         long after: the other system has gone back behind what it had committed
-    │   └── ReplayDiffers             the replay is not what was decided, so it cannot be repaired
-    ├── Superseded                    a newer run of the job has taken over; this one must not write
-    │   └── LeaseLost                 another supervisor has, or may have, the lease of the job
-    ├── JobDrained                    every window of the job was closed by a drain; it does not just go on
-    ├── JobStopped                    the gate is closed: stop or cancel was asked for
-    ├── SystemUnavailable             the other system does not answer
-    │   ├── ClusterUnavailable        no master of Spark's answers, or it gives the job no executor
-    │   └── CredentialsExpired        its keys have run out; renewed ones are found without a restart
-    ├── SparkUnresponsive             Spark cannot call the driver, or does not end a query; a new process can
-    ├── TransactionRefused            a transaction may not be ended that way, or not now; nothing was touched
-    ├── ControlError                  a command could not be given to a running job, or the job could not carry it out
-    │   └── JobNotFound               no job of that name or id runs, or several do
-    └── DevelopmentError              the development tools (broker, jars, Java) could not do their work
-
-Each message says what happened, what is safe, and what to do, in that order. `retryable` tells the restart
-strategy whether trying again can help: `True` for what time or an operator outside can cure, `False` for what
-only a change of program, configuration or data can.
+Each message says what happened, what is safe, and what to do, in that order. `retryable` tells the restart strategy
+whether trying again can help: `True` for what time or an operator can cure, `False` for what only a change of program,
+configuration or data can.
 """
 
 from __future__ import annotations
@@ -72,8 +14,8 @@ from penstock.secrets import masked
 
 
 class PenstockError(Exception):
-    """The root. `happened`, `safe` and `to_do` are the three sentences of the message. `happened` often quotes what
-    another system says, which may be an address with its password: that is hidden."""
+    """The root. `happened`, `safe` and `to_do` are the three sentences of the message; secrets in `happened`, which
+    often quotes another system, are masked."""
 
     retryable: ClassVar[bool] = False
     checkpoint_only: ClassVar[bool] = False  # fails one checkpoint, which the job can be set to tolerate
@@ -86,21 +28,16 @@ class PenstockError(Exception):
         super().__init__(happened, safe, to_do)
 
     def __str__(self) -> str:
-        parts = [self.happened]
-        if self.safe:
-            parts.append(f"Safe: {self.safe}")
-        if self.to_do:
-            parts.append(f"To do: {self.to_do}")
-        return "\n".join(parts)
+        safe, to_do = self.safe and f"Safe: {self.safe}", self.to_do and f"To do: {self.to_do}"
+        return "\n".join(filter(None, (self.happened, safe, to_do)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self).__name__, self.happened, self.safe, self.to_do))
 
     def to_json(self) -> str:
         """One line that `from_json` turns into the same error in another process."""
-        return json.dumps(
-            {"error": type(self).__name__, "happened": self.happened, "safe": self.safe, "to_do": self.to_do}
-        )
+        name = type(self).__name__
+        return json.dumps({"error": name, "happened": self.happened, "safe": self.safe, "to_do": self.to_do})
 
 
 class ConfigurationError(PenstockError):
@@ -228,8 +165,7 @@ class StorageNotCoherent(LedgerError):
 
 
 class StorageNotShared(LedgerError):
-    """The driver does not see what a task has written, or could not: the storage is not the same for both. Nothing was
-    decided."""
+    """Driver and tasks do not see each other's files, or might not. Nothing was decided."""
 
     retryable = False
 
@@ -281,13 +217,11 @@ class PreCommitFailed(EpochError):
 
 
 class BarrierOverwritten(EpochError):
-    """Before the decision: Spark's log holds other positions than Spark runs, because another driver has written them.
-    Nothing of the epoch was written; the next start goes by the ledger."""
+    """Before the decision: another driver has written other positions into Spark's log. The epoch wrote nothing."""
 
 
 class StrayTask(EpochError):
-    """Before the decision: a task does not know which epoch it writes, or knows another one. It wrote nothing; the
-    epoch is aborted and replays."""
+    """Before the decision: a task does not know its epoch, and wrote nothing. The epoch is aborted and replays."""
 
 
 class OutcomeUnknown(EpochError):
@@ -299,8 +233,8 @@ class WritersLost(EpochError):
 
 
 class CommittedRowsLost(EpochError):
-    """An epoch was committed and complete, and the other system does not have it any more: an older copy of it, or a
-    replica that had not yet everything, has taken its place. Nothing is written on top of the gap."""
+    """The other system no longer has a complete epoch: an older copy has taken its place, or a replica that lagged.
+    Nothing is written on top of the gap."""
 
     retryable = False
 

@@ -114,9 +114,7 @@ def parse(text: str) -> dict[str, _Rule]:
                 to_do="write name=crash|raise|hang|delay(S), optionally @N, with a name from failpoints.POINTS.",
             )
         rules[match["name"]] = _Rule(
-            match["action"] or match["delay"],
-            float(match["seconds"] or 0),
-            int(match["nth"]) if match["nth"] else None,
+            match["action"] or match["delay"], float(match["seconds"] or 0), int(match["nth"]) if match["nth"] else None
         )
     return rules
 

@@ -1,11 +1,10 @@
-"""The tree of errors: drawn as it is, and every error survives the way to another process."""
+"""Every error survives the way to another process."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import pickle
-import re
 
 import pytest
 
@@ -18,25 +17,6 @@ CURED_BY_TIME = {
     "LedgerError", "OutcomeUnknown", "PreCommitFailed", "SparkUnresponsive", "StorageFull", "StrayTask",
     "SystemUnavailable", "WritersLost",
 }  # fmt: skip
-
-
-def _drawn() -> dict[str, str | None]:
-    """The drawing at the top of the module: each name with its parent's."""
-    parents: dict[str, str | None] = {}
-    above: list[str] = []
-    for line in (errors.__doc__ or "").splitlines():
-        match = re.match(r"^    ([│ ]*)(?:[├└]── )?([A-Z]\w+)(?:  |$)", line)
-        if match is None:
-            continue
-        depth = 0 if "──" not in line else 1 + len(match[1]) // 4
-        above[depth:] = [match[2]]
-        parents[match[2]] = above[depth - 1] if depth else None
-    return parents
-
-
-def test_the_drawing_is_the_tree() -> None:
-    actual = {kind.__name__: None if kind is PenstockError else kind.__bases__[0].__name__ for kind in ALL}
-    assert _drawn() == actual
 
 
 def test_what_time_can_cure() -> None:

@@ -170,11 +170,7 @@ def cancel(
     directory: Annotated[
         str | None,
         typer.Option(
-            "-s",
-            "--withSavepoint",
-            "--with-savepoint",
-            metavar="[DIR]",
-            help="With a savepoint; DIR is optional.",
+            "-s", "--withSavepoint", "--with-savepoint", metavar="[DIR]", help="With a savepoint; DIR is optional."
         ),
     ] = None,
     kind: Type = Kind.NATIVE,

@@ -173,14 +173,7 @@ class ProgressDisplay(Display):
     the current step."""
 
     def __init__(self, text: str, console: Console) -> None:
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._console, self._printed, self._what = console, time.monotonic(), ""
         self._bar = Progress(

@@ -27,8 +27,7 @@ def pack(
         DEFAULT_NAME
     ),
     more: Annotated[
-        list[str] | None,
-        typer.Option("--with", metavar="PACKAGE", help="An installed package that no import names."),
+        list[str] | None, typer.Option("--with", metavar="PACKAGE", help="An installed package that no import names.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

@@ -404,11 +404,7 @@ class TransactionsTarget:
 
 @contextmanager
 def open_target(
-    places: Sequence[str] | None,
-    script: Path | None,
-    servers: str | None,
-    config: Path | None,
-    prefix: str | None,
+    places: Sequence[str] | None, script: Path | None, servers: str | None, config: Path | None, prefix: str | None
 ) -> Iterator[TransactionsTarget]:
     """Open what the arguments name; connections are closed at the end of the block."""
     from penstock.engine.settlement import JobLedgers

@@ -14,6 +14,7 @@ they follow are in `lease_rules`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -30,13 +31,45 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError
 
 log = logging.getLogger("penstock")
-supervisor_log = logging.getLogger("penstock.supervisor")
 
 _CLOSE_SECONDS = 5.0  # to give the lease back; it expires by itself otherwise
 _BLIND_SECONDS = 10.0  # between two looks, where no lease could be read yet
 
 
-class LeaseHolder:
+class _Waiter:
+    """A look at the lease, as a driver and a supervisor without one share it."""
+
+    _log = log
+
+    def __init__(self, lease_log: LeaseLog, me: str, known: int | None, clock: Callable[[], float]) -> None:
+        self._lease_log, self.me, self._clock, self._watching = lease_log, me, clock, Watching(me, known)
+        self._away = False
+
+    def _see(self) -> Verdict:
+        self._watching.saw(self._lease_log.newest(), self._clock())
+        return self._watching.verdict(self._clock())
+
+    def _patient(self, look: Callable[[], Verdict]) -> Verdict:
+        """WAIT where the storage is away. Raises only what no waiting can cure."""
+        try:
+            verdict = look()
+        except (LedgerCorrupt, LedgerFromTheFuture):
+            raise
+        except Exception as error:
+            if not self._away:
+                self._log.warning("the lease cannot be read now, and is read again until it can: %s", error)
+            self._away = True
+            return Verdict.WAIT
+        blind, location = self._watching.blind, self._lease_log.location
+        if blind and not self._away:
+            self._log.warning("%s shows less than before: is it mounted, or was it emptied?", location)
+        elif self._away and not blind:
+            self._log.info("the lease in %s can be read again", location)
+        self._away = blind
+        return verdict
+
+
+class LeaseHolder(_Waiter):
     """One driver's hold. `lost` is called at most once, from a thread of this object's, when the process must end;
     `seen` each time another holder, or this one, is seen to have the lease."""
 
@@ -47,22 +80,17 @@ class LeaseHolder:
         host: str,
         seconds: float,
         *,
-        known: int | None = None,
         lost: Callable[[PenstockError], None],
         seen: Callable[[Word], None] = lambda _: None,
         clock: Callable[[], float] = lease_clock,
     ) -> None:
-        self._lease_log, self._host, self._seconds = lease_log, host, seconds
-        self.me = me
-        self._watching = Watching(me, known)
-        self._lost, self._seen, self._clock = lost, seen, clock
+        super().__init__(lease_log, me, None, clock)
+        self._host, self._seconds, self._lost, self._seen = host, seconds, lost, seen
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._holding: Holding | None = None
         self._word: Word | None = None  # the last one that this driver is known to have written
         self._end: tuple[Standing | None, str] | None = None
         self._over = False
-        self._away = False
         self._renewer: threading.Thread | None = None
 
     # Waiting
@@ -76,8 +104,7 @@ class LeaseHolder:
     def try_take(self) -> Verdict:
         """One look; TAKE where the lease is held now."""
         begun = self._clock()
-        self._watching.saw(self._lease_log.newest(), self._clock())
-        verdict = self._watching.verdict(self._clock())
+        verdict = self._see()
         if verdict is Verdict.TAKE:
             word = self._watching.next_word(self._host, self._seconds)
             if not self._lease_log.say(word):
@@ -90,22 +117,7 @@ class LeaseHolder:
 
     def take_or_wait(self) -> Verdict:
         """The same, and WAIT where the storage is away. Raises only what no waiting can cure."""
-        try:
-            verdict = self.try_take()
-        except (LedgerCorrupt, LedgerFromTheFuture):
-            raise
-        except Exception as error:
-            if not self._away:
-                log.warning("the lease cannot be read now, so this driver waits until it can: %s", error)
-            self._away = True
-            return Verdict.WAIT
-        blind = self._watching.blind
-        if blind and not self._away:
-            log.warning("%s shows less than before: is it mounted, or was it emptied?", self.location)
-        elif self._away and not blind:
-            log.info("the lease in %s can be read again", self.location)
-        self._away = blind
-        return verdict
+        return self._patient(self.try_take)
 
     def wait(self) -> bool:
         """Return when the lease is held; False where the job has ended elsewhere meanwhile."""
@@ -118,19 +130,16 @@ class LeaseHolder:
         """The newest that this driver has written or seen."""
         return self._word or self._watching.word
 
-    @property
-    def location(self) -> str:
-        return self._lease_log.location
-
     # Holding
 
     def _begin(self, word: Word, begun: float) -> None:
-        self._word, self._holding = word, Holding(self._seconds, begun)
-        for name, body in (("renew", self._renew), ("guard", self._guard)):
-            thread = threading.Thread(target=body, args=(self._holding,), name=f"penstock-lease-{name}", daemon=True)
-            thread.start()
-            if name == "renew":
-                self._renewer = thread
+        self._word, holding = word, Holding(self._seconds, begun)
+        guard, self._renewer = (
+            threading.Thread(target=body, args=(holding,), name=f"penstock-lease-{name}", daemon=True)
+            for name, body in (("guard", self._guard), ("renew", self._renew))
+        )
+        guard.start()
+        self._renewer.start()
 
     def close(self, standing: Standing | None, reason: str = "") -> None:
         """Give the lease back, or record that the job has ended; None: leave it to this supervisor's next driver.
@@ -146,11 +155,13 @@ class LeaseHolder:
 
     def is_lost(self) -> bool:
         """Whether another supervisor has the lease now; False where that cannot be read."""
-        try:
-            newest = self._lease_log.newest()
-        except Exception:
-            return False
+        newest = self._newest()
         return self._word is not None and newest is not None and newest.holder != self.me
+
+    def _newest(self) -> Word | None:
+        with contextlib.suppress(Exception):
+            return self._lease_log.newest()
+        return None
 
     def _renew(self, holding: Holding) -> None:
         while not self._over:
@@ -205,9 +216,8 @@ class LeaseHolder:
             before = self._clock()
             with self._lock:
                 remaining = holding.stop_in(before)
-                ending = self._end is not None
-            if ending:
-                return
+                if self._end is not None:
+                    return
             if remaining <= 0:
                 self._leave(self._expired_error())
                 return
@@ -227,10 +237,7 @@ class LeaseHolder:
 
     def taken_error(self) -> PenstockError:
         """What ends a driver whose lease another supervisor has taken."""
-        try:
-            newest = self._lease_log.newest()
-        except Exception:
-            newest = None
+        newest = self._newest()
         holder = "Another supervisor" if newest is None else f"The supervisor on {newest.host} (run {newest.holder})"
         return LeaseLost(
             f"{holder} has taken the lease of this job: this driver was stalled, or cut off, for too long.",
@@ -240,22 +247,22 @@ class LeaseHolder:
 
     def _expired_error(self) -> PenstockError:
         return LeaseLost(
-            f"The lease in {self.location} could not be renewed for {self._seconds:g} s.",
+            f"The lease in {self._lease_log.location} could not be renewed for {self._seconds:g} s.",
             safe="every decided epoch is safe: the next driver of the job recovers it.",
             to_do="check that the storage answers; if it is often this slow, make high-availability.lease longer.",
         )
 
 
-class LeaseWatch:
+class LeaseWatch(_Waiter):
     """A supervisor of run `me` that waits for the lease of its job without a driver, where the lease is in a folder it
     can read: the job's folder `path`, known to have come to turn `known`. It only reads. When the lease is free, a
     driver is started and takes it, or ends again because another supervisor was quicker."""
 
+    _log = logging.getLogger("penstock.supervisor")
+
     def __init__(self, path: str, me: str, known: int, *, clock: Callable[[], float] = lease_clock) -> None:
-        self._lease_log, self._path = LeaseLog(LocalStorage(Path(path))), path
-        self._me, self._clock = me, clock
-        self._watching = Watching(me, known)
-        self._away = False
+        super().__init__(LeaseLog(LocalStorage(Path(path))), me, known, clock)
+        self._path = path
         self.expired: int | None = None  # the entry that has expired; the next driver need not wait for it once more
         self.ended: tuple[str, str] | None = None  # where and why the job has ended
 
@@ -263,21 +270,10 @@ class LeaseWatch:
         """Whether to go on waiting. Not where the lease is free, where the job has ended, and where the lease cannot
         be understood: a driver's error explains that best."""
         try:
-            word = self._lease_log.newest()
+            verdict = self._patient(self._see)
         except (LedgerCorrupt, LedgerFromTheFuture):
             return False
-        except Exception as error:
-            if not self._away:
-                supervisor_log.warning("the lease cannot be read now; the supervisor goes on waiting: %s", error)
-            self._away = True
-            return True
-        self._watching.saw(word, self._clock())
-        if self._watching.blind and not self._away:
-            supervisor_log.warning(
-                "%s shows less than before: is it mounted, or was it emptied?", self._lease_log.location
-            )
-        self._away = self._watching.blind
-        verdict = self._watching.verdict(self._clock())
+        word = self._watching.word
         if verdict is Verdict.LEAVE and word is not None:
             self.ended = (word.host, word.reason)
         if verdict is Verdict.TAKE and word is not None:
@@ -293,4 +289,4 @@ class LeaseWatch:
     def report(self) -> LeaseReport | None:
         """Who holds it."""
         word = self._watching.word
-        return None if word is None else LeaseReport(word.turn, word.host, word.holder == self._me, self._path)
+        return None if word is None else LeaseReport(word.turn, word.host, word.holder == self.me, self._path)
