@@ -65,9 +65,17 @@ def _unsafe(name: Any, where: str) -> UnsafeName:
 def user_cache(environ: Mapping[str, str] | None = None) -> Path:
     """`$PENSTOCK_CACHE`, else `$XDG_CACHE_HOME/penstock`, else `~/.cache/penstock`; not created here. For what can
     always be made again: it may be deleted while no Penstock process runs."""
+    return user_folder("PENSTOCK_CACHE", "XDG_CACHE_HOME", ".cache", environ)
+
+
+def user_folder(variable: str, xdg_variable: str, default: str, environ: Mapping[str, str] | None) -> Path:
+    """`$variable`, else `$xdg_variable/penstock`, else `~/default/penstock`."""
     environ = os.environ if environ is None else environ
-    if folder := environ.get("PENSTOCK_CACHE"):
+    if folder := environ.get(variable):
         return Path(folder).expanduser().absolute()
-    if folder := environ.get("XDG_CACHE_HOME"):
+    if folder := environ.get(xdg_variable):
         return Path(folder).expanduser().absolute() / "penstock"
-    return Path.home() / ".cache" / "penstock"
+    try:
+        return Path.home() / default / "penstock"
+    except RuntimeError:  # a container's user without a name; where this cannot be written, the error says so
+        return Path("/") / default / "penstock"

@@ -7,13 +7,11 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.output import Output
+from penstock.cli.output import Json, Output
 
 app = typer.Typer(help="Development tools: a Kafka broker, the locked jars, Java.", no_args_is_help=True)
 kafka = typer.Typer(help="A real Kafka broker on this machine, in the background.", no_args_is_help=True)
 app.add_typer(kafka, name="kafka")
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @kafka.command("up")

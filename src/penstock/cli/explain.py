@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import Output
+from penstock.cli.output import Json, Output
 from penstock.progress import Counter
 
 if TYPE_CHECKING:
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from penstock.savepoints.stores import StateRows
 
 _SCRIPT = typer.Argument(metavar="JOB.py", exists=True, dir_okay=False, readable=True, help="The job; it is not run.")
-_JSON = typer.Option("--json", help="JSON instead of a table.")
 
 
-def explain(script: Annotated[Path, _SCRIPT], as_json: Annotated[bool, _JSON] = False) -> None:
+def explain(script: Annotated[Path, _SCRIPT], as_json: Json = False) -> None:
     """Show the chain of each query, what each link promises and why, and the weakest."""
     from penstock.cli.program import load_job
 
@@ -46,7 +45,7 @@ def explain(script: Annotated[Path, _SCRIPT], as_json: Annotated[bool, _JSON] = 
         output.line(job.settings.availability.cost)
 
 
-def check(script: Annotated[Path, _SCRIPT], as_json: Annotated[bool, _JSON] = False) -> None:
+def check(script: Annotated[Path, _SCRIPT], as_json: Json = False) -> None:
     """Connect to every source and sink and verify what the job needs of them, writing nothing.
 
     Exit status 1, with the error, where something cannot work; what is only unwise is listed.
@@ -72,7 +71,7 @@ def config(
     file: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Instead of penstock.yaml in this folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show every setting, its value, and where it came from: -D, code, file or default.
 
@@ -103,7 +102,7 @@ def state(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most so many rows.")] = 20,
     count: Annotated[bool, typer.Option("--count", help="Count the rows of every store; reads them all.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show the stateful operators under a path: what they keep, in which columns, and how much.
 

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from penstock.cli.output import Output, duration_text
+from penstock.cli.output import Json, Output, duration_text
 from penstock.errors import ControlError, JobNotFound
 from penstock.logs import plain_text
 from penstock.ops.process.registry import Entry, Registry, State, earlier, now_ms
@@ -45,7 +45,8 @@ class Kind(StrEnum):
 
 
 def _complete(incomplete: str) -> list[str]:
-    return sorted({name for name in running_names() if name.startswith(incomplete)})
+    names = {entry.name for entry in Registry().entries() if not entry.state.ended}
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 Job = Annotated[
@@ -55,7 +56,6 @@ Manager = Annotated[
     str | None,
     typer.Option("-m", "--jobmanager", metavar="HOST:PORT", help="A job elsewhere; its token in PENSTOCK_TOKEN."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 Type = Annotated[
     Kind, typer.Option("--type", "-type", case_sensitive=False, help="canonical: readable by any tool and backend.")
 ]
@@ -70,11 +70,9 @@ def list_jobs(
     """Show the jobs of this machine: those that have not ended, or all with -a."""
     output = Output.choose(as_json)
     entries = Registry().entries() if manager is None else entries_elsewhere(manager)
-    wanted = [
-        entry
-        for entry in entries
-        if (entry.state is State.RUNNING if only_running else everything or not entry.state.ended)
-    ]
+    if only_running:
+        entries = [entry for entry in entries if entry.state is State.RUNNING]
+    wanted = [entry for entry in entries if everything or not entry.state.ended]
     if as_json:
         output.table("Jobs", [entry.public() for entry in wanted])
     elif wanted:
@@ -138,16 +136,8 @@ def stop(
     """End a job cleanly: finish the epoch under way, take a savepoint, commit, end."""
     if not with_savepoint and (directory or drain):
         raise typer.BadParameter("-p and --drain belong to a savepoint.")
-    output, target = Output.choose(as_json), find_running(job, manager)
-    path = None
-    with output.progress(f"Stopping {target.name}") as display:
-        if with_savepoint:
-            body = {"targetDirectory": directory, "drain": drain, "formatType": kind.name}
-            path = _savepoint(target, "stop", body, display)
-        else:
-            target.client.ask("PATCH", f"/jobs/{target.id}?mode=stop")
-        entry = target.wait_until_ended()
-    _show_end(output, target, entry, path)
+    body = {"targetDirectory": directory, "drain": drain, "formatType": kind.name}
+    _end(job, manager, "Stopping", "stop", body if with_savepoint else None, "stop", as_json)
 
 
 class WithOptionalValue(TyperCommand):
@@ -155,12 +145,9 @@ class WithOptionalValue(TyperCommand):
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         filled: list[str] = []
-        for number, argument in enumerate(args):
+        for argument, following in zip(args, [*args[1:], "-"], strict=True):
             filled.append(argument)
-            following = args[number + 1 :][:1]
-            if argument in ("-s", "--with-savepoint", "--withSavepoint") and (
-                not following or following[0].startswith("-")
-            ):
+            if argument in ("-s", "--with-savepoint", "--withSavepoint") and following.startswith("-"):
                 filled.append("")
         return list(super().parse_args(ctx, filled))
 
@@ -183,16 +170,26 @@ def cancel(
         job, directory = directory or None, None  # `cancel -s JOB`: what follows -s is the job
     if not job:
         raise typer.BadParameter("name a job.")
+    body = {"target-directory": directory or None, "cancel-job": True, "formatType": kind.name}
+    _end(job, manager, "Cancelling", "cancel", body if with_savepoint else None, "savepoints", as_json)
+
+
+def _end(
+    job: str, manager: str | None, doing: str, mode: str, savepoint: dict[str, Any] | None, verb: str, as_json: bool
+) -> None:
+    """End a job in this mode, or by a request for a savepoint with this body; show how it ended."""
     output, target = Output.choose(as_json), find_running(job, manager)
     path = None
-    with output.progress(f"Cancelling {target.name}") as display:
-        if with_savepoint:
-            body = {"target-directory": directory or None, "cancel-job": True, "formatType": kind.name}
-            path = _savepoint(target, "savepoints", body, display)
+    with output.progress(f"{doing} {target.name}") as display:
+        if savepoint is not None:
+            path = _savepoint(target, verb, savepoint, display)
         else:
-            target.client.ask("PATCH", f"/jobs/{target.id}?mode=cancel")
+            target.client.ask("PATCH", f"/jobs/{target.id}?mode={mode}")
         entry = target.wait_until_ended()
-    _show_end(output, target, entry, path)
+    state = entry.state if entry is not None else None
+    output.record("Job", {"id": target.id, "name": target.name, "state": state, "savepoint": path})
+    if state is State.FAILED:
+        raise typer.Exit(1)
 
 
 def register(app: typer.Typer) -> None:
@@ -221,13 +218,6 @@ def _savepoint(target: JobTarget, verb: str, body: dict[str, Any], progress: Pro
         return entry.savepoint
 
 
-def _show_end(output: Output, target: JobTarget, entry: Entry | None, path: str | None) -> None:
-    facts = {"id": target.id, "name": target.name, "state": entry.state if entry is not None else None}
-    output.record("Job", {**facts, "savepoint": path})
-    if entry is not None and entry.state is State.FAILED:
-        raise typer.Exit(1)
-
-
 def _dispose(path: str, manager: str | None) -> None:
     if manager is None:
         from penstock.savepoints.savepoint import dispose
@@ -237,24 +227,16 @@ def _dispose(path: str, manager: str | None) -> None:
     client_at(manager).perform("/savepoint-disposal", {"savepoint-path": path}, "/savepoint-disposal")
 
 
-def entries_elsewhere(manager: str) -> list[Entry]:
+def entries_elsewhere(manager: str, client: Client | None = None) -> list[Entry]:
     """The jobs at that address, as far as its overview says."""
-    return _entries_at(client_at(manager), manager)
 
+    def entry(facts: dict[str, Any]) -> Entry:
+        start, end = facts["start-time"], facts["end-time"]
+        end = end if end >= 0 else None
+        return Entry(facts["jid"], facts["name"], State(facts["state"]), start=start, end=end, address=manager)
 
-def _entries_at(client: Client, manager: str) -> list[Entry]:
     try:
-        return [
-            Entry(
-                facts["jid"],
-                facts["name"],
-                State(facts["state"]),
-                start=facts["start-time"],
-                end=facts["end-time"] if facts["end-time"] >= 0 else None,
-                address=manager,
-            )
-            for facts in client.jobs()
-        ]
+        return [entry(facts) for facts in (client or client_at(manager)).jobs()]
     except (KeyError, ValueError) as error:
         raise ControlError(f"What answers at {manager} is not a job: {error!r}.") from error
 
@@ -272,7 +254,7 @@ def job_row(entry: Entry) -> dict[str, Any]:
 
 
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its name, its id, or the beginning of it.")],
+    job: Job,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
     lines: Annotated[int | None, typer.Option("-n", "--lines", min=0, help="Only the last so many.")] = None,
 ) -> None:
@@ -342,9 +324,8 @@ def find_running(job: str, manager: str | None) -> JobTarget:
 
     if manager is not None:
         client = client_at(manager)
-        chosen = _choose(
-            job, [entry for entry in _entries_at(client, manager) if _matches(job, entry)], f"at {manager}"
-        )
+        matches = [entry for entry in entries_elsewhere(manager, client) if _matches(job, entry)]
+        chosen = _choose(job, matches, f"at {manager}")
         return JobTarget(chosen.id, chosen.name, client, local=False)
     entries = [entry for entry in Registry().entries() if _matches(job, entry)]
     alive = [entry for entry in entries if not entry.state.ended]
@@ -357,12 +338,11 @@ def find_running(job: str, manager: str | None) -> JobTarget:
         )
     entry = _choose(job, alive, "on this machine")
     if entry.address is None:
+        yet, process = (" yet", entry.supervisor) if entry.supervised else ("", entry.pid)
         raise ControlError(
-            f"Job {entry.name!r} ({entry.id}) is {entry.state} and takes no commands"
-            + (" yet." if entry.supervised else "."),
+            f"Job {entry.name!r} ({entry.id}) is {entry.state} and takes no commands{yet}.",
             safe="no command was sent.",
-            to_do="try again once it runs, or send SIGTERM to its process"
-            f" {entry.supervisor if entry.supervised else entry.pid}, which ends it cleanly.",
+            to_do=f"try again once it runs, or send SIGTERM to its process {process}, which ends it cleanly.",
         )
     return JobTarget(entry.id, entry.name, Client(entry.address, entry.token, entry.certificate), local=True)
 
@@ -381,13 +361,6 @@ def find_entry(job: str) -> Entry:
     """The run of this name or id, whether it runs or not: of one name the one that runs, or else the newest."""
     entries = [entry for entry in Registry().entries() if _matches(job, entry)]
     return _choose(job, [entry for entry in entries if not entry.state.ended] or entries[:1], "known here")
-
-
-def running_names() -> Iterator[str]:
-    """For the shell's completion."""
-    for entry in Registry().entries():
-        if not entry.state.ended:
-            yield entry.name
 
 
 def _matches(wanted: str, entry: Entry) -> bool:

@@ -9,7 +9,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
 
 from penstock.logs import plain_text
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 LINE_SECONDS = 10.0
 """Between two lines of progress, where there is no terminal. Work that is over sooner prints none."""
 _WIDE = 240
+
+Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 
 
 class Output(ABC):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.output import Output
+from penstock.cli.output import Json, Output
 
 DEFAULT_NAME = "penstock-env.pex"
 
@@ -29,7 +29,7 @@ def pack(
     more: Annotated[
         list[str] | None, typer.Option("--with", metavar="PACKAGE", help="An installed package that no import names.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: Json = False,
 ) -> None:
     """Pack Penstock and what a job imports into one file, for workers that have Python and none of it.
 

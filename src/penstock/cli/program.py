@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,7 @@ def supervise(start: Start, file: Path | None = None) -> int:
         try:
             strategy = RestartStrategy.from_dict(start.restart or {})
             command = python_command(_DRIVER, str(file), start.script)
-            with show_restore(start), kept_small(Path(start.log) if start.log else None):
+            with show_restore(start), kept_small(Path(start.log)) if start.log else nullcontext():
                 return Supervisor(command, strategy, id=start.id, standby=start.standby, events=events).run()
         finally:
             file.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import Output, duration_text
+from penstock.cli.output import Json, Output, duration_text
 from penstock.errors import PenstockError, TransactionRefused
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ Config = Annotated[
     ),
 ]
 Prefix = Annotated[str | None, typer.Option("--prefix", metavar="JOB", help="Kafka ids, where the ledger is lost.")]
-Json = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="The job's last run, on another machine, is dead.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Without a ledger that knows of them. May lose or double rows; see the docs.")

@@ -27,7 +27,6 @@ from penstock.secrets import masked
 if TYPE_CHECKING:
     from penstock.config.restart_strategy import RestartStrategy
 
-
 VARIABLE = "PENSTOCK_SUPERVISOR"
 """The file descriptor of the driver's end of the line. The supervisor sets it, for its own child only."""
 
@@ -105,10 +104,9 @@ def expired_lease() -> int | None:
 def report_lease(turn: int, host: str, *, here: bool, path: str | None = None) -> None:
     """Report who holds the lease of the job. `path`: where the supervisor itself can read it."""
     global _lease
-    holder = {"turn": turn, "host": host, "here": here, "path": path}
-    if holder != _lease:
-        _lease = holder
-        _report({"lease": holder})
+    before, _lease = _lease, {"turn": turn, "host": host, "here": here, "path": path}
+    if _lease != before:
+        _report({"lease": _lease})
 
 
 def lease() -> dict[str, Any] | None:
@@ -143,19 +141,15 @@ def report_error(error: BaseException, verdict: str) -> None:
 
 def status_of(error: BaseException) -> int:
     """The exit status of a program that fails with `error`. Only `CRASHED` asks for a restart, and, under a supervisor,
-    `LOST_TURN` for another driver that waits.
-
-    An unclassified error has already used up its job's restarts, or comes from the program around the job and would
-    recur at once.
-    """
+    `LOST_TURN` for another driver that waits. An unclassified error has already used up its job's restarts, or comes
+    from the program around the job and would recur at once."""
     if any(isinstance(cause, LeaseLost) for cause in error_chain(error)) and connected():
         return LOST_TURN
     if has_given_up(error):
         return GAVE_UP
     verdict = classify(error)
-    if verdict is ErrorClass.FATAL:
-        return FAILED
-    return CRASHED if verdict is ErrorClass.RETRY or jvm_gone(error) or out_of_memory(error) else FAILED
+    curable = verdict is ErrorClass.RETRY or jvm_gone(error) or out_of_memory(error)
+    return CRASHED if curable and verdict is not ErrorClass.FATAL else FAILED
 
 
 def _report(body: dict[str, Any]) -> None:
@@ -184,10 +178,7 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
         yield
         return
 
-    def handle(number: int, frame: Any) -> None:
-        stop()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
@@ -234,25 +225,23 @@ class Receiver:
         from penstock.config.restart_strategy import RestartStrategy
 
         self._receive()
-        fields, strategy = self._fields, None
-        if "strategy" in fields:
-            with contextlib.suppress(TypeError):
-                strategy = RestartStrategy.from_dict(fields["strategy"])
+        fields, strategy, lease = self._fields, None, None
+        with contextlib.suppress(TypeError, KeyError):
+            strategy = RestartStrategy.from_dict(fields["strategy"])
+        with contextlib.suppress(TypeError, KeyError):
+            lease = LeaseReport(**fields["lease"])
         flags = {name: bool(fields.get(name)) for name in ("stopping", "ready", "running")}
-        lease = None
-        if "lease" in fields:
-            with contextlib.suppress(TypeError):
-                lease = LeaseReport(**fields["lease"])
         return DriverReport(strategy, error=fields.get("error"), verdict=fields.get("verdict"), lease=lease, **flags)
 
     def _receive(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            try:
-                while part := self._line.recv(65536, socket.MSG_DONTWAIT):
-                    self._tail += part
-                self.ended = True
-            except ConnectionResetError:
-                self.ended = True
+        try:
+            while part := self._line.recv(65536, socket.MSG_DONTWAIT):
+                self._tail += part
+            self.ended = True
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:
+            self.ended = True
         *lines, self._tail = self._tail.split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError, TypeError):
@@ -269,7 +258,8 @@ class DriverRun:
     @property
     def reason(self) -> str:
         if self.status < 0:
-            return f"was killed by {_signal_name(-self.status)}"
+            names = {number.value: number.name for number in signal.Signals}
+            return f"was killed by {names.get(-self.status, f'signal {-self.status}')}"
         cause = f" ({self.report.error.splitlines()[0]})" if self.report.error else ""
         return f"ended with status {self.status}{cause}"
 
@@ -278,10 +268,10 @@ class Driver:
     """A driver that was just started, in a session of its own. Raises OSError where no process can be started.
     A standby waits for `take_over` before it touches anything."""
 
-    def __init__(self, command: Sequence[str], orders: Orders | None = None) -> None:
+    def __init__(self, command: Sequence[str], orders: Orders) -> None:
         self._line, their_end = socket.socketpair()
         self._receiver = Receiver(self._line)
-        send(self._line, asdict(orders or Orders()))
+        send(self._line, asdict(orders))
         try:
             with their_end:
                 self._process = subprocess.Popen(
@@ -305,7 +295,6 @@ class Driver:
 
     @property
     def report(self) -> DriverReport:
-        """Everything that it has reported so far."""
         return self._receiver.report()
 
     def ended(self) -> DriverRun | None:
@@ -332,17 +321,9 @@ class Driver:
         self.close()
 
     def close(self) -> None:
-        """After its end."""
         self._line.close()
 
 
 def send(line: socket.socket, body: dict[str, Any]) -> None:
     """Send a line to a driver. Raises OSError where it is gone."""
     line.send(json.dumps(body).encode() + b"\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

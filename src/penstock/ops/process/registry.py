@@ -33,6 +33,7 @@ from typing import Any, BinaryIO
 
 from penstock.deadline import polling
 from penstock.errors import PenstockError
+from penstock.naming import user_folder
 from penstock.ops.process import lifeline
 from penstock.processes import is_running, mark
 from penstock.secrets import masked
@@ -105,17 +106,14 @@ class Entry:
 
     @property
     def here(self) -> bool:
-        """Whether it is a run of this machine."""
         return self.host in ("", socket.gethostname())
 
     @property
     def supervised(self) -> bool:
-        """Whether its supervisor runs now."""
         return is_running(self.supervisor, self.supervisor_mark)
 
     @property
     def driven(self) -> bool:
-        """Whether its driver runs now."""
         return is_running(self.pid, self.pid_mark)
 
     def checked(self, last_sign: Callable[[], int] = int) -> Entry:
@@ -142,16 +140,7 @@ class Entry:
 
 def home(environ: Mapping[str, str] | None = None) -> Path:
     """`$PENSTOCK_HOME`, else `$XDG_STATE_HOME/penstock`, else `~/.local/state/penstock`; not created here."""
-    environ = os.environ if environ is None else environ
-    if folder := environ.get(HOME_VARIABLE):
-        return Path(folder).expanduser().absolute()
-    if xdg := environ.get("XDG_STATE_HOME"):
-        return Path(xdg).expanduser().absolute() / "penstock"
-    try:
-        user = Path.home()
-    except RuntimeError:
-        user = Path("/")  # a container's user without a name; where this cannot be written, the job says so
-    return user / ".local" / "state" / "penstock"
+    return user_folder(HOME_VARIABLE, "XDG_STATE_HOME", ".local/state", environ)
 
 
 def history_folder(id: str, root: Path | None = None) -> Path:
@@ -179,12 +168,8 @@ class Registry:
 
     def entries(self) -> list[Entry]:
         """All known runs of this machine, as they are now, the newest first."""
-        entries = []
-        with contextlib.suppress(OSError):
-            for file in (self._home / "jobs").iterdir():
-                entry = self._read(file) if file.suffix == ".json" else None
-                if entry is not None and entry.here:
-                    entries.append(self._checked(entry))
+        known = filter(None, map(self.read_entry, self.ids()))
+        entries = [self._checked(entry) for entry in known if entry.here]
         return sorted(entries, key=lambda entry: (entry.start, entry.id), reverse=True)
 
     def ids(self) -> set[str]:
@@ -200,7 +185,18 @@ class Registry:
 
     def read_entry(self, id: str) -> Entry | None:
         """The run as its file says."""
-        return self._read(self._file(id)) if ID.fullmatch(id) else None
+        if not ID.fullmatch(id):
+            return None
+        try:
+            body = json.loads(read_own(self._file(id)))
+            if body["version"] > VERSION or not ID.fullmatch(body["id"]):
+                return None  # a newer Penstock's: not ours to understand or to delete
+            known = [field for field in fields(Entry) if field.name in body]
+            if not all(isinstance(body[field.name], _kinds(field.type)) for field in known):
+                return None
+            return Entry(**{**{field.name: body[field.name] for field in known}, "state": State(body["state"])})
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return None
 
     def put(self, entry: Entry) -> None:
         """Write the run's file, whole or not at all, private to its owner."""
@@ -228,29 +224,16 @@ class Registry:
                 file.unlink(missing_ok=True)
 
     def _checked(self, entry: Entry) -> Entry:
-        return entry.checked(lambda: self._last_event(entry.id))
+        def last_event() -> int:
+            with contextlib.suppress(OSError):
+                files = history_folder(entry.id, self._home).iterdir()
+                return max((file.stat().st_mtime_ns // 1_000_000 for file in files), default=0)
+            return 0
 
-    def _last_event(self, id: str) -> int:
-        """The time of the last event in the run's history; 0 for none."""
-        with contextlib.suppress(OSError):
-            files = history_folder(id, self._home).iterdir()
-            return max((file.stat().st_mtime_ns // 1_000_000 for file in files), default=0)
-        return 0
+        return entry.checked(last_event)
 
     def _file(self, id: str) -> Path:
         return self._home / "jobs" / f"{id}.json"
-
-    def _read(self, file: Path) -> Entry | None:
-        try:
-            body = json.loads(read_own(file))
-            if body["version"] > VERSION or not ID.fullmatch(body["id"]):
-                return None  # a newer Penstock's: not ours to understand or to delete
-            known = [field for field in fields(Entry) if field.name in body]
-            if not all(isinstance(body[field.name], _kinds(field.type)) for field in known):
-                return None
-            return Entry(**{**{field.name: body[field.name] for field in known}, "state": State(body["state"])})
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            return None
 
 
 def _kinds(annotation: Any) -> tuple[type, ...]:
@@ -267,7 +250,7 @@ class Registration:
 
     def __init__(self, entry: Entry, registry: Registry | None = None) -> None:
         self._registry = registry or Registry()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._warned = False
         self.entry = entry
 
@@ -277,16 +260,13 @@ class Registration:
             changed = replace(self.entry, **changes)
             if changed != self.entry:
                 self.entry = changed
-                self._write()
+                self.write()
             return self.entry
 
     def write(self) -> None:
-        with self._lock:
-            self._write()
-
-    def _write(self) -> None:
         try:
-            self._registry.put(self.entry)
+            with self._lock:
+                self._registry.put(self.entry)
         except OSError as error:
             if not self._warned:
                 self._warned = True
@@ -313,26 +293,23 @@ def register_driver(name: str, storage: str) -> Registration:
     with contextlib.suppress(OSError):
         registry.prune()
     run, _expected = _expected or uuid.uuid4().hex, None  # once: another job of this process is another run
-    begun = registry.read_entry(run)
-    entry = begun or Entry(run, name, start=now_ms())
-    restarted = begun is not None and begun.pid is not None
-    return Registration(
-        replace(
-            entry,
-            name=name,
-            state=State.RESTARTING if restarted else State.CREATED,
-            end=None,
-            pid=os.getpid(),
-            pid_mark=mark(os.getpid()),
-            host=socket.gethostname(),
-            script=entry.script or _script(),
-            storage=masked(storage),
-            error=None,
-            restarts=entry.restarts + (1 if restarted else 0),
-            lease=_lease_text(lifeline.lease()),
-        ),
-        registry,
+    entry = registry.read_entry(run) or Entry(run, name, start=now_ms())
+    restarted, program = entry.pid is not None, sys.argv[0] if sys.argv else ""
+    entry = replace(
+        entry,
+        name=name,
+        state=State.RESTARTING if restarted else State.CREATED,
+        end=None,
+        pid=os.getpid(),
+        pid_mark=mark(os.getpid()),
+        host=socket.gethostname(),
+        script=entry.script or ("" if program in ("", "-c", "-m") else str(Path(program).absolute())),
+        storage=masked(storage),
+        error=None,
+        restarts=entry.restarts + int(restarted),
+        lease=_lease_text(lifeline.lease()),
     )
+    return Registration(entry, registry)
 
 
 class SupervisorEntry:
@@ -343,43 +320,31 @@ class SupervisorEntry:
         self._registry = Registry()
         with contextlib.suppress(OSError):
             self._registry.prune()
-        self._registration = Registration(
-            Entry(
-                self.id,
-                script.stem,
-                start=now_ms(),
-                supervisor=os.getpid(),
-                supervisor_mark=mark(os.getpid()),
-                host=socket.gethostname(),
-                script=str(script.absolute()),
-                log=log_file,
-            ),
-            self._registry,
-        )
-        self._registration.write()
+        entry = Entry(self.id, script.stem, start=now_ms(), script=str(script.absolute()), log=log_file)
+        me = {"supervisor": os.getpid(), "supervisor_mark": mark(os.getpid()), "host": socket.gethostname()}
+        self._registration = Registration(entry, self._registry)
+        self._registration.update(**me)
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Follow one `supervisor` event."""
         action, reason = event.get("action"), str(event.get("reason", ""))
         if event.get("event") != "supervisor" or action in ("started", "has_lease"):
             return
-        self._registration.entry = last = (
-            self._registry.read_entry(self.id) or self._registration.entry
-        )  # as the driver left it
+        last = self._registry.read_entry(self.id) or self._registration.entry  # as the driver left it
+        self._registration.entry, update = last, self._registration.update
         failed = {"error": "ControlError", "happened": f"The driver {reason}.", "safe": "every decided epoch is safe."}
         match action:
             case "awaits_lease" if not last.driven:
-                self._registration.update(state=State.SUSPENDED, end=None, lease=_lease_text(event))
+                update(state=State.SUSPENDED, end=None, lease=_lease_text(event))
             case "lost_turn":
-                cleared = {"address": None, "token": None, "certificate": None}
-                self._registration.update(state=State.SUSPENDED, end=None, lease=None, **cleared)
+                update(state=State.SUSPENDED, end=None, lease=None, address=None, token=None, certificate=None)
             case "restarting":
-                self._registration.update(state=State.RESTARTING, end=None, error=last.error or failed)
+                update(state=State.RESTARTING, end=None, error=last.error or failed)
             case "failed" | "gave_up":
-                self._registration.update(state=State.FAILED, end=now_ms(), error=last.error or failed)
+                update(state=State.FAILED, end=now_ms(), error=last.error or failed)
             case "stopped" | "done" if not last.state.ended:
                 end = State.FINISHED if action == "done" else State.CANCELED
-                self._registration.update(state=State.FAILED if last.state is State.FAILING else end, end=now_ms())
+                update(state=State.FAILED if last.state is State.FAILING else end, end=now_ms())
 
 
 def error_fields(error: BaseException) -> dict[str, str]:
@@ -395,10 +360,6 @@ def _lease_text(lease: Mapping[str, Any] | None) -> str | None:
     return f"turn {lease['turn']}, {'here' if lease.get('here') else 'on ' + str(lease['host'])}"
 
 
-def _script() -> str:
-    return str(Path(sys.argv[0]).absolute()) if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
-
-
 # The log of a detached job
 
 
@@ -408,24 +369,23 @@ def earlier(file: Path) -> Path:
 
 
 @contextmanager
-def kept_small(file: Path | None) -> Iterator[None]:
+def kept_small(file: Path) -> Iterator[None]:
     """Limit the size of the log while the block lasts. Driver, Java and supervisor all have it open for appending, so
     it keeps its name: its content is copied aside, and it is truncated."""
 
     def look() -> bool:
-        assert file is not None
         try:
-            truncate_log(file)
+            _truncate(file)
         except OSError as error:
             logging.getLogger("penstock.supervisor").warning("the log cannot be kept small: %s", error)
             return False
         return True
 
-    with polling("penstock-log", _LOG_SECONDS, look) if file is not None else contextlib.nullcontext():
+    with polling("penstock-log", _LOG_SECONDS, look):
         yield
 
 
-def truncate_log(file: Path) -> None:
+def _truncate(file: Path) -> None:
     """Where it is too large. Lines written between the copy and the truncation, a moment, are lost."""
     if file.stat().st_size <= MAX_LOG_BYTES:
         return

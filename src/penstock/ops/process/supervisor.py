@@ -18,6 +18,7 @@ stops cleanly: see `lifeline`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import select
@@ -33,19 +34,9 @@ from typing import Any
 from penstock.config.restart_strategy import RestartStrategy
 from penstock.engine.restarts import Restarts
 from penstock.events import Events
+from penstock.ops.process import lifeline
 from penstock.ops.process.lease_holder import LeaseWatch
-from penstock.ops.process.lifeline import (
-    CRASHED,
-    DONE,
-    FAILED,
-    GAVE_UP,
-    LOST_TURN,
-    Driver,
-    DriverReport,
-    DriverRun,
-    LeaseReport,
-    Orders,
-)
+from penstock.ops.process.lifeline import Driver, DriverReport, DriverRun, LeaseReport, Orders
 from penstock.processes import all_stat_fields, end_session
 
 log = logging.getLogger("penstock.supervisor")
@@ -73,11 +64,11 @@ def classify_end(status: int, *, stopping: bool) -> DriverEnd:
     """`status` as `subprocess` gives it: negative for a signal. `stopping`: whether a stop was requested."""
     if stopping or -status in _STOPS:
         return DriverEnd.STOPPED
-    if status == DONE:
+    if status == lifeline.DONE:
         return DriverEnd.DONE
-    if status == LOST_TURN:
+    if status == lifeline.LOST_TURN:
         return DriverEnd.LOST_TURN
-    return DriverEnd.CRASHED if status < 0 or status == CRASHED else DriverEnd.FAILED
+    return DriverEnd.CRASHED if status < 0 or status == lifeline.CRASHED else DriverEnd.FAILED
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
@@ -108,7 +99,8 @@ class Supervisor:
         self._restarts = Restarts(strategy, clock=clock)
         self._events = events or Events()
         self._sweeper = Sweeper()
-        self._standby = Standby(self._start_standby, self._sweeper, self._emit, clock=clock) if standby else None
+        start = functools.partial(self._start, standby=True)
+        self._standby = Standby(start, self._sweeper, self._emit, clock=clock) if standby else None
         self._driver: Driver | None = None  # the active one
         self._stop_signal: int | None = None
         self._lease: LeaseReport | None = None  # who holds the lease of the job, as far as known
@@ -123,8 +115,7 @@ class Supervisor:
                 run = self._run_once(wake)
                 end = classify_end(run.status, stopping=self._stop_signal is not None or run.report.stopping)
                 if end is DriverEnd.LOST_TURN:
-                    status = self._await_turn(run, wake)
-                    if status is not None:
+                    if (status := self._await_turn(run, wake)) is not None:
                         return status
                     continue
                 if end is not DriverEnd.CRASHED:
@@ -144,11 +135,11 @@ class Supervisor:
         """One driver, from its start or its takeover to its end."""
         standby = self._standby.take() if self._standby is not None else None
         try:
-            self._driver = driver = standby or Driver(self._command, self._orders(standby=False))
+            self._driver = driver = standby or self._start(standby=False)
         except OSError as error:  # no memory or no process left: time may cure it
-            return DriverRun(CRASHED, DriverReport(error=f"{type(error).__name__}: {error}"))
+            return DriverRun(lifeline.CRASHED, DriverReport(error=f"{type(error).__name__}: {error}"))
         if standby is not None:
-            driver.take_over(None if self._lease is None else self._lease.turn)
+            driver.take_over(self._lease and self._lease.turn)
         self._restarts.started()
         action = "runs" if standby is None else "was the standby and takes over"
         log.info("the driver %s as process %d; restarts: %s", action, driver.pid, self._strategy.describe())
@@ -206,25 +197,19 @@ class Supervisor:
             self._expired = self._expired if watch.expired is None else watch.expired
             return None
         log.info("the job has ended on %s (%s)", *watch.ended)
-        failed = watch.ended[1] == "failed"
-        return self._finish(DriverEnd.FAILED if failed else DriverEnd.STOPPED, run, FAILED if failed else DONE)
+        if watch.ended[1] == "failed":
+            return self._finish(DriverEnd.FAILED, run, lifeline.FAILED)
+        return self._finish(DriverEnd.STOPPED, run, lifeline.DONE)
 
-    def _orders(self, *, standby: bool) -> Orders:
-        return Orders(standby, None if self._lease is None else self._lease.turn, self._expired)
-
-    def _start_standby(self) -> Driver:
-        return Driver(self._command, self._orders(standby=True))
+    def _start(self, *, standby: bool) -> Driver:
+        return Driver(self._command, Orders(standby, self._lease and self._lease.turn, self._expired))
 
     def _give_up(self, run: DriverRun) -> int:
         self._end_processes()
-        log.error(
-            "the driver %s, and the restart strategy gives up (%s). Every decided epoch is safe: the next start"
-            " recovers it.",
-            run.reason,
-            self._strategy.describe(),
-        )
-        self._emit("gave_up", reason=run.reason, verdict=run.report.verdict, status=GAVE_UP)
-        return GAVE_UP
+        reason = f"{run.reason}, and the restart strategy gives up ({self._strategy.describe()})"
+        log.error("the driver %s. Every decided epoch is safe: the next start recovers it.", reason)
+        self._emit("gave_up", reason=run.reason, verdict=run.report.verdict, status=lifeline.GAVE_UP)
+        return lifeline.GAVE_UP
 
     def _finish(self, end: DriverEnd, run: DriverRun, status: int) -> int:
         self._end_processes()
@@ -236,16 +221,14 @@ class Supervisor:
     def _exit_status(self, run: DriverRun) -> int:
         """The driver's own. `LOST_TURN` only means something between a driver and its supervisor: it comes here when
         a stop was requested, and then it is the stop that ends the job."""
-        if run.status == LOST_TURN:
+        if run.status == lifeline.LOST_TURN:
             return self._stop_status()
         return run.status if run.status >= 0 else 128 - run.status
 
     def _stop_status(self) -> int:
-        """Of a stop that no driver has carried out."""
-        return DONE if self._stop_signal is None else 128 + self._stop_signal
+        return lifeline.DONE if self._stop_signal is None else 128 + self._stop_signal
 
     def _end_processes(self) -> None:
-        """Before the end of the job is reported: no process of it is left then."""
         if self._standby is not None:
             self._standby.close()
         self._sweeper.close()
@@ -309,25 +292,20 @@ class Standby:
         self._start, self._sweeper, self._emit, self._clock = start, sweeper, emit, clock
         self._settle = SETTLE_SECONDS if settle is None else settle
         self._restarts = Restarts(RestartStrategy.exponential_delay("1s", "1min", reset_after="5min"), clock=clock)
-        self._driver: Driver | None = None
+        self.driver: Driver | None = None  # the standby, if there is one now
         self._ready = False
         self._due: float | None = None  # when the next one is to be started
         self._useless = False
 
-    @property
-    def driver(self) -> Driver | None:
-        """The standby, if there is one now."""
-        return self._driver
-
     def tend(self, active: Driver) -> float | None:
         """Notice the end of the standby, start one when it is time. Returns the seconds until the next call is due,
         None where a driver's report comes first."""
-        if self._driver is not None:
-            run = self._driver.ended()
+        if self.driver is not None:
+            run = self.driver.ended()
             if run is None:
-                self._note_ready(self._driver)
+                self._note_ready(self.driver)
                 return None
-            self._replace(self._driver, run)
+            self._replace(self.driver, run)
         if self._useless or not active.report.running:
             return None
         if self._due is None:
@@ -337,15 +315,14 @@ class Standby:
 
     def take(self) -> Driver | None:
         """The standby, which from now on is the caller's; None where none is alive."""
-        driver, self._driver, self._due, self._ready = self._driver, None, None, False
+        driver, self.driver, self._due, self._ready = self.driver, None, None, False
         if driver is not None and (run := driver.ended()) is not None:
             self._replace(driver, run)
             return None
         return driver
 
     def close(self) -> None:
-        """End the standby, if there is one."""
-        driver, self._driver = self._driver, None
+        driver, self.driver = self.driver, None
         if driver is not None:
             driver.end()
             self._sweeper.begin(driver.pid)
@@ -353,15 +330,15 @@ class Standby:
     def _begin(self) -> float | None:
         self._due = None
         try:
-            self._driver = self._start()
+            self.driver = self._start()
         except OSError as error:
             log.warning("a standby cannot be started now: %s", error)
             self._due = self._clock() + (self._restarts.after_failure() or 0.0)
             return self._due - self._clock()
         self._ready = False
         self._restarts.started()
-        log.info("a standby starts as process %d", self._driver.pid)
-        self._emit("standby", pid=self._driver.pid)
+        log.info("a standby starts as process %d", self.driver.pid)
+        self._emit("standby", pid=self.driver.pid)
         return None
 
     def _note_ready(self, driver: Driver) -> None:
@@ -372,11 +349,11 @@ class Standby:
 
     def _replace(self, driver: Driver, run: DriverRun) -> None:
         """Later each time; never where the program came to its end without waiting: so would the next one."""
-        self._driver, self._ready = None, False
+        self.driver, self._ready = None, False
         driver.close()
         self._sweeper.begin(driver.pid)
         self._emit("standby_lost", pid=driver.pid, reason=run.reason, verdict=run.report.verdict)
-        if run.status == DONE:
+        if run.status == lifeline.DONE:
             self._useless = True
             log.warning("the standby came to the program's end without waiting for its turn; there will be no other")
             return
@@ -386,10 +363,8 @@ class Standby:
 
 
 class Sweeper:
-    """Ends what dead drivers leave behind, each session in a thread of its own, beside the start of the next driver.
-
-    Nothing has to wait for it: a process without its driver can decide nothing, and what it has prepared is fenced by
-    the next generation. It must only be gone before the supervisor is."""
+    """Ends what dead drivers leave behind, each session in a thread of its own, beside the start of the next driver: a
+    process without its driver can decide nothing, and what it has prepared is fenced by the next generation."""
 
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
         self._patience = patience
@@ -416,8 +391,8 @@ class Sweeper:
 
 
 def _reap(leader: int) -> None:
-    """The first process of a container inherits orphans, and has to wait for them or they stay for ever. Only those of
-    that session: the exit status of the next driver, a child as well, is for `Driver.ended`."""
+    """The first process of a container inherits orphans, and has to wait for them. Only those of that session: the exit
+    status of the next driver, a child as well, is for `Driver.ended`."""
     with contextlib.suppress(FileNotFoundError):  # a system without `/proc` has no containers either
         for pid in all_stat_fields():
             with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
