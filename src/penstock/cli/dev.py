@@ -62,16 +62,9 @@ def jars(
         if not had:
             output.line(f"Fetching {len(locked()[name])} jars of {name} …")
         files = jar_set(name)
-        size = sum(jar.size for jar in locked()[name])
-        rows.append(
-            {
-                "set": name,
-                "jars": len(files),
-                "megabytes": round(size / 1e6, 1),
-                "fetched": not had,
-                "folder": str(jar_folder(name)),
-            }
-        )
+        megabytes = round(sum(jar.size for jar in locked()[name]) / 1e6, 1)
+        content = {"set": name, "jars": len(files), "megabytes": megabytes}
+        rows.append({**content, "fetched": not had, "folder": str(jar_folder(name))})
     output.table("Locked jars", rows)
 
 
@@ -96,5 +89,4 @@ def demo(
     from penstock.dev.demo.run import DemoOptions, run_demo
 
     prepare_environment()
-    status = run_demo(DemoOptions(rows=rows, kills=kills, json=json, seed=seed, keep=keep))
-    raise typer.Exit(status)
+    raise typer.Exit(run_demo(DemoOptions(rows=rows, kills=kills, json=json, seed=seed, keep=keep)))

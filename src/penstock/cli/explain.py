@@ -26,19 +26,13 @@ def explain(script: Annotated[Path, _SCRIPT], as_json: Json = False) -> None:
 
     job, rows = load_job(script), []
     for query, chain in job.chains().items():
-        weakest = chain.weakest
-        rows += [
-            {
-                "query": query,
-                "link": link.kind,
-                "name": link.name,
-                "guarantee": str(link.guarantee),
-                "because": link.because,
-                "weakest": link is weakest,
-                "lift": link.lift if link is weakest else "",
-            }
-            for link in chain.links
-        ]
+        for link in chain.links:
+            weakest = link is chain.weakest
+            row = {
+                "query": query, "link": link.kind, "name": link.name, "guarantee": str(link.guarantee),
+                "because": link.because, "weakest": weakest, "lift": link.lift if weakest else "",
+            }  # fmt: skip
+            rows.append(row)
     output = Output.choose(as_json)
     output.table("What the job gives", rows)
     if job.settings.availability.cost:
@@ -137,20 +131,13 @@ def state(
 
 
 def _row(entry: StateRows, rows: int | None) -> dict[str, Any]:
-    named = {} if entry.place.query is None else {"query": entry.place.query}
+    place, operator, family = entry.place, entry.operator, entry.family
     return {
-        **named,
-        "epoch": entry.place.batch,
-        "operator": entry.operator.id,
-        "name": entry.operator.name,
-        "store": entry.name,
-        "backend": entry.backend,
-        "partitions": entry.partitions,
-        "bytes": entry.bytes,
-        "rows": rows,
-        "key": _columns(entry.family.key),
-        "value": _columns(entry.family.value),
-    }
+        **({} if place.query is None else {"query": place.query}),
+        "epoch": place.batch, "operator": operator.id, "name": operator.name, "store": entry.name,
+        "backend": entry.backend, "partitions": entry.partitions, "bytes": entry.bytes, "rows": rows,
+        "key": _columns(family.key), "value": _columns(family.value),
+    }  # fmt: skip
 
 
 def _columns(schema: dict[str, Any]) -> str:
@@ -170,5 +157,4 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 def _session() -> SparkSession:
     from penstock.spark.session import running_session, session
 
-    running = running_session()
-    return running or session("penstock state", conf={}, jars=[], local_storage=True)
+    return running_session() or session("penstock state", conf={}, jars=[], local_storage=True)

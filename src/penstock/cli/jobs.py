@@ -145,7 +145,7 @@ class WithOptionalValue(TyperCommand):
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         filled: list[str] = []
-        for argument, following in zip(args, [*args[1:], "-"], strict=True):
+        for argument, following in zip(args, [*args[1:], "-"], strict=False):
             filled.append(argument)
             if argument in ("-s", "--with-savepoint", "--withSavepoint") and following.startswith("-"):
                 filled.append("")

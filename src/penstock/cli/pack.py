@@ -9,23 +9,16 @@ import typer
 
 from penstock.cli.output import Json, Output
 
-DEFAULT_NAME = "penstock-env.pex"
+DEFAULT = Path("penstock-env.pex")
+_JOB_HELP = "The job: what it imports is packed, and of Penstock's extras only what it uses."
 
 
 def pack(
     script: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[JOB.py]",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-            help="The job: what it imports is packed, and of Penstock's extras only what it uses.",
-        ),
+        typer.Argument(metavar="[JOB.py]", exists=True, dir_okay=False, readable=True, help=_JOB_HELP),
     ] = None,
-    target: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = Path(
-        DEFAULT_NAME
-    ),
+    target: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = DEFAULT,
     more: Annotated[
         list[str] | None, typer.Option("--with", metavar="PACKAGE", help="An installed package that no import names.")
     ] = None,
@@ -38,16 +31,8 @@ def pack(
     from penstock import __version__
     from penstock.supply.pack import build
 
-    output = Output.choose(json)
     pack = build(__version__, target, script, more or ())
-    output.record(
-        "Archive",
-        {
-            "archive": str(pack.path),
-            "megabytes": round(pack.path.stat().st_size / 1e6, 1),
-            "python": pack.manifest["python"],
-            "platform": pack.manifest["platform"],
-            "packages": pack.packages,
-            "submit": pack.submit_line("spark://HOST:7077", script.name if script is not None else "JOB.py"),
-        },
-    )
+    submit = pack.submit_line("spark://HOST:7077", script.name if script is not None else "JOB.py")
+    facts = {"archive": str(pack.path), "megabytes": round(pack.path.stat().st_size / 1e6, 1)}
+    facts |= {name: pack.manifest[name] for name in ("python", "platform")}
+    Output.choose(json).record("Archive", {**facts, "packages": pack.packages, "submit": submit})

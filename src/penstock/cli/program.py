@@ -97,15 +97,14 @@ def show_restore(start: Start) -> Iterator[None]:
         def look() -> bool:
             nonlocal display
             entry = Registry().read_entry(start.id)
-            step = Step.of(entry.progress) if entry is not None else None
-            if entry is not None and step is not None:
+            if entry is None:
+                return display is None
+            if (step := Step.of(entry.progress)) is not None:
                 display = display or shown.enter_context(Output.for_people().progress(f"Restoring {entry.name}"))
                 display(step)
                 return True
-            begun = entry is not None and (entry.state.ended or entry.state is State.RUNNING)
-            if display is not None:
-                shown.close()
-            return display is None and not begun
+            shown.close()
+            return display is None and not entry.state.ended and entry.state is not State.RUNNING
 
         with polling("penstock-restore", _LOOK_SECONDS, look):
             yield
@@ -152,12 +151,7 @@ def set_up_log() -> bool:
 
 def execute(script: Path, arguments: list[str]) -> None:
     """Run `script` as `__main__`, then the one Job it defined, unless it has run it itself."""
-    import runpy
-
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.absolute().parent))  # as Python does for a script, so its neighbours import
-    names = runpy.run_path(str(script), run_name="__main__")
-    waiting = _jobs_not_run(names)
+    waiting = _jobs_not_run(_load(script, arguments, "__main__"))
     if len(waiting) > 1:
         raise ConfigurationError(
             f"{script} defines {len(waiting)} jobs and runs none of them: {', '.join(sorted(waiting))}.",
@@ -168,17 +162,20 @@ def execute(script: Path, arguments: list[str]) -> None:
         job.run()
 
 
-def load_job(script: Path) -> Job:
-    """The one Job that `script` makes at module level when it is loaded and not run."""
+def _load(script: Path, arguments: list[str], name: str) -> dict[str, Any]:
     import runpy
 
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.absolute().parent))  # as Python does for a script, so its neighbours import
+    return runpy.run_path(str(script), run_name=name)
+
+
+def load_job(script: Path) -> Job:
+    """The one Job that `script` makes at module level when it is loaded and not run."""
     from penstock.job.job import Job
 
     prepare_environment()
-    sys.argv = [str(script)]
-    sys.path.insert(0, str(script.absolute().parent))
-    names = runpy.run_path(str(script), run_name="penstock_loaded")
-    jobs = {id(value): value for value in names.values() if isinstance(value, Job)}
+    jobs = {id(value): value for value in _load(script, [], "penstock_loaded").values() if isinstance(value, Job)}
     if len(jobs) != 1:
         raise ConfigurationError(
             f"{script} has {len(jobs)} jobs at module level when it is loaded and not run; one is needed.",
@@ -224,6 +221,4 @@ def _jobs_not_run(names: dict[str, Any]) -> dict[str, Any]:
     if module is None:
         return {}
     jobs = {id(value): (name, value) for name, value in names.items() if isinstance(value, module.Job)}
-    if any(job.started for _, job in jobs.values()):
-        return {}
-    return dict(jobs.values())
+    return {} if any(job.started for _, job in jobs.values()) else dict(jobs.values())

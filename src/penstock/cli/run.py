@@ -33,8 +33,6 @@ _BEGUN = (State.RUNNING, State.SUSPENDED, State.FINISHED, State.CANCELED)  # SUS
 #: Everything after the script's name is the script's own, options included.
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 
-_PYTHON = "PYSPARK_PYTHON"
-
 FromSavepoint = Annotated[
     str | None,
     typer.Option(
@@ -137,7 +135,7 @@ def run(
         FORMAT: None if log_format is None else log_format.value,
         "spark.master": master,
     }
-    given = {**parse_options(options), **{key: value for key, value in short.items() if value is not None}}
+    given = parse_options(options) | {key: value for key, value in short.items() if value is not None}
     if archive is not None or ship or (ship is None and master is not None):
         given |= _ship(script, master, archive, {**from_options().values, **given}, wanted=ship)
     start = resolve_start(script, arguments or [], given, config)
@@ -158,9 +156,8 @@ def parse_options(options: Sequence[str] | None) -> dict[str, str]:
 
 
 def resolve_start(script: Path, arguments: Sequence[str], given: Mapping[str, str], config: Path | None) -> Start:
-    """What the run begins with, as far as it is known before the program has run: `given` on the command line, over
-    the environment and the file. Wrong settings are an error now; notes about them are the job's to log. A restore
-    gets its id here, once, however often the driver is started."""
+    """What the run begins with, before the program has run: `given` on the command line, over the environment and the
+    file. Wrong settings are an error now; notes about them are the job's to log. A restore gets its id here, once."""
     from penstock.config.levels import FILE_VARIABLE, Texts, from_file, from_options, using
     from penstock.config.recovery import PATH, RESTORE_ID
     from penstock.config.resolve import resolve
@@ -178,17 +175,9 @@ def resolve_start(script: Path, arguments: Sequence[str], given: Mapping[str, st
             settings = resolve()
     finally:
         log.disabled = False
-    return Start(
-        uuid.uuid4().hex,
-        str(script),
-        list(arguments),
-        options,
-        file.where,
-        file.values,
-        settings.restart.to_dict(),
-        settings.availability.standby,
-        any(path in options for path in paths),
-    )
+    restart, standby = settings.restart.to_dict(), settings.availability.standby
+    start = Start(uuid.uuid4().hex, str(script), list(arguments), options, file.where, file.values, restart, standby)
+    return replace(start, restores=any(path in options for path in paths))
 
 
 def _ship(
@@ -201,7 +190,7 @@ def _ship(
     from penstock.spark.masters import is_local, runs_here
     from penstock.supply import pack
 
-    if archive is None and wanted is None and (master is None or runs_here(master) or _PYTHON in os.environ):
+    if archive is None and wanted is None and (master is None or runs_here(master) or "PYSPARK_PYTHON" in os.environ):
         return {}
     if is_local(master or "local"):
         raise typer.BadParameter("local tasks need no archive; give --master spark://HOST:PORT.", param_hint="--pack")
@@ -235,8 +224,7 @@ def _start_detached(start: Start, *, as_json: bool) -> int:
     if entry is None or entry.state is State.FAILED:
         output.error(_start_error(entry, start))
         return process.wait() or 1
-    facts = {"id": start.id, "name": entry.name, "state": entry.state, "address": entry.address, "log": entry.log}
-    output.record("Job", facts)
+    output.record("Job", {name: getattr(entry, name) for name in ("id", "name", "state", "address", "log")})
     return 0
 
 
@@ -275,9 +263,7 @@ def _detach(start: Start) -> subprocess.Popen[bytes]:
             raise
 
 
-def _wait_until_running(
-    id: str, process: subprocess.Popen[bytes], each: Callable[[Entry], None] = lambda _: None
-) -> Entry | None:
+def _wait_until_running(id: str, process: subprocess.Popen[bytes], each: Callable[[Entry], None]) -> Entry | None:
     """The entry once the job runs, waits for the lease, or has ended; None where it ended before it had one."""
     registry = Registry()
     while True:

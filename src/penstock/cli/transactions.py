@@ -61,19 +61,12 @@ def list_open(
         report, run = target.look(), target.run()
         chosen = target.named(report.orphans)
     if as_json:
-        output.record(
-            "Transactions",
-            {
-                "job": target.ledgers.job if target.ledgers is not None else prefix,
-                "running": run.running,
-                "run": run.evidence,
-                "transactions": [_facts(orphan) for orphan in chosen],
-                "not_asked": [
-                    *({"query": query, "sink": sink, "why": why} for query, sink, why in report.unseen),
-                    *({"query": query, "sink": sink, "why": "it cannot say"} for query, sink in report.silent),
-                ],
-            },
-        )
+        job = {"job": prefix if target.ledgers is None else target.ledgers.job, "running": run.running}
+        unseen = [*report.unseen, *((query, sink, "it cannot say") for query, sink in report.silent)]
+        not_asked = [{"query": query, "sink": sink, "why": why} for query, sink, why in unseen]
+        transactions = [_facts(orphan) for orphan in chosen]
+        body = {**job, "run": run.evidence, "transactions": transactions, "not_asked": not_asked}
+        output.record("Transactions", body)
         return
     output.table("Transactions", [_row(orphan) for orphan in chosen]) if chosen else output.line("Nothing is open.")
     _report_unseen(output, report)
@@ -103,7 +96,8 @@ def describe(
     for orphan in chosen:
         facts = _facts(orphan)
         for key in ("started", "decided_at"):
-            facts[key] = facts[key] and _local_time(facts[key])
+            if facts[key]:  # in the zone of this machine
+                facts[key] = datetime.fromtimestamp(facts[key]).astimezone().isoformat(sep=" ", timespec="seconds")
         output.record(orphan.id, {**{k: v for k, v in facts.items() if k not in ("id", "details")}, **orphan.details})
 
 
@@ -146,15 +140,9 @@ def commit(
             except PenstockError as error:
                 failed = failed or error
                 continue
+            epoch, complete = {"query": result.query, "epoch": result.epoch}, {"complete": result.complete}
             rows += [
-                {
-                    "query": result.query,
-                    "epoch": result.epoch,
-                    "sink": sink,
-                    "partition": writer,
-                    "outcome": outcome.value,
-                    "complete": result.complete,
-                }
+                {**epoch, "sink": sink, "partition": writer, "outcome": outcome.value, **complete}
                 for (sink, writer), outcome in sorted(result.outcomes.items())
             ]
     if rows or as_json:
@@ -207,7 +195,10 @@ def abort(
             transactions.abort(target.ledgers, query, target.sinks, selected, others)
         after = target.look().orphans if queries or unknown else ()
         still_open = {orphan.id for orphan in after if orphan.state == "open"}
-    rows = [_outcome_row(orphan, "open" if orphan.id in still_open else "aborted") for orphan in (*chosen, *unknown)]
+    ended = [(orphan, "open" if orphan.id in still_open else "aborted") for orphan in (*chosen, *unknown)]
+    rows = [
+        {"query": orphan.query, "sink": orphan.sink, "id": orphan.id, "outcome": outcome} for orphan, outcome in ended
+    ]
     rows += [{"query": query, "sink": sink, "id": "", "outcome": "swept"} for query, sink in silent]
     output.table("Aborted", rows) if rows or as_json else output.line("Nothing is open that is not decided.")
     decided = [orphan for orphan in report.orphans if orphan.decision is DecisionState.DECIDED]
@@ -277,10 +268,6 @@ def resolve(
         output.line(f"Recorded as {verdict}. The next start of the job follows it.")
 
 
-def _outcome_row(orphan: Orphan, outcome: str) -> dict[str, str]:
-    return {"query": orphan.query, "sink": orphan.sink, "id": orphan.id, "outcome": outcome}
-
-
 def _end_by_force(output: Output, target: TransactionsTarget, *, commit: bool, force: bool) -> None:
     """End transactions of which no ledger is known: only those that are named, and only by force."""
     from penstock.ops.transactions import DecisionState, refusal_of
@@ -297,16 +284,12 @@ def _end_by_force(output: Output, target: TransactionsTarget, *, commit: bool, f
 def _unproven_row(unproven: Unprovable, verdict: str | None) -> dict[str, Any]:
     from penstock.ops.transactions import name_of
 
+    writer = unproven.committable
     return {
-        "query": unproven.query,
-        "epoch": unproven.epoch,
-        "sink": unproven.committable.sink,
-        "partition": unproven.committable.writer,
-        "id": name_of(unproven.committable),
-        "rows": unproven.committable.rows,
-        "seen": unproven.seen or "this sink cannot look",
+        "query": unproven.query, "epoch": unproven.epoch, "sink": writer.sink, "partition": writer.writer,
+        "id": name_of(writer), "rows": writer.rows, "seen": unproven.seen or "this sink cannot look",
         "recorded": verdict or "",
-    }
+    }  # fmt: skip
 
 
 def _report_unseen(output: Output, report: Report) -> None:
@@ -318,21 +301,11 @@ def _report_unseen(output: Output, report: Report) -> None:
 
 def _facts(orphan: Orphan) -> dict[str, Any]:
     return {
-        "id": orphan.id,
-        "query": orphan.query,
-        "sink": orphan.sink,
-        "state": orphan.state,
-        "started": orphan.started,
-        "generation": orphan.generation,
-        "epoch": orphan.epoch,
-        "partition": orphan.partition,
-        "rows": orphan.rows,
-        "ledger": orphan.decision.value,
-        "decided_by": orphan.decided_by,
-        "decided_at": orphan.decided_at,
-        "can_only_be": _allowed_end(orphan),
-        "details": dict(orphan.details),
-    }
+        "id": orphan.id, "query": orphan.query, "sink": orphan.sink, "state": orphan.state, "started": orphan.started,
+        "generation": orphan.generation, "epoch": orphan.epoch, "partition": orphan.partition, "rows": orphan.rows,
+        "ledger": orphan.decision.value, "decided_by": orphan.decided_by, "decided_at": orphan.decided_at,
+        "can_only_be": _allowed_end(orphan), "details": dict(orphan.details),
+    }  # fmt: skip
 
 
 def _allowed_end(orphan: Orphan) -> str:
@@ -342,24 +315,13 @@ def _allowed_end(orphan: Orphan) -> str:
 
 
 def _row(orphan: Orphan) -> dict[str, Any]:
-    decided = f" (epoch {orphan.epoch}" + (f" by generation {orphan.decided_by})" if orphan.decided_by else ")")
-    return {
-        "query": orphan.query,
-        "sink": orphan.sink,
-        "id": orphan.id,
-        "state": orphan.state,
-        "age": duration_text(int((time.time() - orphan.started) * 1000)) if orphan.started else "",
-        "generation": orphan.generation,
-        "epoch": orphan.epoch,
-        "partition": orphan.partition,
-        "ledger": orphan.decision.value + (decided if orphan.decision == "decided" else ""),
-        "can only be": _allowed_end(orphan),
-    }
-
-
-def _local_time(seconds: float) -> str:
-    """In the zone of this machine."""
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
+    facts = _facts(orphan)
+    if orphan.decision == "decided":
+        author = f" by generation {orphan.decided_by}" if orphan.decided_by else ""
+        facts["ledger"] += f" (epoch {orphan.epoch}{author})"
+    facts["age"] = duration_text(int((time.time() - orphan.started) * 1000)) if orphan.started else ""
+    columns = ("query", "sink", "id", "state", "age", "generation", "epoch", "partition", "ledger", "can_only_be")
+    return {column: facts[column] for column in columns}
 
 
 # What a command works on
