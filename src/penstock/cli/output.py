@@ -7,8 +7,8 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
@@ -52,8 +52,8 @@ class Output(ABC):
         """A sentence for people; JSON leaves it out."""
 
     @abstractmethod
-    def working(self, text: str) -> AbstractContextManager[Callable[[str], None]]:
-        """While long work lasts, on a terminal: a spinner, on stderr. Yields a function that changes its text."""
+    def working(self, text: str) -> AbstractContextManager[object]:
+        """While long work lasts, on a terminal: a spinner, on stderr."""
 
     @abstractmethod
     def progress(self, text: str) -> AbstractContextManager[Display]:
@@ -77,13 +77,11 @@ class JsonOutput(Output):
     def line(self, text: str) -> None:
         pass
 
-    @contextmanager
-    def working(self, text: str) -> Iterator[Callable[[str], None]]:
-        yield lambda _: None
+    def working(self, text: str) -> AbstractContextManager[object]:
+        return nullcontext()
 
-    @contextmanager
-    def progress(self, text: str) -> Iterator[Display]:
-        yield Display()
+    def progress(self, text: str) -> AbstractContextManager[Display]:
+        return nullcontext(Display())
 
     def error(self, error: PenstockError) -> None:
         sys.stderr.write(error.to_json() + "\n")
@@ -119,21 +117,14 @@ class TableOutput(Output):
     def line(self, text: str) -> None:
         self._console().print(plain_text(text), markup=False, highlight=False)
 
-    @contextmanager
-    def working(self, text: str) -> Iterator[Callable[[str], None]]:
+    def working(self, text: str) -> AbstractContextManager[object]:
         from rich.text import Text
 
         console = self._console(stderr=True)
-        if not console.is_terminal:
-            yield lambda _: None
-            return
-        with console.status(Text(plain_text(text))) as status:
-            yield lambda changed: status.update(Text(plain_text(changed)))
+        return console.status(Text(plain_text(text))) if console.is_terminal else nullcontext()
 
-    @contextmanager
-    def progress(self, text: str) -> Iterator[Display]:
-        with ProgressDisplay(text, self._console(stderr=True)) as display:
-            yield display
+    def progress(self, text: str) -> AbstractContextManager[Display]:
+        return ProgressDisplay(text, self._console(stderr=True))
 
     def error(self, error: PenstockError) -> None:
         from rich.panel import Panel
@@ -143,9 +134,8 @@ class TableOutput(Output):
         body = Text("\n\n").join(
             Text.assemble((f"{label}\n", "bold"), plain_text(sentence)) for label, sentence in parts if sentence
         )
-        self._console(stderr=True).print(
-            Panel(body, title=type(error).__name__, title_align="left", border_style="red")
-        )
+        panel = Panel(body, title=type(error).__name__, title_align="left", border_style="red")
+        self._console(stderr=True).print(panel)
 
     def _console(self, *, stderr: bool = False) -> Console:
         from rich.console import Console

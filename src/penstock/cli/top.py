@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.jobs import Json, Manager, client_at, entries_elsewhere, find_entry, find_running, job_row
-from penstock.cli.output import Output, TableOutput, number_text, short_duration_text, size_text, step_text
+from penstock.cli.jobs import Manager, client_at, entries_elsewhere, find_entry, find_running, job_row
+from penstock.cli.output import Json, Output, TableOutput, number_text, short_duration_text, size_text, step_text
 from penstock.errors import PenstockError
 from penstock.logs import plain_text
 from penstock.ops.process.registry import Entry, Registry, now_ms

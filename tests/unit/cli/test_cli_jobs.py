@@ -296,8 +296,8 @@ def test_a_log_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_long_work_shows_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     for terminal in (True, False):
         monkeypatch.setenv("TTY_COMPATIBLE", "1" if terminal else "0")
-        with TableOutput().working("Savepoint of payments …") as say:
-            say("Almost there …")
+        with TableOutput().working("Almost there …"):
+            pass
         out, err = capfd.readouterr()
         assert out == ""
         assert ("Almost" in err) is terminal
@@ -345,8 +345,7 @@ def test_what_others_write_cannot_steer_the_terminal(
     output.record(f"Savepoint {EVIL}", {f"path {EVIL}": f"/sp/{EVIL}"})
     output.line(EVIL)
     output.error(ControlError(EVIL, safe=EVIL, to_do=EVIL))
-    with output.working(EVIL) as say, output.progress(EVIL) as display:
-        say(EVIL)
+    with output.working(EVIL), output.progress(EVIL) as display:
         display.describe(EVIL)
         display(Step(EVIL, 1, 2, EVIL))
     out, err = capsys.readouterr()

@@ -139,7 +139,7 @@ class Supervisor:
         except OSError as error:  # no memory or no process left: time may cure it
             return DriverRun(lifeline.CRASHED, DriverReport(error=f"{type(error).__name__}: {error}"))
         if standby is not None:
-            driver.take_over(self._lease and self._lease.turn)
+            driver.take_over(self._turn())
         self._restarts.started()
         action = "runs" if standby is None else "was the standby and takes over"
         log.info("the driver %s as process %d; restarts: %s", action, driver.pid, self._strategy.describe())
@@ -202,7 +202,10 @@ class Supervisor:
         return self._finish(DriverEnd.STOPPED, run, lifeline.DONE)
 
     def _start(self, *, standby: bool) -> Driver:
-        return Driver(self._command, Orders(standby, self._lease and self._lease.turn, self._expired))
+        return Driver(self._command, Orders(standby, self._turn(), self._expired))
+
+    def _turn(self) -> int | None:
+        return None if self._lease is None else self._lease.turn
 
     def _give_up(self, run: DriverRun) -> int:
         self._end_processes()
