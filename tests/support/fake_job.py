@@ -15,7 +15,7 @@ from penstock.config.resolve import resolve
 from penstock.errors import PenstockError
 from penstock.events import Events
 from penstock.ops.process.registry import Entry, Registry
-from penstock.ops.server.serving import Serving, serving
+from penstock.ops.server.serving import serving
 from penstock.progress import Progress, Step, silent
 
 
@@ -91,7 +91,7 @@ class Served:
         settings = resolve()
         self._settings = replace(settings, rest=replace(settings.rest, **rest))
         self._ready = threading.Event()
-        self.serving: Serving
+        self.serving: Entry
         self.failure: PenstockError | None = None
         self.thread = threading.Thread(target=self._run)
         self.thread.start()

@@ -3,8 +3,7 @@
 `JobLedgers` only reads. The functions below it commit what is decided and abort what is not, never the other way
 round, and record an operator's ruling where the other system has forgotten how a decided writer ended. As when the job
 itself starts, they register a new generation first, so that the dead driver is fenced should it wake; then they read
-the ledger again, write the claim, and only then touch anything. No query starts. The next start of the job finds a run
-before it that did a part of its recovery.
+the ledger again, write the claim, and only then touch anything. No query starts.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -99,21 +98,18 @@ class QueryLedger:
         entries: list[Decided] = []
         for uid in self.sinks:
             waiting = self.waiting(uid)
-            entries += [
-                Decided(committable, entry.epoch, None, in_log=True)
-                for entry in waiting
-                for committable in entry.prepared
-            ]
+            for entry in waiting:
+                entries += [Decided(committable, entry.epoch, None, in_log=True) for committable in entry.prepared]
             if waiting:
                 entries += self._rewritten(uid, waiting[0].epoch)
         decision = honoured(self.state())
         if decision is not None:
             at = _decided_at(self.ledger, decision)
-            for committable in decision.to_commit:
-                plain = committable.at_sink
-                if plain is not None:
-                    logged = committable.logged
-                    entries.append(Decided(plain, decision.id.epoch, decision.id.generation, at, logged))
+            entries += [
+                Decided(plain, decision.id.epoch, decision.id.generation, at, committable.logged)
+                for committable in decision.to_commit
+                if (plain := committable.at_sink) is not None
+            ]
         return entries
 
     @property
@@ -141,16 +137,10 @@ class QueryLedger:
         if below is None or storage is None:
             return None
         return InFlight(
-            job=job,
-            query=self.uid,
-            sinks=sinks,
-            location=storage.location,
-            storage=storage,
-            ledger=self.ledger,
+            job=job, query=self.uid, sinks=sinks, location=storage.location, storage=storage, ledger=self.ledger,
             ledger_of=lambda where: Ledger(below(where.removeprefix(storage.location))),
-            events=Events(),
-            checkpoints=Checkpoints(),
-        )
+            events=Events(), checkpoints=Checkpoints(),
+        )  # fmt: skip
 
     def scopes(self, job: str, sink: str) -> Iterator[SinkScope]:
         """The names under which a sink may have opened something: the query's, and its drainer's."""
@@ -173,10 +163,8 @@ class QueryLedger:
         decision = honoured(drainer.look(ledger, query_of(self.ledger, self.log), epoch, waits=True))
         if decision is None:
             return []
-        at, generation = _decided_at(ledger, decision), drainer.generation_of(decision.id)
-        return [
-            Decided(committable, decision.id.epoch, generation, at, in_log=True) for committable in decision.to_commit
-        ]
+        epoch, at, generation = decision.id.epoch, _decided_at(ledger, decision), drainer.generation_of(decision.id)
+        return [Decided(committable, epoch, generation, at, in_log=True) for committable in decision.to_commit]
 
 
 @dataclass(frozen=True)
@@ -217,7 +205,6 @@ class JobLedgers:
 
 
 def same_transaction(leftover: Leftover, committable: Committable) -> bool:
-    """Whether both are the same transaction."""
     return bool(leftover.payload) and leftover.payload.items() <= committable.payload.items()
 
 
@@ -249,8 +236,7 @@ def _place(spark: SparkSession | None) -> Place:
 
 
 def _state_format(log: Storage, spark: SparkSession | None) -> str:
-    """Of the state store, where the barrier does not say. Without a session the files show it; where there are too few
-    to tell it is empty, and the job itself completes Spark's log."""
+    """Where the barrier does not say. Without a session the files show it; empty where there are too few."""
     if spark is not None:
         return str(spark.conf.get(STATE_FORMAT, "1"))
     unique = any(_UNIQUE_NAME.search(name) for name in log.list(f"{layout.operator(0)}/0"))
@@ -262,8 +248,7 @@ def _state_format(log: Storage, spark: SparkSession | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """The outcome of a query's decided epoch. `complete`: Spark's log has it too; otherwise the next start adds it,
-    without writing a row again."""
+    """`complete`: Spark's log has the epoch too; otherwise the next start adds it, without writing a row again."""
 
     query: str
     epoch: int
@@ -289,16 +274,15 @@ def commit(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> CommitResul
     """Carry out the query's decision, with the same steps as its recovery; nothing is aborted. Raises `WritersLost`
     where the other system has ended some of it meanwhile, `OutcomeUnknown` where that cannot be proven."""
     _refuse_unknown_sinks(query, sinks)
-    with _settling(ledgers, query, sinks) as settlement:
+    with closing(Settlement(ledgers, query, sinks)) as settlement:
         return settlement.commit()
 
 
 def finish(ledgers: JobLedgers, query: QueryLedger, sinks: Sinks) -> int:
-    """Recover the query as its next start would, but run nothing and abort nothing; the generation that did. Afterwards
-    what was decided is visible and in Spark's log. Raises as `commit` does, and `TransactionRefused` where completing
-    the log takes the plan."""
+    """Recover as the query's next start would, but run and abort nothing; the generation that did. Raises as `commit`
+    does, and `TransactionRefused` where completing Spark's log takes the plan."""
     _refuse_unknown_sinks(query, sinks)
-    with _settling(ledgers, query, sinks, command=None) as settlement:
+    with closing(Settlement(ledgers, query, sinks, command=None)) as settlement:
         resume = settlement.recover()
     if resume.replay is not None:
         raise TransactionRefused(
@@ -320,18 +304,17 @@ def abort(
 ) -> None:
     """Abort what no decision that counts names, but leave `others` open. Raises `TransactionRefused`, and aborts
     nothing, where one of `only` has been decided meanwhile."""
-    with _settling(ledgers, query, sinks) as settlement:
+    with closing(Settlement(ledgers, query, sinks)) as settlement:
         settlement.abort(only, others)
 
 
 def resolve(
     ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, only: Collection[WriterId], ruling: Ruling
 ) -> list[Unprovable]:
-    """Try to commit the query's decision once more, and the next epoch of each in-flight log; ask for a ruling on the
-    writers whose outcome still cannot be proven (those in `only`, if there are any), and record it in the ledger.
-    Returns them. The next recovery follows the ruling where it cannot prove more itself."""
+    """Try to commit the decision once more, and the next epoch of each in-flight log; ask for a ruling on the writers
+    (of `only`, if given) that still cannot be proven; record it for the next recovery. Returns them."""
     _refuse_unknown_sinks(query, sinks)
-    with _settling(ledgers, query, sinks) as settlement:
+    with closing(Settlement(ledgers, query, sinks)) as settlement:
         return settlement.resolve(only, ruling)
 
 
@@ -365,32 +348,17 @@ def _refuse_unknown_sinks(query: QueryLedger, sinks: Sinks) -> None:
         )
 
 
-@contextmanager
-def _settling(
-    ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, command: str | None = "transactions"
-) -> Iterator[Settlement]:
-    settlement = Settlement(ledgers, query, sinks, command)
-    try:
-        yield settlement
-    finally:
-        settlement.close()
-
-
 class Settlement:
     """One run of a query's ledger that starts no query. `command`: the run is no job, and ends by itself."""
 
-    def __init__(self, ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, command: str | None) -> None:
+    def __init__(
+        self, ledgers: JobLedgers, query: QueryLedger, sinks: Sinks, command: str | None = "transactions"
+    ) -> None:
         self._run = LedgerRun(
-            job=ledgers.job,
-            query=query.uid,
-            sinks={uid: sinks[uid] for uid in query.sinks if uid in sinks},
-            ledger=query.ledger,
-            events=Events(),
-            where=query.log.location,
-            query_id=query.log.query_id,
-        )
-        self._of = query
-        self._before, self._command = query.facts, command
+            job=ledgers.job, query=query.uid, sinks={uid: sinks[uid] for uid in query.sinks if uid in sinks},
+            ledger=query.ledger, events=Events(), where=query.log.location, query_id=query.log.query_id,
+        )  # fmt: skip
+        self._of, self._before, self._command = query, query.facts, command
         self._decision: Decision | None = None
         self._outcomes: dict[WriterId, Outcome] = {}
         self._others: Collection[Committable] = ()
@@ -429,9 +397,8 @@ class Settlement:
             """Its name, if it is one of those to be aborted."""
             return next((leftover.name for leftover in only if same_transaction(leftover, committable)), None)
 
-        decision = self._run.drive(
-            protocol.abort_undecided(lambda committable: chosen_as(committable) is not None), self._perform
-        )
+        steps = protocol.abort_undecided(lambda committable: chosen_as(committable) is not None)
+        decision = self._run.drive(steps, self._perform)
         if decision is not None:  # since it was listed
             name = next(name for committable in decision.committables if (name := chosen_as(committable)) is not None)
             raise decided_refusal(name, decision.id.epoch)
@@ -479,7 +446,6 @@ class Settlement:
         )
 
     def close(self) -> None:
-        """Free the sinks' connections."""
         if self._inflight is not None:
             self._inflight.close()
         self._run.committers.close()

@@ -1,6 +1,5 @@
 """What operations add to a run: its turn, its lease, its supervisor's line, signals, the registry and the HTTP server.
-
-`Job.run` opens `attached` around the run, by the one import that points upward. Nothing below operations knows of them.
+`Job.run` opens `attached` around the run, by the one import that points upward.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.contracts.plan import QueryPlan
     from penstock.engine.query import QueryRunner
     from penstock.engine.run import JobRun
-    from penstock.engine.steering import Steering
 
 log = logging.getLogger("penstock")
 
@@ -51,7 +49,7 @@ def attached(run: JobRun) -> Iterator[None]:
     if steering.request is not EndRequest.NONE:
         lifeline.report_stopping()
     with (
-        held(lease, lambda: _turn_end(steering)),
+        held(lease, lambda: TurnEnd.HANDED_OVER if steering.signalled else _TURN_ENDS[steering.request]),
         stop_on_signals(steering.shut_down),
         serving(steering, run.settings, run.events, JobInsight(run)),
     ):
@@ -64,10 +62,6 @@ def report_running(event: Mapping[str, Any]) -> None:
         lifeline.report_running()
 
 
-def _turn_end(steering: Steering) -> TurnEnd:
-    return TurnEnd.HANDED_OVER if steering.signalled else _TURN_ENDS[steering.request]
-
-
 class JobInsight:
     """`control.Insight` of one run, for the server's threads: no epoch waits for it, and it runs no Spark job."""
 
@@ -76,24 +70,14 @@ class JobInsight:
 
     def plan(self) -> dict[str, Any]:
         run, chains = self._run, self._run.chains
-        weakest = min((chain.weakest for chain in chains.values()), key=lambda link: link.guarantee, default=None)
-        web: Any = None
+        link = min((chain.weakest for chain in chains.values()), key=lambda link: link.guarantee, default=None)
+        weakest, web = None, None
+        if link is not None:
+            weakest = {"kind": link.kind, "uid": link.name, "guarantee": str(link.guarantee), "why": link.because}
         with contextlib.suppress(Exception):  # it may be off
             web = run.spark.sparkContext.uiWebUrl
-        return {
-            "plan": {
-                "queries": [_query(plan, chains[uid]) for uid, plan in run.plans.items()],
-                "weakest": None
-                if weakest is None
-                else {
-                    "kind": weakest.kind,
-                    "uid": weakest.name,
-                    "guarantee": str(weakest.guarantee),
-                    "why": weakest.because,
-                },
-            },
-            "spark_ui": web,
-        }
+        queries = [_query(plan, chains[uid]) for uid, plan in run.plans.items()]
+        return {"plan": {"queries": queries, "weakest": weakest}, "spark_ui": web}
 
     def positions(self) -> dict[str, dict[str, Any]]:
         deadline = Deadline(_END_SECONDS)
@@ -113,19 +97,16 @@ def _query(plan: QueryPlan, chain: Chain) -> dict[str, Any]:
     operators: list[dict[str, Any]] = []
     with contextlib.suppress(Exception):  # Spark's own plan, whose format is not stable
         operators = operators_of(plan.frame)
-    return {
-        "uid": plan.uid,
-        "guarantee": str(chain.guarantee),
-        "sources": [
-            {"uid": uid, "describe": masked(source.describe()), "guarantee": guarantees.get(("source", uid))}
-            for uid, source in plan.sources.items()
-        ],
-        "operators": operators,
-        "sinks": [
-            {"uid": uid, "describe": masked(sink.describe()), "guarantee": guarantees.get(("sink", uid))}
-            for uid, sink in plan.sinks.items()
-        ],
-    }
+
+    def ends(kind: str, by_uid: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [
+            {"uid": uid, "describe": masked(end.describe()), "guarantee": guarantees.get((kind, uid))}
+            for uid, end in by_uid.items()
+        ]
+
+    sources, sinks = ends("source", plan.sources), ends("sink", plan.sinks)
+    about = {"uid": plan.uid, "guarantee": str(chain.guarantee)}
+    return {**about, "sources": sources, "operators": operators, "sinks": sinks}
 
 
 def _positions(runner: QueryRunner, deadline: Deadline) -> dict[str, Any]:
@@ -142,8 +123,7 @@ def _positions(runner: QueryRunner, deadline: Deadline) -> dict[str, Any]:
             except Exception as error:  # a system that does not answer shows no lag
                 log.debug("where source %s ends is not known: %r", uid, error)
             sources[uid] = [_partition(name, at, ends.get(name)) for name, at in source.read_positions(offset).items()]
-    watermark = int(barrier.metadata.get("batchWatermarkMs", 0) or 0)
-    return {"watermark": watermark or None, "sources": sources}
+    return {"watermark": int(barrier.metadata.get("batchWatermarkMs") or 0) or None, "sources": sources}
 
 
 def _partition(name: str, offset: Any, end: int | None) -> dict[str, Any]:

@@ -46,19 +46,17 @@ class Cluster:
         for query in ledgers.queries:
             for uid in query.sinks:
                 known = _ids(query, uid)
-                if known is None:
-                    continue
-                prefix = _own_prefix(f"{ledgers.job}:{uid}", [*known, *everywhere])
-                sinks[uid] = KafkaSink(servers=self.servers, transactional_id_prefix=prefix, options=self.options)
+                if known is not None:
+                    prefix = _own_prefix(f"{ledgers.job}:{uid}", [*known, *everywhere])
+                    sinks[uid] = KafkaSink(servers=self.servers, transactional_id_prefix=prefix, options=self.options)
         return sinks
 
     def end(self, orphans: Collection[Orphan], *, commit: bool) -> None:
         """Without asking a ledger: commit exactly these, or abort and fence them. Raises where one did not end so."""
         deadline = Deadline(LOOK_SECONDS)
         if commit:
-            endings = [
-                Ending(orphan.id, orphan.details["producer_id"], orphan.details["producer_epoch"]) for orphan in orphans
-            ]
+            by_name = {orphan.id: orphan.details for orphan in orphans}
+            endings = [Ending(name, known["producer_id"], known["producer_epoch"]) for name, known in by_name.items()]
             answers = self._client.end(endings, True, deadline)
             open_still = {name for name, answer in answers.items() if not answer.done}
         else:
@@ -106,14 +104,8 @@ def _ids(query: QueryLedger, uid: str) -> list[str] | None:
 
 def _own_prefix(name: str, ids: Iterable[str]) -> str | None:
     """The user's part of the ids of sink `name`."""
-    for transactional_id in ids:
-        match = _ID.match(transactional_id)
-        if match is None:
-            continue
-        parts = _split(match["name"])
-        if parts is not None and parts[1] == name:
-            return parts[0]
-    return None
+    splits = (_split(match["name"]) for match in map(_ID.match, ids) if match is not None)
+    return next((parts[0] for parts in splits if parts is not None and parts[1] == name), None)
 
 
 def _split(id_name: str) -> tuple[str, str] | None:

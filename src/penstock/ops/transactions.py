@@ -70,8 +70,7 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The list; the sinks that could not be asked, each with the reason; and those that can be swept but cannot list
-    what they have open."""
+    """The list; the sinks that could not be asked, and why; and those that cannot list what they have open."""
 
     orphans: tuple[Orphan, ...]
     unseen: tuple[tuple[str, str, str], ...] = ()  # query, sink, why
@@ -168,9 +167,8 @@ class Ended:
 def ended(ledgers: JobLedgers, epochs: int = ENDED_EPOCHS) -> list[Ended]:
     """Transactions of the newest complete epochs, by the ledger alone; of each query the newest first.
 
-    Of several decisions for a complete epoch the newest was carried out: what it names is committed. What only an older
-    one names was lost and replaced by a replay, or decided by a run that no longer counted. Transactions that went into
-    the in-flight log are left out; the log knows more about them."""
+    The newest decision of a complete epoch was carried out. What only an older one names was lost and replaced by a
+    replay, or decided by a run that no longer counted. Those that went into the in-flight log are left out."""
     by_query = (sorted(_ended(query, epochs), key=lambda entry: -entry.epoch) for query in ledgers.queries)
     return [entry for entries in by_query for entry in entries[:ENDED_MOST]]
 

@@ -53,29 +53,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
+_Step = Callable[[], None]
 _KEEP_WARM_SECONDS = 40.0  # Spark ends Python workers that were idle for a minute
-#: What a start loads in this process.
-_HERE = ("penstock.savepoints.restore", "penstock.ops.server.app", "uvicorn")
-#: What each Python worker loads.
-_WORKER = ("penstock.engine.task",)
+_HERE = ("penstock.savepoints.restore", "penstock.ops.server.app", "uvicorn")  # what a start loads in this process
 
 
 def take_turn(
     spark: SparkSession,
     sinks: Iterable[TwoPhaseSink],
     sources: Mapping[str, Source] | None = None,
-    look: Callable[[], None] = lambda: None,
+    look: _Step = lambda: None,
     lease: JobLease | None = None,
 ) -> None:
-    """Return when this driver is the one that runs the job; meanwhile keep warm what it will need. `look` asks other
-    systems whether they are there, and so opens what connections it can. SIGTERM ends a standby. Where the job has
-    ended elsewhere, or its supervisor can wait for the lease without a driver, this process ends here."""
-    modules = [*_WORKER, *writer_modules(sinks)]
+    """Return when this driver is the one that runs the job; meanwhile keep warm what it will need. SIGTERM ends a
+    standby. Where the job has ended elsewhere, or its supervisor can wait without a driver, this process ends here."""
+    modules = ["penstock.engine.task", *writer_modules(sinks)]  # what each Python worker loads
     if not lifeline.is_standby() and (lease is None or lease.take_or_leave()):
         if lifeline.connected() and runs_tasks_itself(spark.sparkContext.master):
             threading.Thread(target=_start_workers, args=(spark, modules), name="penstock-workers", daemon=True).start()
         return
-    warm: list[Callable[[], None]] = [partial(source.warm_up, spark, uid) for uid, source in (sources or {}).items()]
+    warm = [partial(source.warm_up, spark, uid) for uid, source in (sources or {}).items()]
     turn = threading.Event()
     arguments = (turn, spark, modules, warm, look)
     threading.Thread(target=_keep_warm, args=arguments, name="penstock-standby", daemon=True).start()
@@ -96,11 +93,7 @@ def _start_workers(spark: SparkSession, modules: Sequence[str]) -> None:
 
 
 def _keep_warm(
-    turn: threading.Event,
-    spark: SparkSession,
-    modules: Sequence[str],
-    once: Sequence[Callable[[], None]],
-    look: Callable[[], None],
+    turn: threading.Event, spark: SparkSession, modules: Sequence[str], once: Sequence[_Step], look: _Step
 ) -> None:
     """Failures do not matter here: the start itself reports what is wrong."""
     from penstock.spark.rehearsal import warm_up, warm_workers
@@ -108,7 +101,7 @@ def _keep_warm(
     for name in (*_HERE, *modules):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    steps: Sequence[Callable[[], None]] = (lambda: warm_up(spark, modules), *once, look)
+    steps: Sequence[_Step] = (lambda: warm_up(spark, modules), *once, look)
     while not turn.is_set():
         for step in steps:
             try:
@@ -149,8 +142,7 @@ class JobLease:
         self.lease = LeaseHolder(words, me, socket.gethostname(), seconds, lost=_end_process, seen=self._tell)
 
     def take_or_leave(self) -> bool:
-        """Whether the lease is held now. Where another driver has it and the supervisor can wait alone, this process
-        ends."""
+        """Whether the lease is held now. Where the supervisor can wait for it alone, this process ends."""
         self.lease.learn(lifeline.known_turn(), lifeline.expired_lease())
         verdict = self.lease.take_or_wait()
         if verdict is Verdict.LEAVE:
@@ -190,7 +182,7 @@ class JobLease:
 
 
 def lease_of(name: str, settings: Settings, checkpoints: Checkpoints, spark: SparkSession) -> JobLease | None:
-    """The lease of the job `name`, in its folder; None where it has none."""
+    """In the job's folder; None where the job has none."""
     seconds = settings.availability.lease
     if seconds is None:
         return None
@@ -201,8 +193,8 @@ def lease_of(name: str, settings: Settings, checkpoints: Checkpoints, spark: Spa
 
 @contextmanager
 def held(lease: JobLease | None, end: Callable[[], TurnEnd]) -> Iterator[None]:
-    """Hold the lease while the job runs. At the end the lease tells waiting drivers what to do; `end` says how a job
-    ended that did not fail. A run superseded by the lease's new holder raises `LeaseLost`."""
+    """Hold the lease while the job runs; `end` says how a job ended that did not fail, which waiting drivers learn. A
+    run superseded by the lease's new holder raises `LeaseLost`."""
     if lease is None:
         yield
         return
@@ -228,8 +220,7 @@ def held(lease: JobLease | None, end: Callable[[], TurnEnd]) -> Iterator[None]:
 
 
 def settings_of_turn(lease: JobLease | None, settings: Settings) -> Settings:
-    """The settings for a run that begins now. Only the driver that begins a job restores its savepoint: a takeover
-    that restored it again would set the job back."""
+    """Only the driver that begins a job restores its savepoint: in a takeover that would set the job back."""
     if lease is None or not lease.goes_on or settings.recovery.path is None:
         return settings
     log.warning("the job began elsewhere and resumes from its checkpoint, not from %s", settings.recovery.path)

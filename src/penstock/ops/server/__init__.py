@@ -1,8 +1,6 @@
 """Jobs over HTTP: Flink's REST paths, Penstock's own, and the page.
 
-`serving.serving` is open while a job runs; `ui.serve_ui` shows all runs of this machine. A request passes `connections`
-(limits), `app` (dispatch) and `web` (host names, access, bodies, answers) and reaches a handler in `flink`, `own` or
-`commands`, which reads a run of `runs`. `run_view` folds the job's events into one view; `metrics`, `traces`,
-`history` and the handlers read it. `control` has the job's state and its long work. `client.Client` is the other side,
-for the command line, and imports no Starlette.
+A request passes `connections` (limits), `app` (dispatch) and `web` (host names, access, bodies, answers) and reaches a
+handler in `flink`, `own` or `commands`, which reads a run of `runs`. `run_view` folds the job's events into one view.
+`client.Client` is the other side, for the command line, and imports no Starlette.
 """

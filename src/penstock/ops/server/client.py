@@ -29,8 +29,7 @@ class NoAnswer(ControlError):
 
 
 class Client:
-    """Of one server. The environment's proxies are not used: a job is on this machine or is named explicitly.
-    `certificate` is the one that the server must show, where this machine does not trust it anyway."""
+    """The environment's proxies are not used. `certificate`: what the server must show, if it is not trusted anyway."""
 
     def __init__(self, address: str, token: str | None, certificate: str | None = None) -> None:
         try:
@@ -42,8 +41,7 @@ class Client:
         if split.scheme not in ("http", "https") or not split.hostname or port is None or not plain:
             raise _no_address(address)
         self._secure, self._host, self._port = split.scheme == "https", split.hostname, port
-        self._prefix, self._token = split.path.rstrip("/"), token
-        self._certificate = certificate
+        self._prefix, self._token, self._certificate = split.path.rstrip("/"), token, certificate
         self.address = address
 
     def is_at(self, address: str | None) -> bool:
@@ -61,15 +59,13 @@ class Client:
         return self._exchange(method, path, body, silent)
 
     def _exchange(self, method: str, path: str, body: dict[str, Any] | None, progress: Progress) -> dict[str, Any]:
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        url = f"{self._prefix}{path if path.startswith(_OURS) else f'/v1{path}'}"
         with contextlib.closing(self._connection()) as connection:
             try:
-                connection.request(
-                    method,
-                    f"{self._prefix}{path if path.startswith(_OURS) else f'/v1{path}'}",
-                    json.dumps(body or {}),
-                    {**headers, "Content-Type": "application/json"},
-                )
+                connection.request(method, url, json.dumps(body or {}), headers)
                 response = connection.getresponse()
                 text, header = response.read(), response.getheader(ERROR_HEADER)
                 step = Step.of(response.getheader(PROGRESS_HEADER))
@@ -89,9 +85,8 @@ class Client:
     def _connection(self) -> http.client.HTTPConnection:
         if not self._secure:
             return http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_SECONDS)
-        return http.client.HTTPSConnection(
-            self._host, self._port, timeout=_TIMEOUT_SECONDS, context=trusting(self._certificate)
-        )
+        trust = trusting(self._certificate)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=_TIMEOUT_SECONDS, context=trust)
 
     def perform(
         self,
@@ -102,8 +97,7 @@ class Client:
         progress: Progress = silent,
     ) -> dict[str, Any]:
         """Request long work and wait for its end. `asked` receives the request's id before the first poll, `progress`
-        each step that the server reports. The id makes it safe to repeat the request after a broken connection: the
-        work is done once."""
+        each step. The id makes it safe to repeat the request after a broken connection: the work is done once."""
         request = uuid.uuid4().hex
         body = {**body, "triggerId": request}
         try:
@@ -153,10 +147,7 @@ def _no_address(address: str) -> ControlError:
 
 
 def _with_help(error: PenstockError, status: int) -> PenstockError:
-    if status == 401:
-        return ControlError(
-            error.happened,
-            safe="nothing was done.",
-            to_do="set PENSTOCK_TOKEN to the job's token, which is in the registry on its own machine.",
-        )
-    return error
+    if status != 401:
+        return error
+    to_do = "set PENSTOCK_TOKEN to the job's token, which is in the registry on its own machine."
+    return ControlError(error.happened, safe="nothing was done.", to_do=to_do)

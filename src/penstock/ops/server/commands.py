@@ -1,8 +1,5 @@
-"""The paths that change something.
-
-Flink's steer the job of this process: savepoints, stop, cancel, checkpoints, disposal, and the polls of each.
-Penstock's own run its commands, each in a process of its own, so that neither a job nor this server waits for it,
-starts Spark, or runs a user's program. The rules are the command's.
+"""The paths that change something. Flink's steer the job of this process. Penstock's own run its commands, each in a
+process of its own: neither a job nor this server waits for it, starts Spark, or runs a user's program.
 """
 
 from __future__ import annotations
@@ -47,8 +44,7 @@ _NOT_INHERITED = (FILE_VARIABLE, "PENSTOCK_OPTIONS")
 
 
 class Steering:
-    """The handlers. `lifecycle` is that of the job in this process; None in a server of past runs, which can only be
-    asked for the savepoint at which one has ended."""
+    """`lifecycle`: of the job in this process; None in a server of past runs, which takes no command."""
 
     def __init__(self, operations: Operations, lifecycle: Lifecycle | None = None) -> None:
         self._operations, self._lifecycle = operations, lifecycle

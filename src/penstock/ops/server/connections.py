@@ -9,6 +9,7 @@ import errno
 import logging
 import resource
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -16,8 +17,6 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from penstock.config.operations import Rest
     from penstock.ops.server.web import Asgi
 
@@ -31,8 +30,7 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def uvicorn_config(app: Asgi, rest: Rest, log_level: str = "error") -> uvicorn.Config:
-    """With TLS where there is a certificate. Anyone can send a malformed request: it is not worth a line of the job's
-    log, hence `error`."""
+    """With TLS where there is a certificate. A malformed request, which anyone can send, is not logged."""
     return uvicorn.Config(
         app, loop="asyncio", http=Connection, ws="none", lifespan="off", log_config=None, log_level=log_level,
         access_log=False, server_header=False, ssl_certfile=rest.certificate, ssl_keyfile=rest.key,
@@ -87,12 +85,11 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn with its own acceptor: asyncio's accepts without a limit, and when descriptors run out it logs an error
-    for each attempt, thousands in a second."""
+    """uvicorn with an acceptor that has a limit, and logs once when descriptors run out, not for each attempt."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
-        self.servers: list[Any] = [Acceptor(listener, self._connection, self) for listener in sockets or ()]
+        self.servers: list[Any] = [Acceptor(listener, self) for listener in sockets or ()]
         self.started = True
 
     async def end(self) -> None:
@@ -109,17 +106,14 @@ class Server(uvicorn.Server):
             if slow:
                 await asyncio.wait(slow, timeout=GRACE_SECONDS)
 
-    def _connection(self) -> asyncio.Protocol:
-        return Connection(self.config, self.server_state, self.lifespan.state)
-
 
 class Acceptor:
-    """Accepts connections of one listening socket. When there are too many, it closes the one that has waited longest
-    for its client; when all clients wait for answers, it refuses the new one."""
+    """Accepts connections. When there are too many it closes the one that has waited longest for its client, if any."""
 
-    def __init__(self, listener: socket.socket, new: Callable[[], asyncio.Protocol], server: uvicorn.Server) -> None:
+    def __init__(self, listener: socket.socket, server: uvicorn.Server) -> None:
         listener.setblocking(False)
-        self._listener, self._new_protocol = listener, new
+        self._listener = listener
+        self._new_protocol = partial(Connection, server.config, server.server_state, server.lifespan.state)
         self._ssl, self._connections = server.config.ssl, server.server_state.connections
         self._most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
         self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
@@ -158,11 +152,9 @@ class Acceptor:
     def _make_room(self) -> bool:
         if len(self._connections) + len(self._handshakes) < self._most:
             return True
-        waiting = [
-            (since, known) for known in self._connections if (since := getattr(known, "waits_since", None)) is not None
-        ]
+        waiting: list[Any] = [known for known in self._connections if getattr(known, "waits_since", None) is not None]
         if waiting:
-            oldest: Any = min(waiting, key=lambda pair: pair[0])[1]
+            oldest = min(waiting, key=lambda connection: connection.waits_since)
             oldest.transport.abort()
             self._connections.discard(oldest)
         elif self._handshakes:

@@ -19,14 +19,11 @@ from penstock.progress import Progress, Step
 
 MAX_ANSWERS = 1000  # answers that are kept; a request that is repeated after that many others counts as a new one
 MOST_RUNNING = 16  # each has a thread
-
-
 _BY_EVENT = {"started": State.RUNNING, "opened": State.RUNNING, "restarting": State.RESTARTING}
 
 
 class Lifecycle:
-    """The state of one run, written to the registry. States go forward only: a job that is being cancelled does not run
-    again, an ended one has ended."""
+    """A run's state, written to the registry. It goes forward only: what is cancelled does not run again."""
 
     def __init__(self, job: Steerable, registration: Registration) -> None:
         self.job, self._registration = job, registration
@@ -87,17 +84,13 @@ class Lifecycle:
 
     def ended(self, error: BaseException | None) -> None:
         """The job has ended. To a supervisor, which may start it again, a failure is not the end."""
-        if isinstance(error, (JobStopped, KeyboardInterrupt)):
-            error = None
-        if error is not None:
+        if error is not None and not isinstance(error, (JobStopped, KeyboardInterrupt)):
             state = State.FAILING if self._registration.entry.supervised else State.FAILED
             end = None if state is State.FAILING else now_ms()
             self._enter(state, error=error_fields(error), end=end, address=None)
             return
-        reported = self.status().get("state")
-        canceled = (
-            self._cancel_at_end or self.state is State.CANCELLING or reported in (State.CANCELED, State.CANCELLING)
-        )
+        states = (self.status().get("state"), self.state)
+        canceled = self._cancel_at_end or any(state in states for state in (State.CANCELED, State.CANCELLING))
         self._enter(State.CANCELED if canceled else State.FINISHED, end=now_ms())
 
     def _enter(self, state: State, **more: Any) -> None:
@@ -132,27 +125,20 @@ class Operations:
         self._closed: str | None = None
 
     def start(self, kind: str, request: str | None, work: Callable[[str], dict[str, Any]]) -> str:
-        """Run `work(request id)` in a thread of its own, and return that id at once. The work of a known id is not run
-        again."""
+        """Run `work(request id)` in a thread of its own, unless the id is known, and return the id at once."""
         request = request or uuid.uuid4().hex
         with self._lock:
             known = self._all.get(request)
             if known is not None:
                 if known.kind == kind:
                     return request
-                raise ControlError(
-                    f"The request {request} was a {known.kind} before and is a {kind} now.",
-                    safe="nothing was done.",
-                    to_do="give each request an id of its own.",
-                )
+                happened = f"The request {request} was a {known.kind} before and is a {kind} now."
+                raise ControlError(happened, safe="nothing was done.", to_do="give each request an id of its own.")
             if self._closed is not None:
                 raise ControlError(self._closed, safe="nothing was done.")
             if sum(not operation.over.is_set() for operation in self._all.values()) >= MOST_RUNNING:
-                raise ControlError(
-                    f"The job already works on {MOST_RUNNING} requests.",
-                    safe="nothing was done.",
-                    to_do="ask again when one of them is over.",
-                )
+                happened = f"The job already works on {MOST_RUNNING} requests."
+                raise ControlError(happened, safe="nothing was done.", to_do="ask again when one of them is over.")
             self._all[request] = operation = Operation(kind)
             while len(self._all) > MAX_ANSWERS and next(iter(self._all.values())).over.is_set():
                 self._all.popitem(last=False)
@@ -169,9 +155,8 @@ class Operations:
 
         def record(step: Step) -> None:
             with self._lock:
-                operation = self._all.get(request)
-            if operation is not None:
-                operation.step = step
+                if request in self._all:
+                    self._all[request].step = step
 
         return record
 

@@ -1,7 +1,5 @@
-"""Flink's paths that read: what its command line and its dashboard ask for, under Flink's names.
-
-One epoch of one query is one checkpoint. Fields that could only ever hold a constant are left out, except where Flink's
-command line needs them.
+"""Flink's paths that read, as its command line and its dashboard ask. One epoch of one query is one checkpoint. Fields
+that could only hold a constant are left out, except where Flink's command line needs them.
 """
 
 from __future__ import annotations

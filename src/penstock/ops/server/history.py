@@ -4,9 +4,7 @@
     $PENSTOCK_HOME/history/ID/epochs-00000001.jsonl    one JSON line for each checkpoint that was recorded
     $PENSTOCK_HOME/history/ID/story-00000001.jsonl     and for each start, recovery, failure, restart, savepoint
 
-A file that has reached its size is followed by one of the next number, and the oldest is deleted. Files are readable by
-their owner only: errors may quote rows. Damaged files are read as far as they go. Recovery needs none of this, and no
-failure here stops a job.
+Only their owner can read the files: errors may quote rows. Recovery needs none of this; no failure here stops a job.
 """
 
 from __future__ import annotations
@@ -121,11 +119,8 @@ class _Segments:
             self._number, self._size = self._number + 1, 0
             for old in _numbers(self._folder, self._kind)[: -SEGMENTS[self._kind] + 1]:
                 self._file(old).unlink(missing_ok=True)
-        handle = create_own(self._file(self._number), os.O_APPEND)
-        try:
-            os.write(handle, line)
-        finally:
-            os.close(handle)
+        with open(create_own(self._file(self._number), os.O_APPEND), "ab", buffering=0) as file:
+            file.write(line)
         self._size += len(line)
 
     def _file(self, number: int) -> Path:
@@ -156,17 +151,14 @@ def read_history(id: str, root: Path | None = None) -> PastRun:
 
 def fingerprint(id: str, root: Path | None = None) -> tuple[Any, ...]:
     """Differs once something more is written."""
-    files = []
     with contextlib.suppress(OSError):
-        for file in sorted(history_folder(id, root).iterdir()):
-            stat = file.stat()
-            files.append((file.name, stat.st_size, stat.st_mtime_ns))
-    return tuple(files)
+        files = [(file.name, file.stat()) for file in sorted(history_folder(id, root).iterdir())]
+        return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)
+    return ()
 
 
 def prune(known: set[str], ended: set[str], root: Path | None = None) -> None:
-    """Delete the histories of runs that are no longer `known`; and of those that have `ended`, the oldest, while they
-    take too much together."""
+    """Delete histories of runs that are not `known`; and, while the `ended` ones take too much, the oldest of those."""
     folder = (root or home()) / "history"
     sizes: list[tuple[float, int, Path]] = []
     with contextlib.suppress(OSError):
@@ -182,10 +174,9 @@ def prune(known: set[str], ended: set[str], root: Path | None = None) -> None:
             sizes.append((newest, sum(stat.st_size for stat in files), run))
     total = sum(size for _, size, _ in sizes)
     for _, size, run in sorted(sizes):
-        if total <= MOST_BYTES:
-            break
-        shutil.rmtree(run, ignore_errors=True)
-        total -= size
+        if total > MOST_BYTES:
+            shutil.rmtree(run, ignore_errors=True)
+            total -= size
 
 
 def _read_lines(file: Path, into: list[dict[str, Any]], damage: list[str]) -> None:
@@ -195,12 +186,11 @@ def _read_lines(file: Path, into: list[dict[str, Any]], damage: list[str]) -> No
         damage.append(f"{file.name} cannot be read: {error}")
         return
     bad = 0
-    for line in text.splitlines():
+    for line in filter(str.strip, text.splitlines()):
         try:
-            body = json.loads(line) if line.strip() else None
-            if body is not None:
-                _time(body)
-                into.append(body)
+            body = json.loads(line)
+            _time(body)
+            into.append(body)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             bad += 1
     if bad:
@@ -212,13 +202,10 @@ def _time(event: Mapping[str, Any]) -> float:
 
 
 def _numbers(folder: Path, kind: str) -> list[int]:
-    numbers = []
     with contextlib.suppress(OSError):
-        for file in folder.iterdir():
-            match = _SEGMENT.match(file.name)
-            if match is not None and match["kind"] == kind:
-                numbers.append(int(match["number"]))
-    return sorted(numbers)
+        matches = (_SEGMENT.match(file.name) for file in folder.iterdir())
+        return sorted(int(match["number"]) for match in matches if match is not None and match["kind"] == kind)
+    return []
 
 
 def _write_whole(path: Path, body: Mapping[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """A running job's numbers for Prometheus, read from the view of the run and served as `/metrics`.
 
-`FAMILIES` has every name, what it counts and its labels; docs/reference/metrics.md has the same. Updating costs a few
-additions for each event and nothing for a row.
+`FAMILIES` has every name, what it counts and its labels; docs/reference/metrics.md has the same.
 """
 
 from __future__ import annotations
@@ -100,10 +99,7 @@ Values = dict[tuple[str, ...], float]
 
 
 class Metrics:
-    """One run's numbers.
-
-    `positions` returns, by query, the `watermark` in milliseconds and the `sources`, by uid, each with its partitions
-    and their `lag`. It may take seconds. Without it, the job's status has them."""
+    """`positions`, by query: the `watermark` in ms; the `sources`, by uid, with partitions and the `lag` of each."""
 
     def __init__(
         self, view: RunView, registration: Registration, lifecycle: Lifecycle, positions: Positions | None = None

@@ -1,7 +1,4 @@
-"""Runs as the REST paths see them: the one of this process, or a past one, read from what it has left.
-
-A past run has its registry entry, its history (`history`) and, where that is missing, the records in its job's folder.
-"""
+"""Runs as the REST paths see them: the one of this process, or a past one, read from its history or records."""
 
 from __future__ import annotations
 
@@ -33,8 +30,7 @@ _ABOUT = ("query", "sink", "id", "epoch", "generation", "partition", "rows")  # 
 
 @dataclass(frozen=True)
 class Run:
-    """`status` is what the job reports of itself, `since` when it entered each state; both empty for a past run.
-    `damage` says what could not be read of its history."""
+    """`status`: what the job reports of itself; `since`: when it entered each state; both empty for a past run."""
 
     entry: Entry
     view: RunView

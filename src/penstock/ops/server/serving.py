@@ -13,10 +13,10 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.ops.process.registry import Registry, register_driver
+from penstock.ops.process.registry import Entry, Registry, register_driver
 from penstock.ops.server import history, traces
 from penstock.ops.server.control import Lifecycle, Operations
 from penstock.ops.server.history import HistoryWriter
@@ -46,16 +46,8 @@ _JOIN_SECONDS = 5.0
 _STREAMS_SECONDS = 1.0  # for streams of events to send the last
 
 
-@dataclass(frozen=True)
-class Serving:
-    """A job that can be reached: its id, and `HOST:PORT` or None where it has no server."""
-
-    id: str
-    address: str | None
-
-
 @contextmanager
-def serving(job: Steerable, settings: Settings, events: Events, insight: Insight | None = None) -> Iterator[Serving]:
+def serving(job: Steerable, settings: Settings, events: Events, insight: Insight | None = None) -> Iterator[Entry]:
     """Register the job, listen for commands, follow its state, keep its history. At the end, record how it ended and
     close the server as soon as the clients that asked for the end have their answers. No failure here stops the job."""
     raise_file_limit()
@@ -90,7 +82,7 @@ def serving(job: Steerable, settings: Settings, events: Events, insight: Insight
         )
     registration.write()
     try:
-        yield Serving(registration.entry.id, registration.entry.address)
+        yield registration.entry
     except BaseException as error:
         lifecycle.ended(error)
         operations.close(f"The job has failed: {type(error).__name__}: {error}", finish=0.5, fetch=FETCH_SECONDS)
@@ -183,14 +175,11 @@ class _Server:
     def start(cls, rest: Rest, application: Callable[[str, Sequence[str], bool], Asgi]) -> _Server | None:
         """`application` makes one of the token, the names it answers to, and whether reads are open."""
         try:
-            check_certificate(rest)
-            listener = listen(rest.bind_address, rest.port)
+            listener = open_listener(rest)
         except OSError as error:
             log.warning("the job runs, but takes no commands: it cannot listen on %s: %s", rest.bind_address, error)
             return None
-        host = listener.getsockname()[0]
-        warn_in_clear(host, rest)
-        open_reads = rest.open_reads and ipaddress.ip_address(host).is_loopback
+        open_reads = rest.open_reads and ipaddress.ip_address(listener.getsockname()[0]).is_loopback
         server = cls(listener, rest)
 
         def run() -> None:
@@ -233,20 +222,19 @@ class _Server:
             await serve
 
 
-def check_certificate(rest: Rest) -> None:
-    """Raises OSError for one that cannot be used."""
+def open_listener(rest: Rest) -> socket.socket:
+    """Raises OSError also for a certificate that cannot be used."""
     if rest.certificate is not None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(rest.certificate, rest.key)
-
-
-def warn_in_clear(host: str, rest: Rest) -> None:
-    """Where a server listens beyond this machine without TLS."""
+    listener = listen(rest.bind_address, rest.port)
+    host = listener.getsockname()[0]
     if rest.certificate is None and not ipaddress.ip_address(host).is_loopback:
         log.warning(
             "the control server listens on %s without TLS: anyone who sees the traffic sees the token, and can steer"
             " the job with it; set security.ssl.rest.certificate, or put a proxy in front",
             host,
         )
+    return listener
 
 
 def place_of(listener: socket.socket, rest: Rest) -> str:

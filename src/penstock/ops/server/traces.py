@@ -1,8 +1,5 @@
-"""Epochs as OpenTelemetry traces: a span for each attempt of the view, with a child for each phase.
-
-OpenTelemetry's environment configures them: an exporter that it names (`OTEL_TRACES_EXPORTER`,
-`OTEL_EXPORTER_OTLP_ENDPOINT` and so on), or a tracer provider that the program has set. Without either, nothing of
-OpenTelemetry is imported.
+"""Epochs as OpenTelemetry traces: a span for each attempt, with a child for each phase. They go to the exporters that
+OpenTelemetry's variables name, or to the program's tracer provider; without either, OpenTelemetry is not imported.
 """
 
 from __future__ import annotations
@@ -12,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,37 +25,32 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
-class Traces:
-    """Makes spans of attempts, see `RunView.on_attempt`."""
+def trace(tracer: Tracer, job: str, run: str, attempt: Attempt) -> None:
+    """Make the spans of one attempt, see `RunView.on_attempt`."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
-    def __init__(self, tracer: Tracer, job: str, run: str) -> None:
-        self._tracer, self._job, self._run = tracer, job, run
-
-    def trace(self, attempt: Attempt) -> None:
-        from opentelemetry.context import Context
-        from opentelemetry.trace import Status, StatusCode, set_span_in_context
-
-        common: dict[str, str | int] = {
-            "penstock.job": self._job,
-            "penstock.run": self._run,
-            "penstock.query": attempt.query,
-            "penstock.epoch": attempt.epoch,
-            "penstock.generation": attempt.generation or 0,
-        }
-        more: dict[str, str | int] = {"penstock.rows": attempt.rows, "penstock.writers": attempt.writers}
-        if attempt.mode is not None:
-            more["penstock.mode"] = attempt.mode
-        # Each epoch is a trace of its own: the thread that emits its events may be inside another trace.
-        whole = self._tracer.start_span(
-            "epoch", context=Context(), start_time=_nanoseconds(attempt.opened), attributes={**common, **more}
-        )
-        inside = set_span_in_context(whole, Context())
-        for name, begin, end in attempt.phases():
-            span = self._tracer.start_span(name, context=inside, start_time=_nanoseconds(begin), attributes=common)
-            span.end(_nanoseconds(end))
-        if attempt.error is not None:
-            whole.set_status(Status(StatusCode.ERROR, attempt.error))
-        whole.end(_nanoseconds(attempt.ended))
+    common: dict[str, str | int] = {
+        "penstock.job": job,
+        "penstock.run": run,
+        "penstock.query": attempt.query,
+        "penstock.epoch": attempt.epoch,
+        "penstock.generation": attempt.generation or 0,
+    }
+    more: dict[str, str | int] = {"penstock.rows": attempt.rows, "penstock.writers": attempt.writers}
+    if attempt.mode is not None:
+        more["penstock.mode"] = attempt.mode
+    # Each epoch is a trace of its own: the thread that emits its events may be inside another trace.
+    whole = tracer.start_span(
+        "epoch", context=Context(), start_time=_nanoseconds(attempt.opened), attributes={**common, **more}
+    )
+    inside = set_span_in_context(whole, Context())
+    for name, begin, end in attempt.phases():
+        span = tracer.start_span(name, context=inside, start_time=_nanoseconds(begin), attributes=common)
+        span.end(_nanoseconds(end))
+    if attempt.error is not None:
+        whole.set_status(Status(StatusCode.ERROR, attempt.error))
+    whole.end(_nanoseconds(attempt.ended))
 
 
 def follow(job: str, run: str, view: RunView) -> Callable[[], None]:
@@ -73,7 +66,7 @@ def follow(job: str, run: str, view: RunView) -> Callable[[], None]:
         return lambda: None
     if provider is None:
         return lambda: None
-    view.on_attempt(Traces(provider.get_tracer("penstock"), job, run).trace)
+    view.on_attempt(partial(trace, provider.get_tracer("penstock"), job, run))
 
     def end() -> None:
         finish = provider.shutdown if is_ours else provider.force_flush
@@ -104,8 +97,7 @@ def _provider(job: str) -> tuple[TracerProvider | None, bool]:
 
 
 def _exporters() -> list[str]:
-    """The exporters that the environment asks for. OpenTelemetry's default is OTLP to this machine; a job sends nothing
-    unless it is configured."""
+    """Those that the environment names. OpenTelemetry's default is OTLP; a job sends nothing unless configured."""
     named = os.environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
     if not named:
         return ["otlp"] if any(os.environ.get(name, "").strip() for name in _ENDPOINTS) else []

@@ -19,7 +19,7 @@ from penstock.ops.server.client import ERROR_HEADER, PROGRESS_HEADER, trusting
 from penstock.ops.server.commands import COMMAND_SECONDS, Steering
 from penstock.ops.server.control import Operations
 from penstock.ops.server.runs import MachineRuns, is_live
-from penstock.ops.server.serving import check_certificate, listen, names_of, place_of, warn_in_clear
+from penstock.ops.server.serving import names_of, open_listener, place_of
 from penstock.ops.server.web import Access, error_response, read_body
 
 if TYPE_CHECKING:
@@ -37,15 +37,11 @@ def serve_ui(rest: Rest, token: str, storages: Iterable[str], opened: Callable[[
     """Serve until the process is ended. Once the port is open, calls `opened` with the link and its one-time code."""
     from penstock.ops.server.connections import Server, uvicorn_config
 
-    secure = rest.certificate is not None
-    check_certificate(rest)
-    listener = listen(rest.bind_address, rest.port)
-    warn_in_clear(listener.getsockname()[0], rest)
-    access = Access(token)
+    listener, access = open_listener(rest), Access(token)
     app = ui_application(access, storages, names_of(listener, rest))
     server = Server(uvicorn_config(app.asgi(), rest, "critical"))
     server.config.timeout_graceful_shutdown = 1  # a page that follows events would hold the end back
-    opened(f"{'https' if secure else 'http'}://{place_of(listener, rest)}/#code={access.new_code()}")
+    opened(f"{'http' if rest.certificate is None else 'https'}://{place_of(listener, rest)}/#code={access.new_code()}")
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
 
@@ -56,8 +52,7 @@ def ui_application(access: Access, storages: Iterable[str] = (), names: Sequence
 
 
 class Forwarding:
-    """Sends requests on to living runs of this machine, with the token that is beside their address in the registry.
-    Where a job does not answer, reads fall back on what it has left, and changes are an error."""
+    """Sends requests on to living runs. Where one does not answer, reads fall back on its history; changes fail."""
 
     def __init__(self, runs: MachineRuns) -> None:
         self._runs = runs
@@ -83,8 +78,7 @@ class Forwarding:
 
 
 def answers(entry: Entry) -> bool:
-    """Whether the run's own server may be asked. A job that has ended stays until its clients have fetched their
-    answers; the address of a process that is gone may belong to another by now."""
+    """Also a job that has ended, until its clients have their answers. A dead process's address may be another's."""
     return is_live(entry) or (entry.address is not None and entry.token is not None and entry.driven)
 
 

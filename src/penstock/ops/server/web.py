@@ -285,8 +285,7 @@ def error_response(error: PenstockError, status: int, headers: dict[str, str] | 
 
 @cache
 def page_files() -> dict[str, tuple[bytes, str, str]]:
-    """Each file of the page by its path below the folder: its bytes, media type and tag. They are read once, and a name
-    that is not here is never looked up on disk."""
+    """By path: bytes, media type and tag. They are read once, and any other name is never looked up on disk."""
     files = {}
     for file in sorted(PAGE.rglob("*")):
         if file.is_file() and not file.name.startswith((".", "__")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ class Traced:
         provider = trace.TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.view = RunView()
-        self.view.on_attempt(traces.Traces(provider.get_tracer("test"), "payments", "a" * 32).trace)
+        self.view.on_attempt(partial(traces.trace, provider.get_tracer("test"), "payments", "a" * 32))
         self.events = Events(now=lambda: self.now)
         self.events.listen(self.view.on_event)
 
